@@ -1,0 +1,177 @@
+"""`Batch`: what a reader yields and a model trains on. Arrays only, no torch, so that policies can rearrange it.
+
+Letters: B samples, F features, N look-ups (ids) of all features together, D dense inputs.
+
+The layout is *feature-major*: bag `f * B + b` holds the ids of feature `f` of sample `b`, namely
+`ids[offsets[f * B + b] : offsets[f * B + b + 1]]`; bags may be empty.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where each sample came from: `files[file_index[b]]`, line `lines[b]` (1 = first line)."""
+
+    files: tuple[str, ...]
+    file_index: NDArray[np.int32]  # (B,)
+    lines: NDArray[np.int64]  # (B,)
+
+    def where(self, sample: int) -> str:
+        """`file:line` of a sample."""
+        return f"{self.files[self.file_index[sample]]}:{self.lines[sample]}"
+
+    def take(self, samples: NDArray[np.int64]) -> "Origin":
+        return Origin(self.files, self.file_index[samples], self.lines[samples])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of samples.
+
+    Arrays must not be changed after the batch is made: the look-ahead thread and the training thread share them.
+
+    Raises:
+        ValueError: if lengths disagree or offsets do not start at 0, fall, or end elsewhere than at N.
+    """
+
+    dense: NDArray[np.float32]  # (B, D), D may be 0
+    ids: NDArray[np.int64]  # (N,)
+    offsets: NDArray[np.int64]  # (F * B + 1,)
+    labels: NDArray[np.float32]  # (B,)
+    weights: NDArray[np.float32] | None = None  # (N,) per-sample weights of look-ups, or none
+    origin: Origin | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        _check("dense", self.dense, np.float32, 2)
+        _check("ids", self.ids, np.int64, 1)
+        _check("offsets", self.offsets, np.int64, 1)
+        _check("labels", self.labels, np.float32, 1)
+        num_samples = len(self.labels)
+        if len(self.dense) != num_samples:
+            raise ValueError(f"batch: {num_samples} labels but {len(self.dense)} dense rows")
+        num_bags = len(self.offsets) - 1
+        if num_bags < 0 or (num_samples and num_bags % num_samples) or (not num_samples and num_bags):
+            raise ValueError(f"batch: {len(self.offsets)} offsets are not features x {num_samples} samples + 1")
+        self._check_offsets()
+        if self.weights is not None:
+            _check("weights", self.weights, np.float32, 1)
+            if len(self.weights) != len(self.ids):
+                raise ValueError(f"batch: {len(self.ids)} ids but {len(self.weights)} weights")
+
+    def _check_offsets(self) -> None:
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.ids):
+            raise ValueError(
+                f"batch: offsets must run from 0 to {len(self.ids)} (number of ids), "
+                f"found {self.offsets[0]} to {self.offsets[-1]}"
+            )
+        falls = np.flatnonzero(self.offsets[1:] < self.offsets[:-1])
+        if len(falls):
+            raise ValueError(f"batch: offsets fall at position {falls[0] + 1}; each must be >= the one before")
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_features(self) -> int:
+        return (len(self.offsets) - 1) // max(self.num_samples, 1)
+
+    def take(self, samples: NDArray[np.int64]) -> "Batch":
+        """The batch of the given samples, in the given order."""
+        bags = (np.arange(self.num_features)[:, None] * self.num_samples + samples[None, :]).ravel()
+        starts, sizes = self.offsets[bags], self.offsets[bags + 1] - self.offsets[bags]
+        offsets = np.zeros(len(bags) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        picks = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
+        return Batch(
+            dense=self.dense[samples],
+            ids=self.ids[picks],
+            offsets=offsets,
+            labels=self.labels[samples],
+            weights=None if self.weights is None else self.weights[picks],
+            origin=None if self.origin is None else self.origin.take(samples),
+        )
+
+
+def one_hot_batch(
+    dense: NDArray[np.float32],
+    ids: NDArray[np.int64],
+    labels: NDArray[np.float32],
+    origin: Origin | None = None,
+) -> Batch:
+    """The batch in which every bag holds exactly one id; `ids` is (B, F), sample-major as files are."""
+    num_samples, num_features = ids.shape
+    return Batch(
+        dense=dense,
+        ids=np.ascontiguousarray(ids.T).reshape(-1),
+        offsets=np.arange(num_samples * num_features + 1, dtype=np.int64),
+        labels=labels,
+        origin=origin,
+    )
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """One batch of the samples of several, in order.
+
+    Raises:
+        ValueError: if the batches disagree in features, or some have weights and some do not.
+    """
+    assert batches, "nothing to concatenate"
+    if len(batches) == 1:
+        return batches[0]
+    num_features = {batch.num_features for batch in batches}
+    weighted = {batch.weights is not None for batch in batches}
+    if len(num_features) > 1 or len(weighted) > 1:
+        raise ValueError(f"batches differ: features {sorted(num_features)}, weighted {sorted(weighted)}")
+    parts = [
+        (batch, feature) for feature in range(num_features.pop()) for batch in batches
+    ]  # feature-major over all samples
+    spans = [_feature_span(batch, feature) for batch, feature in parts]
+    sizes = np.concatenate([np.diff(b.offsets)[f * b.num_samples : (f + 1) * b.num_samples] for b, f in parts])
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    weights = None
+    if weighted.pop():
+        weights = np.concatenate(
+            [b.weights[span] for (b, _), span in zip(parts, spans, strict=True) if b.weights is not None]
+        )
+    return Batch(
+        dense=np.concatenate([batch.dense for batch in batches]),
+        ids=np.concatenate([b.ids[span] for (b, _), span in zip(parts, spans, strict=True)]),
+        offsets=offsets,
+        labels=np.concatenate([batch.labels for batch in batches]),
+        weights=weights,
+        origin=_join_origins(batches),
+    )
+
+
+def _feature_span(batch: Batch, feature: int) -> slice:
+    first = feature * batch.num_samples
+    return slice(int(batch.offsets[first]), int(batch.offsets[first + batch.num_samples]))
+
+
+def _join_origins(batches: Sequence[Batch]) -> Origin | None:
+    origins = [batch.origin for batch in batches]
+    known = [origin for origin in origins if origin is not None]
+    if len(known) < len(origins) or any(origin.files != known[0].files for origin in known):
+        return None
+    return Origin(
+        known[0].files,
+        np.concatenate([origin.file_index for origin in known]),
+        np.concatenate([origin.lines for origin in known]),
+    )
+
+
+def _check(name: str, array: object, dtype: type, ndim: int) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != ndim:
+        found = (
+            f"{array.dtype} array of {array.ndim} dimensions" if isinstance(array, np.ndarray) else type(array).__name__
+        )
+        raise ValueError(f"batch: {name} must be a {np.dtype(dtype)} array of {ndim} dimension(s), found {found}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"batch: {name} must be C-contiguous; pass numpy.ascontiguousarray({name})")

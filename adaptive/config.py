@@ -1,0 +1,169 @@
+"""Settings as validated data: every field has a description, a unit and a default; unknown keys are errors.
+
+The models here hold values only. Where values come from (file, flags, environment) is `adaptive.settings`.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[KMGT]?i?B)?")
+
+
+def parse_size(text: str, *, row_bytes: int, num_rows: int) -> int:
+    """Rows meant by a size: `5000` (rows), `10%` (of `num_rows`), `512MiB` (whole rows of `row_bytes`).
+
+    Raises:
+        ValueError: if the text is none of the three.
+    """
+    match = _SIZE.fullmatch(str(text).strip())
+    if match is None:
+        raise ValueError(f"size {text!r} is not a number of rows, a per cent (10%) or bytes (512MiB, 2GB)")
+    number, unit = float(match["number"]), match["unit"] or ""
+    if unit == "%":
+        if number > 100:
+            raise ValueError(f"size {text!r} is more than 100%")
+        return min(num_rows, -int(-num_rows * number // 100))
+    if unit:
+        return min(num_rows, int(number * _UNITS[unit]) // row_bytes)
+    if number != int(number):
+        raise ValueError(f"size {text!r}: a number of rows is whole")
+    return min(num_rows, int(number))
+
+
+def _size_text(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, str) and value != "auto":
+        parse_size(value, row_bytes=1, num_rows=1)
+    return value
+
+
+Size = Annotated[str, BeforeValidator(_size_text)]
+
+
+class Config(BaseModel):
+    """Base of all settings: closed keys, immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TableConfig(Config):
+    """One embedding table."""
+
+    name: str = Field(description="name in reports and TensorBoard")
+    num_embeddings: int = Field(ge=1, description="rows; ids lie in [0, num_embeddings)")
+    embedding_dim: int = Field(ge=1, le=4096, description="width of a row, in float32 values")
+    features: tuple[str, ...] = Field(
+        default=(), description="features that look up this table; default: one of the table's name"
+    )
+    pooling: Literal["sum", "mean", "none"] = Field(
+        default="sum", description="how a bag becomes one vector; none: one vector per position"
+    )
+    init_bound: float | None = Field(
+        default=None,
+        ge=0,
+        description="initial values are uniform in +-init_bound; default 1/sqrt(num_embeddings)",
+    )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return self.features or (self.name,)
+
+
+class TierConfig(Config):
+    """Where rows lie."""
+
+    device_rows: Size = Field(
+        default="auto",
+        description="slots of the device tier: rows, per cent of all rows (10%), bytes (512MiB) or auto",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is a GPU")
+    host: str = Field(
+        default="memory", pattern=r"^(memory|mmap:.+)$", description="memory, or mmap:DIR for files in DIR"
+    )
+    when_full: Literal["error", "shallower"] = Field(
+        default="error", description="if held rows do not fit: stop, or look less far ahead for that batch"
+    )
+    release_share: float = Field(
+        default=0.02, ge=0, le=1, description="share of the device rows released at once when slots run short"
+    )
+    max_candidates: int = Field(default=1 << 18, ge=1, description="rows handed to the policy at once, at most")
+    poison: bool = Field(default=False, description="debug: fill the invalid copy of every row with NaN")
+
+
+class SkipConfig(Config):
+    """When saturated rows are looked for. Skipping updates is the only lossy feature; without this it is off."""
+
+    interval: int = Field(
+        default=64, ge=1, description="batches between snapshots, and between questions to the policy"
+    )
+    hot_rows: Size = Field(
+        default="5%", description="rows tracked for saturation: rows, per cent of all rows, or bytes"
+    )
+    min_accesses: int = Field(default=64, ge=1, description="look-ups after which a row is tracked")
+    lag: int = Field(
+        default=8,
+        ge=0,
+        description="batches after which a measurement counts, at least; equal decisions for any depth up to it",
+    )
+
+
+class OptimizerConfig(Config):
+    """Optimizer of the rows."""
+
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
+    lr: float = Field(default=0.05, gt=0, description="learning rate of rows")
+    eps: float = Field(default=1e-8, ge=0, description="added to the square root (Adagrad family, Adam)")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam: decay of the first moment")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="Adam: decay of the second moment")
+    initial_accumulator: float = Field(default=0.0, ge=0, description="Adagrad family: first value of the sum")
+
+
+class DenseOptimizerConfig(Config):
+    """Optimizer of the dense part (torch.optim)."""
+
+    name: Literal["sgd", "adagrad", "adam"] = "adagrad"
+    lr: float = Field(default=0.02, gt=0, description="learning rate of dense weights")
+
+
+class TrainConfig(Config):
+    """One training run."""
+
+    policy: str = Field(default="lru", description="name, module:Class or file.py:Class")
+    policy_options: dict[str, Any] = Field(default_factory=dict, description="parameters of the policy")
+    data: str = Field(default="synthetic", description="synthetic, criteo:PATH[,PATH...] or csv:PATH")
+    data_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.data.open.DataOptions")
+    model: Literal["dlrm"] = Field(default="dlrm", description="model to train")
+    model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.dlrm.DLRMConfig")
+    tier: TierConfig = TierConfig()
+    skip: SkipConfig | None = Field(default=SkipConfig(), description="null: ask no policy for saturated rows")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    batch_size: int = Field(default=2048, ge=1, description="samples per batch")
+    eval_batch_size: int = Field(default=8192, ge=1, description="samples per evaluation batch")
+    depth: int = Field(default=4, ge=0, le=64, description="batches of look-ahead; 0: none, no thread")
+    steps: int | None = Field(default=None, ge=1, description="stop after this many batches")
+    epochs: int = Field(default=1, ge=1, description="passes over the training data")
+    calibration_batches: int = Field(default=16, ge=0, description="batches a policy sees before training")
+    seed: int = Field(default=0, ge=0, description="of initial values; data have their own seed")
+    out: str | None = Field(default=None, description="run directory; default runs/<date>-<policy>")
+    log_every: int = Field(default=20, ge=1, description="batches between records")
+    tensorboard: bool = Field(default=True, description="write TensorBoard files into the run directory")
+    save: bool = Field(default=True, description="save weights at the end")
+    deterministic: bool = Field(
+        default=False, description="torch's deterministic algorithms; needed for equal bits on a GPU"
+    )

@@ -1,0 +1,46 @@
+"""`Dataset`: what every source of training data offers, whatever its format."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from adaptive.batch import Batch
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One categorical feature: ids lie in [0, num_embeddings)."""
+
+    name: str
+    num_embeddings: int
+
+
+class Dataset(ABC):
+    """A source of batches with a training part and, where there is one, an evaluation part.
+
+    `train` and `evaluation` may be iterated any number of times and give the same batches each time for the
+    same arguments. The order is the data's own unless the data set was opened with a shuffle buffer.
+    """
+
+    features: tuple[Feature, ...]
+    num_dense: int
+
+    @abstractmethod
+    def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+        """Batches of the training part; the last one may be smaller."""
+
+    @abstractmethod
+    def evaluation(self, batch_size: int) -> Iterator[Batch]:
+        """Batches of the evaluation part; empty where there is none."""
+
+    @abstractmethod
+    def num_train_samples(self) -> int | None:
+        """Samples of one epoch, or None where counting would mean reading everything."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, object]:
+        """What identifies the data in a run's record: names, sizes, checksums, seeds; JSON values only."""
+
+    def rejects(self) -> dict[str, int]:
+        """Bad lines so far, by cause; empty for data without lines."""
+        return {}

@@ -1,0 +1,53 @@
+"""The errors a user can cause, each with the exit code the command line gives it.
+
+All are `ValueError`s, so library users need no import to catch them. A message says what was needed, what
+was found, where, and what to do. Mistakes of our own are `assert`s and end with exit code 1.
+"""
+
+from typing import ClassVar
+
+
+class AdaptiveError(ValueError):
+    """Base of the errors below; `exit_code` is what `adaptive-train` exits with."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ConfigError(AdaptiveError):
+    """A key, value or combination of settings that cannot work (exit code 2)."""
+
+
+class InputError(AdaptiveError):
+    """Input data that cannot be read or holds too many bad lines or ids (exit code 3)."""
+
+    exit_code = 3
+
+
+class CheckpointError(AdaptiveError):
+    """Saved weights that are missing, damaged or of another model (exit code 4)."""
+
+    exit_code = 4
+
+
+class OutputError(AdaptiveError):
+    """An output directory that is busy or not empty (exit code 6)."""
+
+    exit_code = 6
+
+
+class DeviceMemoryError(AdaptiveError):
+    """A device tier too small for what the look-ahead must hold (exit code 7)."""
+
+    exit_code = 7
+
+
+class NonFiniteError(AdaptiveError):
+    """A loss or gradient that is not finite; nothing was updated (exit code 8)."""
+
+    exit_code = 8
+
+
+class PolicyError(AdaptiveError):
+    """A policy that could not be loaded, raised, or returned something unusable (exit code 9)."""
+
+    exit_code = 9

@@ -1,0 +1,71 @@
+"""How every numba kernel is compiled: one place for options, cache and import order.
+
+Kernels release the GIL and allocate nothing in their loops. Only the training thread runs kernels made with
+`parallel=True`: numba's fallback threading layer aborts the process when two threads do.
+"""
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+# isort: split
+# torch must be imported before the first parallel numba kernel runs. Otherwise torch binds to the OpenMP copy that
+# numba loaded, and its element-wise functions start a thread per call (16 us become 4 ms).
+import torch  # noqa: F401
+
+# isort: split
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _sources_key() -> str:
+    """Changes when any kernel file does: numba itself does not see that a kernel called by another one changed."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((str(files[0].parent), stamps)).encode()).hexdigest()[:12]
+
+
+def _cache_dir() -> str | None:
+    """A cache directory that only this user can write (cached kernels are pickles), or None if there is none."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = base / "adaptive-train" / f"numba-{numba.__version__}-{_sources_key()}"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+            return None
+        with tempfile.NamedTemporaryFile(dir=path):
+            pass
+    except OSError:
+        return None
+    return str(path)
+
+
+_CACHE_DIR = _cache_dir()
+
+
+def kernel(*, parallel: bool = False) -> Callable[[F], F]:
+    """Compile a function over arrays: `@kernel()`, or `@kernel(parallel=True)` for training-thread kernels.
+
+    The plain Python function stays reachable as `.py_func`. Division follows IEEE rules (no exceptions), sums are
+    never reordered (no fast-math): results do not depend on the machine's vector width.
+    """
+
+    def compile_(function: F) -> F:
+        config: Any = numba.config
+        before = config.CACHE_DIR
+        config.CACHE_DIR = _CACHE_DIR or before
+        try:
+            compiled: Any = numba.njit(
+                nogil=True, cache=_CACHE_DIR is not None, error_model="numpy", parallel=parallel
+            )(function)
+        finally:
+            config.CACHE_DIR = before
+        return cast(F, compiled)
+
+    return compile_
