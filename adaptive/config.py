@@ -56,9 +56,9 @@ Size = Annotated[str, BeforeValidator(_size_text)]
 
 
 class Config(BaseModel):
-    """Base of all settings: closed keys, immutable."""
+    """Base of all settings: closed keys, immutable, numbers finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class TableConfig(Config):
@@ -94,6 +94,9 @@ class TierConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is a GPU")
     host: str = Field(
         default="memory", pattern=r"^(memory|mmap:.+)$", description="memory, or mmap:DIR for files in DIR"
+    )
+    held_rows: int = Field(
+        default=0, ge=0, description="rows the look-ahead must hold, as far as known; auto is at least that"
     )
     when_full: Literal["error", "shallower"] = Field(
         default="error", description="if held rows do not fit: stop, or look less far ahead for that batch"

@@ -49,11 +49,27 @@ def _cache_dir() -> str | None:
 _CACHE_DIR = _cache_dir()
 
 
-def kernel(*, parallel: bool = False) -> Callable[[F], F]:
+def _promise_no_alias(compiled: Any) -> None:
+    """Set the compiler flag `noalias`, which numba has but offers no option for.
+
+    Without it LLVM must assume that a store to one array changes another, and loads rows value by value: 2x slower.
+    """
+    customize = compiled._compiler._customize_flags
+
+    def with_noalias(flags: Any) -> Any:
+        flags = customize(flags)
+        flags.noalias = True
+        return flags
+
+    compiled._compiler._customize_flags = with_noalias
+
+
+def kernel(*, parallel: bool = False, noalias: bool = False) -> Callable[[F], F]:
     """Compile a function over arrays: `@kernel()`, or `@kernel(parallel=True)` for training-thread kernels.
 
     The plain Python function stays reachable as `.py_func`. Division follows IEEE rules (no exceptions), sums are
-    never reordered (no fast-math): results do not depend on the machine's vector width.
+    never reordered (no fast-math): results do not depend on the machine's vector width. `noalias` promises that no
+    two array arguments overlap, which lets loops become vector instructions.
     """
 
     def compile_(function: F) -> F:
@@ -62,8 +78,13 @@ def kernel(*, parallel: bool = False) -> Callable[[F], F]:
         config.CACHE_DIR = _CACHE_DIR or before
         try:
             compiled: Any = numba.njit(
-                nogil=True, cache=_CACHE_DIR is not None, error_model="numpy", parallel=parallel
+                nogil=True,
+                cache=_CACHE_DIR is not None,
+                error_model="numpy",
+                parallel=parallel,
             )(function)
+            if noalias:
+                _promise_no_alias(compiled)
         finally:
             config.CACHE_DIR = before
         return cast(F, compiled)

@@ -1,1 +1,1 @@
-
+"""Models: the dense part, from pooled vectors to logits."""

@@ -1,0 +1,83 @@
+"""From a `TrainConfig` and a data set to the parts of a run: tables, embeddings, model, optimizer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from pydantic import BaseModel, ValidationError
+from torch import nn
+
+from adaptive.config import DenseOptimizerConfig, TableConfig, TrainConfig
+from adaptive.data.dataset import Dataset
+from adaptive.data.open import DataOptions, open_dataset
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.errors import ConfigError
+from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.policy import make_policy
+from adaptive.rows.optim import row_optimizer
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is trained."""
+
+    tables: tuple[TableConfig, ...]
+    embeddings: TieredEmbeddingBag  # to be closed
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
+    """The data set of a run; what reading it leaves behind (rejected lines, vocabulary) goes to `run_directory`."""
+    return open_dataset(config.data, _options(DataOptions, "data", config.data_options), run_dir=run_directory)
+
+
+def build(config: TrainConfig, dataset: Dataset) -> Parts:
+    """Make the parts; initial values follow from `config.seed`.
+
+    Raises:
+        AdaptiveError: for settings that do not fit each other or the data.
+    """
+    model_config = _options(DLRMConfig, "model", config.model_options)
+    tables = build_tables(dataset, model_config.embedding_dim)
+    embeddings = TieredEmbeddingBag(
+        tables,
+        config.tier,
+        policy=make_policy(config.policy, config.policy_options),
+        optimizer=row_optimizer(config.optimizer),
+        skip=config.skip,
+        seed=config.seed,
+    )
+    try:
+        model = DLRM(
+            model_config, num_dense=dataset.num_dense, num_features=len(dataset.features), seed=config.seed
+        ).to(embeddings.device)
+        return Parts(tables, embeddings, model, dense_optimizer(config.dense_optimizer, model))
+    except BaseException:
+        embeddings.close()
+        raise
+
+
+def build_tables(dataset: Dataset, embedding_dim: int) -> tuple[TableConfig, ...]:
+    """One table per feature, named after it."""
+    return tuple(
+        TableConfig(name=feature.name, num_embeddings=feature.num_embeddings, embedding_dim=embedding_dim)
+        for feature in dataset.features
+    )
+
+
+def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """torch's optimizer of the model's own parameters."""
+    kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    return kinds[config.name](model.parameters(), lr=config.lr)
+
+
+def _options(model: type[M], name: str, options: dict[str, Any]) -> M:
+    try:
+        return model.model_validate(options)
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join((name, *map(str, e['loc'])))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(found) from error

@@ -1,0 +1,118 @@
+"""`adaptive-train`: the commands, and what becomes of errors.
+
+`main` is the console script. Users' mistakes (`adaptive.errors`) end with their exit code and a message without
+traceback; anything else is a bug and exits with 1.
+"""
+
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from adaptive.cli import doctor, eval, policies, run
+from adaptive.cli.output import note
+from adaptive.errors import AdaptiveError
+
+DEBUG = "--debug"
+INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
+EXIT_CODES = (
+    "Exit codes: 0 ok, 1 bug, 2 usage or configuration, 3 bad input data, 4 saved weights unusable, "
+    "6 output directory busy or not empty, 7 device memory too small, 8 loss or gradient not finite, "
+    "9 policy failed, 130 interrupted, 143 terminated."
+)
+
+app = typer.Typer(
+    name="adaptive-train",
+    help="Train recommendation models whose embedding tables lie in two tiers.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run", epilog=EXIT_CODES)(run.run)
+app.command("eval", epilog=EXIT_CODES)(eval.evaluate)
+app.command("doctor")(doctor.doctor)
+app.add_typer(policies.app, name="policies")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"adaptive-train {version('adaptive-train')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show the traceback of any error; may stand anywhere on the line.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and exit."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = DEBUG in words
+    try:
+        with _terminable():
+            app([word for word in words if word != DEBUG], prog_name="adaptive-train")
+    except SystemExit as exit_:
+        if exit_.code == INTERRUPTED:
+            note("adaptive-train: interrupted")
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        code, message = _verdict(error)
+        note(f"adaptive-train: {message}")
+        sys.exit(code)
+    raise AssertionError("typer exits by itself")
+
+
+def _verdict(error: Exception) -> tuple[int, str]:
+    """Exit code and message of what stopped a command."""
+    if isinstance(error, AdaptiveError):
+        return error.exit_code, f"error: {error}"
+    if isinstance(error, MemoryError):
+        return (
+            1,
+            f"error: not enough memory: {error}; train fewer rows, or keep them in files: --set tier.host=mmap:DIR",
+        )
+    if isinstance(error, OSError):
+        return 1, f"error: {error}; run again with {DEBUG} to see where"
+    return 1, f"bug: {type(error).__name__}: {error}; run again with {DEBUG} for the traceback and report it"
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """While a command runs, SIGTERM unwinds it as an exit with 143 would: files are closed and threads joined."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        note("adaptive-train: terminated")
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    main()

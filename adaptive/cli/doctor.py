@@ -1,0 +1,139 @@
+"""`adaptive-train doctor`: what this machine and installation offer, and what is wrong with them."""
+
+import contextlib
+import importlib
+import os
+import platform
+import shutil
+import stat
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from adaptive.cli.output import AsJson, key_lines, print_result
+
+PACKAGES = ("adaptive-train", "torch", "numpy", "numba", "scipy", "tensorboard", "typer", "pydantic")
+GIB = 2**30
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Report versions, processor, memory, GPU, disk, compiled-kernel cache and policies."""
+    facts: dict[str, Any] = {name: examine() for name, examine in _EXAMINATIONS.items()}
+    problems = _problems(facts)
+    table = "\n".join([*key_lines(facts), "", *(problems or ["no problems found"])])
+    print_result({"schema": 1, **facts, "problems": problems, "table": table}, as_json=as_json)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _processor() -> dict[str, Any]:
+    import torch
+
+    return {
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "numba_threading_layers": _threading_layers(),
+    }
+
+
+def _threading_layers() -> list[str]:
+    """The layers that load here, in the order in which numba prefers them: it takes the first."""
+    import torch  # noqa: F401 (before numba's threads, see adaptive.kernels.jit)
+
+    layers = []
+    for layer, module in (("tbb", "tbbpool"), ("omp", "omppool"), ("workqueue", "workqueue")):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"numba.np.ufunc.{module}")
+            layers.append(layer)
+    return layers
+
+
+def _memory() -> dict[str, str]:
+    facts = {"total": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))}
+    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    if meminfo.is_file():
+        kib = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        facts["available"] = _gib(int(kib["MemAvailable"].split()[0]) * 1024)
+    if limit.is_file() and limit.read_text().strip().isdigit():
+        facts["limit_of_this_container"] = _gib(int(limit.read_text()))
+    return facts
+
+
+def _gpu() -> dict[str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"found": "none (the device tier lies in memory: --device cpu)"}
+    properties = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return {f"cuda:{number}": f"{one.name}, {_gib(one.total_memory)}" for number, one in enumerate(properties)}
+
+
+def _disk() -> dict[str, str]:
+    return {"folder": str(Path.cwd()), "free": _gib(shutil.disk_usage(Path.cwd()).free)}
+
+
+def _kernel_cache() -> dict[str, Any]:
+    from adaptive.kernels import jit
+
+    if jit._CACHE_DIR is None:
+        return {"folder": "none", "safe": False}
+    found = Path(jit._CACHE_DIR).stat()
+    safe = found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022
+    return {"folder": jit._CACHE_DIR, "safe": safe}
+
+
+def _policies() -> dict[str, str]:
+    """Name -> where from, or why it does not load."""
+    from adaptive.policy import installed_policies, load_policy_class
+
+    found = {}
+    for name, place in installed_policies().items():
+        try:
+            load_policy_class(name)
+            found[name] = place
+        except Exception as error:  # a policy of somebody else may raise anything when imported
+            found[name] = f"does not load: {type(error).__name__}: {error}"
+    return found
+
+
+_EXAMINATIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "versions": _versions,
+    "processor": _processor,
+    "memory": _memory,
+    "gpu": _gpu,
+    "disk": _disk,
+    "kernel_cache": _kernel_cache,
+    "policies": _policies,
+}
+
+
+def _problems(facts: dict[str, Any]) -> list[str]:
+    problems = [
+        f"problem: policy {name} {text}; reinstall or remove its package"
+        for name, text in facts["policies"].items()
+        if text.startswith("does not load")
+    ]
+    if not facts["policies"]:
+        problems.append("problem: no policies are installed; install the project (pip install -e .)")
+    if not facts["kernel_cache"]["safe"]:
+        problems.append(
+            "problem: compiled kernels are not kept, every start compiles anew (about a minute); "
+            "give XDG_CACHE_HOME a folder that only you can write"
+        )
+    missing = [name for name, found in facts["versions"].items() if found == "not installed"]
+    problems += [f"problem: {name} is not installed; pip install {name}" for name in missing]
+    return problems
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"

@@ -1,0 +1,62 @@
+"""What commands print: a result on stdout, once, for people or as one JSON object; everything else goes to stderr."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+SETTINGS = "Settings"
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel="Output")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Give any setting a value, such as tier.device_rows=10% or policy.NAME=VALUE; may be repeated.",
+        rich_help_panel=SETTINGS,
+    ),
+]
+
+
+def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
+    """The result as one line of JSON, or its `table` (text made for people), or a line per key."""
+    content = dict(result)
+    table = content.pop("table", None)
+    if as_json:
+        print(json.dumps(_plain(content), allow_nan=False))
+    else:
+        print(table if table is not None else "\n".join(key_lines(content)))
+
+
+def key_lines(content: Mapping[str, Any], indent: str = "") -> list[str]:
+    """`key: value` lines, nested objects indented."""
+    lines = []
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            lines += [f"{indent}{key}:", *key_lines(value, indent + "  ")]
+        elif isinstance(value, list | tuple):
+            lines.append(f"{indent}{key}: {', '.join(map(str, value)) or 'none'}")
+        else:
+            lines.append(f"{indent}{key}: {value}")
+    return lines
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: what is not a finite number becomes null. Numpy's numbers become Python's."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value

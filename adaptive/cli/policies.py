@@ -1,0 +1,159 @@
+"""`adaptive-train policies`: list, show, make and check placement policies."""
+
+import inspect
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adaptive.cli.output import AsJson, note, print_result
+
+if TYPE_CHECKING:
+    from adaptive.policy import Policy
+
+app = typer.Typer(help="List, show, make and check placement policies.", no_args_is_help=True)
+
+Spec = Annotated[str, typer.Argument(metavar="SPEC", help="Name, module:Class or file.py:Class.", show_default=False)]
+LINK = re.compile(r"https?://\S*[\w/]|\b(?:arXiv|doi)[: ]\s?\d[\w./]*\w", re.IGNORECASE)
+
+
+@app.command("list")
+def list_policies(as_json: AsJson = False) -> None:
+    """List the installed policies: name, what it does, paper, and where it comes from."""
+    from adaptive.policy import installed_policies
+
+    entries = {name: {"from": place, **_about(name)} for name, place in installed_policies().items()}
+    blocks = [_entry_text(name, entry) for name, entry in entries.items()]
+    print_result(
+        {"schema": 1, "policies": entries, "table": "\n".join(blocks) or "no policies installed"}, as_json=as_json
+    )
+
+
+@app.command()
+def show(spec: Spec, as_json: AsJson = False) -> None:
+    """Show what a policy does and its parameters."""
+    from adaptive.policy import load_policy_class
+
+    cls = load_policy_class(spec)
+    facts: dict[str, Any] = {
+        "schema": 1,
+        "policy": spec,
+        "class": f"{cls.__module__}:{cls.__qualname__}",
+        "misses": cls.misses,
+        "device_rows": cls.device_rows or "any",
+        "decides": _decides(cls),
+        "parameters": _parameters(cls),
+    }
+    doc = inspect.getdoc(cls) or "No description."
+    print_result({**facts, "doc": doc, "table": _show_text(doc, facts)}, as_json=as_json)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as my-policy.", show_default=False)],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="New or empty folder; default: ./NAME.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a small installable package with a policy of your own and its test."""
+    from adaptive.cli.scaffold import write_package
+
+    package = write_package(name, folder or Path(name))
+    note(f"wrote {', '.join(str(path) for path in package.files)}")
+    print(
+        f"edit:    {package.module_file}\n"
+        f"check:   adaptive-train policies check {package.module_file}:{package.class_name}\n"
+        f"run:     adaptive-train run --policy {package.module_file}:{package.class_name}\n"
+        f"install: pip install -e {package.folder}   (then: --policy {name})"
+    )
+
+
+@app.command()
+def check(
+    spec: Spec,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Give a parameter of the policy a value; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the contract suite on a policy; exit 9 if one check fails."""
+    options = _options(sets or [])
+    from adaptive.contract import check_policy
+    from adaptive.errors import PolicyError
+
+    results = check_policy(spec, options)
+    checks = [{"check": one.check, "passed": one.passed, "reason": one.reason} for one in results]
+    lines = [f"{'ok    ' if one.passed else 'FAILED'} {one.check}{one.reason and ': '}{one.reason}" for one in results]
+    print_result({"schema": 1, "policy": spec, "checks": checks, "table": "\n".join(lines)}, as_json=as_json)
+    failed = [one.check for one in results if not one.passed]
+    if failed:
+        raise PolicyError(f"policy {spec!r} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}")
+
+
+def _options(sets: list[str]) -> dict[str, Any]:
+    from adaptive.errors import ConfigError
+    from adaptive.settings import parse_text
+
+    options = {}
+    for text in sets:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text!r}: needed NAME=VALUE, the value of a parameter of the policy")
+        options[name.removeprefix("policy.")] = parse_text(value)
+    return options
+
+
+def _about(name: str) -> dict[str, str]:
+    """First line of the description and the paper's link, or why the policy does not load."""
+    from adaptive.policy import load_policy_class
+
+    try:
+        cls = load_policy_class(name)
+    except Exception as error:  # a policy of somebody else may raise anything when imported
+        return {"error": f"{type(error).__name__}: {error}"}
+    doc = "\n".join(filter(None, (inspect.getdoc(cls), inspect.getdoc(inspect.getmodule(cls)))))
+    link = LINK.search(doc)
+    return {"doc": doc.partition("\n")[0], "paper": link[0] if link else ""}
+
+
+def _entry_text(name: str, entry: dict[str, str]) -> str:
+    head = f"{name:<12} {entry['doc']}" if "doc" in entry else f"{name:<12} does not load: {entry['error']}"
+    tail = ", ".join(filter(None, (entry.get("paper"), entry["from"])))
+    return f"{head}\n{'':<12} {tail}"
+
+
+def _decides(cls: "type[Policy]") -> list[str]:
+    """The methods of the interface that the class fills."""
+    from adaptive.policy import Policy
+
+    optional = ("saturated", "arrange", "calibrate")
+    return ["score", *(name for name in optional if getattr(cls, name) is not getattr(Policy, name))]
+
+
+def _parameters(cls: "type[Policy]") -> dict[str, dict[str, str]]:
+    from adaptive.policy import policy_parameters
+
+    empty = inspect.Parameter.empty
+    return {
+        name: {
+            "type": "any" if one.annotation is empty else _type_text(one.annotation),
+            "default": "none, must be given" if one.default is empty else repr(one.default),
+        }
+        for name, one in policy_parameters(cls).items()
+    }
+
+
+def _type_text(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _show_text(doc: str, facts: dict[str, Any]) -> str:
+    lines = [doc, ""]
+    for key in ("class", "misses", "device_rows"):
+        lines.append(f"{key}: {facts[key]}")
+    lines.append(f"decides: {', '.join(facts['decides'])}")
+    lines.append("parameters (--set policy.NAME=VALUE):" if facts["parameters"] else "parameters: none")
+    lines += [f"  {name}: {one['type']} = {one['default']}" for name, one in facts["parameters"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,28 @@
+"""`Counter`: the columns of every table of counts, in one place, so that kernels, tiers and reports agree."""
+
+from enum import IntEnum
+
+
+class Counter(IntEnum):
+    """What is counted per table. Counts are exact int64 and belong to planned batches."""
+
+    LOOKUPS = 0
+    """Ids looked up."""
+    UNIQUE_ROWS = 1
+    """Distinct rows of a batch, summed over batches."""
+    LOOKUP_HITS = 2
+    """Look-ups whose row was on the device when the batch was planned."""
+    ROW_HITS = 3
+    """Distinct rows that were on the device when the batch was planned."""
+    FETCHED = 4
+    """Rows copied from the host to the device (rows still at their initial value count too)."""
+    WRITTEN_BACK = 5
+    """Changed rows copied from the device to the host because they left the device."""
+    PROMOTED = 6
+    """Rows that came onto the device."""
+    DEMOTED = 7
+    """Rows that left the device, changed or not."""
+    SKIPPED_UPDATES = 8
+    """Row updates left out because the row was saturated."""
+    SKIPPED_LOOKUPS = 9
+    """Look-ups whose gradient was left out because the row was saturated."""

@@ -1,0 +1,150 @@
+"""The 26 categorical features of the synthetic stream: table sizes and who is looked up how often.
+
+Popularity is a bounded Zipf-Mandelbrot law, weight (rank + 1 + q)^-s, inverted analytically, so that a draw costs
+one power and no memory at any table size. Real logs have two things that no smooth law has, so they are added:
+one giant default id in some features (the missing value), and a mass of ids that are seen once.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.data.synthetic_config import SyntheticConfig
+from adaptive.kernels.synthetic import FIELD, hashed, uniform
+
+# Distinct values per categorical column of Criteo's Kaggle data set, C1 to C26.
+CRITEO_KAGGLE = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
+    27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
+NUM_DEFAULT_FIELDS = 6
+MAX_SINGLETON_LOOKUPS = 0.1  # of a feature's look-ups
+
+
+class Stream:
+    """Numbers in (0, 1) in a fixed order that depends on the seed and a name only, on every machine."""
+
+    def __init__(self, seed: int, name: str) -> None:
+        self._key = key_of(seed, name)
+        self._next = 0
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
+        self._next += 1
+        return low + (high - low) * uniform(np.uint64(hashed(self._key, self._next)))
+
+    def integer(self, bound: int) -> int:
+        """An integer in [0, bound)."""
+        return min(int(self.uniform() * bound), bound - 1)
+
+    def key(self) -> np.uint64:
+        self._next += 1
+        return np.uint64(hashed(self._key, self._next))
+
+    def weight(self) -> float:
+        """0.3 + Gamma(1, 1): most things matter a little, some a lot."""
+        return 0.3 - math.log(self.uniform())
+
+
+def key_of(seed: int, name: str) -> np.uint64:
+    """The key of a named stream of hashes."""
+    key = np.uint64(hashed(np.uint64(0), seed))
+    for letter in name.encode():
+        key = np.uint64(hashed(key, letter))
+    return key
+
+
+def table_sizes(rows: int) -> list[int]:
+    """Criteo Kaggle's cardinalities scaled so that they sum to `rows` exactly.
+
+    Tables up to `keep_size(rows)` keep their size, larger ones become max(that, share x size).
+    """
+    keep = keep_size(rows)
+    low, high = 0.0, 2.0 * rows / max(CRITEO_KAGGLE)
+    for _ in range(64):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(_scaled(middle, keep)) <= rows else (low, middle)
+    sizes = _scaled(low, keep)
+    sizes[int(np.argmax(sizes))] += rows - sum(sizes)
+    return sizes
+
+
+def keep_size(rows: int) -> int:
+    """The largest table that keeps its size: 20,000, less where all tables together hold under a million rows."""
+    return min(20_000, rows // 50)
+
+
+def large_fields(config: SyntheticConfig) -> NDArray[np.bool_]:
+    """Which fields have a table that was scaled, (F,)."""
+    return np.array(CRITEO_KAGGLE) > keep_size(config.rows)
+
+
+def make_fields(config: SyntheticConfig) -> NDArray[np.void]:
+    """The table of `FIELD` records that the kernels read, (F,)."""
+    fields = np.zeros(len(CRITEO_KAGGLE), FIELD)
+    fields["size"] = table_sizes(config.rows)
+    fields["common"] = config.correlation
+    fields["own"] = math.sqrt(1.0 - config.correlation**2)
+    fields["keep"] = math.cos(config.drift_angle)
+    fields["renew"] = math.sin(config.drift_angle)
+    fields["drift_limit"] = round(config.drift_share * 2**32)
+    _set_keys(fields, config.seed)
+    _set_singletons(fields, config)
+    _set_popularity(fields, config)
+    _set_layout(fields, config)
+    return fields
+
+
+def _scaled(share: float, keep: int) -> list[int]:
+    return [size if size <= keep else max(keep, int(share * size)) for size in CRITEO_KAGGLE]
+
+
+def _set_keys(fields: NDArray[np.void], seed: int) -> None:
+    stream = Stream(seed, "keys")
+    for field in fields:
+        for name in ("draw_key", "main_key", "product_key", "drift_key"):
+            field[name] = stream.key()
+        field["factor_key"] = (stream.key(), stream.key())
+
+
+def _set_singletons(fields: NDArray[np.void], config: SyntheticConfig) -> None:
+    """Each singleton takes one place in a period that is at least as long as the training stream."""
+    bits = max((config.num_train - 1).bit_length(), 4)
+    share = np.minimum(config.singleton_share * fields["size"], MAX_SINGLETON_LOOKUPS * 2**bits)
+    fields["singletons"] = np.where(large_fields(config), share.astype(np.int64), 0)
+    fields["popular"] = fields["size"] - fields["singletons"]
+    fields["period"] = 2**bits
+    fields["half"] = (bits + 1) // 2
+
+
+def _set_popularity(fields: NDArray[np.void], config: SyntheticConfig) -> None:
+    """s ~ U(.85, 1.2) but not within .01 of 1 (the inverse has a pole there), q ~ U(0, 3)."""
+    stream = Stream(config.seed, "popularity")
+    for field in fields:
+        s, q = stream.uniform(0.85, 1.2), stream.uniform(0.0, 3.0)
+        if abs(s - 1.0) < 0.01:
+            s = 1.0 + math.copysign(0.01, s - 1.0)
+        a = 1.0 - s
+        low, high = (1.0 + q) ** a, (field["popular"] + 1.0 + q) ** a
+        field["low"], field["span"], field["power"], field["shift"] = low, high - low, 1.0 / a, 1.0 + q
+        field["churn"] = round(config.churn * int(field["popular"]))
+
+
+def _set_layout(fields: NDArray[np.void], config: SyntheticConfig) -> None:
+    """Scatters popular ids over the table; the default id is 0."""
+    stream = Stream(config.seed, "layout")
+    with_default = np.argsort([stream.uniform() for _ in fields])[:NUM_DEFAULT_FIELDS]
+    for index, field in enumerate(fields):
+        size = int(field["size"])
+        field["stride"] = _coprime(stream.integer(size) + 1, size)
+        field["offset"] = stream.integer(size)
+        if config.default_share and index in with_default:
+            field["default_limit"] = round(config.default_share * 2**32)
+            field["offset"] = 0
+
+
+def _coprime(start: int, size: int) -> int:
+    """The first number from `start` on that shares no factor with `size`."""
+    while math.gcd(start, size) > 1:
+        start += 1
+    return start

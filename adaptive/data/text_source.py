@@ -1,0 +1,159 @@
+"""Bytes of text files, plain or gzip, with errors that name file and offset.
+
+Which of the two a file is follows from its first bytes, not from its name. Files must not change while they are
+used: one that is cut short, grows or disappears between two passes is an error, since samples would be lost or
+doubled without notice.
+"""
+
+import glob
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from adaptive.errors import InputError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_CHECKED_BLOCK = 1 << 20
+_CHECKED_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file as it was found when the data set was opened."""
+
+    path: Path
+    size: int  # bytes on disk
+
+    def fingerprint(self) -> dict[str, object]:
+        """Name, size and crc32 of the bytes on disk: of all of them up to 64 MiB, of 64 blocks of 1 MiB spread
+        evenly from the first to the last byte in larger files, so that it takes less than a second for any size.
+        """
+        whole = self.size <= _CHECKED_BLOCK * _CHECKED_BLOCKS
+        step = _CHECKED_BLOCK if whole else (self.size - _CHECKED_BLOCK) // (_CHECKED_BLOCKS - 1)
+        crc = 0
+        with _open(self.path) as file:
+            for start in range(0, self.size, step):
+                file.seek(start)
+                crc = zlib.crc32(file.read(_CHECKED_BLOCK), crc)
+        checked = "all" if whole else f"{_CHECKED_BLOCKS} blocks of 1 MiB"
+        return {"path": str(self.path), "bytes": self.size, "crc32": f"{crc:08x}", "crc32_of": checked}
+
+
+def find_files(spec: str) -> tuple[TextFile, ...]:
+    """Files named by `PATH[,PATH...]`; a path with `*`, `?` or `[` is a pattern, its matches are sorted by name.
+
+    Raises:
+        InputError: if a file is missing or no folder, or a pattern matches nothing.
+    """
+    files: list[TextFile] = []
+    for part in spec.split(","):
+        if not part.strip():
+            raise InputError(f"data {spec!r}: a path is empty; give PATH or PATH,PATH or a pattern such as 'day_*.gz'")
+        path = Path(part.strip()).expanduser()
+        is_pattern = glob.has_magic(part) and not path.exists()
+        paths = [Path(match) for match in sorted(glob.glob(str(path)))] if is_pattern else [path]
+        if not paths:
+            raise InputError(f"data: no file matches {part.strip()!r}; check the folder, and quote patterns in the shell")
+        files += [_find_file(path) for path in paths]
+    return tuple(files)
+
+
+def _find_file(path: Path) -> TextFile:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name its files, for example '{path}/*'")
+    try:
+        return TextFile(path, path.stat().st_size)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be opened ({error.strerror}); it was there when the data set was opened") from error
+
+
+class ByteStream:
+    """The (decompressed) bytes of one file, front to back.
+
+    Raises:
+        InputError: from any method, if the file is gone, changed its size, or holds damaged or cut-off gzip data.
+    """
+
+    def __init__(self, file: TextFile) -> None:
+        self.file = file
+        self.offset = 0  # decompressed bytes handed out
+        self._raw = _open(file.path)
+        try:
+            self._check_size()
+            self._gzip = self._find_gzip()
+        except BaseException:
+            self._raw.close()
+            raise
+
+    def _check_size(self) -> None:
+        size = self._raw.seek(0, 2)
+        self._raw.seek(0)
+        if size != self.file.size:
+            raise InputError(
+                f"{self.file.path}: has {size} bytes, had {self.file.size} when the data set was opened; "
+                "data must not change during a run"
+            )
+
+    def _find_gzip(self) -> BinaryIO | None:
+        is_gzip = self._raw.read(2) == _GZIP_MAGIC
+        self._raw.seek(0)
+        return cast(BinaryIO, gzip.GzipFile(fileobj=self._raw, mode="rb")) if is_gzip else None
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill `view` as far as one read does -> number of bytes, 0 at the end only."""
+        try:
+            count = self._read_gzip(view) if self._gzip is not None else self._read_plain(view)
+        except OSError as error:
+            raise InputError(f"{self.file.path}: reading failed at offset {self.offset} ({error})") from error
+        self.offset += count
+        return count
+
+    def _read_plain(self, view: memoryview) -> int:
+        left = self.file.size - self.offset
+        count = cast(int, self._raw.readinto(view[:left])) if left else 0  # type: ignore[attr-defined]
+        if not count and left:
+            raise InputError(
+                f"{self.file.path}: ends at offset {self.offset}, had {self.file.size} bytes when it was opened; "
+                "it was cut short while being read"
+            )
+        return count
+
+    def _read_gzip(self, view: memoryview) -> int:
+        assert self._gzip is not None
+        try:
+            return cast(int, self._gzip.readinto(view))  # type: ignore[attr-defined]
+        except EOFError as error:
+            raise InputError(
+                f"{self.file.path}: the gzip data stop in the middle, at offset {self._raw.tell()} of the file, after "
+                f"{self.offset} decompressed bytes; the file is cut off: fetch it again"
+            ) from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(
+                f"{self.file.path}: damaged gzip data before offset {self._raw.tell()} of the file, after "
+                f"{self.offset} decompressed bytes ({error}); fetch the file again"
+            ) from error
+
+    def skip_to(self, offset: int) -> None:
+        """Go to a decompressed offset: at once in a plain file, by reading up to there in a gzip one."""
+        assert offset >= self.offset
+        if self._gzip is None:
+            self._raw.seek(offset)
+            self.offset = offset
+        scratch = memoryview(bytearray(_CHECKED_BLOCK))
+        while self.offset < offset:
+            if not self.readinto(scratch[: min(len(scratch), offset - self.offset)]):
+                raise InputError(f"{self.file.path}: ends before offset {offset}; it changed since it was counted")
+
+    def close(self) -> None:
+        if self._gzip is not None:
+            self._gzip.close()
+        self._raw.close()

@@ -1,0 +1,299 @@
+"""`TieredEmbeddingBag`: embedding tables in two tiers, as an `nn.Module` with two lines more than plain torch.
+
+    embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="10%"), policy=LRU, optimizer=Adagrad(lr=0.01))
+    for planned in embeddings.look_ahead(loader, depth=4):
+        loss = loss_fn(model(planned.dense, embeddings.stack(planned)), planned.labels)
+        optimizer.zero_grad(); loss.backward(); optimizer.step(); embeddings.step()
+
+Letters: B samples, F features, D width, V vectors of a group.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.errors import ConfigError
+from adaptive.planned import GroupWork, Planned
+from adaptive.policy import Policy, TierView, make_policy
+from adaptive.rows.optim import SGD, RowOptimizer
+from adaptive.tiers.grouping import describe_bags
+from adaptive.tiers.layout import feature_order, make_groups
+from adaptive.tiers.lookahead import look_ahead
+from adaptive.tiers.pipeline import Lane, Pipeline, build_lanes
+from adaptive.tiers.plan import GroupPlan
+from adaptive.tiers.referee import Referee
+from adaptive.tiers.saving import load_rows, save_rows
+from adaptive.tiers.sizing import choose_slots, hot_rows
+from adaptive.tiers.statistics import Statistics
+from adaptive.tiers.view import RowView
+
+
+class TieredEmbeddingBag(nn.Module):
+    """Embedding tables whose rows lie on the device or on the host, with their optimizer state.
+
+    Features in batches must come in the order of `features`: the tables' features, table by table. `policy` is a
+    name, `module:Class`, `file.py:Class`, a `Policy` class or an instance. Without `skip` no update is ever skipped.
+
+    Raises:
+        ConfigError: for tables, sizes or combinations that cannot work.
+        PolicyError: if the policy cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        tier: TierConfig = TierConfig(),  # noqa: B008 (immutable)
+        *,
+        policy: str | type[Policy] | Policy = "lru",
+        optimizer: RowOptimizer = SGD(),  # noqa: B008 (immutable)
+        skip: SkipConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.features = feature_order(tables)
+        self.policy = make_policy(policy)
+        referee = Referee(self.policy)
+        groups = make_groups(tables, seed)
+        self.table_names = tuple(table.name for group in groups for table in group.tables)
+        self.device = torch.device("cpu")
+        self._tier = tier
+        self._optimizer = optimizer
+        self._sizes = choose_slots(groups, tier, optimizer, self.policy)
+        lanes = build_lanes(groups, self._sizes.slots, tier, optimizer, referee)
+        skip = skip if referee.watches_saturation else None
+        self._pipeline = Pipeline(lanes, referee, len(self.features), tier, skip)
+        for lane in lanes:
+            if skip is not None:
+                capacity = hot_rows(lane.group, skip, optimizer)
+                lane.planner.watch(capacity, skip)
+                lane.device.watch(capacity)
+        self.view: TierView = RowView(self._pipeline)
+        self._anchor = torch.zeros(1, requires_grad=True)  # makes autograd call us; holds no weight
+        self._pending: dict[int, Planned] = {}
+        self._since = _Marks(self._pipeline)
+
+    # --- training --------------------------------------------------------------------------------------------
+
+    def calibrate(self, sample: Sequence[Batch]) -> None:
+        """Let the policy look at a sample of the training data before training."""
+        self._pipeline.referee.calibrate([self._pipeline.check(batch) for batch in sample], self.view)
+
+    def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> Iterator[Planned]:
+        """Every batch of `batches`, in order, with its rows planned and fetched up to `depth` batches ahead.
+
+        Asking for the next batch ends the last one. Close the iterator, or exhaust it, before starting another.
+
+        Raises:
+            DeviceMemoryError, InputError, PolicyError: in the loop, whatever thread found the fault.
+        """
+        if depth < 0:
+            raise ConfigError(f"depth must be >= 0, found {depth}")
+        arranged = self._pipeline.referee.arrange(iter(batches), self.view)
+        with closing(look_ahead(self._pipeline, arranged, depth)) as ready:  # type: ignore[type-var]
+            for batch, plans in ready:
+                planned = Planned(batch, [GroupWork(lane, plan) for lane, plan in self._lanes(plans)], self.device)
+                yield planned
+                self._finish(planned, plans)
+
+    def _lanes(self, plans: Sequence[GroupPlan]) -> Iterator[tuple[Lane, GroupPlan]]:
+        return zip(self._pipeline.lanes, plans, strict=True)
+
+    def _finish(self, planned: Planned, plans: Sequence[GroupPlan]) -> None:
+        self._pending.pop(planned.number, None)
+        self._since.add(plans)
+
+    def forward(self, planned: Planned) -> dict[str, Tensor]:
+        """Feature -> (B, D) pooled vectors, or (positions, D) for tables with pooling "none"."""
+        vectors: dict[str, Tensor] = {}
+        for work in planned.works:
+            vectors.update(work.split(self._pool(planned, work), planned.batch))
+        return {name: vectors[name] for name in self.features}
+
+    def stack(self, planned: Planned) -> Tensor:
+        """(B, F, D) the pooled vectors of all features, for tables of one width.
+
+        Raises:
+            ConfigError: if tables differ in width or one is not pooled; call the module instead.
+        """
+        lanes = self._pipeline.lanes
+        if len(lanes) > 1 or lanes[0].group.num_columns < len(self.features):
+            raise ConfigError("stack() needs tables of one width, all pooled; call the module for one tensor a feature")
+        pooled = self._pool(planned, planned.works[0])
+        return pooled.view(planned.batch.num_samples, len(self.features), pooled.shape[1])
+
+    def _pool(self, planned: Planned, work: GroupWork) -> Tensor:
+        if planned.trainable and torch.is_grad_enabled():
+            self._pending[planned.number] = planned
+        pooled: Tensor = _Pool.apply(self._anchor, work)  # type: ignore[no-untyped-call]
+        return pooled
+
+    def bad_gradients(self) -> list[str]:
+        """After backward: the features whose gradient holds NaN or infinity."""
+        bad = {
+            name
+            for planned in self._pending.values()
+            for work in planned.works
+            for name in work.bad_gradients(planned.batch)
+        }
+        return [name for name in self.features if name in bad]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the rows of the batch whose backward pass has run.
+
+        Raises:
+            ValueError: if no backward pass has run since the last step.
+        """
+        pending = [planned for planned in self._pending.values() if planned.has_gradients]
+        if not pending:
+            raise ValueError("step(): no gradient has reached the embeddings; call loss.backward() first")
+        with self._pipeline.watch.stage("update"):
+            for planned in pending:
+                feedback = [work.update() for work in planned.works]
+                self._pipeline.report(planned.number, feedback)
+                del self._pending[planned.number]
+
+    # --- evaluation ------------------------------------------------------------------------------------------
+
+    def read(self, batch: Batch) -> Planned:
+        """A batch for evaluation or prediction: nothing moves, nothing is counted, nothing can be trained."""
+        batch = self._pipeline.check(batch)
+        works = []
+        with self._pipeline.lock:
+            for lane in self._pipeline.lanes:
+                distinct = lane.reader.find(batch)
+                weights, _ = self._pipeline.values(lane, distinct.rows)
+                here = np.arange(len(distinct.rows), dtype=np.int64)
+                pooling = describe_bags(lane.group, batch, distinct.inverse, here)
+                works.append(GroupWork(lane, None, pooling, weights))
+        return Planned(batch, works, self.device)
+
+    # --- state -----------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write every changed device row to the host tier; rows keep their slots."""
+        self._pipeline.flush()
+
+    def table_weights(self, name: str) -> NDArray[np.float32]:
+        """(num_embeddings, D) copy of a table, wherever its rows lie."""
+        if name not in self.table_names:
+            raise ConfigError(f"no table {name!r}; there are: {', '.join(self.table_names)}")
+        for lane in self._pipeline.lanes:
+            names = [table.name for table in lane.group.tables]
+            if name in names:
+                starts, number = lane.group.table_starts, names.index(name)
+                with self._pipeline.lock:
+                    rows = np.arange(starts[number], starts[number + 1])
+                    return self._pipeline.values(lane, rows)[0]
+        raise AssertionError(name)
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """What a checkpoint needs, as flat arrays: values, state and records of the rows that ever changed."""
+        return save_rows(self._pipeline)
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Restore what `state_arrays` gave, into tables of the same shapes; rows start on the host.
+
+        Raises:
+            CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
+        """
+        load_rows(self._pipeline, arrays)
+
+    # --- reports ---------------------------------------------------------------------------------------------
+
+    def take_statistics(self) -> Statistics:
+        """What happened since the last call."""
+        return self._since.take()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: of both tiers if every row were written, of records and slots, and of snapshots."""
+        totals = dict.fromkeys(
+            ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots"), 0
+        )
+        for lane in self._pipeline.lanes:
+            parts = (*lane.host.num_bytes, *lane.device.num_bytes[:2], lane.planner.num_bytes, lane.device.num_bytes[2])
+            for name, size in zip(totals, parts, strict=True):
+                totals[name] += size
+        return totals
+
+    def device_rows_text(self) -> str:
+        """How many device rows there are and why, in one sentence."""
+        return self._sizes.text
+
+    def close(self) -> None:
+        """Hand memory-mapped pages to the disk. The look-ahead joins its thread itself."""
+        for lane in self._pipeline.lanes:
+            lane.host.flush()
+
+    def __enter__(self) -> "TieredEmbeddingBag":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Pool(torch.autograd.Function):
+    """Pooling whose gradient is kept for `step()` instead of becoming a sparse tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, work: GroupWork) -> Tensor:
+        ctx.work = work
+        return work.pool()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, None]:
+        ctx.work.add_gradients(gradients[0])
+        return None, None
+
+
+class _Marks:
+    """Statistics between two calls: counts of trained batches, times and histograms as differences."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._counts = self._zeros()
+        self._totals = self._zeros()
+        self._batches = 0
+        self._times: dict[str, float] = {}
+        self._bins = np.zeros_like(self._all_bins())
+        self._norm_sum = 0.0
+
+    def _zeros(self) -> NDArray[np.int64]:
+        tables = sum(len(lane.group.tables) for lane in self._pipeline.lanes)
+        return np.zeros((tables, len(Counter)), np.int64)
+
+    def _all_bins(self) -> NDArray[np.int64]:
+        bins: NDArray[np.int64] = np.sum([lane.planner.tracker.bin_counts for lane in self._pipeline.lanes], axis=0)
+        return bins
+
+    def add(self, plans: Sequence[GroupPlan]) -> None:
+        self._batches += 1
+        self._counts += np.concatenate([plan.tally for plan in plans])
+
+    def take(self) -> Statistics:
+        pipeline = self._pipeline
+        times = {**pipeline.watch.total_ms(), "policy": pipeline.referee.seconds * 1e3}
+        bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
+        self._totals += self._counts
+        statistics = Statistics(
+            batches=self._batches,
+            counts=self._counts,
+            resident_rows=self._totals[:, Counter.PROMOTED] - self._totals[:, Counter.DEMOTED],
+            saturated_rows=np.concatenate([lane.planner.saturated_per_table() for lane in pipeline.lanes]),
+            row_bytes=np.concatenate([lane.row_bytes() for lane in pipeline.lanes]),
+            times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
+            update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
+            update_norm_counts=bins - self._bins,
+            update_norm_sum=norm_sum - self._norm_sum,
+        )
+        self._counts, self._batches, self._times = self._zeros(), 0, times
+        self._bins, self._norm_sum = bins, norm_sum
+        return statistics

@@ -1,0 +1,80 @@
+"""How good a model is on data it does not train on. Evaluating changes nothing that training depends on.
+
+Letters: B samples of a batch.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from adaptive.batch import Batch
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.finite import where_not_finite
+from adaptive.telemetry.metrics import StreamingAUC, StreamingLogLoss, exact_auc
+
+MAX_EXACT: Final = 2**24  # samples whose scores are kept for the exact AUC: 0.5 GB while it is computed
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Quality on a data set. What the labels leave undefined (one class only, no sample) is None."""
+
+    samples: int
+    auc: float | None
+    auc_exact: bool  # or from bins, within 1e-4, where there are too many samples to keep
+    log_loss: float | None  # nats
+    normalised_entropy: float | None  # log loss over that of always saying the mean label
+    calibration: float | None  # predicted over observed positives
+
+
+def evaluate(
+    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch], *, max_exact: int = MAX_EXACT
+) -> Evaluation:
+    """Evaluate `model(dense, pooled)`, which gives logits (B,), on batches.
+
+    Rows are read where they lie: none is moved, counted or trained, and dropout and the like are off.
+
+    Raises:
+        NonFiniteError: for a logit that is not finite; names batch and data lines.
+    """
+    scores: list[NDArray[np.float32]] = []
+    labels: list[NDArray[np.float32]] = []
+    auc, losses = StreamingAUC(), StreamingLogLoss()
+    with evaluating(model), torch.no_grad():
+        for number, batch in enumerate(batches):
+            planned = embeddings.read(batch)
+            logits = model(planned.dense, embeddings.stack(planned)).float().cpu().numpy()
+            if not np.isfinite(logits).all():
+                raise where_not_finite(f"evaluation batch {number}", logits, batch)
+            auc.update(logits, batch.labels)
+            losses.update(logits, batch.labels)
+            if losses.num_samples <= max_exact:
+                scores.append(logits)
+                labels.append(batch.labels)
+    exact = 0 < losses.num_samples <= max_exact
+    return Evaluation(
+        samples=losses.num_samples,
+        auc=exact_auc(np.concatenate(scores), np.concatenate(labels)) if exact else auc.value(),
+        auc_exact=exact,
+        log_loss=losses.value(),
+        normalised_entropy=losses.normalised_entropy(),
+        calibration=losses.calibration(),
+    )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """`model.eval()`, and afterwards each module as it was: some may be in evaluation mode during training too."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

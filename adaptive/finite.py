@@ -1,0 +1,85 @@
+"""Losses and gradients that are not finite: noticed before anything is updated, explained with the data lines.
+
+Letters: B samples, F features, D width of a row.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adaptive.batch import Batch
+from adaptive.errors import NonFiniteError
+
+MAX_NAMED = 5
+
+
+def explain_loss(what: str, batch: Batch, *, logits: Tensor, pooled: Tensor, model: nn.Module) -> NonFiniteError:
+    """The error for a loss that is not finite.
+
+    Args:
+        what: of which step, such as `step 7: the loss is nan`.
+        batch: the batch it is of.
+        logits: (B,).
+        pooled: (B, F, D) embedding vectors.
+        model: may itself hold weights that are not finite.
+    """
+    bad_features = (~torch.isfinite(pooled.detach())).any(2).any(0).nonzero().flatten().tolist()
+    bad_dense = np.flatnonzero(~np.isfinite(batch.dense).all(0)).tolist()
+    with torch.no_grad():
+        bad_weights = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
+    causes = [f"dense input {column}" for column in bad_dense]
+    causes += [f"embedding vector of feature {feature}" for feature in bad_features]
+    causes += [f"weight {name}" for name in bad_weights]
+    found = f"; not finite: {_few(causes)}" if causes else ""
+    return where_not_finite(f"{what}{found}", logits.detach().float().cpu().numpy(), batch)
+
+
+def explain_gradients(what: str, batch: Batch, *, parameters: list[str], features: list[str]) -> NonFiniteError:
+    """The error for gradients that are not finite, of dense weights and of features' embedding vectors."""
+    names = [f"weight {name}" for name in parameters] + [f"embedding vectors of feature {name}" for name in features]
+    return NonFiniteError(
+        f"{what}: the gradient of {_few(names)} is not finite; the batch is {_span(batch)}; nothing was updated. "
+        "Check these lines, or lower the learning rates"
+    )
+
+
+def where_not_finite(what: str, logits: NDArray[np.float32], batch: Batch) -> NonFiniteError:
+    """The error for logits (B,) that are not finite, or for a finite sum that overflowed."""
+    samples = np.flatnonzero(~np.isfinite(logits)).tolist()
+    if samples:
+        places = _few([_place(batch, sample) for sample in samples])
+        found = f"{len(samples)} of {len(logits)} predictions are not finite, at {places}"
+    else:
+        found = "every prediction is finite"
+    return NonFiniteError(
+        f"{what}; {found}; the batch is {_span(batch)}; nothing was updated. "
+        "Check these lines, or lower the learning rates"
+    )
+
+
+def bad_parameters(model: nn.Module) -> list[str]:
+    """Names of the model's parameters whose gradient is not finite."""
+    gradients = [(name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None]
+    if not gradients:
+        return []
+    # A value that is not finite makes the sum so too. Sums alone are a third of the cost of looking at each value.
+    total = torch.stack([gradient.sum() for _, gradient in gradients]).sum()
+    if torch.isfinite(total):
+        return []
+    return [name for name, gradient in gradients if not torch.isfinite(gradient).all()]
+
+
+def _place(batch: Batch, sample: int) -> str:
+    return batch.origin.where(sample) if batch.origin is not None else f"sample {sample} of the batch"
+
+
+def _span(batch: Batch) -> str:
+    if batch.origin is None or not batch.num_samples:
+        return f"{batch.num_samples} samples"
+    return f"{batch.num_samples} samples from {batch.origin.where(0)} to {batch.origin.where(batch.num_samples - 1)}"
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,410 @@
+"""What happens to rows on the CPU: pool, update, copy, initial values, drift.
+
+Letters: B bags, N look-ups, V output vectors, U rows to update, D width of a row, S width of its state.
+
+A *location* says where a row lies: `>= 0` a slot of the device tier, `< 0` row `~location` of the host tier.
+Both tiers are passed to every kernel, so a bag is summed in look-up order wherever its rows lie; this is why
+placement cannot change the numbers. Loops run over blocks of 16 values, which compilers turn into vector
+instructions, and sums over a row are taken in 16 fixed lanes, so results do not depend on the machine.
+"""
+
+import math
+
+import numba
+import numpy as np
+
+from adaptive.kernels.jit import kernel
+from adaptive.kernels.prefetch import prefetch_row
+
+LANES = 16
+AHEAD = 12  # rows fetched into the cache ahead of use; 8 to 16 measure alike, 4 is slower
+
+SGD_, ADAGRAD, ROWWISE_ADAGRAD, ADAM = 0, 1, 2, 3
+LR, EPS, BETA1, BETA2, FIRST = 0, 1, 2, 3, 4  # places in `settings`
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX2 = np.uint64(0x94D049BB133111EB)
+S27, S30, S31, S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
+
+
+@kernel(noalias=True)
+def copy_row(out, i, rows, j):
+    """out[i] = rows[j]"""
+    dim = out.shape[1]
+    blocks = dim // LANES
+    for block in range(blocks):
+        at = block * LANES
+        for lane in range(LANES):
+            out[i, at + lane] = rows[j, at + lane]
+    for d in range(blocks * LANES, dim):
+        out[i, d] = rows[j, d]
+
+
+@kernel(noalias=True)
+def scale_row(out, i, rows, j, scale):
+    """out[i] = scale * rows[j]"""
+    dim = out.shape[1]
+    blocks = dim // LANES
+    for block in range(blocks):
+        at = block * LANES
+        for lane in range(LANES):
+            out[i, at + lane] = scale * rows[j, at + lane]
+    for d in range(blocks * LANES, dim):
+        out[i, d] = scale * rows[j, d]
+
+
+@kernel(noalias=True)
+def add_row(out, i, rows, j):
+    """out[i] += rows[j]"""
+    dim = out.shape[1]
+    blocks = dim // LANES
+    for block in range(blocks):
+        at = block * LANES
+        for lane in range(LANES):
+            out[i, at + lane] += rows[j, at + lane]
+    for d in range(blocks * LANES, dim):
+        out[i, d] += rows[j, d]
+
+
+@kernel(noalias=True)
+def add_scaled_row(out, i, rows, j, scale):
+    """out[i] += scale * rows[j]"""
+    dim = out.shape[1]
+    blocks = dim // LANES
+    for block in range(blocks):
+        at = block * LANES
+        for lane in range(LANES):
+            out[i, at + lane] += scale * rows[j, at + lane]
+    for d in range(blocks * LANES, dim):
+        out[i, d] += scale * rows[j, d]
+
+
+@kernel(noalias=True)
+def square_sum(rows, i, lanes):
+    """Sum of the squares of rows[i], in 16 lanes which are then added in halves. `lanes` (16,) is scratch."""
+    dim = rows.shape[1]
+    blocks = dim // LANES
+    for lane in range(LANES):
+        lanes[lane] = np.float32(0.0)
+    for block in range(blocks):
+        at = block * LANES
+        for lane in range(LANES):
+            lanes[lane] += rows[i, at + lane] * rows[i, at + lane]
+    for d in range(blocks * LANES, dim):
+        lanes[d - blocks * LANES] += rows[i, d] * rows[i, d]
+    width = LANES // 2
+    while width > 0:
+        for lane in range(width):
+            lanes[lane] += lanes[lane + width]
+        width //= 2
+    return lanes[0]
+
+
+@kernel(noalias=True)
+def pool_range(first, last, out, bag_vectors, bag_starts, locations, scales, device_weights, host_weights):
+    """The bags [first, last): see `pool`."""
+    scaled = scales.size > 0
+    end = bag_starts[last]
+    for bag in range(first, last):
+        vector = bag_vectors[bag]
+        start, stop = bag_starts[bag], bag_starts[bag + 1]
+        if start == stop:
+            for d in range(out.shape[1]):
+                out[vector, d] = np.float32(0.0)
+        for p in range(start, stop):
+            if p + AHEAD < end and locations[p + AHEAD] >= 0:
+                prefetch_row(device_weights, locations[p + AHEAD])
+            location = locations[p]
+            # One call per tier, not one chosen array: numba would copy the array's descriptor at each look-up.
+            if location >= 0:
+                if scaled and p == start:
+                    scale_row(out, vector, device_weights, location, scales[p])
+                elif scaled:
+                    add_scaled_row(out, vector, device_weights, location, scales[p])
+                elif p == start:
+                    copy_row(out, vector, device_weights, location)
+                else:
+                    add_row(out, vector, device_weights, location)
+            else:
+                if scaled and p == start:
+                    scale_row(out, vector, host_weights, ~location, scales[p])
+                elif scaled:
+                    add_scaled_row(out, vector, host_weights, ~location, scales[p])
+                elif p == start:
+                    copy_row(out, vector, host_weights, ~location)
+                else:
+                    add_row(out, vector, host_weights, ~location)
+
+
+@kernel(parallel=True)
+def pool(out, bag_vectors, bag_starts, locations, scales, device_weights, host_weights, num_chunks):
+    """out[bag_vectors[b]] = sum over look-ups p of bag b of scales[p] * row at locations[p]; empty bags give zeros.
+
+    out (V, D) float32; bag_vectors (B,) int32; bag_starts (B + 1,) int64; locations (N,) int64; scales (N,) float32
+    or empty (all 1); *_weights (rows, D) float32. A sum starts from its first term and runs in look-up order.
+    """
+    num_bags = bag_vectors.size
+    for chunk in numba.prange(num_chunks):
+        pool_range(
+            chunk * num_bags // num_chunks,
+            (chunk + 1) * num_bags // num_chunks,
+            out,
+            bag_vectors,
+            bag_starts,
+            locations,
+            scales,
+            device_weights,
+            host_weights,
+        )
+
+
+@kernel(noalias=True)
+def sum_gradients(out, i, start, stop, vectors, scales, gradients):
+    """out[i] = sum over p in [start, stop) of scales[p] * gradients[vectors[p]], in order."""
+    if scales.size > 0:
+        scale_row(out, i, gradients, vectors[start], scales[start])
+        for p in range(start + 1, stop):
+            add_scaled_row(out, i, gradients, vectors[p], scales[p])
+    else:
+        copy_row(out, i, gradients, vectors[start])
+        for p in range(start + 1, stop):
+            add_row(out, i, gradients, vectors[p])
+
+
+@kernel(noalias=True)
+def sgd_step(delta, g, settings):
+    dim = delta.shape[1]
+    lr = settings[LR]
+    for d in range(dim):
+        delta[0, d] = lr * g[0, d]
+
+
+@kernel(noalias=True)
+def adagrad_step(delta, g, state, i, settings):
+    dim = delta.shape[1]
+    blocks = dim // LANES
+    lr, eps = settings[LR], settings[EPS]
+    for block in range(blocks):
+        at = block * LANES
+        for lane in range(LANES):
+            state[i, at + lane] += g[0, at + lane] * g[0, at + lane]
+            delta[0, at + lane] = lr * g[0, at + lane] / (np.sqrt(state[i, at + lane]) + eps)
+    for d in range(blocks * LANES, dim):
+        state[i, d] += g[0, d] * g[0, d]
+        delta[0, d] = lr * g[0, d] / (np.sqrt(state[i, d]) + eps)
+
+
+@kernel(noalias=True)
+def rowwise_adagrad_step(delta, g, state, i, settings, lanes):
+    dim = delta.shape[1]
+    state[i, 0] += square_sum(g, 0, lanes) / np.float32(dim)
+    size = settings[LR] / (np.sqrt(state[i, 0]) + settings[EPS])
+    scale_row(delta, 0, g, 0, size)
+
+
+@kernel(noalias=True)
+def adam_step(delta, g, state, i, settings, corrections):
+    dim = delta.shape[1]
+    one = np.float32(1.0)
+    beta1, beta2, eps = settings[BETA1], settings[BETA2], settings[EPS]
+    # A float32 counts to 2**24 exactly; by then every correction is 1.
+    state[i, 2 * dim] += one
+    count = min(int(state[i, 2 * dim]), corrections.size)
+    size = corrections[count - 1]
+    for d in range(dim):
+        state[i, d] = beta1 * state[i, d] + (one - beta1) * g[0, d]
+        state[i, dim + d] = beta2 * state[i, dim + d] + (one - beta2) * (g[0, d] * g[0, d])
+        delta[0, d] = size * state[i, d] / (np.sqrt(state[i, dim + d]) + eps)
+
+
+@kernel(noalias=True)
+def apply_update(weights, state, i, g, delta, lanes, kind, settings, corrections):
+    """Take one optimizer step of row i with gradient g (1, D); returns the L2 norm of the change.
+
+    delta (1, D) and lanes (16,) are scratch. A gradient of zero is an update too: Adam's moments decay.
+    """
+    if kind == SGD_:
+        sgd_step(delta, g, settings)
+    elif kind == ADAGRAD:
+        adagrad_step(delta, g, state, i, settings)
+    elif kind == ROWWISE_ADAGRAD:
+        rowwise_adagrad_step(delta, g, state, i, settings, lanes)
+    else:
+        adam_step(delta, g, state, i, settings, corrections)
+    dim = weights.shape[1]
+    blocks = dim // LANES
+    for block in range(blocks):
+        at = block * LANES
+        for lane in range(LANES):
+            weights[i, at + lane] -= delta[0, at + lane]
+    for d in range(blocks * LANES, dim):
+        weights[i, d] -= delta[0, d]
+    return np.float32(math.sqrt(square_sum(delta, 0, lanes)))
+
+
+@kernel(noalias=True)
+def update_range(
+    first,
+    last,
+    row_locations,
+    segments,
+    vectors,
+    scales,
+    gradients,
+    device_weights,
+    device_state,
+    host_weights,
+    host_state,
+    kind,
+    settings,
+    corrections,
+    norms,
+    g,
+    delta,
+    lanes,
+):
+    """The rows [first, last): see `update`. g, delta (1, D) and lanes (16,) are this chunk's scratch."""
+    for u in range(first, last):
+        if u + AHEAD < last:
+            coming = row_locations[u + AHEAD]
+            if coming >= 0:
+                prefetch_row(device_weights, coming)
+                if device_state.shape[1] > 0:
+                    prefetch_row(device_state, coming)
+            prefetch_row(gradients, vectors[segments[u + AHEAD]])
+        sum_gradients(g, 0, segments[u], segments[u + 1], vectors, scales, gradients)
+        location = row_locations[u]
+        if location >= 0:
+            norms[u] = apply_update(
+                device_weights, device_state, location, g, delta, lanes, kind, settings, corrections
+            )
+        else:
+            norms[u] = apply_update(host_weights, host_state, ~location, g, delta, lanes, kind, settings, corrections)
+
+
+@kernel()
+def chunk_start(segments, chunk, num_chunks):
+    """First row of a chunk when rows and look-ups together are shared out evenly."""
+    num_rows = segments.size - 1
+    target = chunk * (num_rows + segments[num_rows]) // num_chunks
+    low, high = 0, num_rows
+    while low < high:
+        middle = (low + high) // 2
+        if middle + segments[middle] < target:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel(parallel=True)
+def update(
+    row_locations,
+    segments,
+    vectors,
+    scales,
+    gradients,
+    device_weights,
+    device_state,
+    host_weights,
+    host_state,
+    kind,
+    settings,
+    corrections,
+    norms,
+    scratch,
+):
+    """One pass over the rows to update: sum the row's gradients, take the optimizer step in place, measure it.
+
+    row_locations (U,) int64, each row once; its look-ups are [segments[u], segments[u + 1]) (int64, none empty) of
+    vectors (int32, rows of `gradients`) and scales (float32, or empty: all 1); gradients (V, D) float32; *_weights
+    (rows, D), *_state (rows, S) float32; norms (U,) float32 receives the L2 norm of each change; scratch
+    (chunks, 2 * D + 16) float32. One thread handles a row, so results do not depend on the number of chunks.
+    """
+    num_chunks = scratch.shape[0]
+    dim = gradients.shape[1]
+    for chunk in numba.prange(num_chunks):
+        update_range(
+            chunk_start(segments, chunk, num_chunks),
+            chunk_start(segments, chunk + 1, num_chunks),
+            row_locations,
+            segments,
+            vectors,
+            scales,
+            gradients,
+            device_weights,
+            device_state,
+            host_weights,
+            host_state,
+            kind,
+            settings,
+            corrections,
+            norms,
+            scratch[chunk, :dim].reshape(1, dim),
+            scratch[chunk, dim : 2 * dim].reshape(1, dim),
+            scratch[chunk, 2 * dim :],
+        )
+
+
+@kernel(noalias=True)
+def copy_rows(to_weights, to_state, to_rows, from_weights, from_state, from_rows):
+    """Row from_rows[i] with its state becomes row to_rows[i]; both (n,) int64, targets distinct."""
+    for i in range(to_rows.size):
+        if i + AHEAD < to_rows.size:
+            prefetch_row(from_weights, from_rows[i + AHEAD])
+        copy_row(to_weights, to_rows[i], from_weights, from_rows[i])
+        for s in range(to_state.shape[1]):
+            to_state[to_rows[i], s] = from_state[from_rows[i], s]
+
+
+@kernel()
+def mix(x):
+    """A bijection of 64-bit words that scatters well (the finaliser of SplitMix64)."""
+    x = (x ^ (x >> S30)) * MIX1
+    x = (x ^ (x >> S27)) * MIX2
+    return x ^ (x >> S31)
+
+
+@kernel()
+def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, table_bounds, first_state):
+    """Write the initial values of `rows` (n,) to rows `to_rows` of weights and state.
+
+    Values are uniform in +-table_bounds[t], a function of (table_keys[t], index, column) alone: no row needs to be
+    written before it is first used, and initial values do not depend on which tables share a width or a machine.
+    """
+    for i in range(rows.size):
+        table = np.searchsorted(table_starts, rows[i], side="right") - 1
+        key = mix(table_keys[table] + np.uint64(rows[i] - table_starts[table]) * GOLDEN)
+        bound = table_bounds[table]
+        for d in range(to_weights.shape[1]):
+            word = mix(key + np.uint64(d + 1) * GOLDEN)
+            unit = np.float32(np.int64(word >> S40)) * np.float32(2.0**-23) - np.float32(1.0)
+            to_weights[to_rows[i], d] = bound * unit
+        for s in range(to_state.shape[1]):
+            to_state[to_rows[i], s] = first_state
+
+
+@kernel(noalias=True)
+def drift(locations, entries, known, device_weights, host_weights, snapshots, drifts, delta, lanes):
+    """drifts[i] = ||row - snapshot|| / ||row|| for rows that have a snapshot (NaN otherwise); then renew it.
+
+    locations (n,) int64; entries (n,) int32 rows of `snapshots` (H, D); known (n,) bool; delta (1, D), lanes (16,)
+    are scratch. A row of zeros has drift inf, or 0 if its snapshot is zero too.
+    """
+    for i in range(locations.size):
+        if locations[i] >= 0:
+            copy_row(delta, 0, device_weights, locations[i])
+        else:
+            copy_row(delta, 0, host_weights, ~locations[i])
+        size = square_sum(delta, 0, lanes)
+        drifts[i] = np.float32(np.nan)
+        if known[i]:
+            for d in range(delta.shape[1]):
+                delta[0, d] -= snapshots[entries[i], d]
+            moved = square_sum(delta, 0, lanes)
+            drifts[i] = np.float32(0.0) if moved == 0 else np.float32(math.sqrt(moved / size))
+        if locations[i] >= 0:
+            copy_row(snapshots, entries[i], device_weights, locations[i])
+        else:
+            copy_row(snapshots, entries[i], host_weights, ~locations[i])

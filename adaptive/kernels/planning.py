@@ -1,0 +1,383 @@
+"""What the look-ahead thread computes about ids: distinct rows, where they lie, slots, look-ups grouped by row.
+
+Letters: N look-ups of a group of tables, U distinct rows, T tables of the group, S slots, B samples.
+
+Rows are numbered through within a group: row = table_starts[t] + id. The record of a row is a slot *code*:
+0 = on the host, still at its initial value; -1 = on the host, changed at some time; s + 1 = in slot s.
+All kernels are serial and release the GIL; only the look-ahead thread writes these arrays.
+"""
+
+import numpy as np
+
+from adaptive.counters import Counter
+from adaptive.kernels.jit import kernel
+
+INITIAL, ON_HOST = 0, -1
+DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since it came; its host copy is not the initial value
+HASH = np.uint64(0x9E3779B97F4A7C15)
+S40 = np.uint64(40)
+
+LOOKUPS, UNIQUE_ROWS = int(Counter.LOOKUPS), int(Counter.UNIQUE_ROWS)
+LOOKUP_HITS, ROW_HITS = int(Counter.LOOKUP_HITS), int(Counter.ROW_HITS)
+FETCHED, WRITTEN_BACK = int(Counter.FETCHED), int(Counter.WRITTEN_BACK)
+PROMOTED, DEMOTED = int(Counter.PROMOTED), int(Counter.DEMOTED)
+SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)
+
+
+@kernel()
+def distinct_rows(ids, spans, span_tables, table_sizes, table_starts, keys, places, rows, counts, inverse, table_ends):
+    """Find the distinct rows of a batch, table by table, in order of first look-up.
+
+    ids (all look-ups of the batch) int64; spans (features, 2) int64 [first, last) look-up of each feature of the
+    group, ordered by table; span_tables (features,) int32; keys int64 and places int32 are hash scratch of at least
+    twice the look-ups of any one table, a power of two. Outputs: rows (U,) int64, counts (U,) int32 look-ups of
+    each, inverse (N,) int32 look-up -> distinct row, table_ends (T,) int64 end of each table's rows in `rows`.
+
+    Returns U, or -(p + 1) if ids[p] lies outside its table.
+    """
+    num_features = spans.shape[0]
+    found = 0
+    at = 0
+    feature = 0
+    for table in range(table_sizes.size):
+        table_lookups = 0
+        last_feature = feature
+        while last_feature < num_features and span_tables[last_feature] == table:
+            table_lookups += spans[last_feature, 1] - spans[last_feature, 0]
+            last_feature += 1
+        size, start = table_sizes[table], table_starts[table]
+        capacity = 16
+        while capacity < 2 * table_lookups:
+            capacity *= 2
+        direct = size <= capacity  # a small table needs no hashing
+        mask = capacity - 1
+        for i in range(size if direct else capacity):
+            keys[i] = -1
+        for f in range(feature, last_feature):
+            for p in range(spans[f, 0], spans[f, 1]):
+                row = ids[p]
+                if row < 0 or row >= size:
+                    return -(p + 1)
+                h = row if direct else np.int64((np.uint64(row) * HASH) >> S40) & mask
+                while keys[h] != row and keys[h] != -1:
+                    h = (h + 1) & mask
+                if keys[h] == -1:
+                    keys[h] = row
+                    places[h] = found
+                    rows[found] = start + row
+                    counts[found] = 0
+                    found += 1
+                counts[places[h]] += 1
+                inverse[at] = places[h]
+                at += 1
+        table_ends[table] = found
+        feature = last_feature
+    return found
+
+
+@kernel()
+def locate(rows, codes, locations, missing):
+    """locations[u] = slot of rows[u], or -1; the others' u are listed in `missing`. Returns how many are missing.
+
+    Reads only: nothing has changed if planning stops here.
+    """
+    num_missing = 0
+    for u in range(rows.size):
+        code = codes[rows[u]]
+        if code > 0:
+            locations[u] = code - 1
+        else:
+            locations[u] = -1
+            missing[num_missing] = u
+            num_missing += 1
+    return num_missing
+
+
+@kernel()
+def hold(locations, batch, slot_used):
+    """Keep the slots of a batch's rows from being released."""
+    for u in range(locations.size):
+        if locations[u] >= 0:
+            slot_used[locations[u]] = batch
+
+
+@kernel()
+def count_tables(table_ends, counts, locations, tally):
+    """Add look-ups, distinct rows and hits to tally (T, counters)."""
+    first = 0
+    for table in range(table_ends.size):
+        lookups = lookup_hits = row_hits = 0
+        for u in range(first, table_ends[table]):
+            lookups += counts[u]
+            if locations[u] >= 0:
+                lookup_hits += counts[u]
+                row_hits += 1
+        tally[table, LOOKUPS] += lookups
+        tally[table, UNIQUE_ROWS] += table_ends[table] - first
+        tally[table, LOOKUP_HITS] += lookup_hits
+        tally[table, ROW_HITS] += row_hits
+        first = table_ends[table]
+
+
+@kernel()
+def idle_slots(slot_rows, slot_used, oldest_held, start, limit, idle):
+    """List at most `limit` slots, from slot `start` on and around, that hold a row no planned batch needs.
+
+    A slot is idle if its row was last used by a batch before `oldest_held`. Returns how many were listed and where
+    the next search should start.
+    """
+    found = 0
+    num_slots = slot_rows.size
+    for step in range(num_slots):
+        slot = start + step
+        if slot >= num_slots:
+            slot -= num_slots
+        if slot_rows[slot] >= 0 and slot_used[slot] < oldest_held:
+            if found == limit:
+                return found, slot
+            idle[found] = slot
+            found += 1
+    return found, start
+
+
+@kernel()
+def release_slots(victims, slot_rows, slot_flags, codes, free, num_free, table_starts, back_slots, back_rows, tally):
+    """Take the rows of the slots `victims` off the device: list those to write back, push the slots on `free`.
+
+    Returns the number of rows to write back; free holds num_free + len(victims) slots afterwards.
+    """
+    num_back = 0
+    for i in range(victims.size):
+        slot = victims[i]
+        row = slot_rows[slot]
+        table = np.searchsorted(table_starts, row, side="right") - 1
+        tally[table, DEMOTED] += 1
+        if slot_flags[slot] & DIRTY:
+            back_slots[num_back] = slot
+            back_rows[num_back] = row
+            num_back += 1
+            tally[table, WRITTEN_BACK] += 1
+            codes[row] = ON_HOST
+        elif slot_flags[slot] & CHANGED:
+            codes[row] = ON_HOST
+        else:
+            codes[row] = INITIAL
+        slot_rows[slot] = -1
+        slot_flags[slot] = 0
+        free[num_free + i] = slot
+    return num_back
+
+
+@kernel()
+def take_slots(
+    takers, rows, codes, locations, slot_rows, slot_flags, free, num_free, table_starts, slots, initial, tally
+):
+    """Give each of the missing distinct rows `takers` a free slot, from the end of `free`.
+
+    Outputs, aligned with takers: slots (int64) and initial (bool): the row is still at its initial value.
+    """
+    for i in range(takers.size):
+        u = takers[i]
+        slot = free[num_free - 1 - i]
+        row = rows[u]
+        table = np.searchsorted(table_starts, row, side="right") - 1
+        tally[table, FETCHED] += 1
+        tally[table, PROMOTED] += 1
+        initial[i] = codes[row] == INITIAL
+        slot_flags[slot] = 0 if initial[i] else CHANGED
+        slot_rows[slot] = row
+        codes[row] = slot + 1
+        locations[u] = slot
+        slots[i] = slot
+
+
+@kernel()
+def use_rows_on_host(rows, codes, locations, fresh):
+    """Rows without a slot get the location ~row; those still at their initial value are listed in `fresh`."""
+    num_fresh = 0
+    for u in range(rows.size):
+        if locations[u] < 0:
+            row = rows[u]
+            locations[u] = ~row
+            if codes[row] == INITIAL:
+                codes[row] = ON_HOST
+                fresh[num_fresh] = row
+                num_fresh += 1
+    return num_fresh
+
+
+@kernel()
+def touch(rows, counts, locations, batch, accesses, last_access, slot_used):
+    """Count the look-ups of a planned batch and hold its slots. last_access stores batch + 1; 0 means never."""
+    for u in range(rows.size):
+        row = rows[u]
+        accesses[row] += np.uint32(counts[u])
+        last_access[row] = batch + 1
+        if locations[u] >= 0:
+            slot_used[locations[u]] = batch
+
+
+@kernel()
+def lay_out_bags(
+    offsets, num_samples, feature_at, feature_column, num_columns, first_vector, starts, vectors, scales, mean
+):
+    """Describe the bags of one feature: where each starts in the group's look-ups and which vector it fills.
+
+    offsets: the batch's; feature_at: the feature's number in the batch; feature_column: its column in the pooled
+    output (num_columns columns), or -1 if it is not pooled: then every look-up is a bag of its own, and vectors run
+    on from first_vector. starts and vectors are written from index 0; scales (look-ups of the feature, or empty)
+    gets 1 / size for mean pooling. Returns the number of bags.
+    """
+    base = offsets[feature_at * num_samples]
+    if feature_column < 0:
+        num_lookups = offsets[(feature_at + 1) * num_samples] - base
+        for p in range(num_lookups):
+            starts[p] = p
+            vectors[p] = first_vector + p
+        return num_lookups
+    for b in range(num_samples):
+        start = offsets[feature_at * num_samples + b] - base
+        starts[b] = start
+        vectors[b] = b * num_columns + feature_column
+        if mean:
+            stop = offsets[feature_at * num_samples + b + 1] - base
+            for p in range(start, stop):
+                scales[p] = np.float32(1.0) / np.float32(stop - start)
+    return num_samples
+
+
+@kernel()
+def lookup_locations(inverse, locations, lookups):
+    """lookups[p] = location of look-up p's row."""
+    for p in range(inverse.size):
+        lookups[p] = locations[inverse[p]]
+
+
+@kernel()
+def group_by_row(counts, skipped, inverse, bag_starts, bag_vectors, cursors, segments, updated, vectors, origins):
+    """Group the look-ups by row, in look-up order, leaving out the rows with skipped[u].
+
+    Outputs: updated (int64) the distinct rows that remain, segments (updated + 1,) int64, vectors int32 the output
+    vector of each grouped look-up, origins int64 its look-up (where scales need it; else empty). cursors (U,) int64
+    is scratch. Returns the number of rows that remain.
+    """
+    kept = 0
+    at = 0
+    for u in range(counts.size):
+        if skipped.size > 0 and skipped[u]:
+            cursors[u] = -1
+            continue
+        updated[kept] = u
+        segments[kept] = at
+        cursors[u] = at
+        at += counts[u]
+        kept += 1
+    segments[kept] = at
+    for bag in range(bag_vectors.size):
+        for p in range(bag_starts[bag], bag_starts[bag + 1]):
+            cursor = cursors[inverse[p]]
+            if cursor >= 0:
+                vectors[cursor] = bag_vectors[bag]
+                if origins.size > 0:
+                    origins[cursor] = p
+                cursors[inverse[p]] = cursor + 1
+    return kept
+
+
+@kernel()
+def mark_dirty(updated, locations, slot_flags):
+    """The slots of rows that this batch will change."""
+    for i in range(updated.size):
+        location = locations[updated[i]]
+        if location >= 0:
+            slot_flags[location] |= DIRTY
+
+
+@kernel()
+def count_skipped(table_ends, counts, skipped, tally):
+    """Add the skipped rows and their look-ups to tally."""
+    first = 0
+    for table in range(table_ends.size):
+        for u in range(first, table_ends[table]):
+            if skipped[u]:
+                tally[table, SKIPPED_UPDATES] += 1
+                tally[table, SKIPPED_LOOKUPS] += counts[u]
+        first = table_ends[table]
+
+
+@kernel()
+def add_update_norms(rows, norms, totals, bin_edges, bin_counts):
+    """totals[row] += norm, and count the norm in its histogram bin [edge i, edge i + 1); returns their sum."""
+    total = 0.0
+    for i in range(rows.size):
+        totals[rows[i]] += norms[i]
+        total += norms[i]
+        bin_counts[min(max(np.searchsorted(bin_edges, norms[i], side="right") - 1, 0), bin_counts.size - 1)] += 1
+    return total
+
+
+@kernel()
+def gather_records(rows, accesses, last_access, update_norms, out_accesses, out_last, out_norms):
+    """Copy the records of `rows` for a policy; last accesses are given as batch numbers, -1 = none."""
+    for i in range(rows.size):
+        row = rows[i]
+        out_accesses[i] = accesses[row]
+        out_last[i] = np.int64(last_access[row]) - 1
+        out_norms[i] = update_norms[row]
+
+
+@kernel()
+def mark_next_access(rows, codes, batch, slot_next):
+    """slot_next[slot] = batch for the rows that are on the device; call from the farthest batch to the nearest."""
+    for u in range(rows.size):
+        code = codes[rows[u]]
+        if code > 0:
+            slot_next[code - 1] = batch
+
+
+@kernel()
+def find_entries(rows, accesses, min_accesses, keys, places, entry_rows, num_entries, entries):
+    """Look the distinct rows of a batch up in the hot set, and enter rows accessed often enough while there is room.
+
+    keys int64 (-1 = empty) and places int32 are the hot set's hash table, a power of two; entry_rows (H,) int64;
+    entries (U,) int32 receives each row's entry or -1. Returns the new number of entries.
+    """
+    mask = keys.size - 1
+    for u in range(rows.size):
+        entries[u] = -1
+        row = rows[u]
+        if np.int64(accesses[row]) < min_accesses:
+            continue
+        h = np.int64((np.uint64(row) * HASH) >> S40) & mask
+        while keys[h] != row and keys[h] != -1:
+            h = (h + 1) & mask
+        if keys[h] == row:
+            entries[u] = places[h]
+        elif num_entries < entry_rows.size:
+            keys[h] = row
+            places[h] = num_entries
+            entry_rows[num_entries] = row
+            entries[u] = num_entries
+            num_entries += 1
+    return num_entries
+
+
+@kernel()
+def visit_entries(entries, counts, epoch, entry_epoch, entry_accesses, entry_saturated, skipped, due):
+    """Count the look-ups of tracked rows, mark the saturated ones, and list the u whose snapshot is due.
+
+    Returns the number of due snapshots. A snapshot is due at a row's first look-up in an epoch (interval).
+    """
+    num_due = 0
+    for u in range(entries.size):
+        entry = entries[u]
+        skipped[u] = False
+        if entry < 0:
+            continue
+        entry_accesses[entry] += counts[u]
+        skipped[u] = entry_saturated[entry]
+        if entry_epoch[entry] < epoch:
+            entry_epoch[entry] = epoch
+            due[num_due] = u
+            num_due += 1
+    return num_due

@@ -1,0 +1,262 @@
+"""Loops of the synthetic stream: every value is a hash of (key, sample index) or of (key, id), so nothing is stored.
+
+Letters: B samples, F fields, D dense inputs. Ids are (F, B), feature-major, so that one field's constants serve a
+whole loop. `fields` is a record array (F,) of `FIELD`; a key is a 64-bit number that names one stream of hashes.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.kernels.jit import kernel
+
+FIELD = np.dtype(
+    [
+        ("size", np.int64),  # rows of the table = popular + singletons
+        ("popular", np.int64),  # rows drawn by popularity: ranks [0, popular)
+        ("singletons", np.int64),  # rows drawn once in `period` samples: ranks [popular, size)
+        ("period", np.uint64),  # a power of two
+        ("half", np.uint64),  # half of the period's bits, rounded up
+        ("default_limit", np.uint64),  # a 32-bit number below it is a look-up of the default id
+        ("stride", np.int64),  # id = (rank * stride + offset) mod size, gcd(stride, size) = 1
+        ("offset", np.int64),
+        ("churn", np.int64),  # ranks rotated by so many after the drift
+        ("low", np.float64),  # Zipf-Mandelbrot, inverted: rank = (low + p * span) ** power - shift
+        ("span", np.float64),
+        ("power", np.float64),
+        ("shift", np.float64),
+        ("common", np.float64),  # weight of the sample's latent number in a draw, and
+        ("own", np.float64),  # weight of the draw's own number; their squares add to 1
+        ("keep", np.float64),  # a drifted id's effect = keep * old + renew * fresh
+        ("renew", np.float64),
+        ("drift_limit", np.uint64),  # an id whose 32-bit hash lies below it drifts
+        ("draw_key", np.uint64),
+        ("main_key", np.uint64),
+        ("product_key", np.uint64),
+        ("factor_key", np.uint64, (2,)),
+        ("drift_key", np.uint64),
+    ]
+)
+PAIR = np.dtype([("first", np.int64), ("second", np.int64), ("weight", np.float64)])  # two fields
+PRODUCT = np.dtype([("column", np.int64), ("field", np.int64), ("weight", np.float64)])  # dense column, field
+
+# 64 bits. Numba hands them back to plain Python as an int but takes only np.uint64 above 2^63, hence the casts.
+Word = int | np.uint64
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_FRESH = np.uint64(0xD1B54A32D192ED03)  # turns an effect's key into the key of its successor after the drift
+_MASK_32 = np.uint64(0xFFFFFFFF)
+_MASK_16 = np.uint64(0xFFFF)
+_UNIT_32 = 2.0**-32
+_BELL_SCALE = math.sqrt(3.0) / 65536.0
+
+
+@kernel()
+def hashed(key: Word, value: Word) -> Word:
+    """Number `value` of the stream `key`: 64 well-mixed bits (splitmix64, Steele, Lea and Flood 2014)."""
+    bits = np.uint64(key) + np.uint64(value) * _GOLDEN
+    bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
+    bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
+    return bits ^ (bits >> np.uint64(31))
+
+
+@kernel()
+def uniform(bits: Word) -> float:
+    """A number in (0, 1), never 0 or 1, from the upper 32 bits."""
+    return (float(np.int64(np.uint64(bits) >> np.uint64(32))) + 0.5) * _UNIT_32
+
+
+@kernel()
+def normal(bits: Word) -> float:
+    """A standard normal number from the upper 32 bits: the inverse distribution function, PPND7 of AS 241.
+
+    Relative error 1e-7 (Wichura 1988). Its far branch, beyond 6.6 sigma, cannot be reached with 32 bits.
+    """
+    p = uniform(bits)
+    q = p - 0.5
+    if abs(q) <= 0.425:
+        r = 0.180625 - q * q
+        above = ((5.9109374720e01 * r + 1.5929113202e02) * r + 5.0434271938e01) * r + 3.3871327179e00
+        below = ((6.7187563600e01 * r + 7.8757757664e01) * r + 1.7895169469e01) * r + 1.0
+        return q * above / below
+    r = math.sqrt(-math.log(min(p, 1.0 - p))) - 1.6
+    above = ((1.7023821103e-01 * r + 1.3067284816e00) * r + 2.7568153900e00) * r + 1.4234372777e00
+    below = (1.2021132975e-01 * r + 7.3700164250e-01) * r + 1.0
+    return math.copysign(above / below, q)
+
+
+@kernel()
+def bell(bits: Word) -> float:
+    """Mean 0, variance 1, nearly normal, within 3.47: the sum of four 16-bit numbers. Cheap, for effects of ids."""
+    word = np.uint64(bits)
+    total = (word & _MASK_16) + ((word >> np.uint64(16)) & _MASK_16)
+    total += ((word >> np.uint64(32)) & _MASK_16) + (word >> np.uint64(48))
+    return (float(np.int64(total)) - 131070.0) * _BELL_SCALE
+
+
+@kernel()
+def below_normal(x: float) -> float:
+    """The standard normal distribution function by a logistic curve (Page 1977), error at most 2e-4."""
+    return 1.0 / (1.0 + math.exp(-x * (1.5976 + 0.070565992 * x * x)))
+
+
+@kernel()
+def shuffled(field: Any, index: int) -> int:
+    """A pseudo-random permutation of [0, period) of the sample's place in its period."""
+    mask = field["period"] - np.uint64(1)
+    half = field["half"]
+    place = ((np.uint64(index) ^ field["draw_key"]) * _FIRST) & mask
+    place = ((place ^ (place >> half)) * _SECOND) & mask
+    return np.int64(place ^ (place >> half))  # type: ignore[return-value]
+
+
+@kernel()
+def popular_rank(field: Any, own: float, latent: float) -> int:
+    """A rank in [0, popular) by popularity; `own` and `latent` are standard normal, low numbers mean popular."""
+    p = below_normal(field["common"] * latent + field["own"] * own)
+    rank = np.int64(math.pow(field["low"] + p * field["span"], field["power"]) - field["shift"])
+    return min(max(rank, 0), field["popular"] - 1)  # type: ignore[no-any-return]
+
+
+@kernel()
+def draw_rank(field: Any, index: int, latent: float, drifted: bool) -> int:
+    """The rank that sample `index` looks up in a field: the default id's (0), a singleton's, or a popular one's."""
+    bits = np.uint64(hashed(field["draw_key"], index))
+    if (bits & _MASK_32) < field["default_limit"]:
+        return 0
+    if field["singletons"] > 0:
+        place = shuffled(field, index)
+        if place < field["singletons"]:
+            return field["popular"] + place  # type: ignore[no-any-return]
+    rank = popular_rank(field, normal(bits), latent)
+    if drifted and field["churn"] > 0:
+        rank = (rank + field["churn"]) % field["popular"]
+    return rank
+
+
+@kernel()
+def draw_normals(key: Word, start: int, out: NDArray[np.float64]) -> None:
+    """Standard normal numbers `out` (B,) of the samples from `start` on."""
+    for b in range(len(out)):
+        out[b] = normal(np.uint64(hashed(key, start + b)))
+
+
+@kernel()
+def draw_dense(
+    keys: NDArray[np.uint64],
+    start: int,
+    correlation: float,
+    latent: NDArray[np.float64],
+    out: NDArray[np.float32],
+) -> None:
+    """Standard normal dense inputs `out` (B, D); the first has the given correlation with `latent` (B,)."""
+    own = math.sqrt(1.0 - correlation * correlation)
+    for b in range(len(out)):
+        for d in range(len(keys)):
+            out[b, d] = normal(np.uint64(hashed(keys[d], start + b)))
+        out[b, 0] = correlation * latent[b] + own * out[b, 0]
+
+
+@kernel()
+def draw_ids(
+    fields: NDArray[np.void],
+    start: int,
+    first_drifted: int,
+    latent: NDArray[np.float64],
+    out: NDArray[np.int64],
+) -> None:
+    """Ids `out` (F, B) of the samples from `start` on; samples b >= `first_drifted` come after the drift."""
+    for f in range(len(fields)):
+        field = fields[f]
+        for b in range(out.shape[1]):
+            rank = draw_rank(field, start + b, latent[b], b >= first_drifted)
+            out[f, b] = (rank * field["stride"] + field["offset"]) % field["size"]
+
+
+@kernel()
+def effect(field: Any, key: Word, index: int, drifted: bool) -> float:
+    """The effect of id `index` in the stream `key` of its field, before or after the drift."""
+    value = bell(np.uint64(hashed(key, index)))
+    if drifted and (np.uint64(hashed(field["drift_key"], index)) >> np.uint64(32)) < field["drift_limit"]:
+        fresh = bell(np.uint64(hashed(np.uint64(key) ^ _FRESH, index)))
+        value = field["keep"] * value + field["renew"] * fresh
+    return value
+
+
+@kernel()
+def add_main(
+    fields: NDArray[np.void],
+    weights: NDArray[np.float64],
+    first_drifted: int,
+    ids: NDArray[np.int64],
+    out: NDArray[np.float64],
+) -> None:
+    """Adds to `out` (B,) the sum of the weighted effects of a sample's ids (F, B)."""
+    for f in range(len(fields)):
+        field = fields[f]
+        key = field["main_key"]
+        for b in range(len(out)):
+            out[b] += weights[f] * effect(field, key, ids[f, b], b >= first_drifted)
+
+
+@kernel()
+def add_pairs(
+    fields: NDArray[np.void],
+    pairs: NDArray[np.void],
+    first_drifted: int,
+    ids: NDArray[np.int64],
+    out: NDArray[np.float64],
+) -> None:
+    """Adds to `out` (B,) the weighted inner products of the two factors of the ids of each `PAIR` of fields."""
+    for p in range(len(pairs)):
+        first, second = pairs[p]["first"], pairs[p]["second"]
+        weight = pairs[p]["weight"]
+        for k in range(2):
+            key, other_key = fields[first]["factor_key"][k], fields[second]["factor_key"][k]
+            for b in range(len(out)):
+                drifted = b >= first_drifted
+                one = effect(fields[first], key, ids[first, b], drifted)
+                other = effect(fields[second], other_key, ids[second, b], drifted)
+                out[b] += weight * one * other
+
+
+@kernel()
+def add_dense(
+    linear: NDArray[np.float64], curved: NDArray[np.float64], dense: NDArray[np.float32], out: NDArray[np.float64]
+) -> None:
+    """Adds to `out` (B,) linear terms of all dense inputs and three curved ones of x1, x2 and x3, x4."""
+    for b in range(len(out)):
+        x = dense[b]
+        total = curved[0] * math.sin(1.5 * x[1]) + curved[1] * x[2] * x[3] + curved[2] * abs(x[4])
+        for d in range(len(linear)):
+            total += linear[d] * x[d]
+        out[b] += total
+
+
+@kernel()
+def add_products(
+    fields: NDArray[np.void],
+    products: NDArray[np.void],
+    first_drifted: int,
+    ids: NDArray[np.int64],
+    dense: NDArray[np.float32],
+    out: NDArray[np.float64],
+) -> None:
+    """Adds to `out` (B,) for each `PRODUCT` a dense input times the effect of an id."""
+    for p in range(len(products)):
+        f, column = products[p]["field"], products[p]["column"]
+        weight, key = products[p]["weight"], fields[f]["product_key"]
+        for b in range(len(out)):
+            slope = effect(fields[f], key, ids[f, b], b >= first_drifted)
+            out[b] += weight * slope * dense[b, column]
+
+
+@kernel()
+def draw_labels(key: Word, start: int, probability: NDArray[np.float64], out: NDArray[np.float32]) -> None:
+    """Labels `out` (B,): 1 with the given probability (B,), else 0."""
+    for b in range(len(out)):
+        out[b] = 1.0 if uniform(np.uint64(hashed(key, start + b))) < probability[b] else 0.0

@@ -1,0 +1,240 @@
+"""How the fields of a text line are read, each kind by one function: `(data, first) -> (value, stop)`.
+
+The data end with a line feed, so a field's loop stops at the latest there and needs no check of its own. A field
+that cannot be read is left at its first byte, which then is not the separator that must follow; an empty one
+stops where it starts, too, but at a separator.
+"""
+
+import numpy as np
+
+from adaptive.kernels.jit import kernel
+
+LF, CR = 10, 13
+_MINUS, _PLUS, _POINT = 45, 43, 46
+_MAX_INTEGER = 2**63 - 1
+_MANTISSA_LIMIT = 10**17
+_POWERS = 10.0 ** np.arange(23)  # exact in float64
+_FNV_START = np.uint64(0xCBF29CE484222325)
+_FNV_PRIME = np.uint64(0x100000001B3)
+_FOUR = np.uint64(4)
+_MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+
+# Tables are globals, not arguments: numba counts references to an array argument in every call, which is atomic
+# and took half of the time.
+_DIGITS = np.full(256, 255)  # hex digit of a byte, or 255
+_DIGITS[[ord(digit) for digit in "0123456789abcdef"]] = range(16)
+_DIGITS[[ord(digit) for digit in "ABCDEF"]] = range(10, 16)
+_PLAIN = np.ones(256, np.bool_)  # bytes that are never a separator, a quote or an end of line
+_PLAIN[[byte for byte in range(128) if not chr(byte).isalnum() and chr(byte) not in "._-+"]] = False
+
+
+@kernel()
+def integer(data, first):
+    """Decimal integer of at most 19 digits, within +-(2^63 - 1) -> (value, stop)."""
+    negative = data[first] == _MINUS
+    start = first + 1 if negative else first
+    p, value = start, 0
+    digit = int(_DIGITS[data[p]])
+    while digit < 10:
+        value = value * 10 + digit
+        p += 1
+        digit = int(_DIGITS[data[p]])
+    if p - start > 19 or value < 0 or value > _MAX_INTEGER or p == start:
+        return 0, first
+    return -value if negative else value, p
+
+
+@kernel()
+def hexadecimal(data, first):
+    """Up to 16 hex digits -> (key, stop)."""
+    p, key = first, np.uint64(0)
+    digit = _DIGITS[data[p]]
+    while digit < 16:
+        key = (key << _FOUR) | np.uint64(digit)
+        p += 1
+        digit = _DIGITS[data[p]]
+    return np.int64(key), p if p - first <= 16 else first
+
+
+@kernel()
+def decimal(data, first):
+    """Decimal number -> (value, stop): exact to 15 digits, to 2 units in the last place of float64 beyond."""
+    p = first + 1 if data[first] == _MINUS else first
+    mantissa, exponent, digits = 0, 0, 0
+    for part in range(2):
+        digit = int(_DIGITS[data[p]])
+        while digit < 10:
+            if mantissa < _MANTISSA_LIMIT:
+                mantissa = mantissa * 10 + digit
+                exponent -= part
+            else:
+                exponent += 1 - part
+            digits += 1
+            p += 1
+            digit = int(_DIGITS[data[p]])
+        if part == 1 or data[p] != _POINT:
+            break
+        p += 1
+    if digits == 0:
+        return 0.0, first
+    if data[p] == 69 or data[p] == 101:  # E, e
+        power, stop = exponent_of(data, p + 1)
+        if stop == p + 1:
+            return 0.0, first
+        exponent, p = exponent + power, stop
+    value = scaled(float(mantissa), exponent)
+    return -value if data[first] == _MINUS else value, p
+
+
+@kernel()
+def exponent_of(data, first):
+    """Exponent after the e; beyond 9,999 it stays there, which is 0 or infinite anyway."""
+    p = first + 1 if data[first] == _MINUS or data[first] == _PLUS else first
+    start, power = p, 0
+    digit = int(_DIGITS[data[p]])
+    while digit < 10:
+        power = min(power * 10 + digit, 9999)
+        p += 1
+        digit = int(_DIGITS[data[p]])
+    if p == start:
+        return 0, first
+    return -power if data[first] == _MINUS else power, p
+
+
+@kernel()
+def scaled(mantissa, exponent):
+    if mantissa == 0.0 or -22 <= exponent <= 22:
+        return mantissa * _POWERS[exponent] if exponent >= 0 else mantissa / _POWERS[min(-exponent, 22)]
+    if exponent > 308:
+        return np.inf
+    if exponent < -300:  # in two steps: the power alone would be subnormal and lose digits
+        return mantissa * 1e-300 * 10.0 ** max(exponent + 300, -100)
+    return mantissa * 10.0**exponent
+
+
+@kernel()
+def text(data, first, separator, inner, closing):
+    """Text up to a separator, or the quote `closing` if that is >= 0 -> (FNV-1a key, stop, all bytes or-ed)."""
+    p, key, seen = first, _FNV_START, 0
+    while True:
+        byte = np.int64(data[p])
+        if not _PLAIN[byte]:
+            if byte in (LF, inner, 0):
+                break
+            if closing >= 0:
+                if byte == closing:
+                    if data[p + 1] != closing:
+                        break
+                    p += 1  # a doubled quote stands for one
+            elif byte == separator or (byte == CR and data[p + 1] == LF):
+                break
+        key = (key ^ np.uint64(byte)) * _FNV_PRIME
+        seen |= byte
+        p += 1
+    return np.int64(key), p, seen
+
+
+@kernel()
+def fixed(data, first, width):
+    """A number of exactly `width` digits, or -1."""
+    value = 0
+    for p in range(first, first + width):
+        digit = int(_DIGITS[data[p]])
+        if digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@kernel()
+def days(year, month, day):
+    """Days since 1970-01-01 in the Gregorian calendar, or -1 for no date (years before 1970 are none)."""
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    if year < 1970 or month < 1 or month > 12 or day < 1:
+        return -1
+    if day > _MONTH_DAYS[month] + (1 if leap and month == 2 else 0):
+        return -1
+    before = year - 1
+    total = year * 365 + before // 4 - before // 100 + before // 400 + day
+    for earlier in range(1, month):
+        total += _MONTH_DAYS[earlier]
+    return total + (1 if leap and month > 2 else 0) - 719528
+
+
+@kernel()
+def iso_time(data, first):
+    """`YYYY-MM-DD`, then perhaps `[ T]HH:MM:SS[.f]` and `Z` or `+HH:MM` -> (seconds since 1970 UTC, stop)."""
+    year = fixed(data, first, 4)
+    if year < 0 or data[first + 4] != _MINUS:
+        return 0.0, first
+    month = fixed(data, first + 5, 2)
+    if month < 0 or data[first + 7] != _MINUS:
+        return 0.0, first
+    day = fixed(data, first + 8, 2)
+    date = days(year, month, day)
+    if day < 0 or date < 0:
+        return 0.0, first
+    p = first + 10
+    if data[p] != 32 and data[p] != 84:  # space, T
+        return date * 86400.0, p
+    seconds, stop = clock(data, p + 1)
+    return date * 86400.0 + seconds, stop if stop > p + 1 else first
+
+
+@kernel()
+def clock(data, first):
+    """`HH:MM:SS[.f]` and `Z` or `+HH:MM` -> (seconds, stop)."""
+    hour = fixed(data, first, 2)
+    if hour < 0 or hour > 23 or data[first + 2] != 58:
+        return 0.0, first
+    minute = fixed(data, first + 3, 2)
+    if minute < 0 or minute > 59 or data[first + 5] != 58:
+        return 0.0, first
+    second = fixed(data, first + 6, 2)
+    if second < 0 or second > 59:
+        return 0.0, first
+    total = hour * 3600.0 + minute * 60.0 + second
+    p = first + 8
+    if data[p] == _POINT:
+        fraction, stop = decimal(data, p)
+        if stop == p:
+            return 0.0, first
+        total, p = total + fraction, stop
+    if data[p] == 90:  # Z
+        return total, p + 1
+    if data[p] != _PLUS and data[p] != _MINUS:
+        return total, p
+    hours = fixed(data, p + 1, 2)
+    if hours < 0 or hours > 23 or data[p + 3] != 58:
+        return 0.0, first
+    minutes = fixed(data, p + 4, 2)
+    if minutes < 0 or minutes > 59:
+        return 0.0, first
+    offset = hours * 3600.0 + minutes * 60.0
+    return total - offset if data[p] == _PLUS else total + offset, p + 6
+
+
+@kernel()
+def ends_line(data, p):
+    return data[p] == LF or (data[p] == CR and data[p + 1] == LF)
+
+
+@kernel()
+def is_utf8(data, start, end):
+    """Whether the bytes are UTF-8 (RFC 3629: shortest forms, no surrogates, up to U+10FFFF)."""
+    p = start
+    while p < end:
+        lead = np.int64(data[p])
+        more, low, high = 0, 0x80, 0xBF
+        if lead >= 0x80:
+            if lead < 0xC2 or lead > 0xF4:
+                return False
+            more = 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
+            low = 0xA0 if lead == 0xE0 else 0x90 if lead == 0xF0 else 0x80
+            high = 0x9F if lead == 0xED else 0x8F if lead == 0xF4 else 0xBF
+        for i in range(1, more + 1):
+            if p + i >= end or data[p + i] < low or data[p + i] > high:
+                return False
+            low, high = 0x80, 0xBF
+        p += more + 1
+    return True

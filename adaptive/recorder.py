@@ -1,0 +1,160 @@
+"""Steps become records: every `log_every` steps one `IntervalRecord`, handed to the file, TensorBoard, the terminal."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.evaluation import Evaluation
+from adaptive.telemetry.counters import table_counts
+from adaptive.telemetry.metrics import StreamingAUC, StreamingLogLoss
+from adaptive.telemetry.record import STAGES, EvalRecord, Histogram, IntervalRecord, Record, sum_tables
+from adaptive.telemetry.report import RunTotals
+from adaptive.tiers.statistics import Statistics
+
+
+class Sink(Protocol):
+    """Where records go."""
+
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Recorder:
+    """Adds up what a training loop tells it; closes its sinks.
+
+    Attributes:
+        steps, samples: trained so far.
+        totals: of all intervals written.
+        auc, log_loss: of the predictions made in training, each before its batch was learnt.
+    """
+
+    def __init__(
+        self,
+        embeddings: TieredEmbeddingBag,
+        sinks: Sequence[Sink] = (),
+        *,
+        log_every: int = 20,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """
+        Args:
+            embeddings: whose statistics are taken at the end of each interval.
+            sinks: closed by `close`.
+            log_every: steps of an interval.
+            now: seconds; tests give their own clock.
+        """
+        self.steps = 0
+        self.samples = 0
+        self.totals = RunTotals()
+        self.auc, self.log_loss = StreamingAUC(), StreamingLogLoss()
+        self._embeddings, self._sinks, self._log_every, self._now = embeddings, sinks, log_every, now
+        self.start()
+
+    def start(self) -> None:
+        """Begin an interval: what time has passed before is no step's."""
+        self._losses: list[float] = []
+        self._logits: list[Tensor] = []
+        self._labels: list[NDArray[np.float32]] = []
+        self._seconds: dict[str, float] = {}
+        self._started = self._now()
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time spent inside to a stage of the training thread. On a GPU: the time to launch the work."""
+        start = self._now()
+        try:
+            yield
+        finally:
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + self._now() - start
+
+    def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
+        """Record a trained batch: mean loss, logits (B,) and labels (B,)."""
+        self.steps += 1
+        self.samples += len(labels)
+        self._losses.append(loss)
+        self._logits.append(logits.detach())
+        self._labels.append(labels)
+
+    def write_if_due(self) -> None:
+        """Write a record if the interval is full. Call it when the next batch has come: then the last one counts."""
+        if len(self._losses) >= self._log_every:
+            self.write_interval()
+
+    def write_interval(self) -> None:
+        """Write a record of the steps since the last one; nothing if there were none."""
+        if not self._losses:
+            return
+        if self._embeddings.device.type == "cuda":
+            torch.cuda.synchronize(self._embeddings.device)  # work launched is not work done
+        seconds = self._now() - self._started
+        logits, labels = torch.cat(self._logits).float().cpu().numpy(), np.concatenate(self._labels)
+        self.auc.update(logits, labels)
+        self.log_loss.update(logits, labels)
+        record = self._interval(self._embeddings.take_statistics(), seconds, len(labels))
+        self.totals.add(record)
+        self.write(record)
+        self.start()
+
+    def write_evaluation(self, found: Evaluation) -> None:
+        """Record an evaluation. Its time is no interval's."""
+        self.write(EvalRecord(step=self.steps, samples=found.samples, auc=found.auc, log_loss=found.log_loss))
+        self.start()
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+    def _interval(self, found: Statistics, seconds: float, num_samples: int) -> IntervalRecord:
+        tables = table_counts(
+            self._embeddings.table_names,
+            found.counts,
+            row_bytes=found.row_bytes,
+            resident_rows=found.resident_rows,
+            saturated_rows=found.saturated_rows,
+        )
+        whole = sum_tables(list(tables.values()))
+        return IntervalRecord(
+            step=self.steps,
+            samples=self.samples,
+            loss=float(np.mean(self._losses)),
+            auc=self.auc.value(),
+            log_loss=self.log_loss.value(),
+            samples_per_s=num_samples / seconds if seconds > 0 else 0.0,
+            time_ms=self._time_ms(found, seconds),
+            hit_rate=whole.hit_rate,
+            row_hit_rate=whole.row_hit_rate,
+            tables=tables,
+            update_norms=_update_norms(found),
+        )
+
+    def _time_ms(self, found: Statistics, seconds: float) -> dict[str, float]:
+        """Mean per step. The training thread's stages and `other` add up to the step; the rest runs beside it."""
+        own = {stage: 1000 * spent for stage, spent in self._seconds.items()}
+        total = {**found.times_ms, **own}
+        total["other"] = max(1000 * seconds - sum(own.values()), 0.0)
+        return {stage: total[stage] / len(self._losses) for stage in (*STAGES, "policy") if stage in total}
+
+    def write(self, record: Record) -> None:
+        """Hand a record to every sink."""
+        for sink in self._sinks:
+            sink.write(record)
+
+
+def _update_norms(found: Statistics) -> Histogram | None:
+    if not found.update_norm_counts.any():
+        return None
+    middles = (found.update_norm_edges[1:] + found.update_norm_edges[:-1]) / 2
+    return Histogram(
+        found.update_norm_edges,
+        found.update_norm_counts,
+        found.update_norm_sum,
+        float(found.update_norm_counts @ middles**2),  # bins know no better
+    )

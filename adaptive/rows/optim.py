@@ -1,0 +1,123 @@
+"""Optimizers of rows: what state a row carries, and the numbers the update kernels need.
+
+Every optimizer is *lazy*: a row changes only in batches that look it up, and Adam's step count is the row's own.
+There is no weight decay. The formulas stand in `adaptive.kernels.cpu.apply_update` and, slowly, in
+`tests/reference.py`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.config import OptimizerConfig
+from adaptive.kernels.cpu import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
+
+
+@dataclass(frozen=True)
+class RowOptimizer(ABC):
+    """Interface. `kind` selects the formula in the kernels."""
+
+    kind: ClassVar[int]
+
+    @abstractmethod
+    def state_width(self, embedding_dim: int) -> int:
+        """float32 values of state that travel with a row."""
+
+    @abstractmethod
+    def settings(self) -> NDArray[np.float32]:
+        """(5,) lr, eps, beta1, beta2, first value of the state."""
+
+    def corrections(self) -> NDArray[np.float32]:
+        """(t,) Adam's step size after t + 1 updates of a row; the last holds for all later ones."""
+        return np.zeros(1, np.float32)
+
+
+def _settings(
+    lr: float, eps: float = 0.0, beta1: float = 0.0, beta2: float = 0.0, first: float = 0.0
+) -> NDArray[np.float32]:
+    return np.array([lr, eps, beta1, beta2, first], np.float32)
+
+
+@dataclass(frozen=True)
+class SGD(RowOptimizer):
+    """w -= lr * g."""
+
+    kind: ClassVar[int] = SGD_
+    lr: float = 0.1
+
+    def state_width(self, embedding_dim: int) -> int:
+        return 0
+
+    def settings(self) -> NDArray[np.float32]:
+        return _settings(self.lr)
+
+
+@dataclass(frozen=True)
+class Adagrad(RowOptimizer):
+    """s += g * g; w -= lr * g / (sqrt(s) + eps), element by element, as torch.optim.Adagrad."""
+
+    kind: ClassVar[int] = ADAGRAD
+    lr: float = 0.05
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+
+    def state_width(self, embedding_dim: int) -> int:
+        return embedding_dim
+
+    def settings(self) -> NDArray[np.float32]:
+        return _settings(self.lr, self.eps, first=self.initial_accumulator)
+
+
+@dataclass(frozen=True)
+class RowwiseAdagrad(RowOptimizer):
+    """One accumulator a row: s += mean(g * g); w -= lr / (sqrt(s) + eps) * g, as FBGEMM's exact row-wise Adagrad."""
+
+    kind: ClassVar[int] = ROWWISE_ADAGRAD
+    lr: float = 0.05
+    eps: float = 1e-8
+    initial_accumulator: float = 0.0
+
+    def state_width(self, embedding_dim: int) -> int:
+        return 1
+
+    def settings(self) -> NDArray[np.float32]:
+        return _settings(self.lr, self.eps, first=self.initial_accumulator)
+
+
+@dataclass(frozen=True)
+class Adam(RowOptimizer):
+    """Adam as torch.optim.SparseAdam, except that the step count is each row's own number of updates."""
+
+    kind: ClassVar[int] = ADAM
+    lr: float = 0.001
+    eps: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+
+    def state_width(self, embedding_dim: int) -> int:
+        return 2 * embedding_dim + 1  # first moment, second moment, number of updates
+
+    def settings(self) -> NDArray[np.float32]:
+        return _settings(self.lr, self.eps, self.beta1, self.beta2)
+
+    def corrections(self) -> NDArray[np.float32]:
+        longest = max(self.beta1, self.beta2)
+        # Beyond this many updates 1 - beta**t rounds to 1 in float32.
+        steps = 1 if longest == 0 else min(1 << 20, int(np.ceil(-18.0 / np.log(longest))) + 1)
+        t = np.arange(1, steps + 1, dtype=np.float64)
+        size = self.lr * np.sqrt(1 - np.float64(self.beta2) ** t) / (1 - np.float64(self.beta1) ** t)
+        return size.astype(np.float32)
+
+
+def row_optimizer(config: OptimizerConfig) -> RowOptimizer:
+    """The optimizer a configuration names."""
+    if config.name == "sgd":
+        return SGD(config.lr)
+    if config.name == "adagrad":
+        return Adagrad(config.lr, config.eps, config.initial_accumulator)
+    if config.name == "rowwise_adagrad":
+        return RowwiseAdagrad(config.lr, config.eps, config.initial_accumulator)
+    return Adam(config.lr, config.eps, config.beta1, config.beta2)

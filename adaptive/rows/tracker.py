@@ -1,0 +1,53 @@
+"""`Tracker`: the record of every row, 16 bytes, owned by the look-ahead thread.
+
+Accesses and latest access are counted when a batch is planned; sizes of updates arrive a fixed number of batches
+after training. So what a policy sees at batch k does not depend on threads or clocks. Records are zero until a row
+is first touched and memory is only taken then: a billion rows cost nothing to construct. Evaluation does not count.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.kernels import planning
+
+RECORD = np.dtype(
+    [
+        ("code", np.int32),  # where the row lies, see kernels.planning
+        ("accesses", np.uint32),  # look-ups so far
+        ("last_access", np.int32),  # latest batch that looked the row up, + 1
+        ("update_norm", np.float32),  # sum of the L2 norms of its updates
+    ]
+)
+assert RECORD.itemsize == 16
+
+NUM_BINS = 64
+
+
+class Tracker:
+    """Records of the rows of one group, and a histogram of update sizes."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.records = np.zeros(num_rows, RECORD)
+        self.codes: NDArray[np.int32] = self.records["code"]
+        self.accesses: NDArray[np.uint32] = self.records["accesses"]
+        self.last_access: NDArray[np.int32] = self.records["last_access"]
+        self.update_norm: NDArray[np.float32] = self.records["update_norm"]
+        # Bins of half a power of two from 2**-24 to 2**8; what lies outside counts in the first or last bin.
+        self.bin_edges = np.exp2(np.linspace(-24, 8, NUM_BINS + 1)).astype(np.float32)
+        self.bin_counts = np.zeros(NUM_BINS, np.int64)
+        self.norm_sum = 0.0
+
+    def add_norms(self, rows: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
+        """Account for the updates of one trained batch; rows are distinct."""
+        self.norm_sum += planning.add_update_norms(rows, norms, self.update_norm, self.bin_edges, self.bin_counts)
+
+    def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """(accesses, latest batch or -1, update norm) of rows (n,)."""
+        accesses, last = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        norms = np.empty(len(rows), np.float32)
+        planning.gather_records(rows, self.accesses, self.last_access, self.update_norm, accesses, last, norms)
+        return accesses, last, norms
+
+    @property
+    def num_bytes(self) -> int:
+        return self.records.nbytes

@@ -1,0 +1,162 @@
+"""`metrics.jsonl`: the record of a run on disk, one JSON object per line, and its reader.
+
+Numbers that are not finite are written as null. Each line has a `kind`: "run" (the first line), "interval", "eval".
+"""
+
+import json
+import logging
+import math
+import os
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from adaptive.errors import InputError
+from adaptive.telemetry.record import EvalRecord, Histogram, IntervalRecord, Record, RunRecord, TableCounts
+
+SCHEMA: Final = 1
+MAX_WAITING: Final = 1000  # lines kept while the disk fails; some 10 MB with 26 tables
+
+_KINDS: Final = {RunRecord: "run", IntervalRecord: "interval", EvalRecord: "eval"}
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsFile:
+    """Appends records to a file. A disk that fails never stops training.
+
+    After a failed write one warning is logged, and the lines wait in memory (the latest 1,000) and are tried again
+    with the next record. A line that was written in part is cut off first, so the file holds whole lines only.
+
+    Attributes:
+        failures: writes that failed.
+        lost: lines given up because too many were waiting.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.failures = 0
+        self.lost = 0
+        self._waiting: deque[bytes] = deque()
+        self._whole: int | None = None  # bytes of whole lines in the file; unknown before the first write
+
+    def write(self, record: Record) -> None:
+        """Append a record (and those still waiting) and flush."""
+        if len(self._waiting) == MAX_WAITING:
+            self._waiting.popleft()
+            self.lost += 1
+        self._waiting.append(to_line(record))
+        self._flush()
+
+    def close(self) -> None:
+        """Try once more to write what is waiting; a warning says how many records did not make it."""
+        if self._waiting:
+            self._flush()
+        self.lost += len(self._waiting)
+        self._waiting.clear()
+        if self.lost:
+            logger.warning("%s: %d record(s) could not be written and are lost", self.path, self.lost)
+
+    def _flush(self) -> None:
+        try:
+            self._append(b"".join(self._waiting))
+        except OSError as error:
+            self.failures += 1
+            if self.failures == 1:
+                logger.warning("%s: %s; training goes on, records wait in memory for the next try", self.path, error)
+        else:
+            self._waiting.clear()
+
+    def _append(self, data: bytes) -> None:
+        if self._whole is None:
+            self._whole = _whole_lines(self.path)
+        with open(self.path, "ab") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > self._whole:  # part of a line, from a write that failed
+                file.truncate(self._whole)
+            file.write(data)
+        self._whole = min(size, self._whole) + len(data)  # less than before if the file was removed in between
+
+
+def to_line(record: Record) -> bytes:
+    """One record as a line of JSON, newline included."""
+    data = {"kind": _KINDS[type(record)], **asdict(record)}
+    if isinstance(record, RunRecord):
+        data["schema"] = SCHEMA
+    return json.dumps(plain(data), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def plain(value: Any) -> Any:
+    """The same value in JSON's types: numpy's become Python's, numbers that are not finite become None."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records of a `metrics.jsonl`, in order. A last line without its newline (still being written) is left out.
+
+    Raises:
+        InputError: if the file cannot be read, or a line is not a record; names file and line.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(_from_json(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path}:{number}: not a record of a run ({type(error).__name__}: {error}); "
+                "needed one JSON object per line, as written by adaptive-train"
+            ) from error
+    return records
+
+
+def _from_json(data: dict[str, Any]) -> Record:
+    kind = data.pop("kind")
+    if kind == "run":
+        if data.pop("schema") != SCHEMA:
+            raise ValueError(f"schema must be {SCHEMA}")
+        return RunRecord(**data)
+    if kind == "eval":
+        return EvalRecord(**data)
+    if kind != "interval":
+        raise ValueError(f"unknown kind {kind!r}")
+    data["tables"] = {name: TableCounts(**counts) for name, counts in data["tables"].items()}
+    if data["update_norms"] is not None:
+        data["update_norms"] = _histogram(data["update_norms"])
+    for name in ("loss", "samples_per_s"):
+        data[name] = _number(data[name])
+    for name in ("time_ms", "policy"):
+        data[name] = {key: _number(value) for key, value in data[name].items()}
+    return IntervalRecord(**data)
+
+
+def _histogram(data: dict[str, Any]) -> Histogram:
+    return Histogram(
+        edges=np.array(data["edges"], np.float64),
+        counts=np.array(data["counts"], np.int64),
+        sum=_number(data["sum"]),
+        sum_squares=_number(data["sum_squares"]),
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes up to and with the last newline: what an earlier writer left whole."""
+    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0

@@ -1,0 +1,143 @@
+"""The record of a run: plain values, one `IntervalRecord` per logging interval. Files and views are made from it.
+
+Numbers of an interval belong to the batches trained in it, unless they say "so far" or "now".
+"""
+
+import time
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+STAGES: Final = ("read", "plan", "write_back", "fetch", "wait", "forward", "backward", "update", "track", "other")
+"""The stages of a step, in order; keys of `time_ms`. `other` is what is left of the step's wall time."""
+
+
+def share(part: int, whole: int) -> float | None:
+    """part / whole, or None if there was nothing."""
+    return part / whole if whole else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCounts:
+    """What happened to the rows of one table (or of several) in an interval; `counters.Counter` says what each is."""
+
+    lookups: int = 0
+    unique_rows: int = 0
+    lookup_hits: int = 0
+    row_hits: int = 0
+    resident_rows: int = 0  # on the device now
+    promoted: int = 0
+    demoted: int = 0
+    fetched: int = 0
+    written_back: int = 0
+    fetched_bytes: int = 0
+    written_back_bytes: int = 0
+    saturated_rows: int = 0  # now
+    skipped_updates: int = 0
+    skipped_lookups: int = 0
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of look-ups whose row was on the device when its batch was planned; None without look-ups."""
+        return share(self.lookup_hits, self.lookups)
+
+    @property
+    def row_hit_rate(self) -> float | None:
+        """Share of the batches' unique rows that were on the device when planned; None without look-ups."""
+        return share(self.row_hits, self.unique_rows)
+
+    @property
+    def skipped_update_share(self) -> float | None:
+        """Share of row updates (one per unique row and batch) left out because the row is saturated."""
+        return share(self.skipped_updates, self.unique_rows)
+
+    @property
+    def skipped_lookup_share(self) -> float | None:
+        """Share of look-ups whose gradient was left out because the row is saturated."""
+        return share(self.skipped_lookups, self.lookups)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of rows copied in both directions."""
+        return self.fetched_bytes + self.written_back_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Counted values: `counts[i]` lie in [edges[i], edges[i + 1]); outer bins also hold what lies outside.
+
+    Raises:
+        ValueError: if lengths disagree, or edges are not finite and rising.
+    """
+
+    edges: NDArray[np.float64]  # (n + 1,)
+    counts: NDArray[np.int64]  # (n,)
+    sum: float
+    sum_squares: float
+
+    def __post_init__(self) -> None:
+        if len(self.counts) < 1 or len(self.edges) != len(self.counts) + 1:
+            raise ValueError(
+                f"histogram: {len(self.edges)} edges do not bound {len(self.counts)} bins; one more is needed"
+            )
+        if not np.isfinite(self.edges).all() or not (np.diff(self.edges) > 0).all():
+            raise ValueError("histogram: edges must be finite and rise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What a run is: the first line of `metrics.jsonl`."""
+
+    policy: str
+    table_rows: dict[str, int]  # rows of each table, in the model's order
+    config: str = ""  # the resolved configuration, as text
+    wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalRecord:
+    """One logging interval of training."""
+
+    step: int  # batches trained so far
+    samples: int  # so far
+    loss: float  # mean of the interval
+    auc: float | None  # running, None while only one class was seen
+    log_loss: float | None  # running, nats
+    samples_per_s: float
+    time_ms: dict[str, float]  # mean per step of each of STAGES
+    hit_rate: float | None  # of look-ups, all tables
+    row_hit_rate: float | None  # of unique rows, all tables
+    tables: dict[str, TableCounts]
+    update_norms: Histogram | None = field(default=None, compare=False)  # size of each row's update
+    policy: dict[str, float] = field(default_factory=dict)  # numbers that a policy or tier reports
+    wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRecord:
+    """One evaluation on held-out data."""
+
+    step: int  # batches trained before it
+    samples: int  # evaluated
+    auc: float | None
+    log_loss: float | None
+    wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
+
+
+Record = RunRecord | IntervalRecord | EvalRecord
+
+_NOW = ("resident_rows", "saturated_rows")
+
+
+def sum_tables(tables: list[TableCounts]) -> TableCounts:
+    """All tables as one."""
+    return TableCounts(**{f.name: sum(getattr(table, f.name) for table in tables) for f in fields(TableCounts)})
+
+
+def add_counts(before: TableCounts, after: TableCounts) -> TableCounts:
+    """One table over two intervals that follow each other: flows add up, what counts "now" is that of `after`."""
+    names = [f.name for f in fields(TableCounts) if f.name not in _NOW]
+    flows = {name: getattr(before, name) + getattr(after, name) for name in names}
+    return TableCounts(**flows, **{name: getattr(after, name) for name in _NOW})

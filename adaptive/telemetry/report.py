@@ -1,0 +1,158 @@
+"""The end of a run: totals over all intervals, the object that `--json` prints, and the text for people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from adaptive.telemetry.jsonl import plain
+from adaptive.telemetry.record import IntervalRecord, TableCounts, add_counts, sum_tables
+from adaptive.telemetry.text import bytes_text, count_text, percent_text, score_text
+
+SCHEMA: Final = 1
+MAX_TABLES: Final = 10  # with a line of their own
+
+
+class RunTotals:
+    """Adds up the intervals of a run.
+
+    Attributes:
+        steps, samples: trained in these intervals.
+        seconds: they took, from each interval's samples per second.
+        tables: counts by table; "now" fields are those of the latest interval.
+    """
+
+    def __init__(self, *, first_step: int = 0, first_samples: int = 0) -> None:
+        """A run that was continued begins at `first_step` steps and `first_samples` samples."""
+        self.steps = 0
+        self.samples = 0
+        self.seconds = 0.0
+        self.tables: dict[str, TableCounts] = {}
+        self._first_step, self._first_samples = first_step, first_samples
+        self._stage_ms: dict[str, float] = {}
+
+    def add(self, record: IntervalRecord) -> float:
+        """Add the next interval; returns the seconds it took (0 if its speed is not known)."""
+        steps = record.step - self._first_step - self.steps
+        samples = record.samples - self._first_samples - self.samples
+        seconds = samples / record.samples_per_s if record.samples_per_s > 0 else 0.0
+        self.steps += steps
+        self.samples += samples
+        self.seconds += seconds
+        for stage, mean in record.time_ms.items():
+            self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + mean * steps
+        for name, counts in record.tables.items():
+            self.tables[name] = add_counts(self.tables.get(name, TableCounts()), counts)
+        return seconds
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.samples / self.seconds if self.seconds else None
+
+    @property
+    def time_ms(self) -> dict[str, float]:
+        """Mean milliseconds per step of each stage."""
+        return {stage: total / self.steps for stage, total in self._stage_ms.items()} if self.steps else {}
+
+
+def run_summary(policy: str, totals: RunTotals, *, auc: float | None, log_loss: float | None) -> dict[str, Any]:
+    """The object that `--json` prints: flat, but for `time_ms`. What is not known or not finite is None.
+
+    Args:
+        policy: its name.
+        totals: of the run.
+        auc, log_loss: of the final evaluation, or of training where there is none.
+    """
+    counts = sum_tables(list(totals.tables.values()))
+    summary = {
+        "schema": SCHEMA,
+        "policy": policy,
+        "steps": totals.steps,
+        "samples": totals.samples,
+        "samples_per_s": totals.samples_per_s,
+        "auc": auc,
+        "log_loss": log_loss,
+        "hit_rate": counts.hit_rate,
+        "row_hit_rate": counts.row_hit_rate,
+        "fetched_rows": counts.fetched,
+        "written_back_rows": counts.written_back,
+        "bytes_h2d": counts.fetched_bytes,
+        "bytes_d2h": counts.written_back_bytes,
+        "promoted": counts.promoted,
+        "demoted": counts.demoted,
+        "skipped_update_share": counts.skipped_update_share,
+        "skipped_lookup_share": counts.skipped_lookup_share,
+        "time_ms": totals.time_ms,
+    }
+    return {key: plain(value) for key, value in summary.items()}
+
+
+def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: Mapping[str, int] | None = None) -> str:
+    """The same for people: a few lines of totals, then a line for each of the ten largest tables.
+
+    Args:
+        summary: from `run_summary`.
+        totals: of the run.
+        table_rows: rows of each table, which say what is largest; without them the number of look-ups does.
+    """
+    lines = [
+        f"policy {summary['policy']}: {count_text(summary['steps'])} steps, "
+        f"{count_text(summary['samples'])} samples, {count_text(summary['samples_per_s'])} samples/s",
+        f"auc {score_text(summary['auc'])}, log loss {score_text(summary['log_loss'])}",
+        f"hit rate: {percent_text(summary['hit_rate'])} of look-ups, "
+        f"{percent_text(summary['row_hit_rate'])} of each batch's rows",
+        f"moved: {count_text(summary['fetched_rows'])} rows ({bytes_text(summary['bytes_h2d'])}) to the device, "
+        f"{count_text(summary['written_back_rows'])} rows ({bytes_text(summary['bytes_d2h'])}) to the host",
+        *_skipping(summary),
+        "ms per step: " + ", ".join(f"{stage} {mean:.2f}" for stage, mean in totals.time_ms.items()),
+        "",
+        *_table_lines(totals.tables, table_rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _skipping(summary: Mapping[str, Any]) -> list[str]:
+    """Skipping is the one thing that changes what is trained: said if it happened, nothing otherwise."""
+    if not summary["skipped_update_share"] and not summary["skipped_lookup_share"]:
+        return []
+    return [
+        f"skipped: {percent_text(summary['skipped_update_share'])} of row updates "
+        f"({percent_text(summary['skipped_lookup_share'])} of look-ups), because their rows were saturated; "
+        "the trained tables differ from a run without skipping"
+    ]
+
+
+def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int] | None) -> list[str]:
+    sizes = table_rows or {name: counts.lookups for name, counts in tables.items()}
+    names = sorted(tables, key=lambda name: -sizes.get(name, 0))
+    shown = {name: tables[name] for name in names[:MAX_TABLES]}
+    if rest := [tables[name] for name in names[MAX_TABLES:]]:
+        shown[f"{len(rest)} other tables"] = sum_tables(rest)
+    header = ["table", "look-ups", "hit rate", "resident", "to device", "to host"]
+    rows = [_cells(name, counts) for name, counts in shown.items()]
+    if any(counts.skipped_updates for counts in tables.values()):
+        header += ["saturated", "skipped"]
+        for row, counts in zip(rows, shown.values(), strict=True):
+            row += [count_text(counts.saturated_rows), percent_text(counts.skipped_update_share)]
+    return _aligned([header, *rows])
+
+
+def _cells(name: str, counts: TableCounts) -> list[str]:
+    return [
+        name,
+        count_text(counts.lookups),
+        percent_text(counts.hit_rate),
+        count_text(counts.resident_rows),
+        bytes_text(counts.fetched_bytes),
+        bytes_text(counts.written_back_bytes),
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell: the first to the left, numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

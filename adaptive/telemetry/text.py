@@ -1,0 +1,43 @@
+"""Numbers as people read them, for the progress line and the end of a run. A number that is None is a dash."""
+
+import math
+
+
+def count_text(number: float | None) -> str:
+    """`1,234,567`"""
+    return "-" if number is None or not math.isfinite(number) else f"{number:,.0f}"
+
+
+def score_text(number: float | None) -> str:
+    """Four decimals: `0.7312`"""
+    return "-" if number is None else f"{number:.4f}"
+
+
+def percent_text(share: float | None) -> str:
+    """A share between 0 and 1: `91.2 %`. What is not nothing (or not all) never reads as if it were."""
+    if share is None:
+        return "-"
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    if 0.9995 <= share < 1:
+        return ">99.9 %"
+    return f"{100 * share:.1f} %"
+
+
+def bytes_text(size: float | None) -> str:
+    """`12.3 MiB`"""
+    if size is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1023.95:  # what would read as 1024.0 is the next unit's 1.0
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def duration_text(seconds: float | None) -> str:
+    """`0:03:12`"""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -1,0 +1,118 @@
+"""`Group`: the tables of one width, whose rows share slots; how rows, tables and features are numbered.
+
+Tables are ordered by width (in order of first appearance) and numbered in that order; rows are numbered through
+all tables in the same order. Inside a group, kernels use *local* rows, counted from the group's first row.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.config import TableConfig
+from adaptive.errors import ConfigError
+from adaptive.kernels.cpu import GOLDEN
+
+
+@dataclass(frozen=True)
+class FeatureSlot:
+    """How a group sees one feature: its number in the batch, its local table, its column in the pooled output."""
+
+    name: str
+    position: int
+    table: int
+    column: int  # -1: not pooled
+    mean: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tables of one width."""
+
+    tables: tuple[TableConfig, ...]
+    features: tuple[FeatureSlot, ...]  # ordered by table
+    first_table: int
+    first_row: int
+    table_starts: NDArray[np.int64]  # (T + 1,) local
+    table_keys: NDArray[np.uint64]  # (T,) seeds of initial values
+    table_bounds: NDArray[np.float32]  # (T,)
+
+    @property
+    def embedding_dim(self) -> int:
+        return self.tables[0].embedding_dim
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.table_starts[-1])
+
+    @property
+    def num_columns(self) -> int:
+        return sum(feature.column >= 0 for feature in self.features)
+
+    @property
+    def table_sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.table_starts)
+
+
+def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:
+    """Features in the order batches must have: the tables' features, table by table.
+
+    Raises:
+        ConfigError: if there is no table, or a table or feature name occurs twice.
+    """
+    if not tables:
+        raise ConfigError("no tables: give at least one TableConfig")
+    features = tuple(name for table in tables for name in table.feature_names)
+    for kind, names in (("table", [table.name for table in tables]), ("feature", list(features))):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"{kind} names must be unique; more than once: {', '.join(twice)}")
+    return features
+
+
+def make_groups(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
+    """Group the tables by width."""
+    features = feature_order(tables)
+    widths = list(dict.fromkeys(table.embedding_dim for table in tables))
+    groups: list[Group] = []
+    first_table = first_row = 0
+    for width in widths:
+        members = tuple(table for table in tables if table.embedding_dim == width)
+        groups.append(_make_group(members, features, first_table, first_row, seed))
+        first_table += len(members)
+        first_row += groups[-1].num_rows
+    return tuple(groups)
+
+
+def _make_group(
+    tables: tuple[TableConfig, ...], features: tuple[str, ...], first_table: int, first_row: int, seed: int
+) -> Group:
+    starts = np.zeros(len(tables) + 1, np.int64)
+    np.cumsum([table.num_embeddings for table in tables], out=starts[1:])
+    bounds = [table.num_embeddings**-0.5 if table.init_bound is None else table.init_bound for table in tables]
+    return Group(
+        tables=tables,
+        features=_feature_slots(tables, features),
+        first_table=first_table,
+        first_row=first_row,
+        table_starts=starts,
+        table_keys=np.array([table_key(table.name, seed) for table in tables], np.uint64),
+        table_bounds=np.array(bounds, np.float32),
+    )
+
+
+def table_key(name: str, seed: int) -> int:
+    """Seed of a table's initial values, from its name: equal whatever other tables there are."""
+    return (zlib.crc32(name.encode()) * 0x1_0000_0001 + seed * int(GOLDEN)) % 2**64
+
+
+def _feature_slots(tables: tuple[TableConfig, ...], features: tuple[str, ...]) -> tuple[FeatureSlot, ...]:
+    pooled = [name for table in tables if table.pooling != "none" for name in table.feature_names]
+    columns = {name: column for column, name in enumerate(sorted(pooled, key=features.index))}
+    return tuple(
+        FeatureSlot(name, features.index(name), number, columns.get(name, -1), table.pooling == "mean")
+        for number, table in enumerate(tables)
+        for name in table.feature_names
+    )

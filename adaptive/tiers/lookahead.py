@@ -1,0 +1,132 @@
+"""`look_ahead`: batches planned and fetched up to `depth` ahead of training, in order, each exactly once.
+
+    look-ahead thread                                   training thread
+    read       batch k + depth, arranged by the policy
+    plan       distinct rows, slots, look-ups by row    wait       for batch k's rows
+    write back rows that leave, device -> host          ...        forward, backward, update
+    fetch      rows that come, host -> device           next batch: batch k counts as trained
+
+The thread boundary is one queue and one number, `trained`. Batch n is planned, and its rows move, only when batch
+n - depth - 1 has been trained; holds are counted in batches, never tied to backward passes, so a forward without
+backward leaks nothing. With depth 0 there is no thread and the same steps run in the training thread.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from adaptive.batch import Batch
+from adaptive.errors import AdaptiveError, DeviceMemoryError
+from adaptive.tiers.pipeline import Pipeline
+from adaptive.tiers.plan import GroupPlan
+
+Ready = tuple[Batch, list[GroupPlan]]
+JOIN_SECONDS = 60.0  # a source that does not return within this time is reported instead of waited for
+
+
+def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Iterator[Ready]:
+    """Yield every batch with its plans. Asking for the next one declares the last one trained."""
+    pipeline.begin(depth)
+    worker = _Worker(pipeline, batches, depth) if depth else None
+    source = worker.ready() if worker else _prepare(pipeline, batches, 0, lambda number: None)
+    try:
+        for ready in source:
+            yield ready
+            pipeline.trained = ready[1][0].number
+            if worker:
+                worker.wake()
+    finally:
+        if worker:
+            worker.stop()
+        pipeline.end()
+
+
+def _prepare(
+    pipeline: Pipeline, batches: Iterator[Batch], depth: int, wait_until_trained: Callable[[int], None]
+) -> Iterator[Ready]:
+    for batch, distinct, windows in pipeline.windowed(pipeline.read(batches)):
+        number = pipeline.next_number
+        wait_until_trained(number - depth - 1)
+        pipeline.learn()
+        held = depth
+        while True:
+            try:
+                plans = pipeline.advance(batch, distinct, windows, held)
+                break
+            except DeviceMemoryError:
+                if not pipeline.may_look_less_far or held == 0:
+                    raise
+            held -= 1
+            wait_until_trained(number - held - 1)
+        yield batch, plans
+
+
+class _Stopped(Exception):  # noqa: N818 (not an error: the training thread wants no more batches)
+    pass
+
+
+class _Worker:
+    """The look-ahead thread, its queue and its end."""
+
+    def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
+        self._pipeline = pipeline
+        self._batches = batches
+        self._depth = depth
+        self._queue: deque[Ready] = deque()
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._done = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="adaptive-look-ahead", daemon=True)
+        self._thread.start()
+
+    def ready(self) -> Iterator[Ready]:
+        """Batches as they become ready; then what went wrong in the thread, if anything did."""
+        while True:
+            with self._pipeline.watch.stage("wait"), self._changed:
+                self._changed.wait_for(lambda: self._queue or self._done)
+                if not self._queue:
+                    break
+                ready = self._queue.popleft()
+            yield ready
+        if self._error is not None:
+            raise self._error
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(JOIN_SECONDS)
+        if self._thread.is_alive():
+            raise AdaptiveError(
+                f"the look-ahead thread did not end within {JOIN_SECONDS:.0f} s: the data source or the policy's "
+                f"arrange() does not return. Check the source; the process may need to be killed."
+            )
+
+    def _run(self) -> None:
+        try:
+            for ready in _prepare(self._pipeline, self._batches, self._depth, self._wait_until_trained):
+                with self._changed:
+                    if self._stopping:
+                        return
+                    self._queue.append(ready)
+                    self._changed.notify_all()
+        except _Stopped:
+            pass
+        except BaseException as error:  # handed to the training thread, which raises it
+            self._error = error
+        finally:
+            with self._changed:
+                self._done = True
+                self._changed.notify_all()
+
+    def _wait_until_trained(self, number: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._pipeline.trained >= number)
+            if self._stopping:
+                raise _Stopped

@@ -1,0 +1,214 @@
+"""`Pipeline`: takes one batch after another through plan, write back and fetch, for all groups of tables.
+
+Whoever calls it (the look-ahead thread, or the training thread when there is none) is the owner of the planners.
+`lock` is held while a batch's rows are planned and moved; evaluation and saving take it to see rows at rest.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TierConfig
+from adaptive.errors import InputError
+from adaptive.rows.optim import RowOptimizer
+from adaptive.tiers.device import CpuDevice, DeviceTier
+from adaptive.tiers.distinct import Distinct, DistinctFinder
+from adaptive.tiers.host import HostTier
+from adaptive.tiers.layout import Group
+from adaptive.tiers.plan import Feedback, GroupPlan, Moves
+from adaptive.tiers.planner import Planner
+from adaptive.tiers.referee import Referee
+from adaptive.tiers.statistics import Stopwatch
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One group with its tiers and its planner."""
+
+    group: Group
+    host: HostTier
+    device: DeviceTier
+    planner: Planner
+    finder: DistinctFinder  # of the look-ahead thread
+    reader: DistinctFinder  # of the training thread
+
+    def row_bytes(self) -> Int64s:
+        """(tables of the group,) bytes of a row with its state."""
+        values = self.host.weights.shape[1] + self.host.state.shape[1]
+        return np.full(len(self.group.tables), 4 * values, np.int64)
+
+
+class Pipeline:
+    """See the module."""
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        referee: Referee,
+        num_features: int,
+        tier: TierConfig,
+        skip: SkipConfig | None,
+    ) -> None:
+        self.lanes = tuple(lanes)
+        self.referee = referee
+        self.lock = threading.Lock()
+        self.watch = Stopwatch()
+        self.next_number = 0
+        self.trained = -1  # the latest batch that was trained or passed over; set by the training thread
+        self._num_features = num_features
+        self._tier = tier
+        self._depth = 0
+        self._skip = skip
+        self._feedback: dict[int, list[Feedback]] = {}
+        self._learnt = 0  # feedback of all batches before this one has been taken in
+
+    @property
+    def may_look_less_far(self) -> bool:
+        return self._tier.when_full == "shallower"
+
+    def begin(self, depth: int) -> None:
+        """A look-ahead starts: every batch so far counts as trained."""
+        self._depth = depth
+        self.trained = self.next_number - 1
+
+    def end(self) -> None:
+        """A look-ahead is over, its thread joined: no batch is in flight."""
+        self.trained = self.next_number - 1
+        self.learn_until(self.next_number)
+
+    # --- batches ---------------------------------------------------------------------------------------------
+
+    def check(self, batch: Batch) -> Batch:
+        """The batch itself, if it fits the tables.
+
+        Raises:
+            InputError: if it has another number of features, or weights for mean pooling.
+        """
+        if batch.num_samples and batch.num_features != self._num_features:
+            raise InputError(f"the tables have {self._num_features} features, a batch has {batch.num_features}")
+        if not batch.num_samples:
+            raise InputError("a batch without samples; leave it out")
+        if batch.weights is not None and any(f.mean for lane in self.lanes for f in lane.group.features):
+            raise InputError('a batch with weights needs pooling "sum" or "none"; a table has pooling "mean"')
+        return batch
+
+    def read(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, checked and timed."""
+        while True:
+            with self.watch.stage("read"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield self.check(batch)
+
+    def windowed(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, list[Distinct], list[list[Distinct]]]]:
+        """Each batch with its distinct rows per group, and those of the policy's window behind it, nearest first."""
+        size = self.referee.policy.window
+        ahead: deque[tuple[Batch, list[Distinct]]] = deque()
+        for batch in batches:
+            with self.watch.stage("plan"):
+                ahead.append((batch, [lane.finder.find(batch) for lane in self.lanes]))
+            if len(ahead) > size:
+                yield self._first(ahead)
+        while ahead:
+            yield self._first(ahead)
+
+    def _first(self, ahead: deque[tuple[Batch, list[Distinct]]]) -> tuple[Batch, list[Distinct], list[list[Distinct]]]:
+        batch, distinct = ahead.popleft()
+        return batch, distinct, [[later[i] for _, later in ahead] for i in range(len(self.lanes))]
+
+    def advance(
+        self, batch: Batch, distinct: list[Distinct], windows: list[list[Distinct]], depth: int
+    ) -> list[GroupPlan]:
+        """Plan the next batch in every group and carry the plans out. If planning fails, nothing has moved."""
+        with self.lock:
+            with self.watch.stage("plan"):
+                number = self.next_number
+                arrivals = [
+                    lane.planner.prepare(mine, number, depth, window)
+                    for lane, mine, window in zip(self.lanes, distinct, windows, strict=True)
+                ]
+                plans = [
+                    lane.planner.commit(batch, arrival) for lane, arrival in zip(self.lanes, arrivals, strict=True)
+                ]
+                self.next_number = number + 1
+            self._move(plans)
+        return plans
+
+    def _move(self, plans: Sequence[GroupPlan]) -> None:
+        """Carry a plan out: write back, then fetch."""
+        for lane, plan in zip(self.lanes, plans, strict=True):
+            device = lane.device
+            with self.watch.stage("write_back"):
+                device.write_back(plan.moves)
+                if device.poison:
+                    device.poison_slots(plan.moves.back_slots)
+            with self.watch.stage("fetch"):
+                device.fetch(plan.moves)
+                if device.poison:
+                    device.poison_host(plan.grouping.rows[plan.grouping.locations >= 0])
+
+    # --- feedback --------------------------------------------------------------------------------------------
+
+    def report(self, number: int, feedback: list[Feedback]) -> None:
+        """From the training thread: what batch `number` did. Read by the planning thread, a fixed age later."""
+        self._feedback[number] = feedback
+
+    def learn(self) -> None:
+        """Before planning: take in feedback of exactly the batches that are old enough, whatever the timing."""
+        lag = max(self._depth, self._skip.lag if self._skip else 0)
+        self.learn_until(self.next_number - lag)
+        if self._skip is not None and self.next_number and self.next_number % self._skip.interval == 0:
+            for lane in self.lanes:
+                lane.planner.ask_saturated(self.next_number)
+
+    def learn_until(self, number: int) -> None:
+        """Take in the feedback of all batches before `number`. A batch that was not trained left none."""
+        for past in range(self._learnt, number):
+            for lane, feedback in zip(self.lanes, self._feedback.pop(past, ()), strict=False):
+                lane.planner.learn(feedback)
+        self._learnt = max(self._learnt, number)
+
+    # --- rows at rest ----------------------------------------------------------------------------------------
+
+    def values(self, lane: Lane, rows: Int64s) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(weights, state) copies of local rows (n,), wherever they lie. The caller holds the lock."""
+        codes = lane.planner.tracker.codes[rows]
+        weights = np.empty((len(rows), lane.host.weights.shape[1]), np.float32)
+        state = np.empty((len(rows), lane.host.state.shape[1]), np.float32)
+        on_device, on_host = np.flatnonzero(codes > 0), np.flatnonzero(codes < 0)
+        weights[on_device], state[on_device] = lane.device.read(codes[on_device].astype(np.int64) - 1)
+        weights[on_host], state[on_host] = lane.host.weights[rows[on_host]], lane.host.state[rows[on_host]]
+        untouched = np.flatnonzero(codes == 0)
+        lane.host.initial(weights, state, untouched, rows[untouched])
+        return weights, state
+
+    def flush(self) -> None:
+        """Write every changed row back to the host; rows keep their slots."""
+        with self.lock:
+            for lane in self.lanes:
+                slots = lane.planner.slots.dirty()
+                lane.device.write_back(Moves(slots, lane.planner.slots.rows[slots]))
+                # A batch that is planned but not trained yet will change its rows: they stay dirty.
+                lane.planner.slots.clean(slots[lane.planner.slots.used[slots] <= self.trained])
+                lane.host.flush()
+
+
+def build_lanes(
+    groups: Sequence[Group], slots: Sequence[int], tier: TierConfig, optimizer: RowOptimizer, referee: Referee
+) -> list[Lane]:
+    """Tiers and planner of every group."""
+    lanes = []
+    for group, num_slots in zip(groups, slots, strict=True):
+        host = HostTier(group, optimizer, tier.host)
+        device = CpuDevice(host, num_slots, optimizer, poison=tier.poison)
+        planner = Planner(group, num_slots, tier, referee)
+        lanes.append(Lane(group, host, device, planner, DistinctFinder(group), DistinctFinder(group)))
+    return lanes

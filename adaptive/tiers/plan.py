@@ -1,0 +1,82 @@
+"""`GroupPlan`: all that is decided about one batch and one group of tables before it is trained.
+
+Letters: N look-ups, B bags, V output vectors, U rows to update, G grouped look-ups. A *location* is a slot of the
+device tier (>= 0) or ~row of the host tier (< 0).
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+
+
+def no_rows() -> Int64s:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """The forward pass: which rows make which vectors."""
+
+    num_vectors: int
+    bag_vectors: NDArray[np.int32]  # (B,)
+    bag_starts: Int64s  # (B + 1,)
+    locations: Int64s  # (N,)
+    scales: NDArray[np.float32]  # (N,), or empty: all 1
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The update: which vectors' gradients belong to which row, in look-up order."""
+
+    rows: Int64s  # (U,) local rows
+    locations: Int64s  # (U,)
+    segments: Int64s  # (U + 1,)
+    vectors: NDArray[np.int32]  # (G,)
+    scales: NDArray[np.float32]  # (G,), or empty: all 1
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What crosses between the tiers before the batch is trained: first write back, then fetch."""
+
+    back_slots: Int64s = field(default_factory=no_rows)
+    back_rows: Int64s = field(default_factory=no_rows)
+    fetch_slots: Int64s = field(default_factory=no_rows)
+    fetch_rows: Int64s = field(default_factory=no_rows)
+    fetch_initial: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    fresh_rows: Int64s = field(default_factory=no_rows)  # used on the host, to be given their initial values there
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """Tracked rows whose snapshot is due after this batch."""
+
+    locations: Int64s  # (n,)
+    entries: NDArray[np.int32]  # (n,)
+    known: NDArray[np.bool_]  # (n,) there is an earlier snapshot to compare with
+    accesses: Int64s  # (n,) look-ups since that snapshot
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """See the module."""
+
+    number: int
+    pooling: Pooling
+    grouping: Grouping
+    moves: Moves
+    tally: Int64s  # (tables of the group, counters)
+    snapshots: Snapshots | None = None
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What training a batch tells the look-ahead thread about the rows of one group."""
+
+    rows: Int64s  # (U,) rows that were updated
+    norms: NDArray[np.float32]  # (U,) L2 norm of each update
+    snapshots: Snapshots | None = None
+    drifts: NDArray[np.float32] | None = None  # aligned with snapshots

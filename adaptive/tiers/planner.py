@@ -1,0 +1,251 @@
+"""`Planner`: decides, batch by batch, which rows lie where. It keeps the books of one group and copies nothing.
+
+It runs in the look-ahead thread and is the only writer of records, slots and the hot set. What it decides depends
+on the batches, the policy and feedback of a fixed age, never on clocks; so the same run plans the same way.
+
+Hold rule: when batch k is planned with look-ahead d, rows of batches k - d ... k keep their slots. All batches up to
+k - d - 1 are trained before k's rows move, so a row in a slot that is not held can be written back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.errors import DeviceMemoryError
+from adaptive.kernels import planning
+from adaptive.policy import NEVER, RowStats
+from adaptive.rows.saturation import HotSet
+from adaptive.rows.tracker import Tracker
+from adaptive.tiers.distinct import Distinct
+from adaptive.tiers.grouping import describe_bags, group_updates
+from adaptive.tiers.layout import Group
+from adaptive.tiers.plan import Feedback, GroupPlan, Moves, Snapshots, no_rows
+from adaptive.tiers.referee import Referee, lowest
+from adaptive.tiers.slots import SlotTable
+
+Int64s = NDArray[np.int64]
+
+
+class Planner:
+    """Plans for one group of tables."""
+
+    def __init__(self, group: Group, num_slots: int, tier: TierConfig, referee: Referee) -> None:
+        self.group = group
+        self.tracker = Tracker(group.num_rows)
+        self.slots = SlotTable(num_slots, group.table_starts, self.tracker)
+        self.hot: HotSet | None = None
+        self._tier = tier
+        self._referee = referee
+        self._saturated_per_table = np.zeros(len(group.tables), np.int64)
+
+    def watch(self, capacity: int, skip: SkipConfig) -> None:
+        """Watch the hottest rows for saturation from now on."""
+        self.hot = HotSet(capacity, skip)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of records, slots and the hot set."""
+        return self.tracker.num_bytes + self.slots.num_bytes + (self.hot.num_bytes if self.hot else 0)
+
+    def saturated_per_table(self) -> Int64s:
+        """(tables of the group,) rows whose updates are skipped now."""
+        if self.hot is None:
+            return np.zeros(len(self.group.tables), np.int64)
+        return self._saturated_per_table
+
+    # --- one batch -------------------------------------------------------------------------------------------
+
+    def prepare(self, distinct: Distinct, number: int, depth: int, window: Sequence[Distinct] = ()) -> "Arrival":
+        """Decide which rows come and which leave for batch `number`; `window`: the batches that follow, nearest first.
+
+        Raises:
+            DeviceMemoryError: if the rows that must be held do not fit.
+            PolicyError: if the policy fails. Rows and slots are as they were in both cases.
+        """
+        rows = distinct.rows
+        locations, missing = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        num_missing = planning.locate(rows, self.tracker.codes, locations, missing)
+        planning.hold(locations, number, self.slots.used)
+        question = _Question(number, depth, window, rows, missing[:num_missing])
+        staged = self._referee.policy.misses == "stage"
+        takers, victims = self._stage(question) if staged else self._promote(question)
+        return Arrival(number, distinct, locations, takers, victims)
+
+    def commit(self, batch: Batch, arrival: "Arrival") -> GroupPlan:
+        """Make it so in the books, and describe the batch to the kernels."""
+        distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
+        rows, counts = distinct.rows, distinct.counts
+        tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
+        planning.count_tables(distinct.table_ends, counts, locations, tally)
+        moves = self._exchange(arrival, tally)
+        tracker = self.tracker
+        planning.touch(rows, counts, locations, number, tracker.accesses, tracker.last_access, self.slots.used)
+        skipped, snapshots = self._skipped(number, distinct, locations, tally)
+        pooling = describe_bags(self.group, batch, distinct.inverse, locations)
+        grouping, updated = group_updates(rows, counts, locations, distinct.inverse, skipped, pooling)
+        planning.mark_dirty(updated, locations, self.slots.flags)
+        return GroupPlan(number, pooling, grouping, moves, tally, snapshots)
+
+    def _exchange(self, arrival: "Arrival", tally: Int64s) -> Moves:
+        rows, locations = arrival.distinct.rows, arrival.locations
+        back_slots, back_rows = self.slots.release(arrival.victims, tally)
+        slots, initial = self.slots.take(arrival.takers, rows, locations, tally)
+        fresh = np.empty(len(rows), np.int64)
+        num_fresh = planning.use_rows_on_host(rows, self.tracker.codes, locations, fresh)
+        return Moves(back_slots, back_rows, slots, rows[arrival.takers], initial, fresh[:num_fresh])
+
+    def _skipped(
+        self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s
+    ) -> tuple[NDArray[np.bool_], Snapshots | None]:
+        if self.hot is None:
+            return np.zeros(0, np.bool_), None
+        skipped, snapshots = self.hot.visit(number, distinct.rows, distinct.counts, self.tracker.accesses, locations)
+        planning.count_skipped(distinct.table_ends, distinct.counts, skipped, tally)
+        return skipped, snapshots
+
+    # --- rows that are not on the device ---------------------------------------------------------------------
+
+    def _stage(self, question: "_Question") -> tuple[Int64s, Int64s]:
+        """Every missing row comes in; the policy's lowest idle rows make room. Returns (takers, victims)."""
+        shortage = len(question.missing) - self.slots.num_free
+        if shortage <= 0:
+            return question.missing, no_rows()
+        idle = self.slots.idle(question.oldest_held, max(self._tier.max_candidates, 2 * shortage))
+        if len(idle) < shortage:
+            raise self._does_not_fit(question, shortage - len(idle))
+        count = min(len(idle), max(shortage, int(self._tier.release_share * len(self.slots))))
+        stats = self.stats(self.slots.rows[idle], question.number, question.window)
+        return question.missing, idle[lowest(self._referee.score(stats), count)]
+
+    def _does_not_fit(self, question: "_Question", lacking: int) -> DeviceMemoryError:
+        have, depth = len(self.slots), question.depth
+        advice = f"raise device_rows to at least {have + lacking}, or lower the batch size"
+        if depth > 0:
+            advice += f", or lower depth (now {depth}), or set tier.when_full=shallower"
+        return DeviceMemoryError(
+            f"batch {question.number}: {have + lacking} device rows of width {self.group.embedding_dim} are needed to "
+            f"hold the rows of the {depth + 1} batches in flight, {have} are there: {advice}."
+        )
+
+    def _promote(self, question: "_Question") -> tuple[Int64s, Int64s]:
+        """Missing rows stay on the host, except for free slots and those scored above the lowest idle rows."""
+        movable = self._movable(question)
+        if not len(movable) or not len(self.slots):
+            return no_rows(), no_rows()
+        full = len(movable) > self.slots.num_free
+        idle = self.slots.idle(question.oldest_held, self._tier.max_candidates) if full else no_rows()
+        candidates = np.concatenate([question.rows[movable], self.slots.rows[idle]])
+        scores = self._referee.score(self.stats(candidates, question.number, question.window))
+        return _swaps(movable, idle, scores, self.slots.num_free)
+
+    def _movable(self, question: "_Question") -> Int64s:
+        """Missing rows that no batch in flight updates on the host."""
+        last = self.tracker.last_access[question.rows[question.missing]].astype(np.int64) - 1
+        return question.missing[last < question.oldest_held]
+
+    # --- policies --------------------------------------------------------------------------------------------
+
+    def ask_saturated(self, number: int) -> None:
+        """Ask the policy anew which watched rows are saturated."""
+        if self.hot is None or self.hot.num_entries == 0:
+            return
+        entries = slice(0, self.hot.num_entries)
+        stats = self.stats(self.hot.rows[entries].copy(), number, entries=np.arange(self.hot.num_entries))
+        self.hot.saturated[entries] = verdicts = self._referee.saturated(stats)
+        tables = stats.table[verdicts] - self.group.first_table
+        self._saturated_per_table = np.bincount(tables, minlength=len(self.group.tables))
+
+    def learn(self, feedback: Feedback) -> None:
+        """Take in what training a batch told."""
+        self.tracker.add_norms(feedback.rows, feedback.norms)
+        if self.hot is not None:
+            self.hot.learn(feedback)
+
+    def stats(
+        self, rows: Int64s, number: int, window: Sequence[Distinct] = (), entries: Int64s | None = None
+    ) -> RowStats:
+        """What a policy is told about local rows (n,)."""
+        accesses, last_access, norms = self.tracker.gather(rows)
+        codes = self.tracker.codes[rows]
+        tables = np.searchsorted(self.group.table_starts, rows, side="right") - 1
+        drift, drift_accesses, saturated = self._movement(rows, entries)
+        return RowStats(
+            step=number,
+            rows=rows + self.group.first_row,
+            table=(tables + self.group.first_table).astype(np.int32),
+            accesses=accesses,
+            last_access=last_access,
+            next_access=self._next_access(rows, codes, number, window),
+            update_norm=norms,
+            drift=drift,
+            drift_accesses=drift_accesses,
+            saturated=saturated,
+            resident=codes > 0,
+        )
+
+    def _movement(self, rows: Int64s, entries: Int64s | None) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
+        drift = np.full(len(rows), np.nan, np.float32)
+        accesses, saturated = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
+        if self.hot is None:
+            return drift, accesses, saturated
+        if entries is None:
+            entries = self.hot.entries_of(rows)
+        known = entries >= 0
+        drift[known] = self.hot.drift[entries[known]]
+        accesses[known] = self.hot.drift_accesses[entries[known]]
+        saturated[known] = self.hot.saturated[entries[known]]
+        return drift, accesses, saturated
+
+    def _next_access(self, rows: Int64s, codes: NDArray[np.int32], number: int, window: Sequence[Distinct]) -> Int64s:
+        following = np.full(len(rows), NEVER, np.int64)
+        if not window:
+            return following
+        slot_next = np.full(len(self.slots), NEVER, np.int64)
+        for ahead in range(len(window), 0, -1):
+            planning.mark_next_access(window[ahead - 1].rows, self.tracker.codes, number + ahead, slot_next)
+        on_device = codes > 0
+        following[on_device] = slot_next[codes[on_device] - 1]
+        return following
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What has to find a place: the distinct rows of a batch, and which of them (`missing`) have no slot."""
+
+    number: int
+    depth: int
+    window: Sequence[Distinct]
+    rows: Int64s
+    missing: Int64s
+
+    @property
+    def oldest_held(self) -> int:
+        return self.number - self.depth
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What has been decided: distinct rows `takers` get slots, the rows of slots `victims` leave."""
+
+    number: int
+    distinct: Distinct
+    locations: Int64s  # (U,) slot, or -1
+    takers: Int64s
+    victims: Int64s
+
+
+def _swaps(movable: Int64s, idle: Int64s, scores: NDArray[np.float64], num_free: int) -> tuple[Int64s, Int64s]:
+    """Who comes in, and whose slots they take: free slots first, then pairwise while the newcomer scores higher."""
+    coming, staying = scores[: len(movable)], scores[len(movable) :]
+    best = np.argsort(-coming, kind="stable")
+    worst = np.argsort(staying, kind="stable")
+    challengers = best[num_free:]
+    pairs = min(len(challengers), len(worst))
+    wins = int((coming[challengers[:pairs]] > staying[worst[:pairs]]).sum())
+    chosen = np.sort(best[: num_free + wins])
+    return movable[chosen], idle[worst[:wins]]

@@ -1,0 +1,91 @@
+"""Rows as flat arrays, for checkpoints: only rows that ever changed, wherever they lie, with state and records.
+
+Arrays of group g are named `rows<g>.<what>`. Rows that never changed are not stored; their initial values follow
+from the tables' names and the seed, which is stored and compared.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.errors import CheckpointError
+from adaptive.kernels.planning import ON_HOST
+from adaptive.tiers.pipeline import Lane, Pipeline
+
+Arrays = dict[str, NDArray[Any]]
+RECORDS = ("accesses", "last_access", "update_norm")
+
+
+def save_rows(pipeline: Pipeline) -> Arrays:
+    """Call between batches of a look-ahead, or with none running."""
+    arrays: Arrays = {"next_batch": np.array([pipeline.trained + 1], np.int64)}
+    with pipeline.lock:
+        for number, lane in enumerate(pipeline.lanes):
+            arrays.update(_save_lane(pipeline, lane, f"rows{number}."))
+    return arrays
+
+
+def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
+    tracker = lane.planner.tracker
+    changed = np.flatnonzero(tracker.codes).astype(np.int64)
+    weights, state = pipeline.values(lane, changed)
+    seen = np.flatnonzero(tracker.accesses).astype(np.int64)
+    records = {prefix + name: tracker.records[name][seen] for name in RECORDS}
+    return {
+        prefix + "table_starts": lane.group.table_starts,
+        prefix + "table_keys": lane.group.table_keys,
+        prefix + "changed": changed,
+        prefix + "weights": weights,
+        prefix + "state": state,
+        prefix + "seen": seen,
+        **records,
+    }
+
+
+def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """See `TieredEmbeddingBag.load_state_arrays`."""
+    parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
+    for lane, part in zip(pipeline.lanes, parts, strict=True):
+        _check(lane, part)
+    with pipeline.lock:
+        for lane, part in zip(pipeline.lanes, parts, strict=True):
+            _load_lane(lane, part)
+        pipeline.next_number = int(arrays["next_batch"][0])
+        pipeline.end()
+
+
+def _parts(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
+    names = ("table_starts", "table_keys", "changed", "weights", "state", "seen", *RECORDS)
+    missing = [prefix + name for name in names if prefix + name not in arrays]
+    if missing or "next_batch" not in arrays:
+        raise CheckpointError(f"checkpoint lacks {', '.join(missing or ['next_batch'])}; it is not of these tables")
+    return {name: arrays[prefix + name] for name in names}
+
+
+def _check(lane: Lane, part: Arrays) -> None:
+    group = lane.group
+    if not np.array_equal(part["table_starts"], group.table_starts):
+        sizes = np.diff(part["table_starts"]).tolist()
+        raise CheckpointError(f"tables of {group.table_sizes.tolist()} rows are wanted, the checkpoint has {sizes}")
+    if not np.array_equal(part["table_keys"], group.table_keys):
+        raise CheckpointError("the checkpoint was made with another seed or other table names")
+    for name, array in (("weights", lane.host.weights), ("state", lane.host.state)):
+        found, needed = part[name].shape, (len(part["changed"]), array.shape[1])
+        if found != needed:
+            raise CheckpointError(f"checkpoint array {name}: shape {needed} is needed, found {found}; other optimizer?")
+    for rows in (part["changed"], part["seen"]):
+        if len(rows) and not (rows.min() >= 0 and rows.max() < group.num_rows and (np.diff(rows) > 0).all()):
+            raise CheckpointError("checkpoint rows are out of range or not in order")
+
+
+def _load_lane(lane: Lane, part: Arrays) -> None:
+    planner = lane.planner
+    planner.slots.empty()
+    planner.tracker.records[:] = np.zeros((), planner.tracker.records.dtype)
+    changed = part["changed"]
+    lane.host.weights[changed], lane.host.state[changed] = part["weights"], part["state"]
+    planner.tracker.codes[changed] = ON_HOST
+    for name in RECORDS:
+        planner.tracker.records[name][part["seen"]] = part[name]

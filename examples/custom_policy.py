@@ -1,0 +1,54 @@
+"""A policy of one's own against LRU, on look-ups whose popularity drifts. Prints both hit rates:
+
+python examples/custom_policy.py
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive import Batch, Counter, Policy, RowStats, TableConfig, TierConfig, TieredEmbeddingBag
+from policies.lru import LRU
+
+NUM_ROWS, BATCH_SIZE, NUM_BATCHES = 20_000, 512, 300
+
+
+# --- the policy: all of it -----------------------------------------------------------------------------------
+class Fading(Policy):
+    """A row is worth its look-ups so far, less the longer ago the latest was."""
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        age = rows.step - rows.last_access
+        return rows.accesses / (1 + age)
+
+
+# -------------------------------------------------------------------------------------------------------------
+
+
+def drifting_batches() -> Iterator[Batch]:
+    """One id per sample, Zipf-distributed; every 100 batches each rank of popularity moves on to another id."""
+    random = np.random.default_rng(0)
+    popularity = np.arange(1, NUM_ROWS + 1) ** -1.05
+    for number in range(NUM_BATCHES):
+        ranks = random.choice(NUM_ROWS, BATCH_SIZE, p=popularity / popularity.sum())
+        ids = (ranks + (number + ranks % 100) // 100 * (NUM_ROWS // 3)) % NUM_ROWS
+        labels = (ids % 4 == 0).astype(np.float32)
+        yield Batch(np.zeros((BATCH_SIZE, 0), np.float32), ids, np.arange(BATCH_SIZE + 1), labels)
+
+
+def hit_rate(policy: type[Policy]) -> float:
+    """Share of the look-ups whose row was on the device when its batch was planned; 5 % of the rows fit."""
+    table = TableConfig(name="item", num_embeddings=NUM_ROWS, embedding_dim=8)
+    with TieredEmbeddingBag([table], TierConfig(device_rows="5%", device="cpu"), policy=policy) as embeddings:
+        for planned in embeddings.look_ahead(drifting_batches(), depth=1):
+            error = embeddings(planned)["item"].sum(1) - planned.labels
+            error.square().mean().backward()
+            embeddings.step()
+        counts = embeddings.take_statistics().counts.sum(axis=0)
+        return float(counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS])
+
+
+if __name__ == "__main__":
+    for policy in (LRU, Fading):
+        print(f"{policy.__name__:8}hit rate {hit_rate(policy):.1%}")

@@ -1,0 +1,19 @@
+"""All rows stay on the host: the baseline of DLRM (https://arxiv.org/abs/1906.00091) and XDL.
+
+Look-ups, pooling and updates happen where the rows lie; pooled vectors and their gradients cross the link.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.policy import Policy, RowStats
+
+
+class Hybrid(Policy):
+    """No row ever comes onto the device."""
+
+    misses = "host"
+    device_rows = "0"
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        return np.zeros(len(rows))

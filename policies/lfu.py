@@ -1,0 +1,31 @@
+"""Least frequently used leaves first, optionally with aging (after LRFU, https://doi.org/10.1109/TC.2001.970573).
+
+LRFU discounts every look-up by its own age and keeps that sum per row. Here the whole count is discounted by the
+age of the latest look-up, which needs no state: a row that is looked up again gets its full count back.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.policy import Policy, RowStats
+
+
+class LFU(Policy):
+    """A row is worth its look-ups so far, halved for every `half_life` batches without one.
+
+    Args:
+        half_life: batches; None: a count never fades. Choose one where popularity drifts.
+    """
+
+    def __init__(self, *, half_life: float | None = None) -> None:
+        if half_life is not None and not half_life > 0:
+            raise ValueError(f"half_life={half_life}: needed more than 0 batches, or none for no aging")
+        self.half_life = half_life
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        age = (rows.step - rows.last_access).astype(np.float64)
+        if self.half_life is None:  # equal counts are common: among those, the least recent leaves first
+            return rows.accesses - age / (rows.step + 2)
+        # The logarithm keeps the order and cannot underflow.
+        score: NDArray[np.float64] = np.log2(np.maximum(rows.accesses, 1)) - age / self.half_life
+        return score

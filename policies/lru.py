@@ -1,0 +1,13 @@
+"""Least recently used leaves first (Mattson et al. 1970, https://doi.org/10.1147/sj.92.0078)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.policy import Policy, RowStats
+
+
+class LRU(Policy):
+    """A row is worth as much as its latest look-up is recent."""
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        return rows.last_access

@@ -1,0 +1,29 @@
+"""Look ahead, never miss: the row whose next use is farthest leaves first (https://arxiv.org/abs/2205.04702).
+
+ScratchPipe reads the ids of coming batches, so that every row is on the device when its batch trains. The same ids
+say which rows will be used again, and when.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.policy import NEVER, Policy, RowStats
+
+
+class ScratchPipe(Policy):
+    """Rows that the window uses, soonest first; then the others, most recently used first.
+
+    Args:
+        window: batches whose ids are read beyond the planned ones. More of them: fewer wrong guesses, and their
+            ids in memory.
+    """
+
+    def __init__(self, *, window: int = 16) -> None:
+        if window < 0:
+            raise ValueError(f"window={window}: needed 0 batches or more")
+        self.window = window
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        ahead = np.where(rows.next_access == NEVER, 0, rows.next_access - rows.step)
+        behind = rows.step - rows.last_access
+        return np.where(rows.next_access == NEVER, -1.0 - behind, 1.0 / (1.0 + ahead))

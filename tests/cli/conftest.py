@@ -1,0 +1,74 @@
+"""A command line run inside the test's process, and a trainer that only remembers what it was asked."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+import pytest
+
+from adaptive.cli.app import main
+from adaptive.config import TrainConfig
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Runs `adaptive-train` with the given words in an empty folder, without settings from the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("ADAPTIVE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer installs its own
+
+    def run(*words: str) -> Result:
+        with pytest.raises(SystemExit) as exit_:
+            main(words)
+        captured = capsys.readouterr()
+        return Result(int(exit_.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@dataclass
+class FakeTrainer:
+    """Remembers its calls; `error` is raised by each of them."""
+
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def train_run(self, config: TrainConfig, *, overwrite: bool = False, stream: TextIO) -> dict[str, Any]:
+        print("training", file=stream)
+        return self._answer("train", config, overwrite=overwrite)
+
+    def plan_run(self, config: TrainConfig) -> dict[str, Any]:
+        return self._answer("plan", config)
+
+    def evaluate_run(self, run_dir: Path, *, stream: TextIO) -> dict[str, Any]:
+        print("evaluating", file=stream)
+        return self._answer("eval", run_dir)
+
+    def _answer(self, call: str, about: Any, **more: Any) -> dict[str, Any]:
+        self.calls.append((call, about))
+        if self.error:
+            raise self.error
+        return {"schema": 1, "auc": 0.75, "log_loss": float("nan"), "table": "AUC 0.75", **more}
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
+    """In the place of `adaptive.trainer`."""
+    fake = FakeTrainer()
+    module: Any = ModuleType("adaptive.trainer")
+    module.train_run, module.plan_run, module.evaluate_run = fake.train_run, fake.plan_run, fake.evaluate_run
+    monkeypatch.setitem(sys.modules, "adaptive.trainer", module)
+    return fake

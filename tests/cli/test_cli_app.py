@@ -1,0 +1,130 @@
+"""Exit codes, what errors look like, signals, and that help costs nothing."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from adaptive import errors
+
+Cli = Callable[..., Any]
+HEAVY = ("torch", "numba", "numpy", "scipy", "tensorboard", "adaptive.config")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from adaptive.cli.app import main
+try:
+    main(sys.argv[1:])
+finally:
+    found = [name for name in {HEAVY} if name in sys.modules]
+    assert not found, found
+"""
+    done = subprocess.run([sys.executable, "-c", code, "run", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--device-rows" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "-h"], ["eval", "--help"], ["policies", "--help"], ["doctor", "-h"]]
+)
+def test_help(cli: Cli, words: list[str]) -> None:
+    result = cli(*words)
+    assert result.code == 0 and result.err == ""
+    assert "Usage: adaptive-train" in result.out
+
+
+def test_exit_codes_are_in_the_help(cli: Cli) -> None:
+    words = " ".join(cli("--help").out.split())
+    for code in (0, 1, 2, 3, 4, 6, 7, 8, 9, 130, 143):
+        assert re.search(rf"\b{code} [a-z]", words), code
+
+
+def test_version(cli: Cli) -> None:
+    assert re.fullmatch(r"adaptive-train \d+\.\d+.*\n", cli("--version").out)
+
+
+def test_unknown_command_and_flag_are_usage_errors(cli: Cli) -> None:
+    result = cli("rum")
+    assert result.code == 2 and "Did you mean 'run'" in result.err and result.out == ""
+    result = cli("run", "--polcy", "lru")
+    assert result.code == 2 and "--policy" in result.err and result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConfigError, 2),
+        (errors.InputError, 3),
+        (errors.CheckpointError, 4),
+        (errors.OutputError, 6),
+        (errors.DeviceMemoryError, 7),
+        (errors.NonFiniteError, 8),
+        (errors.PolicyError, 9),
+    ],
+)
+def test_each_error_has_its_exit_code(cli: Cli, trainer: Any, error: type[Exception], code: int) -> None:
+    trainer.error = error("what, where, do this")
+    result = cli("eval", "somewhere", "--json")
+    assert (result.code, result.out) == (code, "")
+    assert result.err == "evaluating\nadaptive-train: error: what, where, do this\n"
+
+
+def test_bug_is_one_line_without_traceback(cli: Cli, trainer: Any) -> None:
+    trainer.error = ZeroDivisionError("oh")
+    result = cli("eval", "somewhere")
+    assert result.code == 1
+    assert "bug: ZeroDivisionError: oh; run again with --debug" in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(28, "No space left on device", "runs/x"), "No space left on device: 'runs/x'; run again with --debug"),
+        (MemoryError("Unable to allocate 9 TiB"), "not enough memory: Unable to allocate 9 TiB; train fewer rows"),
+    ],
+)
+def test_what_the_machine_lacks_is_no_bug(cli: Cli, trainer: Any, error: Exception, text: str) -> None:
+    trainer.error = error
+    result = cli("eval", "x")
+    assert result.code == 1
+    assert text in result.err and "bug:" not in result.err
+
+
+@pytest.mark.parametrize("words", [["--debug", "eval", "x"], ["eval", "x", "--debug"]])
+def test_debug_shows_the_traceback(cli: Cli, trainer: Any, words: list[str]) -> None:
+    trainer.error = ZeroDivisionError("oh")
+    result = cli(*words)
+    assert result.code == 1
+    assert "Traceback" in result.err
+
+
+def test_interrupt(cli: Cli, trainer: Any) -> None:
+    trainer.error = KeyboardInterrupt()
+    result = cli("eval", "x")
+    assert result.code == 130
+    assert result.err.endswith("adaptive-train: interrupted\n")
+
+
+def test_sigterm_unwinds_and_gives_the_handler_back(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    unwound = []
+
+    def evaluate_run(*_: Any, **__: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            unwound.append(True)
+
+    monkeypatch.setattr(sys.modules["adaptive.trainer"], "evaluate_run", evaluate_run)
+    before = signal.getsignal(signal.SIGTERM)
+    result = cli("eval", "x")
+    assert (result.code, unwound) == (143, [True])
+    assert "terminated" in result.err
+    assert signal.getsignal(signal.SIGTERM) is before

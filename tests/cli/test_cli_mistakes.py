@@ -1,0 +1,59 @@
+"""Classic mistakes: each gives its exit code, names the key or the place, and says what to do."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+
+MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
+    "misspelt key": (["--set", "tier.device_row=5"], 2, ["tier.device_row (--set)", "did you mean tier.device_rows?"]),
+    "misspelt key in a file": (
+        ["--config", "typo.toml"],
+        2,
+        ["batchsize (typo.toml:batchsize)", "did you mean batch_size?"],
+    ),
+    "file not there": (["--config", "no.toml"], 2, ["no.toml not found", "--config"]),
+    "file is not TOML": (["--config", "broken.toml"], 2, ["broken.toml is not TOML", "line 2"]),
+    "word for a number": (["--steps", "many"], 2, ["steps (flag --steps)", "found 'many'", "a valid integer"]),
+    "below the range": (["--lr", "0"], 2, ["optimizer.lr (flag --lr)", "found 0", "greater than 0"]),
+    "size without a unit we know": (
+        ["--device-rows", "5 apples"],
+        2,
+        ["tier.device_rows (flag --device-rows)", "found '5 apples'", "10%", "512MiB"],
+    ),
+    "device tier larger than everything": (["--device-rows", "150%"], 2, ["--device-rows", "more than 100%"]),
+    "misspelt choice": (["--optimizer", "adagard"], 2, ["flag --optimizer", "'adagrad'", "did you mean adagrad?"]),
+    "layer sizes do not fit": (
+        ["--arch-sparse-feature-size", "32"],
+        2,
+        ["flag --arch-sparse-feature-size", "bottom_mlp must end with embedding_dim = 32, found 64-16"],
+    ),
+    "misspelt policy": (["--policy", "slipstreem"], 9, ["no policy 'slipstreem'", "did you mean slipstream?"]),
+    "policy file not there": (["--policy", "mine.py:Mine"], 9, ["policy file mine.py not found"]),
+    "policy file without the class": (["--policy", "empty.py:Mine"], 9, ["empty.py has no class Mine"]),
+    "parameter the policy lacks": (["--policy", "lru", "--set", "policy.k=2"], 2, ["policy.k (--set)", "unknown key"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake(cli: Cli, trainer: Any, mistake: str) -> None:
+    Path("typo.toml").write_text("batchsize = 3\n")
+    Path("broken.toml").write_text("seed = 1\nepochs = = 2\n")
+    Path("empty.py").write_text("")
+    words, code, parts = MISTAKES[mistake]
+    result = cli("run", *words)
+    assert (result.code, result.out) == (code, "")
+    assert result.err.startswith("adaptive-train: error: ") and result.err.count("\n") == 1
+    for part in parts:
+        assert part in result.err
+    assert trainer.calls == []
+
+
+def test_several_mistakes_are_reported_together(cli: Cli, trainer: Any) -> None:
+    result = cli("run", "--steps", "0", "--set", "epochs=x", "--set", "tier.foo=1", "--device", "gpu")
+    assert result.code == 2
+    assert "4 settings cannot be used" in result.err
+    assert all(key in result.err for key in ("steps", "epochs", "tier.foo", "tier.device"))

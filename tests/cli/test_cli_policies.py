@@ -1,0 +1,141 @@
+"""`policies list|show|new|check`."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+
+MINE = '''
+from adaptive.policy import Policy
+
+class Mine(Policy):
+    """Keeps what it likes.
+
+    As in https://arxiv.org/abs/1234.56789.
+    """
+
+    def __init__(self, *, decay: float = 0.5, size: int) -> None: ...
+
+    def score(self, rows):
+        return rows.last_access
+
+    def arrange(self, batches, view):
+        return batches
+'''
+
+
+def test_list_names_every_policy_with_text_place_and_paper(cli: Cli) -> None:
+    found = json.loads(cli("policies", "list", "--json").out)["policies"]
+    assert set(found) >= {"hybrid", "device", "static", "lru", "lfu", "slipstream"}
+    assert found["slipstream"]["from"] == "policies.slipstream:Slipstream"
+    assert all(entry["doc"] for entry in found.values())
+    assert found["slipstream"]["paper"].startswith("https://")
+    text = cli("policies", "list").out
+    assert all(name in text for name in found)
+
+
+def test_list_shows_a_policy_that_does_not_load(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adaptive.policy.installed_policies", lambda: {"broken": "no_such_module:Broken"})
+    result = cli("policies", "list")
+    assert result.code == 0
+    assert "broken" in result.out and "does not load: PolicyError" in result.out and "no_such_module" in result.out
+
+
+def test_show(cli: Cli) -> None:
+    Path("mine.py").write_text(MINE)
+    found = json.loads(cli("policies", "show", "mine.py:Mine", "--json").out)
+    assert found["parameters"] == {
+        "decay": {"type": "float", "default": "0.5"},
+        "size": {"type": "int", "default": "none, must be given"},
+    }
+    assert (found["misses"], found["device_rows"], found["decides"]) == ("stage", "any", ["score", "arrange"])
+    text = cli("policies", "show", "mine.py:Mine").out
+    assert text.startswith("Keeps what it likes.") and "decay: float = 0.5" in text
+
+
+def test_show_unknown(cli: Cli) -> None:
+    result = cli("policies", "show", "nothing")
+    assert result.code == 9 and "known: " in result.err
+
+
+def test_new_writes_a_package(cli: Cli) -> None:
+    result = cli("policies", "new", "aged-counts")
+    assert result.code == 0, result.err
+    pyproject = tomllib.loads(Path("aged-counts/pyproject.toml").read_text())
+    assert pyproject["project"]["entry-points"]["adaptive.policies"] == {"aged-counts": "aged_counts:AgedCounts"}
+    shown = json.loads(cli("policies", "show", "aged-counts/aged_counts.py:AgedCounts", "--json").out)
+    assert shown["parameters"]["half_life"]["default"] == "1000.0"
+    assert "--policy aged-counts/aged_counts.py:AgedCounts" in result.out
+
+
+def test_new_into_an_empty_folder_of_another_name(cli: Cli) -> None:
+    Path("here").mkdir()
+    assert cli("policies", "new", "aged-counts", "here").code == 0
+    assert Path("here/aged_counts.py").is_file()
+
+
+def test_new_leaves_what_is_there_alone(cli: Cli) -> None:
+    Path("aged-counts").mkdir()
+    Path("aged-counts/file").write_text("mine")
+    result = cli("policies", "new", "aged-counts")
+    assert result.code == 6 and "not an empty folder" in result.err
+    assert [path.name for path in Path("aged-counts").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["Mine", "1st", "my policy", "../up", "my--policy", "class", "-x-", "import"])
+def test_new_refuses_names_that_cannot_be_used(cli: Cli, name: str) -> None:
+    result = cli("policies", "new", "--", name)
+    assert result.code == 2 and "cannot be used" in result.err
+
+
+@pytest.mark.parametrize("name", ["lru", "json", "numpy"])
+def test_new_refuses_names_that_are_taken(cli: Cli, name: str) -> None:
+    result = cli("policies", "new", name)
+    assert result.code == 2 and "is taken" in result.err
+    assert not Path(name).exists()
+
+
+@pytest.mark.slow
+def test_new_packages_test_passes_as_written(cli: Cli) -> None:
+    assert cli("policies", "new", "aged-counts").code == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd="aged-counts",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_new_policy_keeps_the_contract(cli: Cli) -> None:
+    assert cli("policies", "new", "aged-counts").code == 0
+    result = cli("policies", "check", "aged-counts/aged_counts.py:AgedCounts", "--set", "half_life=10")
+    assert result.code == 0, result.out
+    assert all(line.startswith("ok ") for line in result.out.splitlines())
+
+
+def test_check_of_a_policy_that_breaks_it(cli: Cli) -> None:
+    Path("bad.py").write_text(
+        "import numpy as np\nfrom adaptive.policy import Policy\n"
+        "class Bad(Policy):\n    def score(self, rows):\n        return np.full(len(rows), np.nan)\n"
+    )
+    result = cli("policies", "check", "bad.py:Bad")
+    assert result.code == 9
+    assert "FAILED score gives one number per row" in result.out and "NaN" in result.out
+    assert "policy 'bad.py:Bad' fails" in result.err
+    checks = json.loads(cli("policies", "check", "bad.py:Bad", "--json").out)["checks"]
+    assert {check["passed"] for check in checks} == {True, False}
+
+
+def test_check_options_are_read(cli: Cli) -> None:
+    result = cli("policies", "check", "lru", "--set", "nothing=1")
+    assert result.code == 9 and "nothing" in result.out
+    assert cli("policies", "check", "lru", "--set", "nothing").code == 2

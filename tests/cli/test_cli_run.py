@@ -1,0 +1,124 @@
+"""`run` and `eval`: flags become settings, results go to stdout, everything else to stderr."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from adaptive.cli.app import app
+from adaptive.cli.flags import FLAGS
+from adaptive.config import TrainConfig
+from adaptive.settings import load_settings
+
+Cli = Callable[..., Any]
+
+
+def setting(config: TrainConfig, key: str) -> Any:
+    found: Any = config.model_dump()
+    for name in key.replace("data.", "data_options.").replace("model.", "model_options.").split("."):
+        found = found[name]
+    return found
+
+
+def test_result_goes_to_stdout_and_progress_to_stderr(cli: Cli, trainer: Any) -> None:
+    result = cli("run")
+    assert (result.code, result.out, result.err) == (0, "AUC 0.75\n", "training\n")
+    assert trainer.calls == [("train", TrainConfig())]
+
+
+def test_json_is_one_object_without_table_and_nan(cli: Cli, trainer: Any) -> None:
+    result = cli("run", "--json", "--overwrite")
+    assert json.loads(result.out) == {"schema": 1, "auc": 0.75, "log_loss": None, "overwrite": True}
+    assert result.out.count("\n") == 1
+
+
+def test_dry_run_only_plans(cli: Cli, trainer: Any) -> None:
+    result = cli("run", "--dry-run", "--steps", "3")
+    assert (result.code, result.out) == (0, "AUC 0.75\n")
+    assert [call for call, _ in trainer.calls] == ["plan"]
+
+
+def test_eval(cli: Cli, trainer: Any) -> None:
+    result = cli("eval", "runs/x", "--json")
+    assert json.loads(result.out)["auc"] == 0.75
+    assert trainer.calls == [("eval", Path("runs/x"))]
+
+
+def test_all_sources_at_once(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.toml").write_text("seed = 1\ndepth = 1\n")
+    monkeypatch.setenv("ADAPTIVE_DEPTH", "2")
+    assert cli("run", "--config", "a.toml", "--set", "epochs=3", "--set", "log_every=5", "--seed", "4").code == 0
+    ((_, config),) = trainer.calls
+    assert (config.seed, config.depth, config.epochs, config.log_every) == (4, 2, 3, 5)
+
+
+VALUES = {
+    "--data": "csv:x.csv",
+    "--schema": "x.toml",
+    "--batch-size": 64,
+    "--device": "cpu",
+    "--device-rows": "25%",
+    "--depth": 0,
+    "--policy": "lfu",
+    "--model": "dlrm",
+    "--optimizer": "sgd",
+    "--lr": 0.5,
+    "--steps": 3,
+    "--epochs": 4,
+    "--seed": 5,
+    "--out": "runs/x",
+    "--arch-sparse-feature-size": 16,
+    "--arch-mlp-bot": "13-512-16",
+    "--arch-mlp-top": "64-1",
+    "--arch-interaction-op": "cat",
+    "--mini-batch-size": 65,
+    "--test-mini-batch-size": 66,
+    "--learning-rate": 0.25,
+    "--nepochs": 6,
+    "--num-batches": 7,
+    "--numpy-rand-seed": 8,
+    "--print-freq": 9,
+    "--use-gpu": "cuda",
+}
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_each_flag_gives_its_settings(cli: Cli, trainer: Any, flag: Any) -> None:
+    value = VALUES[flag.name]
+    result = cli("run", flag.name, *([] if flag.value else [str(value)]))
+    assert result.code == 0, result.err
+    ((_, config),) = trainer.calls
+    assert [setting(config, key) for key in flag.keys] == [value] * len(flag.keys)
+
+
+def test_two_names_of_one_setting_must_agree(cli: Cli, trainer: Any) -> None:
+    assert cli("run", "--batch-size", "64", "--mini-batch-size", "64").code == 0
+    result = cli("run", "--batch-size", "64", "--mini-batch-size", "32")
+    assert result.code == 2
+    assert "--batch-size 64 and --mini-batch-size 32 disagree" in result.err
+
+
+def test_every_option_and_command_is_documented() -> None:
+    def check(command: Any, name: str) -> None:
+        assert command.help, name
+        for option in command.params:
+            assert getattr(option, "help", None), f"{name} {option.name}"
+        for name_below, below in getattr(command, "commands", {}).items():
+            check(below, f"{name} {name_below}")
+
+    check(typer.main.get_command(app), "adaptive-train")
+
+
+def test_options_of_run_are_in_panels() -> None:
+    run = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    assert all(option.rich_help_panel for option in run.params if option.name != "help")
+
+
+def test_defaults_in_the_help_are_the_real_ones() -> None:
+    config, _ = load_settings()
+    shown = {flag.keys[0]: flag.default for flag in FLAGS if flag.default and flag.keys[0] not in ("steps", "out")}
+    assert shown == {key: str(setting(config, key)) for key in shown}
+    assert len(shown) > 8

@@ -1,0 +1,122 @@
+"""The policies that every test of "any policy" runs over. A new policy is added to one list, here."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch, concatenate
+from adaptive.policy import Policy, RowStats, TierView
+from policies.device import Device
+from policies.hybrid import Hybrid
+from policies.lfu import LFU
+from policies.lru import LRU
+from policies.scratchpipe import ScratchPipe
+from policies.slipstream import Slipstream
+from policies.static import Static
+
+
+class RandomScores(Policy):
+    """Scores by a generator that starts anew at every question, so that equal questions get equal answers."""
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        return np.random.default_rng(rows.step).random(len(rows))
+
+
+class RandomOnHost(RandomScores):
+    misses: Literal["stage", "host"] = "host"
+
+
+class LRUOnHost(LRU):
+    misses: Literal["stage", "host"] = "host"
+
+
+class MostRecentOut(Policy):
+    """The opposite of LRU: a poor idea, and still a valid one."""
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        return -rows.last_access
+
+
+class Infinite(Policy):
+    """Scores of plus and minus infinity, many of them equal."""
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        return np.where(rows.rows % 2 == 0, np.inf, -np.inf)
+
+
+class Regrouping(LRU):
+    """Two batches become one, its samples in reverse order."""
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in batches:
+            following = next(batches, None)
+            joined = batch if following is None else concatenate([batch, following])
+            yield joined.take(np.arange(joined.num_samples)[::-1])
+
+
+class Dropping(LRU):
+    """Every other sample is left out."""
+
+    drops_inputs = True
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in batches:
+            yield batch.take(np.arange(0, batch.num_samples, 2))
+
+
+class EagerlySaturating(LRU):
+    """Half of the rows are saturated, whatever they do."""
+
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        return np.equal(rows.rows % 2, 0)
+
+
+BUILT_INS: list[type[Policy]] = [Hybrid, Device, Static, LRU, LFU, ScratchPipe, Slipstream]
+
+OTHERS: list[type[Policy]] = [
+    RandomScores,
+    RandomOnHost,
+    LRUOnHost,
+    MostRecentOut,
+    Infinite,
+    Regrouping,
+    Dropping,
+    EagerlySaturating,
+]
+
+POLICIES: list[tuple[type[Policy], dict[str, Any]]] = [
+    *((cls, {}) for cls in BUILT_INS + OTHERS),
+    (LFU, {"half_life": 20}),
+    (ScratchPipe, {"window": 0}),
+    (Slipstream, {"warmup": 0, "threshold": 0.5, "min_accesses": 1, "probe_every": 3}),
+]
+
+
+def policy_id(case: tuple[type[Policy], dict[str, Any]]) -> str:
+    """Name of a case in the test report."""
+    cls, options = case
+    return "-".join([cls.__name__, *(f"{key}={value}" for key, value in options.items())])
+
+
+def row_stats(size: int, **columns: Any) -> RowStats:
+    """`RowStats` of `size` rows 0..size-1 of one table, fresh but for the given columns."""
+    values: dict[str, Any] = {
+        "step": 0,
+        "rows": np.arange(size),
+        "table": np.zeros(size, np.int32),
+        "accesses": np.zeros(size, np.int64),
+        "last_access": np.full(size, -1),
+        "next_access": np.full(size, np.iinfo(np.int64).max),
+        "update_norm": np.zeros(size, np.float32),
+        "drift": np.full(size, np.nan, np.float32),
+        "drift_accesses": np.zeros(size, np.int64),
+        "saturated": np.zeros(size, np.bool_),
+        "resident": np.ones(size, np.bool_),
+    }
+    assert set(columns) <= set(values), columns
+    given = {
+        name: np.asarray(value, values[name].dtype) if name != "step" else value for name, value in columns.items()
+    }
+    return RowStats(**values | given)

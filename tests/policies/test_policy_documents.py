@@ -1,0 +1,66 @@
+"""What `policies/README.md` and the example say is true."""
+
+import ast
+import re
+import runpy
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from contract import BUILT_INS
+
+from adaptive.contract import check_policy
+from adaptive.policy import Policy, RowStats, installed_policies
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "policies/README.md").read_text()
+EXAMPLE = ROOT / "examples/custom_policy.py"
+
+
+def class_lines(source: str, name: str) -> int:
+    """Lines of a class, blank lines and all."""
+    (found,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+    assert found.end_lineno is not None
+    return found.end_lineno - found.lineno + 1
+
+
+def test_the_readmes_policy_keeps_the_rules(tmp_path: Path) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    path = tmp_path / "my_policy.py"
+    path.write_text(source)
+    assert class_lines(source, "Mine") <= 10
+    assert [result for result in check_policy(f"{path}:Mine") if not result.passed] == []
+
+
+def test_the_readme_is_one_page_and_complete() -> None:
+    assert len(README.splitlines()) <= 100
+    for item in fields(RowStats):
+        assert f"`{item.name}`" in README or f"`rows.{item.name}`" in README, item.name
+    for member in vars(Policy):
+        assert member.startswith("_") or member == "score" or re.search(rf"`{member}\b", README), member
+    for name in installed_policies():
+        assert f"| `{name}` |" in README, name
+
+
+@pytest.mark.parametrize("cls", BUILT_INS)
+def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cls: type[Policy]) -> None:
+    path = ROOT / f"{cls.__module__.replace('.', '/')}.py"
+    tree = ast.parse(path.read_text())
+    (name,) = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    assert name == cls.__name__
+    assert re.search(r"https://(arxiv|doi)\.org/", ast.get_docstring(tree) or "")
+    imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module}
+    assert {module for module in imported if module.split(".")[0] in ("adaptive", "policies")} == {"adaptive"}
+
+
+def test_the_example_beats_lru(capsys: pytest.CaptureFixture[str]) -> None:
+    source = EXAMPLE.read_text()
+    assert len(source.splitlines()) <= 60
+    assert class_lines(source, "Fading") <= 10
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    printed = dict(re.findall(r"(\w+) +hit rate ([\d.]+)%", capsys.readouterr().out))
+    assert float(printed["Fading"]) > float(printed["LRU"]) + 1
+
+
+def test_the_examples_policy_keeps_the_rules() -> None:
+    assert [result for result in check_policy(f"{EXAMPLE}:Fading") if not result.passed] == []

@@ -1,0 +1,223 @@
+"""Streaming and exact metrics against scikit-learn, and what must hold for any stream."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from sklearn.metrics import log_loss, roc_auc_score
+
+from adaptive.telemetry.metrics import NUM_BINS, StreamingAUC, StreamingLogLoss, exact_auc
+
+# positive rate of click logs, raw to sampled, and the mean logit that gives it when the standard deviation is 1
+MEAN_LOGITS = {0.0025: -6.4847, 0.04: -3.6183, 0.26: -1.2531}
+
+
+def click_model(rate: float, *, num_samples: int = 400_000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """float32 logits of a calibrated model, and labels drawn from them."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(MEAN_LOGITS[rate], 1.0, num_samples).astype(np.float32)
+    return logits, (rng.random(num_samples) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+
+
+def in_batches(metric, logits, labels, size=2048):
+    for start in range(0, len(logits), size):
+        metric.update(logits[start : start + size], labels[start : start + size])
+    return metric
+
+
+@pytest.fixture(params=MEAN_LOGITS, ids="{:.2%}".format, scope="module")
+def clicks(request) -> tuple[np.ndarray, np.ndarray]:
+    logits, labels = click_model(request.param)
+    assert labels.mean() == pytest.approx(request.param, rel=0.05)
+    return logits, labels
+
+
+def test_streaming_auc_matches_scikit_learn(clicks):
+    assert in_batches(StreamingAUC(), *clicks).value() == pytest.approx(roc_auc_score(*reversed(clicks)), abs=1e-4)
+
+
+def test_streaming_auc_matches_scikit_learn_with_ties(clicks):
+    """A model that knows only a coarse group of each sample gives few distinct scores."""
+    logits, labels = np.round(clicks[0] * 2) / 2, clicks[1]
+    assert len(np.unique(logits)) < 30
+    expected = roc_auc_score(labels, logits)
+    assert in_batches(StreamingAUC(), logits, labels).value() == pytest.approx(expected, abs=1e-9)
+    assert exact_auc(logits, labels) == pytest.approx(expected, abs=1e-12)
+
+
+def test_streaming_auc_of_probabilities(clicks):
+    logits, labels = clicks
+    metric = StreamingAUC()
+    metric.update(1 / (1 + np.exp(-logits)), labels, probabilities=True)
+    assert metric.value() == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
+
+
+def test_exact_auc_matches_scikit_learn(clicks):
+    assert exact_auc(*clicks) == pytest.approx(roc_auc_score(*reversed(clicks)), abs=1e-12)
+
+
+def test_log_loss_matches_scikit_learn(clicks):
+    logits, labels = clicks
+    metric = in_batches(StreamingLogLoss(), logits, labels)
+    assert metric.value() == pytest.approx(log_loss(labels, 1 / (1 + np.exp(-logits.astype(np.float64)))), rel=1e-12)
+
+
+def test_a_calibrated_model_reads_as_such(clicks):
+    metric = in_batches(StreamingLogLoss(), *clicks)
+    assert metric.calibration() == pytest.approx(1, abs=0.1)
+    assert metric.normalised_entropy() < 1
+
+
+def test_four_samples_by_hand():
+    """The positives are 1 and 2, the negatives 0 and 1: of four pairs three are in order and one is tied."""
+    scores, labels = np.array([0.0, 1.0, 1.0, 2.0], np.float32), np.array([0, 0, 1, 1])
+    metric = StreamingAUC()
+    metric.update(scores, labels)
+    assert metric.value() == exact_auc(scores, labels) == 3.5 / 4
+    assert exact_auc(-scores, labels) == 0.5 / 4
+
+
+def test_all_scores_tied_is_one_half():
+    metric = StreamingAUC()
+    metric.update(np.zeros(5), np.array([0, 1, 0, 0, 1]))
+    assert metric.value() == exact_auc(np.zeros(5), np.array([0, 1, 0, 0, 1])) == 0.5
+
+
+@pytest.mark.parametrize("labels", [[], [1, 1], [0, 0, 0]])
+def test_one_class_has_no_auc(labels):
+    scores = np.arange(len(labels), dtype=np.float32)
+    metric, loss = StreamingAUC(), StreamingLogLoss()
+    metric.update(scores, np.array(labels))
+    loss.update(scores, np.array(labels))
+    assert metric.value() is None
+    assert exact_auc(scores, np.array(labels)) is None
+    assert loss.normalised_entropy() is None
+    assert (loss.value() is None) == (not labels)
+    assert (loss.calibration() is None) == (1 not in labels)
+
+
+def test_normalised_entropy_of_the_mean_is_one():
+    metric = StreamingLogLoss()
+    metric.update(np.full(4, 0.25), np.array([0, 1, 0, 0]), probabilities=True)
+    assert metric.normalised_entropy() == pytest.approx(1)
+    assert metric.calibration() == pytest.approx(1)
+
+
+def test_certain_and_wrong_costs_what_scikit_learn_says():
+    metric = StreamingLogLoss()
+    metric.update(np.array([np.inf, -np.inf]), np.array([0, 0]))
+    assert metric.value() == pytest.approx(log_loss([0, 0], [1.0, 0.0], labels=[0, 1]))
+    metric = StreamingLogLoss()
+    metric.update(np.array([1.0, 0.0]), np.array([0, 0]), probabilities=True)
+    assert metric.value() == pytest.approx(log_loss([0, 0], [1.0, 0.0], labels=[0, 1]))
+
+
+def test_billions_of_samples_do_not_overflow():
+    counts = np.zeros((2, NUM_BINS), np.int64)
+    counts[:, 10], counts[1, 20] = 10**12, 10**12
+    assert StreamingAUC(counts).value() == pytest.approx(0.75)
+
+
+def test_a_stream_continues_from_its_counts():
+    logits, labels = click_model(0.26, num_samples=5000)
+    whole = in_batches(StreamingAUC(), logits, labels)
+    first = in_batches(StreamingAUC(), logits[:2500], labels[:2500])
+    stored = first.counts.copy()
+    second = in_batches(StreamingAUC(stored), logits[2500:], labels[2500:])
+    assert second.value() == whole.value()
+    assert np.array_equal(stored, first.counts)  # the caller's array is left alone
+
+
+def test_counts_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"int64 \(2, 4096\), found int64 \(2, 100\)"):
+        StreamingAUC(np.zeros((2, 100), np.int64))
+
+
+@pytest.mark.parametrize("metric", [StreamingAUC(), StreamingLogLoss()])
+@pytest.mark.parametrize(
+    ("scores", "labels", "message"),
+    [
+        ([0.0, np.nan, np.nan], [0, 1, 1], "2 of 3 scores are NaN, the first at position 1"),
+        ([0.0, 1.0], [0, 2], "labels must be 0 or 1, found 2 at position 1"),
+        ([0.0, 1.0], [0, -1], "labels must be 0 or 1, found -1 at position 1"),
+        ([0.0, 1.0], [0.0, np.nan], "labels must be 0 or 1, found nan at position 1"),
+        ([0.0], [0, 1], r"one length, found \(1,\) and \(2,\)"),
+        ([[0.0]], [[1]], r"one length, found \(1, 1\) and \(1, 1\)"),
+        ([0, 1], [0, 1], "scores must be floats, found int64"),
+    ],
+)
+def test_bad_input_is_refused(metric, scores, labels, message):
+    with pytest.raises(ValueError, match=message):
+        metric.update(np.array(scores), np.array(labels))
+    with pytest.raises(ValueError, match=message):
+        exact_auc(np.array(scores), np.array(labels))
+
+
+def test_logits_are_not_taken_for_probabilities():
+    with pytest.raises(ValueError, match=r"probabilities must lie in \[0, 1\], found -0.5 at position 1"):
+        StreamingAUC().update(np.array([0.5, -0.5]), np.array([0, 1]), probabilities=True)
+
+
+streams = st.integers(1, 60).flatmap(
+    lambda n: st.tuples(
+        hnp.arrays(np.float32, n, elements=st.floats(-40, 40, width=32)),
+        hnp.arrays(np.int64, n, elements=st.integers(0, 1)),
+    )
+)
+
+
+@settings(deadline=None)
+@given(streams, st.randoms(use_true_random=False), st.integers(0, 60))
+def test_order_and_partition_do_not_matter(stream, random, cut):
+    scores, labels = stream
+    order = np.array(random.sample(range(len(scores)), len(scores)))
+    whole, first, second = StreamingAUC(), StreamingAUC(), StreamingAUC()
+    whole.update(scores, labels)
+    first.update(scores[order[:cut]], labels[order[:cut]])
+    second.update(scores[order[cut:]], labels[order[cut:]])
+    first.merge(second)
+    assert np.array_equal(first.counts, whole.counts)
+    assert first.value() == whole.value()
+    assert exact_auc(scores[order], labels[order]) == exact_auc(scores, labels)
+
+
+@settings(deadline=None)
+@given(streams, st.integers(0, 60))
+def test_log_loss_of_parts_is_that_of_the_whole(stream, cut):
+    scores, labels = stream
+    whole, first, second = StreamingLogLoss(), StreamingLogLoss(), StreamingLogLoss()
+    whole.update(scores, labels)
+    first.update(scores[:cut], labels[:cut])
+    second.update(scores[cut:], labels[cut:])
+    first.merge(second)
+    assert first.value() == pytest.approx(whole.value())
+    assert first.normalised_entropy() == pytest.approx(whole.normalised_entropy())
+    assert first.calibration() == pytest.approx(whole.calibration())
+
+
+@settings(deadline=None)
+@given(streams)
+def test_exact_auc_counts_pairs(stream):
+    scores, labels = stream
+    positives, negatives = scores[labels == 1], scores[labels == 0]
+    above = positives[:, None] > negatives
+    tied = positives[:, None] == negatives
+    expected = (above + 0.5 * tied).mean() if above.size else None
+    assert exact_auc(scores, labels) == pytest.approx(expected, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(streams)
+def test_bins_never_turn_a_pair_around(stream):
+    """A bin may tie what is not tied, never more: the value is within half of the pairs that share a bin."""
+    scores, labels = stream
+    metric = StreamingAUC()
+    metric.update(scores, labels)
+    exact = exact_auc(scores, labels)
+    if exact is None:
+        assert metric.value() is None
+    else:
+        shared = float(np.dot(metric.counts[0], metric.counts[1]))
+        pairs = float(metric.counts[0].sum() * metric.counts[1].sum())
+        assert abs(metric.value() - exact) <= 0.5 * shared / pairs + 1e-12

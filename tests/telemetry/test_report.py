@@ -1,0 +1,167 @@
+"""Totals, the `--json` object, and the text at the end of a run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from adaptive.telemetry.record import IntervalRecord, TableCounts
+from adaptive.telemetry.report import RunTotals, run_summary, summary_text
+from adaptive.telemetry.text import bytes_text, count_text, duration_text, percent_text, score_text
+
+SITE = TableCounts(
+    lookups=1000,
+    lookup_hits=900,
+    unique_rows=400,
+    row_hits=200,
+    resident_rows=50,
+    promoted=20,
+    demoted=10,
+    fetched=20,
+    written_back=8,
+    fetched_bytes=2048,
+    written_back_bytes=1024,
+)
+USER = TableCounts(lookups=1000, lookup_hits=500, unique_rows=600, row_hits=200, resident_rows=70)
+
+
+def interval(step: int, **changes) -> IntervalRecord:
+    record = IntervalRecord(
+        step=step,
+        samples=step * 100,
+        loss=0.5,
+        auc=0.7,
+        log_loss=0.5,
+        samples_per_s=1000.0,
+        time_ms={"plan": 1.0, "wait": 0.5},
+        hit_rate=0.9,
+        row_hit_rate=0.8,
+        tables={"site": SITE, "user": USER},
+    )
+    return replace(record, **changes)
+
+
+def totals_of(*records: IntervalRecord, **start: int) -> RunTotals:
+    totals = RunTotals(**start)
+    for record in records:
+        totals.add(record)
+    return totals
+
+
+def test_summary_of_two_intervals():
+    """10 steps at 1,000 samples/s and 30 at 3,000 take one second each; the second's plan takes three times as long."""
+    later = interval(40, samples_per_s=3000.0, time_ms={"plan": 3.0, "wait": 0.5})
+    totals = totals_of(interval(10), later)
+    assert run_summary("lru", totals, auc=0.75, log_loss=0.4) == {
+        "schema": 1,
+        "policy": "lru",
+        "steps": 40,
+        "samples": 4000,
+        "samples_per_s": 2000.0,
+        "auc": 0.75,
+        "log_loss": 0.4,
+        "hit_rate": 0.7,
+        "row_hit_rate": 0.4,
+        "fetched_rows": 40,
+        "written_back_rows": 16,
+        "bytes_h2d": 4096,
+        "bytes_d2h": 2048,
+        "promoted": 40,
+        "demoted": 20,
+        "skipped_update_share": 0.0,
+        "skipped_lookup_share": 0.0,
+        "time_ms": {"plan": 2.5, "wait": 0.5},
+    }
+
+
+def test_a_continued_run_counts_its_own_steps():
+    totals = totals_of(interval(60), interval(70), first_step=50, first_samples=5000)
+    assert (totals.steps, totals.samples, totals.seconds) == (20, 2000, 2.0)
+
+
+def test_what_is_now_is_of_the_latest_interval():
+    totals = totals_of(interval(10), interval(20, tables={"site": replace(SITE, resident_rows=3)}))
+    assert (totals.tables["site"].resident_rows, totals.tables["user"].resident_rows) == (3, 70)
+    assert totals.tables["site"].lookups == 2000
+
+
+def test_a_run_without_a_step_has_a_summary():
+    totals = RunTotals()
+    summary = run_summary("lru", totals, auc=None, log_loss=float("nan"))
+    assert json.loads(json.dumps(summary, allow_nan=False))["log_loss"] is None
+    assert (summary["steps"], summary["samples_per_s"], summary["hit_rate"], summary["time_ms"]) == (0, None, None, {})
+    assert "0 steps" in summary_text(summary, totals)
+
+
+def test_text_written_out():
+    totals = totals_of(interval(10))
+    summary = run_summary("lru", totals, auc=0.75, log_loss=0.4)
+    assert summary_text(summary, totals) == (
+        "policy lru: 10 steps, 1,000 samples, 1,000 samples/s\n"
+        "auc 0.7500, log loss 0.4000\n"
+        "hit rate: 70.0 % of look-ups, 40.0 % of each batch's rows\n"
+        "moved: 20 rows (2.0 KiB) to the device, 8 rows (1.0 KiB) to the host\n"
+        "ms per step: plan 1.00, wait 0.50\n"
+        "\n"
+        "table  look-ups  hit rate  resident  to device  to host\n"
+        "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB\n"
+        "user      1,000    50.0 %        70        0 B      0 B\n"
+    )
+
+
+def test_skipping_is_said_when_it_happened():
+    skipping = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_rows=7)
+    totals = totals_of(interval(10, tables={"site": skipping, "user": USER}))
+    text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
+    assert (
+        "skipped: 10.0 % of row updates (25.0 % of look-ups), because their rows were saturated; "
+        "the trained tables differ from a run without skipping\n"
+    ) in text
+    assert (
+        "table  look-ups  hit rate  resident  to device  to host  saturated  skipped\n"
+        "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB          7   25.0 %\n"
+        "user      1,000    50.0 %        70        0 B      0 B          0    0.0 %\n"
+    ) in text
+
+
+def test_ten_largest_tables_and_the_rest_in_one_line():
+    tables = {f"t{i}": replace(USER, lookups=i, lookup_hits=0, resident_rows=1) for i in range(1, 15)}
+    totals = totals_of(interval(10, tables=tables))
+    summary = run_summary("lru", totals, auc=None, log_loss=None)
+    lines = summary_text(summary, totals).splitlines()
+    assert [line.split()[0] for line in lines[-11:-1]] == [f"t{i}" for i in range(14, 4, -1)]
+    assert lines[-1].split() == ["4", "other", "tables", "10", "0.0", "%", "4", "0", "B", "0", "B"]
+    by_size = summary_text(summary, totals, table_rows={f"t{i}": -i for i in range(1, 15)}).splitlines()
+    assert [line.split()[0] for line in by_size[-11:-1]] == [f"t{i}" for i in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (count_text(1234567), "1,234,567"),
+        (count_text(float("nan")), "-"),
+        (count_text(None), "-"),
+        (score_text(0.73126), "0.7313"),
+        (score_text(None), "-"),
+        (percent_text(0.9116), "91.2 %"),
+        (percent_text(0.0), "0.0 %"),
+        (percent_text(1.0), "100.0 %"),
+        (percent_text(1e-6), "<0.1 %"),
+        (percent_text(0.99999), ">99.9 %"),
+        (percent_text(None), "-"),
+        (bytes_text(0), "0 B"),
+        (bytes_text(1000), "1000 B"),
+        (bytes_text(1023.99), "1.0 KiB"),
+        (bytes_text(1536), "1.5 KiB"),
+        (bytes_text(1 << 20), "1.0 MiB"),
+        (bytes_text((1 << 30) - 1), "1.0 GiB"),
+        (bytes_text(5 << 50), "5120.0 TiB"),
+        (bytes_text(None), "-"),
+        (duration_text(0.4), "0:00:00"),
+        (duration_text(59.6), "0:01:00"),
+        (duration_text(360125), "100:02:05"),
+        (duration_text(None), "-"),
+    ],
+)
+def test_numbers_as_people_read_them(text, expected):
+    assert text == expected

@@ -1,0 +1,348 @@
+"""The TensorBoard view, read back with TensorBoard's own reader."""
+
+import logging
+import resource
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+
+from adaptive.errors import InputError, OutputError
+from adaptive.telemetry import events
+from adaptive.telemetry.jsonl import MetricsFile
+from adaptive.telemetry.record import EvalRecord, Histogram, IntervalRecord, RunRecord, TableCounts
+from adaptive.telemetry.tensorboard import TensorBoardView, view_from_metrics
+
+COUNTS = TableCounts(
+    lookups=100,
+    lookup_hits=75,
+    unique_rows=40,
+    row_hits=10,
+    resident_rows=500,
+    promoted=30,
+    demoted=20,
+    fetched=29,
+    written_back=19,
+    fetched_bytes=2900,
+    written_back_bytes=1900,
+    saturated_rows=3,
+    skipped_updates=10,
+    skipped_lookups=20,
+)
+EMPTY = TableCounts()
+TABLE_TAGS = {
+    "tier/{}/hit_rate": 0.75,
+    "tier/{}/row_hit_rate": 0.25,
+    "tier/{}/resident_rows": 500,
+    "tier/{}/promoted": 30,
+    "tier/{}/demoted": 20,
+    "tier/{}/fetched_rows": 29,
+    "tier/{}/written_back_rows": 19,
+    "tier/{}/bytes_h2d": 2900,
+    "tier/{}/bytes_d2h": 1900,
+    "saturated/{}/rows": 3,
+    "saturated/{}/skipped_updates": 10,
+    "saturated/{}/skipped_update_share": 0.25,
+}
+
+
+def interval(step: int = 10, **changes) -> IntervalRecord:
+    record = IntervalRecord(
+        step=step,
+        samples=step * 8,
+        loss=0.5,
+        auc=0.75,
+        log_loss=0.25,
+        samples_per_s=1000.0,
+        time_ms={"plan": 0.25, "wait": 2.0},
+        hit_rate=0.75,
+        row_hit_rate=0.25,
+        tables={"site": COUNTS, "user": EMPTY},
+        policy={"score_ms": 1.5},
+    )
+    return replace(record, **changes)
+
+
+def read(directory: Path) -> EventAccumulator:
+    # every event file of the directory, as TensorBoard itself does
+    return EventAccumulator(str(directory)).Reload()
+
+
+def latest(directory: Path) -> dict[str, float]:
+    accumulator = read(directory)
+    return {tag: accumulator.Scalars(tag)[-1].value for tag in accumulator.Tags()["scalars"]}
+
+
+def steps(directory: Path, tag: str = "train/loss") -> list[int]:
+    return [event.step for event in read(directory).Scalars(tag)]
+
+
+def write_all(view, *records) -> None:
+    for record in records:
+        view.write(record)
+    view.close()
+
+
+def test_tags_and_values(tmp_path):
+    write_all(
+        TensorBoardView(tmp_path, ["site", "user"]),
+        interval(10),
+        EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125),
+    )
+    found = latest(tmp_path)
+    expected = {
+        "train/loss": 0.5,
+        "train/auc": 0.75,
+        "train/log_loss": 0.25,
+        "train/samples_per_s": 1000,
+        "time/plan_ms": 0.25,
+        "time/wait_ms": 2,
+        "policy/score_ms": 1.5,
+        "eval/auc": 0.5,
+        "eval/log_loss": 0.125,
+        **{tag.format("site"): value for tag, value in TABLE_TAGS.items()},
+        **{tag.format("all"): value for tag, value in TABLE_TAGS.items()},
+    }
+    assert {tag: found[tag] for tag in expected} == expected
+    assert found["tier/user/promoted"] == 0
+    assert "tier/user/hit_rate" not in found  # no look-ups: unknown, not 0
+    spread = {f"tier/all/{rate}_p{p}" for rate in ("hit_rate", "row_hit_rate") for p in (5, 50, 95)}
+    assert set(found) - set(expected) - spread == {
+        tag.format("user") for tag in TABLE_TAGS if not tag.endswith(("_rate", "_share"))
+    }
+
+
+def test_spread_over_tables(tmp_path):
+    tables = {f"t{i}": TableCounts(lookups=100, lookup_hits=i) for i in range(101)}
+    write_all(TensorBoardView(tmp_path, list(tables)), interval(tables=tables))
+    found = latest(tmp_path)
+    assert [found[f"tier/all/hit_rate_p{p}"] for p in (5, 50, 95)] == pytest.approx([0.05, 0.5, 0.95])
+
+
+def test_steps_and_wall_times(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["site"]), interval(10, wall_time=1e9), interval(20, wall_time=1e9 + 5))
+    found = read(tmp_path).Scalars("train/loss")
+    assert [(event.step, event.wall_time) for event in found] == [(10, 1e9), (20, 1e9 + 5)]
+
+
+def test_unknown_auc_is_left_out(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["site"]), interval(auc=None))
+    assert "train/auc" not in latest(tmp_path)
+
+
+def test_layout_has_one_page_whose_tags_exist(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["site", "user"]), interval())
+    accumulator = read(tmp_path)
+    (event,) = accumulator.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    (page,) = layout.category
+    assert page.title == "Tier movement"
+    lines = {chart.title: list(chart.multiline.tag) for chart in page.chart if chart.HasField("multiline")}
+    assert lines == {
+        "hit rate": ["^tier/all/hit_rate$", "^tier/all/row_hit_rate$"],
+        "rows promoted and demoted": ["^tier/all/promoted$", "^tier/all/demoted$"],
+        "bytes to the device and to the host": ["^tier/all/bytes_h2d$", "^tier/all/bytes_d2h$"],
+        "resident rows": ["^tier/all/resident_rows$"],
+        "saturated rows": ["^saturated/all/rows$"],
+        "share of row updates skipped": ["^saturated/all/skipped_update_share$"],
+        "waiting (ms per step)": ["^time/wait_ms$"],
+    }
+    margins = [series for chart in page.chart for series in chart.margin.series]
+    assert [(s.lower, s.value, s.upper) for s in margins] == [
+        tuple(f"tier/all/{rate}_p{p}" for p in (5, 50, 95)) for rate in ("hit_rate", "row_hit_rate")
+    ]
+    used = {tag.strip("^$") for tags in lines.values() for tag in tags}
+    used |= {tag for s in margins for tag in (s.lower, s.value, s.upper)}
+    assert used <= set(accumulator.Tags()["scalars"])
+
+
+def test_config_is_shown_as_it_stands(tmp_path):
+    run = RunRecord(policy="lru", table_rows={"site": 9}, config="[tier]\ndepth = 4\n")
+    write_all(TensorBoardView(tmp_path, ["site"]), run)
+    (event,) = read(tmp_path).Tensors("config")
+    assert event.tensor_proto.string_val[0] == b"    [tier]\n    depth = 4\n"
+    assert read(tmp_path).SummaryMetadata("config").plugin_data.plugin_name == "text"
+
+
+def test_histogram_of_update_sizes(tmp_path):
+    """Empty bins at both ends are left out; what TensorBoard shows begins and ends where something is."""
+    bins = Histogram(np.array([0, 1, 2, 4, 8.0]), np.array([0, 3, 5, 0]), sum=20.0, sum_squares=55.0)
+    nothing = Histogram(np.array([0, 1.0]), np.array([0]), sum=0.0, sum_squares=0.0)
+    write_all(TensorBoardView(tmp_path, ["site"]), interval(10, update_norms=bins), interval(20, update_norms=nothing))
+    (event,) = read(tmp_path).Histograms("update_norm")
+    found = event.histogram_value
+    assert (event.step, found.min, found.max, found.num) == (10, 1, 4, 8)
+    assert (found.sum, found.sum_squares) == (20, 55)
+    assert (list(found.bucket_limit), list(found.bucket)) == ([2, 4], [3, 5])
+
+
+def test_many_tables_show_the_largest_and_the_rest_as_one(tmp_path):
+    names = [f"t{i}" for i in range(40)]
+    tables = {name: replace(EMPTY, promoted=1, lookups=10, lookup_hits=index) for index, name in enumerate(names)}
+    sizes = [1000 - i if i % 5 else 1 for i in range(40)]  # t0, t5, ... t35 are the smallest eight
+    write_all(TensorBoardView(tmp_path, names, sizes), interval(tables=tables))
+    found = latest(tmp_path)
+    shown = {tag.split("/")[1] for tag in found if tag.startswith("tier/")} - {"all", "other"}
+    assert shown == {name for index, name in enumerate(names) if index % 5}
+    assert (found["tier/other/promoted"], found["tier/all/promoted"]) == (8, 40)
+    assert found["tier/other/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
+
+
+def test_without_sizes_the_first_tables_are_shown(tmp_path):
+    tables = {f"t{i}": EMPTY for i in range(33)}
+    write_all(TensorBoardView(tmp_path, list(tables)), interval(tables=tables))
+    found = latest(tmp_path)
+    assert "tier/t31/promoted" in found
+    assert "tier/t32/promoted" not in found
+
+
+def test_a_table_may_be_called_all(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["all", "other"]), interval(tables={"all": COUNTS, "other": COUNTS}))
+    found = latest(tmp_path)
+    assert (found["tier/all_table/promoted"], found["tier/all/promoted"]) == (30, 60)
+    assert "tier/other/promoted" not in found
+
+
+def test_removed_directory_is_made_again_and_warned_of_once(tmp_path, caplog):
+    """A removed file goes on taking writes on Linux; nobody would see them."""
+    directory = tmp_path / "tensorboard"
+    view = TensorBoardView(directory, ["site"])
+    view.write(interval(10))
+    for step in (20, 40):
+        shutil.rmtree(directory)
+        view.write(interval(step))  # found out here
+        view.write(interval(step + 10))
+    assert steps(directory) == [50]
+    assert view.failures == 2
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "training goes on" in caplog.text
+    assert read(directory).Tags()["tensors"] == ["custom_scalars__config__"]  # the new file has the layout too
+    view.close()
+    assert "lacks 2 event(s)" in caplog.messages[-1]
+
+
+def test_a_directory_that_cannot_be_made_stops_nothing(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    view = TensorBoardView(tmp_path / "file", ["site"])
+    write_all(view, interval(10), interval(20))
+    assert view.failures == 2
+    assert "training goes on" in caplog.messages[0]
+
+
+def test_tries_again_less_and_less_often(tmp_path, monkeypatch, caplog):
+    """After failures 1, 2, 3, ... the next 0, 1, 3, ... and at most 63 events are left out before the next try."""
+    tried = []
+
+    def full(_file, event):
+        tried.append(event.step)
+        raise OSError("a full disk, without an error number")
+
+    file = events.EventFile(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(events.EventFile, "_write", lambda self, event, _time: full(self, event))
+        for step in range(300):
+            file.add(events.scalars({"x": 1.0}), step=step, wall_time=0.0)
+    assert tried == [0, 1, 3, 7, 15, 31, 63, 127, 191, 255]
+    assert (file.failures, file.lost, len(caplog.records)) == (10, 300, 1)
+    for step in range(300, 330):
+        file.add(events.scalars({"x": 1.0}), step=step, wall_time=0.0)
+    file.close()
+    assert steps(tmp_path, "x") == list(range(319, 330))  # 64 after 255; from then on all
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100])
+def test_a_write_that_fails_half_way_goes_on_in_a_new_file(tmp_path, monkeypatch, kept):
+    """What stands in the first file stays readable, also behind a record that was written in part."""
+    view = TensorBoardView(tmp_path, ["site"])
+    view.write(interval(10))
+
+    def torn(self, event):
+        self._file.write(event.SerializeToString()[:kept])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(events.EventFile, "_put", torn)
+        view.write(interval(20))
+    view.write(interval(30))
+    view.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert steps(tmp_path) == [10, 30]
+    assert view.failures == 1
+
+
+def test_a_full_disk_stops_nothing(tmp_path, caplog):
+    """A limit on the size of files stands for the full disk."""
+    view = TensorBoardView(tmp_path, ["site", "user"])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+    try:
+        for step in range(10):
+            view.write(interval(step))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    view.write(interval(10))
+    view.close()
+    assert 0 in steps(tmp_path)
+    assert 10 in steps(tmp_path)
+    assert view.failures >= 1
+    assert len(caplog.records) == 2  # the first failure, and at the end how many are missing
+
+
+def test_files_are_closed(tmp_path):
+    view = TensorBoardView(tmp_path, ["site"])
+    view.write(interval(10))
+    file = view._file._file
+    view.close()
+    view.close()
+    assert file.closed
+
+
+@pytest.fixture
+def metrics(tmp_path) -> Path:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    tables = {"site": COUNTS, "user": EMPTY}
+    histogram = Histogram(np.array([0, 1.0, 2.0]), np.array([1, 2]), sum=3.5, sum_squares=4.5)
+    file.write(RunRecord(policy="lru", table_rows={"site": 5, "user": 9}, config="depth = 4", wall_time=1e9))
+    file.write(interval(10, tables=tables, update_norms=histogram, wall_time=1e9 + 1))
+    file.write(EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, wall_time=1e9 + 2))
+    file.close()
+    return file.path
+
+
+def test_view_is_made_again_from_the_record(tmp_path, metrics):
+    assert view_from_metrics(metrics, tmp_path / "view") == 3
+    write_all(
+        TensorBoardView(tmp_path / "direct", ["site", "user"], [5, 9]),
+        RunRecord(policy="lru", table_rows={"site": 5, "user": 9}, config="depth = 4", wall_time=1e9),
+        interval(
+            10,
+            wall_time=1e9 + 1,
+            update_norms=Histogram(np.array([0, 1.0, 2.0]), np.array([1, 2]), sum=3.5, sum_squares=4.5),
+        ),
+        EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, wall_time=1e9 + 2),
+    )
+    (made,), (direct,) = ((tmp_path / name).iterdir() for name in ("view", "direct"))
+    assert made.read_bytes() == direct.read_bytes()
+
+
+def test_view_is_not_made_twice(tmp_path, metrics):
+    view_from_metrics(metrics, tmp_path / "view")
+    with pytest.raises(OutputError, match="already holds event files"):
+        view_from_metrics(metrics, tmp_path / "view")
+
+
+def test_view_that_cannot_be_written_is_an_error(tmp_path, metrics):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match="could not be written in full"):
+        view_from_metrics(metrics, tmp_path / "file")
+
+
+def test_view_needs_the_run_record(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.write(EvalRecord(step=1, samples=1, auc=None, log_loss=None))
+    with pytest.raises(InputError, match=r"metrics\.jsonl:1: the first record must be of kind 'run'"):
+        view_from_metrics(file.path, tmp_path / "view")

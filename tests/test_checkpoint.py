@@ -1,0 +1,249 @@
+"""Saved weights: what comes back, every flipped byte noticed, hostile folders refused, no code run."""
+
+import contextlib
+import json
+import os
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from test_files import fails_at_each
+
+from adaptive.checkpoint import MANIFEST, Checkpoint, load_checkpoint, save_checkpoint
+from adaptive.errors import CheckpointError, OutputError
+
+ROWS: dict[str, Any] = {"0/rows": np.array([3, 7], np.int64), "0/values": np.array([[1.5, -2.0], [0.0, 3.25]], np.float32)}
+DENSE = {"bias": torch.tensor([0.5]), "scale": torch.tensor(2.0)}
+
+
+def save(directory: Path, **changed: Any) -> Path:
+    parts: dict[str, Any] = {"rows": ROWS, "dense": DENSE, "policy": {}, "meta": {"step": 3}} | changed
+    save_checkpoint(directory, **parts)
+    return directory
+
+
+def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest and sign it anew: what an attacker would do."""
+    import hashlib
+
+    manifest = json.loads((directory / MANIFEST).read_text())
+    change(manifest)
+    manifest["sha256"] = ""
+    raw = json.dumps(manifest, indent=1)
+    digest = hashlib.sha256(raw.encode()).hexdigest()
+    (directory / MANIFEST).write_text(raw.replace('"sha256": ""', f'"sha256": "{digest}"', 1))
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    save(tmp_path / "weights", policy={"seen": np.array([True, False])})
+    found = load_checkpoint(tmp_path / "weights")
+    assert found.meta == {"step": 3}
+    assert set(found.rows) == set(ROWS)
+    for name, value in ROWS.items():
+        np.testing.assert_array_equal(found.rows[name], value, strict=True)
+    for name, tensor in DENSE.items():
+        assert torch.equal(found.dense[name], tensor) and found.dense[name].shape == tensor.shape
+    np.testing.assert_array_equal(found.policy["seen"], np.array([True, False]), strict=True)
+
+
+def test_arrays_are_plain_npy_files(tmp_path: Path) -> None:
+    save(tmp_path / "weights")
+    assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == [
+        "dense-2.npy", "dense-3.npy", "manifest.json", "rows-0.npy", "rows-1.npy",
+    ]  # fmt: skip
+    np.testing.assert_array_equal(np.load(tmp_path / "weights/rows-1.npy", allow_pickle=False), ROWS["0/values"])
+
+
+@given(
+    hnp.arrays(
+        dtype=hnp.floating_dtypes(sizes=(16, 32, 64), endianness="<")
+        | hnp.integer_dtypes(endianness="<")
+        | hnp.unsigned_integer_dtypes(endianness="<")
+        | hnp.boolean_dtypes(),
+        shape=hnp.array_shapes(min_dims=0, min_side=0, max_side=4),
+    ),
+    st.text(),
+)
+def test_any_array_under_any_name(tmp_path_factory: pytest.TempPathFactory, array: Any, name: str) -> None:
+    folder = tmp_path_factory.mktemp("c") / "weights"
+    save(folder, rows={name: np.asarray(array, order="F")})
+    found = load_checkpoint(folder).rows[name]
+    assert found.dtype == array.dtype and found.shape == array.shape
+    assert found.tobytes() == array.tobytes()
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    folder = save(tmp_path / "weights", dense={"bias": torch.ones(1)})
+    flips: int = 0
+    for file in sorted(folder.iterdir()):
+        good = file.read_bytes()
+        for position in range(len(good)):
+            for mask in (0x01, 0x20, 0xFF):
+                bad = bytearray(good)
+                bad[position] ^= mask
+                file.write_bytes(bytes(bad))
+                with pytest.raises(CheckpointError, match=file.name):
+                    load_checkpoint(folder)
+                flips += 1
+        file.write_bytes(good)
+    assert flips > 3000
+    assert load_checkpoint(folder).meta == {"step": 3}
+
+
+def test_cut_files_are_noticed(tmp_path: Path) -> None:
+    folder = save(tmp_path / "weights")
+    for file in sorted(folder.iterdir()):
+        good = file.read_bytes()
+        for bad in (good[:-1], good[:5], b"", good + b"\0"):
+            file.write_bytes(bad)
+            with pytest.raises(CheckpointError, match=file.name):
+                load_checkpoint(folder)
+        file.write_bytes(good)
+
+
+def test_files_swapped_between_checkpoints_are_noticed(tmp_path: Path) -> None:
+    one = save(tmp_path / "one")
+    two = save(tmp_path / "two", rows={name: value + 1 for name, value in ROWS.items()})
+    (one / "rows-0.npy").write_bytes((two / "rows-0.npy").read_bytes())
+    with pytest.raises(CheckpointError, match=r"rows-0\.npy: expected sha256 [0-9a-f]{64}, found [0-9a-f]{64}"):
+        load_checkpoint(one)
+
+
+@pytest.mark.parametrize("name", ["rows-0.npy", "manifest.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path / "weights")
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}: expected a plain file, found: No such file"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "file", ["../secret.npy", "/etc/passwd", "a/b.npy", "..", "", "rows-0.npy\n", "rows-0.npy/../x", ".hidden.npy"]
+)
+def test_names_that_are_not_plain_are_refused(tmp_path: Path, file: str) -> None:
+    folder = save(tmp_path / "weights")
+    edit_manifest(folder, lambda manifest: manifest["arrays"][0].update(file=file))
+    with pytest.raises(CheckpointError, match=r"arrays\.0\.file"):
+        load_checkpoint(folder)
+
+
+def test_links_and_pipes_are_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "weights")
+    (folder / "rows-0.npy").rename(tmp_path / "elsewhere.npy")
+    (folder / "rows-0.npy").symlink_to(tmp_path / "elsewhere.npy")
+    with pytest.raises(CheckpointError, match=r"rows-0\.npy: expected a plain file, found: a link"):
+        load_checkpoint(folder)
+    (folder / "rows-0.npy").unlink()
+    os.mkfifo(folder / "rows-0.npy")
+    with pytest.raises(CheckpointError, match="pipe"):
+        load_checkpoint(folder)
+
+
+def test_huge_declared_shape_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    folder = save(tmp_path / "weights")
+    edit_manifest(folder, lambda manifest: manifest["arrays"][1].update(shape=[2**40, 2**20]))
+    with pytest.raises(CheckpointError, match=rf"rows-1\.npy: expected {2**62 + 128} bytes .* found 144"):
+        load_checkpoint(folder)
+
+
+def test_an_impossible_shape_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "weights")
+    shape = (0, 2**62, 2**62)
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}"
+    raw = b"\x93NUMPY\x01\x00\x76\x00" + text.encode().ljust(117) + b"\n"
+    (folder / "rows-0.npy").write_bytes(raw)
+    edit_manifest(folder, lambda manifest: manifest["arrays"][0].update(shape=list(shape), size=len(raw)))
+    with pytest.raises(CheckpointError, match=r"rows-0\.npy: expected a shape that numpy can hold"):
+        load_checkpoint(folder)
+
+
+class Bomb:
+    """Unpickling it makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_pickles_are_not_run(tmp_path: Path) -> None:
+    folder = save(tmp_path / "weights")
+    marker = tmp_path / "code was run"
+    np.save(folder / "rows-0.npy", np.array([Bomb(marker)], object), allow_pickle=True)
+    size = (folder / "rows-0.npy").stat().st_size
+    edit_manifest(folder, lambda manifest: manifest["arrays"][0].update(size=size, dtype="|O", shape=[1]))
+    with pytest.raises(CheckpointError, match=r"rows-0\.npy: expected one of the types .* found '\|O'"):
+        load_checkpoint(folder)
+    edit_manifest(folder, lambda manifest: manifest["arrays"][0].update(dtype="<i8"))
+    with pytest.raises(CheckpointError, match="rows-0"):
+        load_checkpoint(folder)
+    (folder / MANIFEST).write_bytes(pickle.dumps(Bomb(marker)))
+    with pytest.raises(CheckpointError, match="expected JSON"):
+        load_checkpoint(folder)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(version=2), "expected format adaptive-checkpoint version 1, found .* version 2"),
+        (lambda m: m.update(format="x"), "found x version 1"),
+        (lambda m: m["arrays"].append(dict(m["arrays"][0])), "stands there twice"),
+        (lambda m: m["arrays"][0].update(name="other", file="rows-1.npy"), "rows-1"),
+        (lambda m: m["arrays"][0].update(shape=[-1]), r"arrays\.0\.shape"),
+        (lambda m: m["arrays"][0].update(shape=[1] * 100), "at most 64"),
+        (lambda m: m["arrays"][0].update(shape=[3]), r"rows-0.npy: expected 152 bytes for int64 \[3\], found 144"),
+        (lambda m: m["arrays"][0].update(size="16"), r"arrays\.0\.size"),
+        (lambda m: m["arrays"][0].update(group="code"), r"arrays\.0\.group"),
+        (lambda m: m.update(more=1), "more: Extra"),
+        (lambda m: m.pop("arrays"), "arrays: Field required"),
+    ],
+)
+def test_manifests_that_lie_are_refused(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
+    folder = save(tmp_path / "weights")
+    edit_manifest(folder, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"null", b"[" * 100_000, b"\xff\xfe", b"9" * 10_000, b'{"format": 1e999}'])
+def test_manifests_that_are_none_are_refused(tmp_path: Path, raw: bytes) -> None:
+    folder = save(tmp_path / "weights")
+    (folder / MANIFEST).write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_whole_or_absent_whatever_fails(tmp_path: Path, lasting: bool) -> None:
+    folder = tmp_path / "weights"
+
+    def attempt(disk: Any) -> None:
+        with contextlib.suppress(OutputError):
+            save(folder, disk=disk)
+            assert disk.count < disk.fail_at or not lasting
+        if folder.exists():
+            assert isinstance(load_checkpoint(folder), Checkpoint)
+            for file in folder.iterdir():
+                file.unlink()
+            folder.rmdir()
+        if not lasting:
+            assert list(tmp_path.iterdir()) == []
+
+    assert fails_at_each(attempt, lasting=lasting) > 20
+
+
+def test_an_existing_checkpoint_is_not_replaced(tmp_path: Path) -> None:
+    save(tmp_path / "weights")
+    with pytest.raises(OutputError, match="exists already"):
+        save(tmp_path / "weights", meta={})
+    assert load_checkpoint(tmp_path / "weights").meta == {"step": 3}

@@ -1,0 +1,136 @@
+"""Durable writes: let every disk operation fail in turn; the old or the new content is there, never a mix."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from adaptive.files import Disk, temporary_name, write_atomic, write_directory, write_new
+
+OLD, NEW = b"old content", b"new and longer content"
+
+
+class FailingDisk(Disk):
+    """Fails at operation `fail_at` (from 1), torn writes included. `lasting`: and at every later one."""
+
+    def __init__(self, fail_at: int, *, lasting: bool = False, error: type[BaseException] = OSError) -> None:
+        self.fail_at, self.lasting, self.error, self.count = fail_at, lasting, error, 0
+
+    def _fails(self) -> bool:
+        self.count += 1
+        return self.count >= self.fail_at if self.lasting else self.count == self.fail_at
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        if self._fails():
+            file.write(data[: len(data) // 2])  # a torn write
+            raise self.error("disk full")
+        super().write(file, data)
+
+    def __getattribute__(self, name: str) -> Any:
+        operation = super().__getattribute__(name)
+        if name not in ("create", "sync", "make_directory", "sync_directory", "rename", "remove"):
+            return operation
+
+        def maybe_fail(*arguments: Any) -> Any:
+            if self._fails():
+                raise self.error("input/output error")
+            return operation(*arguments)
+
+        return maybe_fail
+
+
+def fails_at_each(attempt: Callable[[FailingDisk], None], **options: Any) -> int:
+    """Run `attempt` with a failure at operation 1, 2, 3, ... until it passes; how many operations it took."""
+    for number in range(1, 100):
+        disk = FailingDisk(number, **options)
+        attempt(disk)
+        if disk.count < number:
+            return number - 1
+    raise AssertionError("never passed")
+
+
+def test_write_atomic_replaces_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomic(path, OLD)
+    write_atomic(path, NEW)
+    assert path.read_bytes() == NEW
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_file_is_old_or_new_whatever_fails(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "a.json"
+    seen = set()
+
+    def attempt(disk: FailingDisk) -> None:
+        path.write_bytes(OLD)
+        try:
+            write_atomic(path, NEW, disk=disk)
+        except error:
+            assert disk.count >= disk.fail_at
+        seen.add(path.read_bytes())
+        assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+    assert fails_at_each(attempt, error=error) == 6  # remove, create, write, sync, rename, sync directory
+    assert seen == {OLD, NEW}
+
+
+def test_file_is_whole_when_the_disk_stays_broken(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+
+    def attempt(disk: FailingDisk) -> None:
+        path.write_bytes(OLD)
+        try:
+            write_atomic(path, NEW, disk=disk)
+        except OSError:
+            assert path.read_bytes() in (OLD, NEW)
+
+    fails_at_each(attempt, lasting=True)
+    write_atomic(path, NEW)  # what a broken disk left behind is in nobody's way
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_directory_is_whole_or_absent_whatever_fails(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+
+    def attempt(disk: FailingDisk) -> None:
+        def fill(folder: Path) -> None:
+            for name in ("one", "two"):
+                write_new(folder / name, lambda file: disk.write(file, NEW), disk=disk)
+
+        try:
+            write_directory(path, fill, disk=disk)
+        except OSError:
+            assert disk.count >= disk.fail_at
+        if path.exists():
+            assert {p.name: p.read_bytes() for p in path.iterdir()} == {"one": NEW, "two": NEW}
+            Disk().remove(path)
+        assert list(tmp_path.iterdir()) == []
+
+    assert fails_at_each(attempt) == 13
+
+
+def test_existing_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    with pytest.raises(FileExistsError, match="exists already"):
+        write_directory(tmp_path / "weights", lambda folder: None)
+
+
+def test_a_planted_link_is_replaced_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(OLD)
+    path = tmp_path / "a.json"
+    temporary_name(path).symlink_to(victim)
+    write_atomic(path, NEW)
+    assert victim.read_bytes() == OLD
+    assert path.read_bytes() == NEW and not path.is_symlink()
+
+
+def test_remove_takes_the_link_not_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(OLD)
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    Disk().remove(tmp_path / "link")
+    assert (tmp_path / "folder" / "file").read_bytes() == OLD
+    assert not (tmp_path / "link").exists()

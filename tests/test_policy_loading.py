@@ -1,0 +1,193 @@
+"""Policies are found by name, as module:Class and as file.py:Class, and every mistake is named."""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaptive import policy as policy_module
+from adaptive.errors import PolicyError
+from adaptive.policy import (
+    ENTRY_POINTS,
+    Policy,
+    installed_policies,
+    load_policy_class,
+    make_policy,
+    policy_parameters,
+)
+
+SOURCE = """
+    import numpy as np
+    from adaptive.policy import Policy
+
+    class Mine(Policy):
+        def __init__(self, *, weight: float = 1.0, keep: bool | None = None):
+            if weight < 0:
+                raise ValueError("weight must not be negative")
+            self.weight, self.keep = weight, keep
+
+        def score(self, rows):
+            return rows.accesses * self.weight
+
+    class Unfinished(Policy):
+        pass
+
+    class Unrelated:
+        pass
+
+    number = 3
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of a user's own on the import path."""
+    (tmp_path / "users_policies.py").write_text(textwrap.dedent(SOURCE))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "users_policies"
+    sys.modules.pop("users_policies", None)
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "my_policy.py"
+    path.write_text(textwrap.dedent(SOURCE))
+    yield path
+    sys.modules.pop("adaptive_policy_my_policy", None)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
+    """Pretend that packages with these entry points are installed."""
+    found = EntryPoints(EntryPoint(name, value, ENTRY_POINTS) for name, value in points.items())
+    monkeypatch.setattr(policy_module, "entry_points", lambda group: found.select(group=group))
+
+
+def test_built_ins_are_found_by_name() -> None:
+    assert {"hybrid", "device", "static", "lru", "lfu", "slipstream"} <= set(installed_policies())
+    for name, target in installed_policies().items():
+        if target.startswith("policies."):
+            cls = load_policy_class(name)
+            assert issubclass(cls, Policy) and cls.__doc__
+            assert target == f"{cls.__module__}:{cls.__name__}"
+
+
+def test_a_users_package_is_found_by_name_and_nothing_else_is_imported(
+    monkeypatch: pytest.MonkeyPatch, user_module: str
+) -> None:
+    install(monkeypatch, mine=f"{user_module}:Mine", broken="no.such.package:Policy")
+    assert installed_policies() == {"broken": "no.such.package:Policy", "mine": "users_policies:Mine"}
+    assert user_module not in sys.modules
+    assert load_policy_class("mine").__name__ == "Mine"
+
+
+def test_loading_one_built_in_imports_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("policies.")]:
+        monkeypatch.delitem(sys.modules, name)
+    load_policy_class("lru")
+    assert [name for name in sys.modules if name.startswith("policies.")] == ["policies.lru"]
+
+
+def test_by_module_and_class(user_module: str) -> None:
+    assert load_policy_class(f"{user_module}:Mine").__module__ == user_module
+
+
+def test_by_file_and_class(user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_policy_class(f"{user_file}:Mine").__name__ == "Mine"
+    monkeypatch.chdir(user_file.parent)
+    assert isinstance(make_policy("my_policy.py:Mine"), Policy)
+
+
+def test_a_changed_file_is_read_again(user_file: Path) -> None:
+    load_policy_class(f"{user_file}:Mine")
+    user_file.write_text(user_file.read_text().replace("class Mine", "class Renamed"))
+    assert load_policy_class(f"{user_file}:Renamed").__name__ == "Renamed"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("lur", "no policy 'lur'; known: "),
+        ("", "no policy ''; known: "),
+        ("no.such.module:Mine", "policy 'no.such.module:Mine': cannot import no.such.module: No module named"),
+        ("users_policies:Other", "users_policies has no class Other derived from adaptive.Policy"),
+        ("users_policies:Unrelated", "users_policies has no class Unrelated derived from adaptive.Policy"),
+        ("users_policies:number", "users_policies has no class number derived from adaptive.Policy"),
+        ("users_policies:Unfinished", "class Unfinished does not implement score"),
+        ("missing.py:Mine", "policy file missing.py not found"),
+    ],
+)
+@pytest.mark.usefixtures("user_module")
+def test_what_cannot_be_loaded_is_named(spec: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        load_policy_class(spec)
+    assert message in str(error.value)
+
+
+def test_an_unknown_name_lists_the_known_ones_and_the_other_ways() -> None:
+    with pytest.raises(PolicyError, match=r"known: .*lfu, lru, .*or give module:Class or file\.py:Class"):
+        load_policy_class("lur")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("class Mine(:", "SyntaxError: "), ("import no_such_thing", "ModuleNotFoundError: "), ("1 / 0", "ZeroDivision")],
+)
+def test_a_file_that_fails_is_named_with_its_error(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "failing.py"
+    path.write_text(text)
+    with pytest.raises(PolicyError) as error:
+        load_policy_class(f"{path}:Mine")
+    assert str(error.value).startswith(f"policy file {path}: {message}")
+
+
+def test_a_class_or_an_instance_is_taken_as_it_is(user_file: Path) -> None:
+    cls = load_policy_class(f"{user_file}:Mine")
+    made = make_policy(cls, {"weight": 2})
+    assert isinstance(made, cls)
+    assert make_policy(made) is made
+    with pytest.raises(PolicyError, match="not with an instance"):
+        make_policy(made, {"weight": 2})
+
+
+def test_parameters_are_those_of_init(user_file: Path) -> None:
+    cls = load_policy_class(f"{user_file}:Mine")
+    assert {name: p.default for name, p in policy_parameters(cls).items()} == {"weight": 1.0, "keep": None}
+    assert policy_parameters(load_policy_class("lru")) == {}
+
+
+def test_text_from_the_command_line_becomes_the_parameters_type(user_file: Path) -> None:
+    made: Any = make_policy(f"{user_file}:Mine", {"weight": "2.5", "keep": "false"})
+    assert (made.weight, made.keep) == (2.5, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"wieght": 1}, "policy Mine has no parameter wieght; it has: weight, keep"),
+        ({"weight": "heavy"}, "policy Mine: weight='heavy': Input should be a valid number"),
+        ({"weight": -1}, "policy Mine: weight must not be negative"),
+    ],
+)
+def test_bad_parameters_are_errors(user_file: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        make_policy(f"{user_file}:Mine", options)
+    assert message in str(error.value)
+
+
+def test_annotations_written_as_text_are_checked_too(tmp_path: Path) -> None:
+    path = tmp_path / "postponed.py"
+    path.write_text("from __future__ import annotations\n" + textwrap.dedent(SOURCE))
+    made: Any = make_policy(f"{path}:Mine", {"weight": "2.5"})
+    assert made.weight == 2.5
+    with pytest.raises(PolicyError, match="weight='heavy'"):
+        make_policy(f"{path}:Mine", {"weight": "heavy"})
+
+
+def test_a_policy_without_state_refuses_a_foreign_one() -> None:
+    with pytest.raises(ValueError, match=r"LRU has no state, found \['rows'\]"):
+        make_policy("lru").load_state_dict({"rows": np.arange(2)})

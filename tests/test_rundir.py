@@ -1,0 +1,199 @@
+"""Run directories: claimed by one process, emptied of a run's own files only, released on every path."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adaptive.errors import CheckpointError, OutputError
+from adaptive.rundir import LOCK, RunDirectory, read_record
+
+CLAIM = """
+import sys
+from pathlib import Path
+from adaptive.errors import OutputError
+from adaptive.rundir import RunDirectory
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with RunDirectory(Path(sys.argv[1])):
+        print("runs", flush=True)
+        sys.stdin.readline()
+except OutputError as error:
+    print(f"exit {error.exit_code}: {error}", flush=True)
+"""
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CLAIM, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    return child
+
+
+def say_go(child: subprocess.Popen[str]) -> None:
+    assert child.stdin is not None
+    child.stdin.write("go\n")
+    child.stdin.flush()
+
+
+def answer(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline()
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    child.communicate(timeout=30)
+
+
+def test_record_of_a_finished_run(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        run.begin(config={"policy": "lru"}, data={"name": "synthetic"}, device="cpu")
+        assert read_record(run.path)["status"] == "running"
+        run.finish({"auc": 0.7})
+    record = read_record(tmp_path / "run")
+    assert record["schema"] == 1 and record["status"] == "finished"
+    assert record["config"] == {"policy": "lru"} and record["data"] == {"name": "synthetic"}
+    assert record["device"] == "cpu" and record["summary"] == {"auc": 0.7}
+    assert set(record["versions"]) == {"python", "adaptive-train", "torch", "numpy", "numba"}
+    assert record["pid"] == os.getpid() and record["start"] <= record["end"]
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("error", [ValueError("bad line"), KeyboardInterrupt()])
+def test_a_run_that_raises_is_recorded_and_released(tmp_path: Path, error: BaseException) -> None:
+    def fail() -> None:
+        with RunDirectory(tmp_path) as run:
+            run.begin()
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    record = read_record(tmp_path)
+    assert record["status"] == "stopped" and record["error"].startswith(type(error).__name__)
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        with RunDirectory(path):
+            raise ValueError("bad line")
+
+    for path in (tmp_path / "new", tmp_path / "there"):
+        (tmp_path / "there").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match="bad line"):
+            fail(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_directory_with_files_is_refused_unless_overwrite(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.begin(device="old")
+        run.metrics.write_text("{}\n")
+        run.tensorboard.mkdir()
+        (run.tensorboard / "events.out.tfevents.1.host.1.0").write_text("")
+        run.weights.mkdir()
+        (run.weights / "manifest.json").write_text("{}")
+        (run.path / "weights.tmp-99").mkdir()
+        (run.path / "run.json.tmp-99").write_text("{")
+    with pytest.raises(OutputError, match="is not empty; choose another") as caught:
+        RunDirectory(tmp_path)
+    assert caught.value.exit_code == 6
+    assert run.metrics.exists() and not (tmp_path / LOCK).exists()
+    with RunDirectory(tmp_path, overwrite=True):
+        assert [p.name for p in tmp_path.iterdir()] == [LOCK]
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "weights/notes.md", "tensorboard/photo.jpg", "metrics.jsonl.bak"])
+def test_overwrite_removes_nothing_that_is_not_a_runs(tmp_path: Path, name: str) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.begin()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(OutputError, match=f"holds {name}, which no run writes"):
+        RunDirectory(tmp_path, overwrite=True)
+    assert (tmp_path / name).read_text() == "mine"
+    assert (tmp_path / "run.json").exists()
+
+
+def test_overwrite_does_not_follow_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "manifest.json").write_text("{}")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "weights").symlink_to(outside)
+    with pytest.raises(OutputError, match="holds weights, which no run writes"):
+        RunDirectory(run, overwrite=True)
+    assert (outside / "manifest.json").exists()
+
+
+def test_a_busy_directory_names_its_holder(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path), pytest.raises(OutputError) as caught:
+        RunDirectory(tmp_path, overwrite=True)
+    message = f"is busy: process {os.getpid()} on {socket.gethostname()}, since 20"
+    assert message in str(caught.value) and caught.value.exit_code == 6
+
+
+def test_twenty_start_together_and_one_runs(tmp_path: Path) -> None:
+    children = [start(tmp_path / "run") for _ in range(20)]
+    for child in children:
+        say_go(child)
+    answers = [answer(child) for child in children]
+    for child in children:
+        end(child)
+    assert answers.count("runs\n") == 1
+    assert sum(text.startswith("exit 6: run directory") for text in answers) == 19
+
+
+def test_the_lock_of_a_killed_run_is_taken_over(tmp_path: Path) -> None:
+    child = start(tmp_path / "run")
+    say_go(child)
+    assert answer(child) == "runs\n"
+    child.send_signal(signal.SIGKILL)
+    end(child)
+    assert json.loads((tmp_path / "run" / LOCK).read_text())["pid"] == child.pid
+    with RunDirectory(tmp_path / "run"):
+        assert json.loads((tmp_path / "run" / LOCK).read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_from_another_machine_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text('{"pid": 7, "host": "elsewhere", "start": "2026-01-01"}')
+    with pytest.raises(OutputError, match=r"process 7 on elsewhere, since 2026-01-01; if that process is gone, remove"):
+        RunDirectory(tmp_path)
+    assert (tmp_path / LOCK).exists()
+
+
+def test_default_names_are_new(tmp_path: Path) -> None:
+    runs = [RunDirectory.named_after(policy, root=tmp_path) for policy in ("lru", "lru", "my/file.py:My Policy")]
+    names = [run.path.name for run in runs]
+    assert len(set(names)) == 3
+    assert names[0].endswith("-lru") and names[2].endswith("-My-Policy")
+    for run in runs:
+        with run:
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(OutputError, match="cannot be used"):
+        RunDirectory(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "found: No such file"), (b"{", "expected JSON"), (b'{"schema": 2}', "found 2"), (b"[]", "found None")],
+)
+def test_records_that_are_none(tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_record(tmp_path)
+    assert caught.value.exit_code == 4

@@ -1,0 +1,241 @@
+"""Precedence of sources, all mistakes at once, what counts as which value."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptive.config import SkipConfig, TrainConfig
+from adaptive.errors import ConfigError, PolicyError
+from adaptive.settings import load_settings, parse_text, suggestion
+
+POLICY = """
+from adaptive.policy import Policy
+
+class Mine(Policy):
+    def __init__(self, *, decay: float = 0.5, name: str = "x", mix: dict[str, float] | None = None) -> None:
+        self.decay, self.name, self.mix = decay, name, mix
+
+    def score(self, rows):
+        return rows.last_access
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(POLICY)
+    return f"{tmp_path / 'mine.py'}:Mine"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def mistakes(**sources: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(**sources)  # type: ignore[arg-type]
+    return str(caught.value).splitlines()
+
+
+def test_nothing_given_is_the_default() -> None:
+    config, origins = load_settings()
+    assert config == TrainConfig()
+    assert set(origins.values()) == {"default"}
+    assert origins["tier.device_rows"] == "default"
+
+
+def test_order_flag_set_environment_file_default(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.toml", "batch_size = 1\nseed = 1\ndepth = 1\nepochs = 1\n")
+    config, origins = load_settings(
+        file=file,
+        environ={"ADAPTIVE_BATCH_SIZE": "2", "ADAPTIVE_SEED": "2", "ADAPTIVE_DEPTH": "2", "PATH": "/bin"},
+        sets=["batch_size=3", "seed=3", "seed=33"],
+        flags={"batch_size": "4"},
+        flag_names={"batch_size": "--mini-batch-size"},
+    )
+    assert (config.batch_size, config.seed, config.depth, config.epochs, config.log_every) == (4, 33, 2, 1, 20)
+    assert origins["batch_size"] == "flag --mini-batch-size"
+    assert origins["seed"] == "--set"
+    assert origins["depth"] == "environment ADAPTIVE_DEPTH"
+    assert origins["epochs"] == f"{file}:epochs"
+    assert origins["log_every"] == "default"
+
+
+@pytest.mark.parametrize("size", ["5000", "10%", "512MiB", "2GB", "auto"])
+def test_sizes(size: str) -> None:
+    assert load_settings(sets=[f"tier.device_rows={size}"])[0].tier.device_rows == size
+    assert load_settings(flags={"tier.device_rows": size})[0].tier.device_rows == size
+    assert load_settings(environ={"ADAPTIVE_TIER__DEVICE_ROWS": size})[0].tier.device_rows == size
+
+
+def test_file_as_toml_with_sections_and_as_json(tmp_path: Path) -> None:
+    toml = write(tmp_path / "a.toml", '[tier]\ndevice_rows = 5000\nhost = "mmap:/x"\n[skip]\nlag = 2\n')
+    config, origins = load_settings(file=toml)
+    assert (config.tier.device_rows, config.tier.host) == ("5000", "mmap:/x")
+    assert config.skip == SkipConfig(lag=2)
+    assert origins["skip.lag"] == f"{toml}:skip.lag"
+    same = write(tmp_path / "a.json", '{"tier": {"device_rows": 5000, "host": "mmap:/x"}, "skip": {"lag": 2}}')
+    assert load_settings(file=same)[0] == config
+
+
+def test_run_record_repeats_a_run_in_a_new_directory(tmp_path: Path, mine: str) -> None:
+    first, _ = load_settings(sets=[f"policy={mine}", "policy.decay=0.25", "skip=null", "out=runs/old", "steps=7"])
+    record = write(tmp_path / "run.json", json.dumps({"version": "1", "config": first.model_dump()}))
+    again, _ = load_settings(file=record)
+    assert again == first.model_copy(update={"out": None})
+
+
+def test_section_may_be_none_and_come_back() -> None:
+    assert load_settings(sets=["skip=null"])[0].skip is None
+    both = {"environ": {"ADAPTIVE_SKIP": "null"}, "sets": ["skip.interval=3"]}
+    assert load_settings(**both)[0].skip == SkipConfig(interval=3)  # type: ignore[arg-type]
+    both = {"environ": {"ADAPTIVE_SKIP__INTERVAL": "3"}, "sets": ["skip=null"]}
+    assert load_settings(**both)[0].skip is None  # type: ignore[arg-type]
+
+
+def test_options_of_policy_and_model(mine: str) -> None:
+    config, origins = load_settings(
+        sets=["policy.decay=0.25", "policy.name=7", "policy.mix.a=1", "policy_options.mix.b=2.5", "model.top_mlp=8-1"],
+        flags={"policy": mine, "model.bottom_mlp": "13-512-16"},
+    )
+    assert config.policy_options == {"decay": 0.25, "name": "7", "mix": {"a": 1, "b": 2.5}}
+    assert config.model_options == {"top_mlp": "8-1", "bottom_mlp": "13-512-16"}
+    assert origins["policy_options.decay"] == "--set"
+
+
+def test_text_stays_text_where_text_is_wanted() -> None:
+    config, _ = load_settings(sets=["out=2024", "data='csv:a b.csv'"], environ={"ADAPTIVE_TIER__HOST": "mmap:/x=y"})
+    assert (config.out, config.data, config.tier.host) == ("2024", "csv:a b.csv", "mmap:/x=y")
+
+
+def test_empty_and_foreign_variables_are_left_alone() -> None:
+    environ = {"ADAPTIVE_STEPS": "", "ADAPTIVE_VENV": "/x", "ADAPTIVE_TEST_DATA": "/y", "ADAPTIVELY": "1"}
+    assert load_settings(environ=environ)[0] == TrainConfig()
+
+
+def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.toml", 'batch_sise = 3\nsteps = 0\n[tier]\ndevice_rows = "10 apples"\n')
+    lines = mistakes(
+        file=file,
+        environ={"ADAPTIVE_TIER__DEVICE": "gpu", "ADAPTIVE_LOG_EVRY": "3"},
+        sets=["nonsense", "optimizer.name=adagrd", "epochs=true", "model.bottom_mlp=64-a", "policy.decay=1"],
+        flags={"batch_size": "abc", "optimizer.lr": "-1"},
+        flag_names={"batch_size": "--batch-size", "optimizer.lr": "--lr"},
+    )
+    expected = [
+        ["12 settings cannot be used"],
+        ["--set 'nonsense'", "key=value"],
+        [f"batch_sise ({file}:batch_sise)", "unknown key", "did you mean batch_size?"],
+        ["log_evry (environment ADAPTIVE_LOG_EVRY)", "unknown key", "did you mean log_every?"],
+        ["policy.decay (--set)", "unknown key"],
+        ["epochs (--set)", "found True", "allowed: a number"],
+        ["model.bottom_mlp (--set)", "found '64-a'", "'a' at position 2"],
+        [f"tier.device_rows ({file}:tier.device_rows)", "found '10 apples'", "a per cent (10%) or bytes"],
+        ["tier.device (environment ADAPTIVE_TIER__DEVICE)", "found 'gpu'", "'auto', 'cpu' or 'cuda'"],
+        ["optimizer.name (--set)", "found 'adagrd'", "'sgd', 'adagrad'", "did you mean adagrad?"],
+        ["optimizer.lr (flag --lr)", "found -1", "allowed: greater than 0", "learning rate of rows"],
+        ["batch_size (flag --batch-size)", "found 'abc'", "allowed: a valid integer", "samples per batch"],
+        [f"steps ({file}:steps)", "found 0", "allowed: greater than or equal to 1"],
+    ]
+    assert len(lines) == len(expected)
+    for line, parts in zip(lines, expected, strict=True):
+        assert all(part in line for part in parts), line
+
+
+def test_one_mistake_is_one_line() -> None:
+    (line,) = mistakes(sets=["device_row=5"])
+    assert line == "device_row (--set): unknown key; did you mean tier.device_rows?"
+
+
+def test_unknown_option_names_those_there_are(mine: str) -> None:
+    (line,) = mistakes(sets=["policy.decya=5"], flags={"policy": mine})
+    assert line.startswith("policy.decya (--set): unknown key; policy has policy.decay, policy.name, policy.mix")
+    assert line.endswith("did you mean policy.decay?")
+
+
+def test_bad_option_of_a_policy(mine: str) -> None:
+    (line,) = mistakes(sets=["policy.decay=much"], flags={"policy": mine})
+    assert line.startswith("policy.decay (--set): found 'much'; allowed: a valid number")
+
+
+@pytest.mark.parametrize("text", ["tier=5", "skip=yes"])
+def test_section_needs_a_key(text: str) -> None:
+    (line,) = mistakes(sets=[text])
+    assert "it is a section" in line
+
+
+def test_values_that_do_not_go_together_are_all_named() -> None:
+    (line,) = mistakes(sets=["model.embedding_dim=32"], flags={"model.bottom_mlp": "64-8"})
+    assert line.startswith("model.embedding_dim (--set), model.bottom_mlp (flag): ")
+    assert line.endswith("bottom_mlp must end with embedding_dim = 32, found 64-8")
+
+
+def test_nothing_lies_below_a_value() -> None:
+    assert mistakes(sets=["depth.x=3"]) == ["depth.x (--set): unknown key; depth has no keys below it"]
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_numbers_are_finite(value: str) -> None:
+    assert "optimizer.lr" in mistakes(sets=[f"optimizer.lr={value}"])[0]
+
+
+def test_unknown_policy_is_the_policys_error_with_a_hint() -> None:
+    with pytest.raises(PolicyError, match=r"no policy 'slipstraem'; known: .*; did you mean slipstream\?"):
+        load_settings(flags={"policy": "slipstraem"})
+
+
+def test_unknown_policy_is_reported_beside_other_mistakes() -> None:
+    lines = mistakes(flags={"policy": "slipstraem", "depth": "-1"})
+    assert len(lines) == 3 and "depth" in lines[1] and "slipstream?" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.toml", None, "not found"),
+        ("a.toml", "a = = 1", r"is not TOML: .*line 1"),
+        ("a.json", "{", r"is not JSON: .*line 1"),
+        ("a.json", "[" * 100_000, "is not JSON"),
+        ("a.json", "[1]", "found a list"),
+    ],
+)
+def test_file_that_cannot_be_used(tmp_path: Path, name: str, text: str | None, reason: str) -> None:
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        load_settings(file=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        (" 3.5 ", 3.5),
+        ("1e-3", 0.001),
+        ("true", True),
+        ('"a b"', "a b"),
+        ("[1, 2]", [1, 2]),
+        ("null", None),
+        ("10%", "10%"),
+        ("2024-01-31", "2024-01-31"),
+        ("1\nother = 2", "1\nother = 2"),
+        ("", ""),
+        ("[" * 10_000, "[" * 10_000),
+    ],
+)
+def test_parse_text(text: str, value: object) -> None:
+    assert parse_text(text) == value
+
+
+@given(st.text())
+def test_parse_text_takes_any_text(text: str) -> None:
+    assert isinstance(parse_text(text), bool | int | float | str | list | dict | None)
+
+
+def test_suggestion_needs_likeness() -> None:
+    assert suggestion("batch_sise", ["seed", "batch_size"]) == "; did you mean batch_size?"
+    assert suggestion("xyzzy", ["seed", "batch_size"]) == ""
