@@ -1,6 +1,8 @@
 """From a `TrainConfig` and a data set to the parts of a run: tables, embeddings, model, optimizer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -8,6 +10,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import nn
 
+from adaptive.batch import Batch
 from adaptive.config import DenseOptimizerConfig, TableConfig, TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.data.open import DataOptions, open_dataset
@@ -16,6 +19,7 @@ from adaptive.errors import ConfigError
 from adaptive.models.dlrm import DLRM, DLRMConfig
 from adaptive.policy import make_policy
 from adaptive.rows.optim import row_optimizer
+from adaptive.tiers.sizing import held_rows
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -35,17 +39,26 @@ def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset
     return open_dataset(config.data, _options(DataOptions, "data", config.data_options), run_dir=run_directory)
 
 
-def build(config: TrainConfig, dataset: Dataset) -> Parts:
+def first_batches(config: TrainConfig, dataset: Dataset) -> list[Batch]:
+    """The batches from which a policy is calibrated and the device tier sized: at least one, if there is one."""
+    return list(islice(dataset.train(config.batch_size), max(config.calibration_batches, 1)))
+
+
+def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -> Parts:
     """Make the parts; initial values follow from `config.seed`.
+
+    Args:
+        sample: batches of the training data, from which `device_rows = "auto"` learns what look-ahead must hold.
 
     Raises:
         AdaptiveError: for settings that do not fit each other or the data.
     """
     model_config = _options(DLRMConfig, "model", config.model_options)
     tables = build_tables(dataset, model_config.embedding_dim)
+    held = config.tier.held_rows or held_rows(sample, config.depth)
     embeddings = TieredEmbeddingBag(
         tables,
-        config.tier,
+        config.tier.model_copy(update={"held_rows": held}),
         policy=make_policy(config.policy, config.policy_options),
         optimizer=row_optimizer(config.optimizer),
         skip=config.skip,

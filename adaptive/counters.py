@@ -4,7 +4,10 @@ from enum import IntEnum
 
 
 class Counter(IntEnum):
-    """What is counted per table. Counts are exact int64 and belong to planned batches."""
+    """Columns of a counter array: int64 (tables, len(Counter)), one row per table.
+
+    A batch is counted when it is planned, and reported once it is trained; evaluation is not counted.
+    """
 
     LOOKUPS = 0
     """Ids looked up."""
@@ -26,3 +29,7 @@ class Counter(IntEnum):
     """Row updates left out because the row was saturated."""
     SKIPPED_LOOKUPS = 9
     """Look-ups whose gradient was left out because the row was saturated."""
+    BYTES_H2D = 10
+    """Bytes from host to device: fetched rows with their state, and vectors pooled (in part) on the host."""
+    BYTES_D2H = 11
+    """Bytes from device to host: rows written back, and gradients of vectors pooled on the host."""

@@ -288,7 +288,6 @@ class _Marks:
             counts=self._counts,
             resident_rows=self._totals[:, Counter.PROMOTED] - self._totals[:, Counter.DEMOTED],
             saturated_rows=np.concatenate([lane.planner.saturated_per_table() for lane in pipeline.lanes]),
-            row_bytes=np.concatenate([lane.row_bytes() for lane in pipeline.lanes]),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
             update_norm_counts=bins - self._bins,

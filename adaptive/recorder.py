@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -58,13 +58,13 @@ class Recorder:
         self._embeddings, self._sinks, self._log_every, self._now = embeddings, sinks, log_every, now
         self.start()
 
-    def start(self) -> None:
-        """Begin an interval: what time has passed before is no step's."""
+    def start(self, at: float | None = None) -> None:
+        """Begin an interval, now or at the given second: what passed before is no step's time."""
         self._losses: list[float] = []
         self._logits: list[Tensor] = []
         self._labels: list[NDArray[np.float32]] = []
         self._seconds: dict[str, float] = {}
-        self._started = self._now()
+        self._started = self._now() if at is None else at
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -94,14 +94,14 @@ class Recorder:
             return
         if self._embeddings.device.type == "cuda":
             torch.cuda.synchronize(self._embeddings.device)  # work launched is not work done
-        seconds = self._now() - self._started
+        ended = self._now()
         logits, labels = torch.cat(self._logits).float().cpu().numpy(), np.concatenate(self._labels)
         self.auc.update(logits, labels)
         self.log_loss.update(logits, labels)
-        record = self._interval(self._embeddings.take_statistics(), seconds, len(labels))
+        record = self._interval(self._embeddings.take_statistics(), ended - self._started, len(labels))
         self.totals.add(record)
         self.write(record)
-        self.start()
+        self.start(ended)  # recording is part of the next interval
 
     def write_evaluation(self, found: Evaluation) -> None:
         """Record an evaluation. Its time is no interval's."""
@@ -109,14 +109,15 @@ class Recorder:
         self.start()
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        """Close every sink, whatever one of them raises."""
+        with ExitStack() as stack:
+            for sink in self._sinks:
+                stack.callback(sink.close)
 
     def _interval(self, found: Statistics, seconds: float, num_samples: int) -> IntervalRecord:
         tables = table_counts(
             self._embeddings.table_names,
             found.counts,
-            row_bytes=found.row_bytes,
             resident_rows=found.resident_rows,
             saturated_rows=found.saturated_rows,
         )

@@ -65,6 +65,10 @@ class Key:
         return set(self.types) <= {int, float, NoneType}
 
     @property
+    def is_text(self) -> bool:
+        return set(self.types) <= {str, Path, NoneType}
+
+    @property
     def is_table(self) -> bool:
         return any(kind is Any or kind is dict or get_origin(kind) is dict for kind in self.types)
 
@@ -268,7 +272,7 @@ def _choose(given: Sequence[Given], keys: Keys, problems: list[str]) -> dict[Pat
             continue
         for other in [p for p in chosen if p[: len(path)] == path or path[: len(p)] == p]:
             del chosen[other]
-        chosen[path] = _as_text(one) if str in known.types and not isinstance(one.value, str | NoneType) else one
+        chosen[path] = _as_text(one) if known.is_text and not isinstance(one.value, str | NoneType) else one
     for path, one in list(chosen.items()):
         if isinstance(one.value, bool) and path in keys and keys[path].is_number:  # pydantic takes true for 1
             problems.append(f"{one.key} ({one.origin}): found {one.value!r}; allowed: a number")

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
-from adaptive.build import Parts, build, open_data
+from adaptive.build import Parts, build, first_batches, open_data
 from adaptive.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
@@ -90,7 +90,7 @@ class Trainer:
             pooled = self.embeddings.stack(planned)
             logits = self.model(planned.dense, pooled)
             loss = binary_cross_entropy_with_logits(logits, planned.labels)
-            value = float(loss)
+            value = float(loss.detach())
         if not math.isfinite(value):
             what = f"{name}: the loss is {value}"
             raise explain_loss(what, planned.batch, logits=logits, pooled=pooled, model=self.model)
@@ -127,8 +127,10 @@ def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | 
     """
     with _run_directory(config, overwrite) as directory, _torch_settings(config):
         dataset = open_data(config, directory.path)
-        parts = build(config, dataset)
+        sample = first_batches(config, dataset)
+        parts = build(config, dataset, sample)
         with parts.embeddings:
+            parts.embeddings.calibrate(sample[: config.calibration_batches])
             directory.begin(
                 config=config.model_dump(mode="json"), data=dataset.fingerprint(), device=str(parts.embeddings.device)
             )
@@ -139,7 +141,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     """What `train_run` would take: memory, device rows, steps. Writes nothing."""
     dataset = open_data(config)
     in_memory = config.model_copy(update={"tier": config.tier.model_copy(update={"host": "memory"})})
-    parts = build(in_memory, dataset)  # memory that is not touched is not taken
+    parts = build(in_memory, dataset, first_batches(config, dataset))  # memory that is not touched is not taken
     with parts.embeddings as embeddings:
         return {
             "schema": SCHEMA,
@@ -196,11 +198,9 @@ class _Run:
         self.trainer = Trainer(parts.embeddings, parts.model, parts.optimizer, recorder=self.recorder)
 
     def train(self) -> dict[str, Any]:
-        """Calibrate, train, save, evaluate."""
+        """Train, save, evaluate."""
         with contextlib.closing(self.recorder), stop_request() as stop:
             self.recorder.write(self._run_record())
-            sample = islice(self.dataset.train(self.config.batch_size), self.config.calibration_batches)
-            self.parts.embeddings.calibrate(list(sample))
             self._train_epochs(stop)
             if self.config.save:
                 self._save()

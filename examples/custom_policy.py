@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Counter, Policy, RowStats, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive import Batch, Policy, RowStats, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive.counters import Counter
 from policies.lru import LRU
 
 NUM_ROWS, BATCH_SIZE, NUM_BATCHES = 20_000, 512, 300

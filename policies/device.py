@@ -6,7 +6,7 @@ Measured against the hybrid baseline in https://arxiv.org/abs/2011.05497 (Acun e
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.policy import Policy, RowStats
+from adaptive import Policy, RowStats
 
 
 class Device(Policy):

@@ -6,7 +6,7 @@ Look-ups, pooling and updates happen where the rows lie; pooled vectors and thei
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.policy import Policy, RowStats
+from adaptive import Policy, RowStats
 
 
 class Hybrid(Policy):

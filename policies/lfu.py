@@ -7,7 +7,7 @@ age of the latest look-up, which needs no state: a row that is looked up again g
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.policy import Policy, RowStats
+from adaptive import Policy, RowStats
 
 
 class LFU(Policy):

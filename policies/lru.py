@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.policy import Policy, RowStats
+from adaptive import Policy, RowStats
 
 
 class LRU(Policy):

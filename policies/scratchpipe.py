@@ -7,7 +7,7 @@ say which rows will be used again, and when.
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.policy import NEVER, Policy, RowStats
+from adaptive import NEVER, Policy, RowStats
 
 
 class ScratchPipe(Policy):

@@ -11,7 +11,7 @@ warm-up, and each saturated row is let through now and then (probing) to see whe
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.policy import Policy, RowStats
+from adaptive import Policy, RowStats
 
 _MASK = (1 << 64) - 1
 _MIX_ROW, _MIX_STEP, _MIX_LAST = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9  # odd: bijections

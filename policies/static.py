@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch
-from adaptive.policy import Policy, RowStats, TierView
+from adaptive import Batch, Policy, RowStats, TierView
 
 
 class Static(Policy):

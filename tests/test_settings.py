@@ -111,6 +111,15 @@ def test_text_stays_text_where_text_is_wanted() -> None:
     assert (config.out, config.data, config.tier.host) == ("2024", "csv:a b.csv", "mmap:/x=y")
 
 
+def test_options_of_the_data_have_sections_of_their_own() -> None:
+    config, _ = load_settings(sets=["data.synthetic.rows=200000", "data.time_split=5", "data.schema_path=5"])
+    assert config.data_options == {"synthetic": {"rows": 200000}, "time_split": 5, "schema_path": "5"}
+    (line,) = mistakes(environ={"ADAPTIVE_DATA__SYNTHETIC__ROWS": "7"})
+    assert line.startswith("data.synthetic.rows (environment ADAPTIVE_DATA__SYNTHETIC__ROWS): found 7; allowed: ")
+    (line,) = mistakes(sets=["data.synthetic.row=7"])
+    assert "unknown key" in line and line.endswith("did you mean data.synthetic.rows?")
+
+
 def test_empty_and_foreign_variables_are_left_alone() -> None:
     environ = {"ADAPTIVE_STEPS": "", "ADAPTIVE_VENV": "/x", "ADAPTIVE_TEST_DATA": "/y", "ADAPTIVELY": "1"}
     assert load_settings(environ=environ)[0] == TrainConfig()

@@ -11,10 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from adaptive.cli.output import AsJson, key_lines, print_result
+from adaptive.cli.output import AsJson, key_lines, print_result, size_text
 
 PACKAGES = ("adaptive-train", "torch", "numpy", "numba", "scipy", "tensorboard", "typer", "pydantic")
-GIB = 2**30
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -59,13 +58,13 @@ def _threading_layers() -> list[str]:
 
 
 def _memory() -> dict[str, str]:
-    facts = {"total": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))}
+    facts = {"total": size_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))}
     meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
     if meminfo.is_file():
         kib = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        facts["available"] = _gib(int(kib["MemAvailable"].split()[0]) * 1024)
+        facts["available"] = size_text(int(kib["MemAvailable"].split()[0]) * 1024)
     if limit.is_file() and limit.read_text().strip().isdigit():
-        facts["limit_of_this_container"] = _gib(int(limit.read_text()))
+        facts["limit_of_this_container"] = size_text(int(limit.read_text()))
     return facts
 
 
@@ -75,11 +74,11 @@ def _gpu() -> dict[str, str]:
     if not torch.cuda.is_available():
         return {"found": "none (the device tier lies in memory: --device cpu)"}
     properties = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return {f"cuda:{number}": f"{one.name}, {_gib(one.total_memory)}" for number, one in enumerate(properties)}
+    return {f"cuda:{number}": f"{one.name}, {size_text(one.total_memory)}" for number, one in enumerate(properties)}
 
 
 def _disk() -> dict[str, str]:
-    return {"folder": str(Path.cwd()), "free": _gib(shutil.disk_usage(Path.cwd()).free)}
+    return {"folder": str(Path.cwd()), "free": size_text(shutil.disk_usage(Path.cwd()).free)}
 
 
 def _kernel_cache() -> dict[str, Any]:
@@ -133,7 +132,3 @@ def _problems(facts: dict[str, Any]) -> list[str]:
     missing = [name for name, found in facts["versions"].items() if found == "not installed"]
     problems += [f"problem: {name} is not installed; pip install {name}" for name in missing]
     return problems
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB"

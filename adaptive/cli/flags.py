@@ -36,7 +36,7 @@ class Flag:
 
 FLAGS = (
     Flag("--data", ("data",), "SPEC", DATA, "synthetic, criteo:PATH[,PATH...] or csv:PATH.", "synthetic"),
-    Flag("--schema", ("data.schema",), "FILE", DATA, "Schema of csv:PATH, a TOML file (see examples/schemas)."),
+    Flag("--schema", ("data.schema_path",), "FILE", DATA, "Schema of csv:PATH, a TOML file (see examples/schemas)."),
     Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, "Samples per batch.", "2048"),
     Flag("--device", ("tier.device",), "auto|cpu|cuda", TIERS, "Where the device tier lies.", "auto"),
     Flag(

@@ -32,17 +32,34 @@ def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
         print(table if table is not None else "\n".join(key_lines(content)))
 
 
-def key_lines(content: Mapping[str, Any], indent: str = "") -> list[str]:
-    """`key: value` lines, nested objects indented."""
+def key_lines(content: Mapping[str, Any], indent: str = "", *, in_bytes: bool = False) -> list[str]:
+    """`key: value` lines, nested objects indented; what a key with `bytes` in its name holds is shown in units."""
     lines = []
     for key, value in content.items():
+        bytes_here = in_bytes or "bytes" in key
         if isinstance(value, Mapping) and value:
-            lines += [f"{indent}{key}:", *key_lines(value, indent + "  ")]
-        elif isinstance(value, list | tuple):
-            lines.append(f"{indent}{key}: {', '.join(map(str, value)) or 'none'}")
+            lines += [f"{indent}{key}:", *key_lines(value, indent + "  ", in_bytes=bytes_here)]
         else:
-            lines.append(f"{indent}{key}: {value}")
+            lines.append(f"{indent}{key}: {_text(value, in_bytes=bytes_here)}")
     return lines
+
+
+def _text(value: Any, *, in_bytes: bool) -> str:
+    if value is None:
+        return "not known"
+    if isinstance(value, Mapping | list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return size_text(value) if in_bytes else f"{value:,}"
+    return str(value)
+
+
+def size_text(num_bytes: int) -> str:
+    """`1.5 GiB`, in the largest unit of which there is at least one."""
+    size, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
 
 
 def note(text: str) -> None:

@@ -41,10 +41,11 @@ def run(
     texts, names = given_flags(flags)
     from adaptive.settings import load_settings
 
-    settings, _ = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
+    settings, origins = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
     from adaptive.trainer import plan_run, train_run
 
     if dry_run:
-        print_result(plan_run(settings), as_json=as_json)
+        given = {key: origin for key, origin in origins.items() if origin != "default"}
+        print_result({**plan_run(settings), "settings_from": given}, as_json=as_json)
     else:
         print_result(train_run(settings, overwrite=overwrite, stream=sys.stderr), as_json=as_json)

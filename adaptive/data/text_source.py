@@ -55,7 +55,9 @@ def find_files(spec: str) -> tuple[TextFile, ...]:
         is_pattern = glob.has_magic(part) and not path.exists()
         paths = [Path(match) for match in sorted(glob.glob(str(path)))] if is_pattern else [path]
         if not paths:
-            raise InputError(f"data: no file matches {part.strip()!r}; check the folder, and quote patterns in the shell")
+            raise InputError(
+                f"data: no file matches {part.strip()!r}; check the folder, and quote patterns in the shell"
+            )
         files += [_find_file(path) for path in paths]
     return tuple(files)
 
@@ -73,7 +75,9 @@ def _open(path: Path) -> BinaryIO:
     try:
         return open(path, "rb", buffering=0)
     except OSError as error:
-        raise InputError(f"{path}: cannot be opened ({error.strerror}); it was there when the data set was opened") from error
+        raise InputError(
+            f"{path}: cannot be opened ({error.strerror}); it was there when the data set was opened"
+        ) from error
 
 
 class ByteStream:
@@ -157,3 +161,18 @@ class ByteStream:
         if self._gzip is not None:
             self._gzip.close()
         self._raw.close()
+
+
+def first_line(file: TextFile, max_bytes: int) -> bytes:
+    """The first line that is not empty, without byte order mark and end of line; cut after `max_bytes`."""
+    stream, data = ByteStream(file), bytearray()
+    try:
+        while len(data) < max_bytes and b"\n" not in data.lstrip(b"\xef\xbb\xbf\r\n"):
+            view = memoryview(bytearray(min(max_bytes, 1 << 16)))
+            count = stream.readinto(view)
+            if not count:
+                break
+            data += view[:count]
+    finally:
+        stream.close()
+    return bytes(data.lstrip(b"\xef\xbb\xbf\r\n").split(b"\n")[0].rstrip(b"\r"))

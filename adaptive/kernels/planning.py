@@ -381,3 +381,13 @@ def visit_entries(entries, counts, epoch, entry_epoch, entry_accesses, entry_sat
             due[num_due] = u
             num_due += 1
     return num_due
+
+
+@kernel()
+def count_host_vectors(bag_tables, bag_starts, locations, vectors):
+    """Add to vectors (T,) the bags of each table that look up at least one row on the host."""
+    for bag in range(bag_tables.size):
+        for p in range(bag_starts[bag], bag_starts[bag + 1]):
+            if locations[p] < 0:
+                vectors[bag_tables[bag]] += 1
+                break

@@ -32,8 +32,8 @@ class TableCounts:
     demoted: int = 0
     fetched: int = 0
     written_back: int = 0
-    fetched_bytes: int = 0
-    written_back_bytes: int = 0
+    bytes_h2d: int = 0
+    bytes_d2h: int = 0
     saturated_rows: int = 0  # now
     skipped_updates: int = 0
     skipped_lookups: int = 0
@@ -61,7 +61,7 @@ class TableCounts:
     @property
     def moved_bytes(self) -> int:
         """Bytes of rows copied in both directions."""
-        return self.fetched_bytes + self.written_back_bytes
+        return self.bytes_h2d + self.bytes_d2h
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,8 +74,8 @@ def run_summary(policy: str, totals: RunTotals, *, auc: float | None, log_loss: 
         "row_hit_rate": counts.row_hit_rate,
         "fetched_rows": counts.fetched,
         "written_back_rows": counts.written_back,
-        "bytes_h2d": counts.fetched_bytes,
-        "bytes_d2h": counts.written_back_bytes,
+        "bytes_h2d": counts.bytes_h2d,
+        "bytes_d2h": counts.bytes_d2h,
         "promoted": counts.promoted,
         "demoted": counts.demoted,
         "skipped_update_share": counts.skipped_update_share,
@@ -141,8 +141,8 @@ def _cells(name: str, counts: TableCounts) -> list[str]:
         count_text(counts.lookups),
         percent_text(counts.hit_rate),
         count_text(counts.resident_rows),
-        bytes_text(counts.fetched_bytes),
-        bytes_text(counts.written_back_bytes),
+        bytes_text(counts.bytes_h2d),
+        bytes_text(counts.bytes_d2h),
     ]
 
 

@@ -82,7 +82,7 @@ class CpuDevice(DeviceTier):
         self.state = np.full((num_slots, host.state.shape[1]), fill, np.float32)
         self._snapshots = np.zeros((0, width), np.float32)
         self.poison = poison
-        self._scratch = np.zeros((max(numba.get_num_threads(), 1), 2 * width + cpu.LANES), np.float32)
+        self._scratch = np.zeros((max(numba.get_num_threads(), 1), 2 * width), np.float32)
 
     def write_back(self, moves: Moves) -> None:
         host = self._host
@@ -150,7 +150,6 @@ class CpuDevice(DeviceTier):
             self._snapshots,
             drifts,
             np.empty((1, width), np.float32),
-            np.empty(cpu.LANES, np.float32),
         )
         return drifts
 

@@ -21,6 +21,7 @@ def describe_bags(group: Group, batch: Batch, inverse: NDArray[np.int32], locati
         samples if feature.column >= 0 else _num_lookups(batch, feature.position) for feature in group.features
     )
     starts, vectors = np.empty(max_bags + 1, np.int64), np.empty(max_bags, np.int32)
+    tables = np.empty(max_bags, np.int32)
     scales = _scales(group, batch, num_lookups)
     bag = at = 0
     next_vector = samples * columns
@@ -39,13 +40,14 @@ def describe_bags(group: Group, batch: Batch, inverse: NDArray[np.int32], locati
             feature.mean and len(scales) > 0,
         )
         starts[bag : bag + count] += at
+        tables[bag : bag + count] = feature.table
         if feature.column < 0:
             next_vector += size
         bag, at = bag + count, at + size
     starts[bag] = at
     lookups = np.empty(num_lookups, np.int64)
     planning.lookup_locations(inverse, locations, lookups)
-    return Pooling(next_vector, vectors[:bag], starts[: bag + 1], lookups, scales)
+    return Pooling(next_vector, vectors[:bag], starts[: bag + 1], tables[:bag], lookups, scales)
 
 
 def group_updates(

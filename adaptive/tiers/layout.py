@@ -4,7 +4,7 @@ Tables are ordered by width (in order of first appearance) and numbered in that 
 all tables in the same order. Inside a group, kernels use *local* rows, counted from the group's first row.
 """
 
-import zlib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from adaptive.config import TableConfig
 from adaptive.errors import ConfigError
-from adaptive.kernels.cpu import GOLDEN
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,11 @@ def _make_group(
 
 
 def table_key(name: str, seed: int) -> int:
-    """Seed of a table's initial values, from its name: equal whatever other tables there are."""
-    return (zlib.crc32(name.encode()) * 0x1_0000_0001 + seed * int(GOLDEN)) % 2**64
+    """Seed of a table's initial values, from its name: equal whatever other tables there are.
+
+    Hashed, not added up: rows are numbered by adding too, and seed 1 must not be seed 0 moved on by one row.
+    """
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
 
 
 def _feature_slots(tables: tuple[TableConfig, ...], features: tuple[str, ...]) -> tuple[FeatureSlot, ...]:

@@ -23,6 +23,7 @@ from adaptive.tiers.layout import Group
 from adaptive.tiers.plan import Feedback, GroupPlan, Moves
 from adaptive.tiers.planner import Planner
 from adaptive.tiers.referee import Referee
+from adaptive.tiers.sizing import row_bytes
 from adaptive.tiers.statistics import Stopwatch
 
 Int64s = NDArray[np.int64]
@@ -38,11 +39,6 @@ class Lane:
     planner: Planner
     finder: DistinctFinder  # of the look-ahead thread
     reader: DistinctFinder  # of the training thread
-
-    def row_bytes(self) -> Int64s:
-        """(tables of the group,) bytes of a row with its state."""
-        values = self.host.weights.shape[1] + self.host.state.shape[1]
-        return np.full(len(self.group.tables), 4 * values, np.int64)
 
 
 class Pipeline:
@@ -209,6 +205,6 @@ def build_lanes(
     for group, num_slots in zip(groups, slots, strict=True):
         host = HostTier(group, optimizer, tier.host)
         device = CpuDevice(host, num_slots, optimizer, poison=tier.poison)
-        planner = Planner(group, num_slots, tier, referee)
+        planner = Planner(group, num_slots, tier, referee, row_bytes(group, optimizer))
         lanes.append(Lane(group, host, device, planner, DistinctFinder(group), DistinctFinder(group)))
     return lanes

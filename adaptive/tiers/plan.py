@@ -23,6 +23,7 @@ class Pooling:
     num_vectors: int
     bag_vectors: NDArray[np.int32]  # (B,)
     bag_starts: Int64s  # (B + 1,)
+    bag_tables: NDArray[np.int32]  # (B,) table of the group
     locations: Int64s  # (N,)
     scales: NDArray[np.float32]  # (N,), or empty: all 1
 

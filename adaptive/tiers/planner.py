@@ -24,7 +24,7 @@ from adaptive.rows.tracker import Tracker
 from adaptive.tiers.distinct import Distinct
 from adaptive.tiers.grouping import describe_bags, group_updates
 from adaptive.tiers.layout import Group
-from adaptive.tiers.plan import Feedback, GroupPlan, Moves, Snapshots, no_rows
+from adaptive.tiers.plan import Feedback, GroupPlan, Moves, Pooling, Snapshots, no_rows
 from adaptive.tiers.referee import Referee, lowest
 from adaptive.tiers.slots import SlotTable
 
@@ -34,13 +34,14 @@ Int64s = NDArray[np.int64]
 class Planner:
     """Plans for one group of tables."""
 
-    def __init__(self, group: Group, num_slots: int, tier: TierConfig, referee: Referee) -> None:
+    def __init__(self, group: Group, num_slots: int, tier: TierConfig, referee: Referee, row_bytes: int) -> None:
         self.group = group
         self.tracker = Tracker(group.num_rows)
         self.slots = SlotTable(num_slots, group.table_starts, self.tracker)
         self.hot: HotSet | None = None
         self._tier = tier
         self._referee = referee
+        self._row_bytes = row_bytes
         self._saturated_per_table = np.zeros(len(group.tables), np.int64)
 
     def watch(self, capacity: int, skip: SkipConfig) -> None:
@@ -89,7 +90,16 @@ class Planner:
         pooling = describe_bags(self.group, batch, distinct.inverse, locations)
         grouping, updated = group_updates(rows, counts, locations, distinct.inverse, skipped, pooling)
         planning.mark_dirty(updated, locations, self.slots.flags)
+        self._count_bytes(pooling, tally)
         return GroupPlan(number, pooling, grouping, moves, tally, snapshots)
+
+    def _count_bytes(self, pooling: Pooling, tally: Int64s) -> None:
+        tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * self._row_bytes
+        tally[:, Counter.BYTES_D2H] += tally[:, Counter.WRITTEN_BACK] * self._row_bytes
+        if self._referee.policy.misses == "host":
+            vectors = np.zeros(len(self.group.tables), np.int64)
+            planning.count_host_vectors(pooling.bag_tables, pooling.bag_starts, pooling.locations, vectors)
+            tally[:, [Counter.BYTES_H2D, Counter.BYTES_D2H]] += 4 * self.group.embedding_dim * vectors[:, None]
 
     def _exchange(self, arrival: "Arrival", tally: Int64s) -> Moves:
         rows, locations = arrival.distinct.rows, arrival.locations

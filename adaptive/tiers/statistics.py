@@ -17,7 +17,6 @@ class Statistics:
     counts: NDArray[np.int64]  # (tables, len(Counter))
     resident_rows: NDArray[np.int64]  # (tables,) on the device
     saturated_rows: NDArray[np.int64]  # (tables,) whose updates are skipped
-    row_bytes: NDArray[np.int64]  # (tables,) bytes of a row with its state
     times_ms: dict[str, float]  # summed over the batches, per stage
     update_norm_edges: NDArray[np.float64]  # (n + 1,)
     update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm

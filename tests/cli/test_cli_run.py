@@ -10,6 +10,7 @@ import typer.main
 
 from adaptive.cli.app import app
 from adaptive.cli.flags import FLAGS
+from adaptive.cli.output import key_lines
 from adaptive.config import TrainConfig
 from adaptive.settings import load_settings
 
@@ -36,9 +37,22 @@ def test_json_is_one_object_without_table_and_nan(cli: Cli, trainer: Any) -> Non
 
 
 def test_dry_run_only_plans(cli: Cli, trainer: Any) -> None:
-    result = cli("run", "--dry-run", "--steps", "3")
-    assert (result.code, result.out) == (0, "AUC 0.75\n")
+    result = cli("run", "--dry-run", "--steps", "3", "--json")
+    assert result.code == 0
+    assert json.loads(result.out)["settings_from"] == {"steps": "flag --steps"}
     assert [call for call, _ in trainer.calls] == ["plan"]
+
+
+def test_lines_for_people() -> None:
+    found = {"rows": 1_100_000, "samples": None, "memory_bytes": {"host": 3 * 2**29, "device": 5}, "names": ["a", "b"]}
+    assert key_lines(found) == [
+        "rows: 1,100,000",
+        "samples: not known",
+        "memory_bytes:",
+        "  host: 1.5 GiB",
+        "  device: 5 B",
+        "names: a, b",
+    ]
 
 
 def test_eval(cli: Cli, trainer: Any) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from adaptive.embedding import TieredEmbeddingBag
 from cache_twins import NEVER, History, belady_hits, staged_hits
 from make_trace import NUM_EMBEDDINGS, TRACE
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
+from adaptive.embedding import TieredEmbeddingBag
 from adaptive.policy import Policy, make_policy
 from policies.device import Device
 from policies.hybrid import Hybrid
@@ -39,7 +39,7 @@ FREE: dict[str, Callable[[], Policy]] = {  # policies for any size of device tie
     "static": Static,
     "lru": LRU,
     "lfu": LFU,
-    "lfu half_life=20": lambda: LFU(half_life=20),
+    "lfu half_life=17.3": lambda: LFU(half_life=17.3),
     "scratchpipe": ScratchPipe,
     "scratchpipe window=64": lambda: ScratchPipe(window=64),
     "slipstream": Slipstream,
@@ -95,8 +95,8 @@ TWINS: dict[str, Callable[[History, int], float]] = {
     "static": lambda history, row: sample_counts().get(row, 0),
     "lru": lambda history, row: history.last_access[row],
     "lfu": lambda history, row: history.accesses[row] + history.last_access[row] / 1e6,
-    "lfu half_life=20": lambda history, row: float(
-        np.log2(history.accesses[row]) - (history.step - history.last_access[row]) / 20
+    "lfu half_life=17.3": lambda history, row: float(
+        np.log2(history.accesses[row]) - (history.step - history.last_access[row]) / 17.3
     ),
     "scratchpipe": soonest,
     "scratchpipe window=64": soonest,

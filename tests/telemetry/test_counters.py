@@ -11,11 +11,11 @@ def test_two_tables_written_out():
     counts = new_counts(2)
     counts[0, [Counter.LOOKUPS, Counter.LOOKUP_HITS, Counter.UNIQUE_ROWS, Counter.ROW_HITS]] = 100, 75, 40, 10
     counts[0, [Counter.PROMOTED, Counter.FETCHED, Counter.DEMOTED, Counter.WRITTEN_BACK]] = 30, 29, 20, 19
+    counts[0, [Counter.BYTES_H2D, Counter.BYTES_D2H]] = 29 * 64, 19 * 64
     counts[1, [Counter.LOOKUPS, Counter.SKIPPED_LOOKUPS, Counter.UNIQUE_ROWS, Counter.SKIPPED_UPDATES]] = 10, 9, 4, 3
     tables = table_counts(
         ["site", "user"],
         counts,
-        row_bytes=np.array([64, 128]),
         resident_rows=np.array([500, 600]),
         saturated_rows=np.array([0, 7]),
     )
@@ -27,10 +27,10 @@ def test_two_tables_written_out():
         row_hits=10,
         promoted=30,
         fetched=29,
-        fetched_bytes=29 * 64,
+        bytes_h2d=29 * 64,
         demoted=20,
         written_back=19,
-        written_back_bytes=19 * 64,
+        bytes_d2h=19 * 64,
         resident_rows=500,
     )
     assert (tables["site"].hit_rate, tables["site"].row_hit_rate) == (0.75, 0.25)
@@ -41,10 +41,10 @@ def test_two_tables_written_out():
 
 def test_bytes_are_64_bit():
     counts = new_counts(1)
-    counts[0, Counter.FETCHED] = 2**40
+    counts[0, Counter.BYTES_H2D] = 2**50
     one = np.array([2**10])
-    tables = table_counts(["t"], counts, row_bytes=one, resident_rows=one, saturated_rows=one)
-    assert tables["t"].fetched_bytes == 2**50
+    tables = table_counts(["t"], counts, resident_rows=one, saturated_rows=one)
+    assert tables["t"].bytes_h2d == 2**50
 
 
 def test_shares_of_nothing_are_none():
@@ -56,10 +56,10 @@ def test_shares_of_nothing_are_none():
 
 
 def test_sums_over_tables_and_over_time():
-    first = TableCounts(lookups=1, resident_rows=10, saturated_rows=2, fetched_bytes=64)
-    second = TableCounts(lookups=2, resident_rows=20, saturated_rows=3, fetched_bytes=128)
-    assert sum_tables([first, second]) == TableCounts(lookups=3, resident_rows=30, saturated_rows=5, fetched_bytes=192)
-    assert add_counts(first, second) == TableCounts(lookups=3, resident_rows=20, saturated_rows=3, fetched_bytes=192)
+    first = TableCounts(lookups=1, resident_rows=10, saturated_rows=2, bytes_h2d=64)
+    second = TableCounts(lookups=2, resident_rows=20, saturated_rows=3, bytes_h2d=128)
+    assert sum_tables([first, second]) == TableCounts(lookups=3, resident_rows=30, saturated_rows=5, bytes_h2d=192)
+    assert add_counts(first, second) == TableCounts(lookups=3, resident_rows=20, saturated_rows=3, bytes_h2d=192)
     assert sum_tables([]) == TableCounts()
 
 

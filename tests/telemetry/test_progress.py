@@ -12,7 +12,7 @@ from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.record import EvalRecord, IntervalRecord, RunRecord, TableCounts
 
 TABLES = {
-    "site": TableCounts(unique_rows=100, skipped_updates=40, fetched_bytes=3 << 20, written_back_bytes=1 << 20),
+    "site": TableCounts(unique_rows=100, skipped_updates=40, bytes_h2d=3 << 20, bytes_d2h=1 << 20),
     "user": TableCounts(unique_rows=100),
 }
 EVAL = EvalRecord(step=30, samples=4096, auc=0.71236, log_loss=0.4)

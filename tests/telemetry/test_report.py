@@ -19,8 +19,8 @@ SITE = TableCounts(
     demoted=10,
     fetched=20,
     written_back=8,
-    fetched_bytes=2048,
-    written_back_bytes=1024,
+    bytes_h2d=2048,
+    bytes_d2h=1024,
 )
 USER = TableCounts(lookups=1000, lookup_hits=500, unique_rows=600, row_hits=200, resident_rows=70)
 

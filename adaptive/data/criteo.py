@@ -1,0 +1,49 @@
+"""Criteo's click logs in their original format (Kaggle 2014 and the terabyte set).
+
+A line has a label (0 or 1), 13 integers and 26 categories of hex digits, separated by tabs; all but the label may
+be empty, i.e. missing. Files without the label column (39 columns: the test set of the competition) are read with
+labels NaN, for evaluation only. Dense inputs are log(1 + max(x, 0)), missing ones 0, as in facebookresearch/dlrm:
+the few negative integers become 0. A category is hashed into `hash_rows` rows of its feature's table, with row
+`hash_rows` for missing ones; or with `vocabulary = true` each that came `min_count` times has a row, followed by
+the row for all others and the row for missing ones.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from adaptive.data.open import DataOptions
+from adaptive.data.text_dataset import TextDataset
+from adaptive.data.text_format import Column, TextFormat
+from adaptive.data.text_open import FeaturePlan, RowRule, TextPlan, open_source, open_text
+from adaptive.data.text_source import TextFile, first_line
+from adaptive.errors import ConfigError
+from adaptive.kernels import text as kernels
+
+NUM_DENSE, NUM_CATEGORIES = 13, 26
+
+_LABEL = (Column("label", kernels.LABEL_BINARY),)
+_INPUTS = tuple(Column(f"I{i + 1}", kernels.DENSE_INTEGER) for i in range(NUM_DENSE)) + tuple(
+    Column(f"C{i + 1}", kernels.KEY_HEX) for i in range(NUM_CATEGORIES)
+)
+
+
+def criteo_format(*, labelled: bool = True, max_line_bytes: int = 1 << 20) -> TextFormat:
+    """The format of a file with or without labels."""
+    return TextFormat((_LABEL if labelled else ()) + _INPUTS, separator="\t", max_line_bytes=max_line_bytes)
+
+
+def open_criteo(paths: str, options: DataOptions, *, run_dir: Path | None = None) -> TextDataset:
+    """The data set of `criteo:PATH[,PATH...]`; see `adaptive.data.open.open_dataset`."""
+    if options.schema_path is not None or options.time_split is not None:
+        raise ConfigError("criteo: has no schema and no time column; remove schema_path and time_split")
+    opened = open_source(paths, options, run_dir, format_of=lambda file: _format_of(file, options))
+    rule = RowRule("fitted", options.min_count) if options.vocabulary else RowRule("hashed", options.hash_rows)
+    features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule) for i in range(NUM_CATEGORIES))
+    identity: dict[str, object] = {"format": "criteo", "rows": rule.kind, "rows_setting": rule.size}
+    return open_text(opened, TextPlan(features, np.ones(NUM_DENSE, np.bool_), None, identity), options, run_dir=run_dir)
+
+
+def _format_of(file: TextFile, options: DataOptions) -> TextFormat:
+    num_columns = first_line(file, options.max_line_bytes).count(b"\t") + 1
+    return criteo_format(labelled=num_columns != len(_INPUTS), max_line_bytes=options.max_line_bytes)

@@ -1,0 +1,178 @@
+"""Delimited files (csv, tsv, ...) with one sample per line, described by a schema; see `adaptive.data.schema`."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+
+from adaptive.data.dataset import Dataset
+from adaptive.data.open import DataOptions
+from adaptive.data.pairs import open_pairs
+from adaptive.data.schema import Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
+from adaptive.data.text_format import Column, TextFormat
+from adaptive.data.text_open import FeaturePlan, RowRule, TextPlan, open_source, open_text
+from adaptive.data.text_source import TextFile, find_files, first_line
+from adaptive.errors import ConfigError, InputError
+from adaptive.kernels import text as kernels
+from adaptive.kernels.text_fields import iso_time
+
+_CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
+
+
+def open_csv(paths: str, options: DataOptions, *, run_dir: Path | None = None) -> Dataset:
+    """The data set of `csv:PATH[,PATH...]`; see `adaptive.data.open.open_dataset`."""
+    if options.schema_path is None:
+        raise ConfigError("csv: needs a schema that describes the columns; see examples/schemas and schema_path")
+    schema = load_schema(options.schema_path)
+    if isinstance(schema, UserItemsSchema):
+        return open_pairs(paths, schema, options, run_dir=run_dir)
+    names = _column_names(find_files(paths)[0], schema, options)
+    form, plan = describe(schema, names, options)
+
+    def format_of(file: TextFile) -> TextFormat:
+        found = _column_names(file, schema, options)
+        if found != names:
+            raise InputError(f"{file.path}: header {found} differs from that of the first file, {names}")
+        return form
+
+    return open_text(open_source(paths, options, run_dir, format_of=format_of), plan, options, run_dir=run_dir)
+
+
+def describe(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> tuple[TextFormat, TextPlan]:
+    """What a schema means for a file with the columns `names`.
+
+    Raises:
+        ConfigError: with all columns that are missing or used twice, and time splits that cannot work.
+    """
+    uses = _uses(schema, names)
+    columns = tuple(uses.get(name, Column(name, kernels.SKIP)) for name in names)
+    label = schema.label
+    form = TextFormat(
+        columns,
+        separator=schema.separator,
+        quote=schema.quote,
+        header=schema.header,
+        max_line_bytes=options.max_line_bytes,
+        positives=label.positive or () if label is not None else (),
+        threshold=label.threshold or 0.0 if label is not None else 0.0,
+    )
+    features = tuple(
+        FeaturePlan(
+            name, group.table or name, form.slot(name), group.inner_separator is not None, _rule(group, options)
+        )
+        for group in schema.categorical
+        for name in _matching(group.columns, names)
+    )
+    is_log = np.zeros(form.count(kernels.DENSE_FLOAT), np.bool_)
+    for dense in schema.dense:
+        is_log[[form.slot(name) for name in _matching(dense.columns, names)]] = dense.transform == "log"
+    identity: dict[str, object] = {"format": "delimited", "schema": schema.model_dump(mode="json")}
+    identity["rows"] = {feature.name: f"{feature.rule.kind} {feature.rule.size}" for feature in features}
+    return form, TextPlan(features, is_log, _time_cut(schema.time, options), identity)
+
+
+def _column_names(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
+    if schema.columns is not None:
+        return list(schema.columns)
+    line = first_line(file, options.max_line_bytes)
+    if not line:
+        raise InputError(
+            f"{file.path}: has no header line; if the file is right, give columns = [...] and header = false"
+        )
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file.path}:1: the header is not UTF-8 ({error.reason} at byte {error.start})") from error
+    quoting = csv.QUOTE_MINIMAL if schema.quote else csv.QUOTE_NONE
+    names = next(csv.reader([text], delimiter=schema.separator, quotechar=schema.quote or None, quoting=quoting))
+    return [name or f"column {number + 1}" for number, name in enumerate(names)]
+
+
+def _uses(schema: DelimitedSchema, names: Sequence[str]) -> dict[str, Column]:
+    """The column that each name of the schema stands for."""
+    problems = [f"column {name!r} comes twice" for name in sorted(set(names)) if list(names).count(name) > 1]
+    uses: dict[str, Column] = {}
+    for key, patterns, kind, group in _wanted(schema):
+        for pattern in patterns:
+            found = _matching([pattern], names)
+            if not found:
+                problems.append(f"{key}: no column {pattern!r}")
+            for name in found:
+                if name in uses:
+                    problems.append(f"{key}: column {name!r} is used already")
+                uses[name] = _column(name, kind, group)
+    if problems:
+        raise ConfigError(
+            "schema does not fit the file:\n  " + "\n  ".join(problems) + f"\ncolumns of the file: {', '.join(names)}"
+        )
+    return uses
+
+
+def _wanted(schema: DelimitedSchema) -> Iterable[tuple[str, Sequence[str], int, Categorical | None]]:
+    """Key in the schema, column names, kind, and the settings of categories."""
+    if schema.label is not None:
+        rule = kernels.LABEL_BINARY
+        if schema.label.positive is not None:
+            rule = kernels.LABEL_SET
+        if schema.label.threshold is not None:
+            rule = kernels.LABEL_THRESHOLD
+        yield "label.column", [schema.label.column], rule, None
+    if schema.time is not None:
+        kind = kernels.TIME_ISO if schema.time.kind == "iso" else kernels.TIME_NUMBER
+        yield "time.column", [schema.time.column], kind, None
+    for number, dense in enumerate(schema.dense):
+        kind = kernels.DENSE_INTEGER if dense.kind == "int" else kernels.DENSE_FLOAT
+        yield f"dense.{number}.columns", dense.columns, kind, None
+    for number, group in enumerate(schema.categorical):
+        yield f"categorical.{number}.columns", group.columns, _CATEGORY_KINDS[group.kind], group
+
+
+def _column(name: str, kind: int, group: Categorical | None) -> Column:
+    if group is None:
+        return Column(name, kind)
+    if group.inner_separator is not None:
+        return Column(name, kernels.KEY_BAG, item=kind, inner=group.inner_separator)
+    return Column(name, kind, required=group.missing == "reject")
+
+
+def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for pattern in patterns:
+        if pattern in names:
+            found.append(pattern)
+        elif "*" in pattern or "?" in pattern:
+            found += [name for name in names if fnmatchcase(name, pattern)]
+    return found
+
+
+def _rule(group: Categorical, options: DataOptions) -> RowRule:
+    if group.num_embeddings is not None:
+        has_missing = group.missing == "row" and group.inner_separator is None
+        return RowRule("direct", group.num_embeddings, has_missing)
+    if group.hash_rows is not None:
+        return RowRule("hashed", group.hash_rows)
+    if options.vocabulary if group.vocabulary is None else group.vocabulary:
+        return RowRule("fitted", group.min_count or options.min_count)
+    return RowRule("hashed", options.hash_rows)
+
+
+def _time_cut(time: Time | None, options: DataOptions) -> float | None:
+    cut = options.time_split
+    if cut is None:
+        return None
+    if time is None:
+        raise ConfigError("time_split needs a [time] column in the schema")
+    if time.kind == "iso":
+        data = np.frombuffer(str(cut).encode() + b"\n", np.uint8)
+        seconds, stop = iso_time(data, 0)
+        if stop != len(data) - 1:
+            raise ConfigError(
+                f"time_split {cut!r}: the schema's time is iso; give for example 2019-11-29 or with a time"
+            )
+        return float(seconds)
+    try:
+        return float(cut)
+    except ValueError:
+        raise ConfigError(f"time_split {cut!r}: the schema's time is a number; give a number") from None

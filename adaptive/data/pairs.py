@@ -1,0 +1,182 @@
+"""User-item lists as training data: `user item item ...` per line, implicit positives, negatives drawn at random.
+
+Each pair is a sample with label 1, followed by `num_negatives` samples of the same user with label 0, whose items
+are drawn evenly from all items but those of the line. The draw depends on seed, epoch, user and item: every epoch
+has other negatives, the same run always the same ones; evaluation has its own, the same each time. (A training
+file's items of a user are not known when an evaluation file is read, and may be drawn there.)
+
+Such lists have no order, so `holdout` keeps a random share of the pairs for evaluation, by a hash of seed, user
+and item, instead of the last lines, whose users would then never be trained.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch, Origin, one_hot_batch
+from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.open import DataOptions
+from adaptive.data.schema import UserItemsSchema
+from adaptive.data.shuffle import block_rows, shuffled
+from adaptive.data.split import Part, read_part
+from adaptive.data.text import TextSource
+from adaptive.data.text_format import Block, Column, TextFormat
+from adaptive.data.text_open import open_source, settings_identity
+from adaptive.data.text_rows import Batcher, Direct, FeatureSource
+from adaptive.errors import ConfigError, InputError
+from adaptive.kernels import pairs as kernels
+from adaptive.kernels import text as text_kernels
+from adaptive.kernels.text_rows import mixed
+
+_LINES = 256  # read at once
+_COUNTED_BYTES = 1 << 26
+_EVALUATION = 2**62  # stands for the epoch where there is none
+Samples = NDArray[np.int64]  # (n, 5): user, item, label, line, file
+
+
+def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, *, run_dir: Path | None = None) -> Dataset:
+    """The data set of `csv:PATH[,PATH...]` whose schema has `format = "user_items"`."""
+    if options.time_split is not None or options.vocabulary:
+        raise ConfigError("user_items: has no time column and no vocabulary; remove time_split and vocabulary")
+    form = TextFormat(
+        (
+            Column("user", text_kernels.KEY_INTEGER, required=True),
+            Column("items", text_kernels.KEY_BAG, item=text_kernels.KEY_INTEGER, inner=schema.separator),
+        ),
+        separator=schema.separator,
+        max_line_bytes=options.max_line_bytes,
+    )
+    source, train, evaluation = open_source(paths, options, run_dir, format_of=lambda _: form)
+    return Pairs(source, train, evaluation, schema=schema, options=options)
+
+
+class Pairs(Dataset):
+    """Samples of user-item lists: features `user` and `item`, no dense inputs."""
+
+    def __init__(
+        self,
+        source: TextSource,
+        train: tuple[int, ...],
+        evaluation: tuple[int, ...],
+        *,
+        schema: UserItemsSchema,
+        options: DataOptions,
+    ) -> None:
+        has_unknown = options.out_of_range == "oov"
+        self._maps = tuple(
+            FeatureSource(name, name, 0, is_bag, Direct(size, has_unknown=has_unknown, has_missing=False))
+            for name, size, is_bag in (("user", schema.num_users, False), ("item", schema.num_items, True))
+        )
+        self.features = tuple(Feature(one.name, one.rows.num_embeddings) for one in self._maps)
+        self.tables = ("user", "item")
+        self.num_dense = 0
+        self._source, self._train_files, self._evaluation_files = source, train, evaluation
+        self._schema, self._options = schema, options
+        self._batcher = Batcher(source.names(), self._maps, np.zeros(0, np.bool_))
+        self._num_train: int | None = None
+
+    def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+        """Batches of the training part; see the module.
+
+        Raises:
+            InputError: while iterating, if a file cannot be read, too many lines are bad, an id is out of range, or
+                there is no pair.
+        """
+        wanted = kernels.ALL if self._options.holdout is None else kernels.KEPT
+        samples = self._samples(self._train_files, self._draw(wanted, epoch, self._schema.num_negatives))
+        buffer = self._options.shuffle_buffer
+        batches = self._batches(samples, block_rows(buffer, batch_size))
+        if buffer:
+            batches = shuffled(batches, batch_size, seed=self._options.seed, epoch=epoch)
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise InputError(f"no pair in {', '.join(self._source.names())}: {self.rejects() or 'no lines'}")
+
+    def evaluation(self, batch_size: int) -> Iterator[Batch]:
+        """Batches of the pairs held out, or of the evaluation files, with their negatives."""
+        num_negatives = self._schema.num_negatives
+        if self._options.holdout is not None:
+            samples = self._samples(self._train_files, self._draw(kernels.HELD_OUT, _EVALUATION, num_negatives))
+        elif self._evaluation_files:
+            samples = self._samples(self._evaluation_files, self._draw(kernels.ALL, _EVALUATION, num_negatives))
+        else:
+            return iter(())
+        return self._batches(samples, batch_size)
+
+    def num_train_samples(self) -> int | None:
+        """Pairs of the training part times (1 + negatives); not counted in files of more than 64 MiB together."""
+        size = sum(self._source.files[file].size for file in self._train_files)
+        if self._num_train is None and size <= _COUNTED_BYTES:
+            wanted = kernels.ALL if self._options.holdout is None else kernels.KEPT
+            pairs = sum(len(samples) for samples in self._samples(self._train_files, self._draw(wanted, 0, 0)))
+            self._num_train = pairs * (1 + self._schema.num_negatives)
+        return self._num_train
+
+    def fingerprint(self) -> dict[str, object]:
+        """Path, size and crc32 of every file, schema, and the settings that choose pairs."""
+        return {
+            "files": [file.fingerprint() for file in self._source.files],
+            "format": "user_items",
+            "schema": self._schema.model_dump(mode="json"),
+            **settings_identity(self._options),
+        }
+
+    def rejects(self) -> dict[str, int]:
+        """Bad lines so far, by cause; each line counts once."""
+        return self._source.log.counts
+
+    def out_of_range(self) -> dict[str, int]:
+        """Ids so far that were sent to the row for unknown ids, by feature."""
+        return dict(self._batcher.out_of_range)
+
+    def _draw(self, wanted: int, epoch: int, num_negatives: int) -> kernels.Draw:
+        seed = mixed(np.int64(self._options.seed))
+        return kernels.Draw(
+            split_hash=seed,
+            negative_hash=kernels.chained(seed, np.int64(epoch + 1)),
+            held_out_below=int((self._options.holdout or 0.0) * 2**63),
+            wanted=wanted,
+            num_items=self._schema.num_items,
+            num_negatives=num_negatives,
+        )
+
+    def _samples(self, files: tuple[int, ...], draw: kernels.Draw) -> Iterator[Samples]:
+        for block in read_part(self._source, Part(files), _LINES):
+            users, items, ends = self._checked(block)
+            out = np.empty((len(items) * (1 + draw.num_negatives), 5), np.int64)
+            count = kernels.expand(users, items, ends, draw, out)
+            out, lines = out[:count], out[:count, 3]
+            out[:, 4] = block.file_index[lines]
+            out[:, 3] = block.columns.lines[lines]
+            yield out
+
+    def _checked(self, block: Block) -> tuple[Samples, Samples, Samples]:
+        """Users (L,), items (P,) and where each line's items end (L,), as rows of their tables."""
+        batch = self._batcher.batch(block)
+        ends = batch.offsets[block.num_rows + 1 :] - block.num_rows
+        return batch.ids[: block.num_rows], batch.ids[block.num_rows :], ends
+
+    def _batches(self, samples: Iterator[Samples], size: int) -> Iterator[Batch]:
+        """Batches of `size` samples; the last one may be smaller."""
+        waiting: list[Samples] = []
+        for part in samples:
+            waiting.append(part)
+            if sum(map(len, waiting)) >= size:
+                joined = np.concatenate(waiting)
+                whole = len(joined) // size * size
+                for first in range(0, whole, size):
+                    yield self._batch(joined[first : first + size])
+                waiting = [joined[whole:]]
+        rest = np.concatenate(waiting) if waiting else np.empty((0, 5), np.int64)
+        if len(rest):
+            yield self._batch(rest)
+
+    def _batch(self, samples: Samples) -> Batch:
+        origin = Origin(self._source.names(), samples[:, 4].astype(np.int32), samples[:, 3].copy())
+        dense, labels = np.empty((len(samples), 0), np.float32), samples[:, 2].astype(np.float32)
+        return one_hot_batch(dense, samples[:, :2], labels, origin)

@@ -1,0 +1,138 @@
+"""Bad lines: counted by cause, the first ones shown, all written down, and how many are too many.
+
+Every line counts once, the first time it is read, however many passes are made over a file: lines of a file
+without its header = rows read + rejected lines.
+"""
+
+import json
+import logging
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from adaptive.errors import InputError
+
+logger = logging.getLogger("adaptive.data")
+
+_SHOWN = 20
+_TEXT_BYTES = 200
+_CREDIT_LINES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which shares of the lines read may be bad, for labels and for all other causes together.
+
+    While reading, the shares are taken of the lines so far, but of a million lines at least: a few bad lines at
+    the start of a long file do not stop a run that may still come below the limit, while a wrong separator
+    does within the first lines. At the end of a pass they are taken of the lines that were read. Empty lines are
+    counted and written down like the others but are no reason to stop.
+    """
+
+    max_bad_fraction: float = 1e-4
+    max_bad_label_fraction: float = 0.0
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """One rejected line: `column` is the name of the column at fault, or empty; `text` its first bytes."""
+
+    line: int
+    cause: str
+    column: str
+    text: bytes
+
+    def described(self, file: str) -> str:
+        return f"{file}:{self.line}: {self.cause}" + (f" in column {self.column}" if self.column else "")
+
+
+class RejectLog:
+    """Counts lines and bad lines of some files. May be used from several threads.
+
+    Args:
+        files: names by which lines are reported.
+        path: `rejects.jsonl`, to which all bad lines are appended: {"file", "line", "cause", "column", "text"},
+            the text cut after 200 bytes; or None.
+        header_lines: lines at the start of each file that are no data.
+    """
+
+    def __init__(self, files: tuple[str, ...], limits: Limits, path: Path | None, *, header_lines: int = 0) -> None:
+        self._files = files
+        self._limits = limits
+        self._path = path
+        self._header_lines = header_lines
+        self._seen = [header_lines] * len(files)  # lines of each file that have been counted, headers too
+        self._first: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def num_lines(self) -> int:
+        """Lines read so far, without headers."""
+        return sum(self._seen) - self._header_lines * len(self._files)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Bad lines by cause."""
+        return dict(self._counts)
+
+    def count(self, file: int, last_line: int, bad: list[BadLine]) -> None:
+        """Take note that a file was read up to `last_line`, where `bad` are the bad lines of what was just read.
+
+        Raises:
+            InputError: if so many lines are bad that the run must stop.
+        """
+        with self._lock:
+            before = self._seen[file]
+            self._seen[file] = max(before, last_line)
+            new = [entry for entry in bad if entry.line > before]
+            self._note(file, new)
+        if new:
+            self._check(max(self.num_lines, _CREDIT_LINES))
+
+    def check(self) -> None:
+        """At the end of a pass.
+
+        Raises:
+            InputError: if the share of bad lines is above a limit.
+        """
+        self._check(self.num_lines)
+
+    def _note(self, file: int, bad: list[BadLine]) -> None:
+        name = self._files[file]
+        for entry in bad:
+            self._counts[entry.cause] += 1
+            if len(self._first) < _SHOWN:
+                self._first.append(entry.described(name))
+                logger.warning("bad line %s", self._first[-1])
+                if len(self._first) == _SHOWN:
+                    logger.warning("further bad lines are not shown; see %s", self._path or "the counts at the end")
+        if bad and self._path is not None:
+            with open(self._path, "a", encoding="utf-8") as out:
+                out.writelines(_record(name, entry) for entry in bad)
+
+    def _check(self, num_lines: int) -> None:
+        num_labels = self._counts["label"]
+        num_others = self._counts.total() - num_labels - self._counts["empty"]
+        for number, setting, limit in (
+            (num_labels, "max_bad_label_fraction", self._limits.max_bad_label_fraction),
+            (num_others, "max_bad_fraction", self._limits.max_bad_fraction),
+        ):
+            if number > limit * num_lines:
+                raise InputError(self._too_many(number, setting, limit))
+
+    def _too_many(self, number: int, setting: str, limit: float) -> str:
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in self._counts.most_common())
+        where = f"\nall of them: {self._path}" if self._path else ""
+        return (
+            f"{number:,} of {self.num_lines:,} lines read are bad, {setting} = {limit:g} allows fewer ({causes}):\n  "
+            + "\n  ".join(self._first)
+            + f"{where}\ncorrect the file or its description (format, separator, schema), or raise {setting}"
+        )
+
+
+def _record(file: str, entry: BadLine) -> str:
+    text = entry.text[:_TEXT_BYTES].decode("utf-8", errors="backslashreplace")
+    record = {"file": file, "line": entry.line, "cause": entry.cause, "column": entry.column, "text": text}
+    return json.dumps(record, ensure_ascii=False) + "\n"

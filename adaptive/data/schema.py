@@ -1,0 +1,167 @@
+"""Schemas: small TOML files that describe delimited files and lists of user-item pairs.
+
+separator = ","            # one ASCII character; quote = "" if fields are never quoted
+header = true              # the first line names the columns; else give columns = ["user", "item", ...]
+
+[label]
+column = "rating"          # 0 or 1, or with a rule:
+threshold = 4              # 1 from here on     (or: positive = ["buy", "cart"], 1 for these texts)
+
+[[dense]]
+columns = ["price", "user_affinity_*"]   # * and ? match names of the header
+kind = "float"             # or "int"
+transform = "log"          # log(1 + max(x, 0)); or "none"
+
+[[categorical]]
+columns = ["user"]
+kind = "int"               # or "hex" (at most 16 digits) or "string"
+num_embeddings = 5000      # ids are rows; or hash_rows = 100000; or vocabulary = true with min_count = 2
+
+[[categorical]]
+columns = ["genres"]
+inner_separator = "|"      # several values, perhaps none: a bag
+table = "genre"            # features that name the same table share it
+
+[time]
+column = "timestamp"       # for time_split
+kind = "iso"               # or "number"
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
+
+from adaptive.config import Config
+from adaptive.errors import ConfigError
+
+
+def _one_character(text: str) -> str:
+    if len(text) != 1 or not text.isascii() or text.isalnum() or text in "._-+\r\n\0":
+        raise ValueError("must be one ASCII character other than letters, digits, '.', '_', '-', '+' and line ends")
+    return text
+
+
+Separator = Annotated[str, AfterValidator(_one_character)]
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class Label(Config):
+    """Where labels come from."""
+
+    column: str = Field(description="0 or 1, unless there is a rule")
+    positive: tuple[str, ...] | None = Field(default=None, min_length=1, description="texts that make a label 1")
+    threshold: float | None = Field(default=None, description="numbers from here on make a label 1")
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Self:
+        if self.positive is not None and self.threshold is not None:
+            raise ValueError("positive and threshold exclude each other")
+        return self
+
+
+class Dense(Config):
+    """Columns of numbers that go to the dense part of a model; missing ones are 0."""
+
+    columns: Names = Field(description="names, or patterns with * and ?")
+    kind: Literal["int", "float"] = "float"
+    transform: Literal["none", "log"] = Field(default="none", description="log: log(1 + max(x, 0))")
+
+
+class Categorical(Config):
+    """Columns of categories. Without num_embeddings, hash_rows and vocabulary the data options say how they map."""
+
+    columns: Names = Field(description="names, or patterns with * and ?")
+    kind: Literal["hex", "int", "string"] = "string"
+    num_embeddings: int | None = Field(default=None, ge=1, le=2**62, description="ids are rows in [0, num_embeddings)")
+    hash_rows: int | None = Field(default=None, ge=1, lt=2**32, description="rows into which ids are hashed")
+    vocabulary: bool | None = Field(default=None, description="rows by fitted vocabulary; false: hash")
+    min_count: int | None = Field(default=None, ge=1, description="times an id must come to get a row")
+    inner_separator: Separator | None = Field(default=None, description="between the values of a bag")
+    table: str | None = Field(default=None, description="table, if shared; default: one per column")
+    missing: Literal["row", "reject"] = Field(
+        default="row", description="an empty field: a row of its own, or a bad line; an empty bag is never bad"
+    )
+
+    @model_validator(mode="after")
+    def _one_mapping(self) -> Self:
+        given = [name for name in ("num_embeddings", "hash_rows", "vocabulary") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other")
+        if self.num_embeddings is not None and self.kind == "string":
+            raise ValueError("num_embeddings needs ids that are numbers: kind = 'int' or 'hex'")
+        if self.min_count is not None and (self.num_embeddings is not None or self.hash_rows is not None):
+            raise ValueError("min_count belongs to a vocabulary")
+        if self.missing == "reject" and self.inner_separator is not None:
+            raise ValueError("missing = 'reject' is for single values; a bag may be empty")
+        return self
+
+
+class Time(Config):
+    """The column that `time_split` compares; a line without a time is bad."""
+
+    column: str
+    kind: Literal["number", "iso"] = Field(default="number", description="iso: YYYY-MM-DD[ T]HH:MM:SS[.f][Z or +HH:MM]")
+
+
+class DelimitedSchema(Config):
+    """A file with one sample per line."""
+
+    format: Literal["delimited"] = "delimited"
+    separator: Separator = ","
+    quote: Literal['"', "'", ""] = '"'
+    header: bool = True
+    columns: tuple[str, ...] | None = Field(default=None, min_length=1, description="names, if there is no header")
+    label: Label | None = None
+    dense: tuple[Dense, ...] = ()
+    categorical: tuple[Categorical, ...] = Field(min_length=1)
+    time: Time | None = None
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.header == (self.columns is not None):
+            raise ValueError("give columns = [...] if and only if header = false")
+        if self.quote == self.separator:
+            raise ValueError("quote and separator must differ")
+        inner = [one.inner_separator for one in self.categorical if one.inner_separator]
+        if self.separator in inner or self.quote in inner:
+            raise ValueError("inner_separator must differ from separator and quote")
+        return self
+
+
+class UserItemsSchema(Config):
+    """A file of implicit positives: each line a user and the items it interacted with, `user item item ...`."""
+
+    format: Literal["user_items"]
+    separator: Separator = " "
+    num_users: int = Field(ge=1, le=2**62, description="users are numbers in [0, num_users)")
+    num_items: int = Field(ge=1, lt=2**32, description="items are numbers in [0, num_items)")
+    num_negatives: int = Field(default=4, ge=0, le=1000, description="negative samples drawn for each pair")
+
+
+Schema = DelimitedSchema | UserItemsSchema
+
+
+def load_schema(path: Path) -> Schema:
+    """Read a schema file.
+
+    Raises:
+        ConfigError: with all that is wrong, each with its key.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"schema {path}: cannot be read ({error})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"schema {path}: not valid TOML: {error}") from error
+    model = UserItemsSchema if values.get("format") == "user_items" else DelimitedSchema
+    try:
+        return TypeAdapter[Schema](model).validate_python(values)
+    except ValidationError as error:
+        lines = [f"  {_key(found['loc'])}: {found['msg']}" for found in error.errors()]
+        raise ConfigError("\n".join([f"schema {path}:", *lines])) from error
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location) or "schema"

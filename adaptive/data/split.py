@@ -1,0 +1,93 @@
+"""Which rows are for training and which for evaluation: by file, by last fraction, or by time.
+
+A fraction needs the number of good rows, so all files are read once when the data set is opened (`survey`); in
+passing this notes where every 65,536th row lies, so that evaluation starts there instead of at the beginning.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptive.data.text import Position, TextReader, TextSource
+from adaptive.data.text_format import Block
+from adaptive.errors import InputError
+
+MARK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of some files: from `start`, without the first `skip`, at most `limit`, with a time in `window`."""
+
+    files: tuple[int, ...]
+    start: Position | None = None
+    skip: int = 0
+    limit: int | None = None
+    window: tuple[float, float] = (-np.inf, np.inf)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The good rows of some files, and places between them: (rows before, place)."""
+
+    num_rows: int
+    marks: tuple[tuple[int, Position], ...]
+
+
+def survey(
+    source: TextSource,
+    files: tuple[int, ...],
+    *,
+    mark_rows: int = MARK_ROWS,
+    window: tuple[float, float] = (-np.inf, np.inf),
+    look: Callable[[Block], None] | None = None,
+) -> Survey:
+    """Read everything once: count rows and let `look` see them.
+
+    Raises:
+        InputError: if a file cannot be read, too many lines are bad, or there is no good row.
+    """
+    block, num_rows, marks = Block.empty(source.formats[files[0]], mark_rows), 0, []
+    with TextReader(source, files, window=window) as reader:
+        while True:
+            marks.append((num_rows, reader.position()))
+            rows = reader.read(block)
+            num_rows += rows
+            if look is not None and rows:
+                look(block)
+            if rows < mark_rows:
+                break
+    if not num_rows:
+        names = ", ".join(source.names()[file] for file in files)
+        raise InputError(f"no good row in {names}: {source.log.counts or 'no lines'}; check format and paths")
+    return Survey(num_rows, tuple(marks))
+
+
+def split_last(found: Survey, files: tuple[int, ...], fraction: float) -> tuple[Part, Part]:
+    """Training rows and the last `fraction` of the rows (rounded up) for evaluation."""
+    num_train = found.num_rows - math.ceil(found.num_rows * fraction)
+    if not num_train:
+        raise InputError(f"holdout = {fraction:g} of {found.num_rows:,} rows leaves none for training")
+    before, start = max(mark for mark in found.marks if mark[0] <= num_train)
+    return Part(files, limit=num_train), Part(files, start=start, skip=num_train - before)
+
+
+def split_time(files: tuple[int, ...], cut: float) -> tuple[Part, Part]:
+    """Rows before the time `cut` for training, those from it on for evaluation."""
+    return Part(files, window=(-np.inf, cut)), Part(files, window=(cut, np.inf))
+
+
+def read_part(source: TextSource, part: Part, rows: int) -> Iterator[Block]:
+    """The rows of a part in blocks of `rows`; only the last one may be smaller. A block is valid until the next."""
+    form = source.formats[part.files[0]]
+    with TextReader(source, part.files, start=part.start, window=part.window) as reader:
+        if part.skip:
+            reader.read(Block.empty(form, part.skip))
+        left = math.inf if part.limit is None else part.limit
+        block = Block.empty(form, int(min(rows, left)))
+        while left and reader.read(block):
+            yield block
+            left -= block.num_rows
+            block = block.renewed() if left >= rows else Block.empty(form, int(left))

@@ -1,0 +1,209 @@
+"""`TextReader`: text files in, blocks of rows out. Python handles chunks, the tokeniser handles lines.
+
+A chunk is read behind what is left of the line before; everything up to the last line feed goes to the tokeniser.
+Memory is bounded by a chunk and the longest line allowed, whatever a file holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptive.data.rejects import BadLine, RejectLog
+from adaptive.data.text_format import Block, TextFormat
+from adaptive.data.text_source import ByteStream, TextFile
+from adaptive.kernels import text as kernels
+
+CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
+_BOM = b"\xef\xbb\xbf"
+_MAX_FAULTS = 256  # per call of the tokeniser
+_KEPT_BYTES = 256  # of an over-long line
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place between two lines: the next one is `line` (1 = first) of file `file`, at a decompressed offset."""
+
+    file: int = 0
+    offset: int = 0
+    line: int = 1
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Files of text, the format of each, and the log of their bad lines. File numbers index `files`."""
+
+    files: tuple[TextFile, ...]
+    formats: tuple[TextFormat, ...]  # one per file; all have the same output columns
+    log: RejectLog
+    chunk_bytes: int = CHUNK_BYTES
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(str(file.path) for file in self.files)
+
+
+class TextReader:
+    """Reads the rows of some files of a source, one file after another.
+
+    Args:
+        files: numbers of the files, ascending.
+        start: where to begin, in one of these files; files before it are left out.
+        window: rows with a time outside [from, to) are passed over.
+    """
+
+    def __init__(
+        self,
+        source: TextSource,
+        files: Sequence[int],
+        *,
+        start: Position | None = None,
+        window: tuple[float, float] = (-np.inf, np.inf),
+    ) -> None:
+        self._source = source
+        self._window = window
+        self._start = start or Position(file=files[0] if files else 0)
+        self._files = [file for file in files if file >= self._start.file]
+        self._file = -1
+        self._stream: ByteStream | None = None
+        longest = max((form.max_line_bytes for form in source.formats), default=0)
+        self._bytes = bytearray(longest + source.chunk_bytes + 2)
+        self._data = np.frombuffer(self._bytes, np.uint8)
+        self._faults = np.empty((_MAX_FAULTS, kernels.FAULT_SIZE), np.int64)
+        self._cursor = np.zeros(kernels.CURSOR_SIZE, np.int64)
+        self._base = 0  # offset in the file of the buffer's first byte
+        self._filled = 0  # bytes in the buffer
+        self._whole = 0  # of which belong to whole lines
+
+    def __enter__(self) -> "TextReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def position(self) -> Position:
+        """Where the next line is."""
+        if self._file < 0:
+            return self._start
+        position, line = int(self._cursor[kernels.POSITION]), int(self._cursor[kernels.LINE])
+        return Position(self._file, self._base + position, line)
+
+    def read(self, block: Block) -> int:
+        """Fill a block from its first row on -> its rows, fewer than there is room for at the end of the data only.
+
+        Raises:
+            InputError: if a file cannot be read, or too many lines are bad.
+        """
+        cursor = self._cursor
+        cursor[kernels.ROW] = 0
+        while cursor[kernels.ROW] < len(block.file_index):
+            if cursor[kernels.POSITION] >= self._whole and not self._next_lines():
+                break
+            first = int(cursor[kernels.ROW])
+            cursor[kernels.NUM_FAULTS] = 0
+            reason = kernels.tokenise(self._data, self._whole, self._layout, block.columns, self._faults, cursor)
+            block.file_index[first : cursor[kernels.ROW]] = self._file
+            self._report(self._bad_lines())
+            if reason == kernels.BAGS_FULL:
+                block.grow_bags()
+        block.num_rows = int(cursor[kernels.ROW])
+        return block.num_rows
+
+    def _bad_lines(self) -> list[BadLine]:
+        columns = self._source.formats[self._file].columns
+        return [
+            BadLine(
+                int(fault[kernels.FAULT_LINE]),
+                kernels.CAUSES[fault[kernels.FAULT_CAUSE]],
+                columns[fault[kernels.FAULT_COLUMN]].name if fault[kernels.FAULT_COLUMN] >= 0 else "",
+                bytes(self._bytes[fault[kernels.FAULT_START] : fault[kernels.FAULT_STOP]]).rstrip(b"\r\n"),
+            )
+            for fault in self._faults[: self._cursor[kernels.NUM_FAULTS]]
+        ]
+
+    def _report(self, bad: list[BadLine]) -> None:
+        self._source.log.count(self._file, int(self._cursor[kernels.LINE]) - 1, bad)
+
+    def _next_lines(self) -> bool:
+        """Bring whole lines into the buffer, from the next file where this one is used up."""
+        while self._stream is not None or self._next_file():
+            if self._fill():
+                return True
+            self.close()
+        return False
+
+    def _next_file(self) -> bool:
+        following = [file for file in self._files if file > self._file]
+        if not following:
+            self._source.log.check()
+            return False
+        self._file = following[0]
+        start = self._start if self._start.file == self._file else Position(self._file)
+        self._stream = ByteStream(self._source.files[self._file])
+        self._stream.skip_to(start.offset)
+        self._layout = self._source.formats[self._file].layout(*self._window)
+        self._cursor[kernels.POSITION], self._cursor[kernels.LINE] = 0, start.line
+        self._base, self._filled, self._whole = start.offset, 0, 0
+        return True
+
+    def _fill(self) -> bool:
+        """Read until there is a whole line; False at the end of the file."""
+        self._drop(self._whole)
+        max_line_bytes = self._source.formats[self._file].max_line_bytes
+        while True:
+            self._whole = self._bytes.rfind(b"\n", 0, self._filled) + 1
+            if self._whole:
+                self._pass_over_start()
+                return True
+            if self._filled > max_line_bytes:
+                self._skip_long_line()
+            elif not self._read_chunk():
+                if not self._filled or self._is_mark_only():
+                    return False
+                self._bytes[self._filled : self._filled + 1] = b"\n"  # the last line lacks its line feed
+                self._filled += 1
+
+    def _drop(self, count: int) -> None:
+        """Forget the first bytes of the buffer."""
+        left = self._filled - count
+        self._data[:left] = self._data[count : self._filled].copy()
+        self._base += count
+        self._filled, self._whole = left, 0
+        self._cursor[kernels.POSITION] = 0
+
+    def _read_chunk(self) -> int:
+        assert self._stream is not None
+        with memoryview(self._bytes)[self._filled : self._filled + self._source.chunk_bytes] as view:
+            count = self._stream.readinto(view)
+        self._filled += count
+        return count
+
+    def _skip_long_line(self) -> None:
+        """Count the line in the buffer, which has no end yet and is too long, and read on behind it."""
+        bad = BadLine(int(self._cursor[kernels.LINE]), "overlong", "", bytes(self._bytes[:_KEPT_BYTES]))
+        end = 0
+        while not end:
+            self._drop(self._filled)
+            if not self._read_chunk():
+                break
+            end = self._bytes.find(b"\n", 0, self._filled) + 1
+        self._drop(end)
+        self._cursor[kernels.LINE] += 1
+        self._report([bad])
+
+    def _pass_over_start(self) -> None:
+        """Leave out what comes before the data of a file: the byte order mark and the header."""
+        if self._base or self._cursor[kernels.LINE] > 1:
+            return
+        if self._source.formats[self._file].header:
+            self._cursor[kernels.POSITION] = self._bytes.index(b"\n") + 1
+            self._cursor[kernels.LINE] = 2
+        elif self._bytes.startswith(_BOM):
+            self._cursor[kernels.POSITION] = len(_BOM)
+
+    def _is_mark_only(self) -> bool:
+        return not self._base and self._bytes[: self._filled] == _BOM

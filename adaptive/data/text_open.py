@@ -1,0 +1,164 @@
+"""What all text formats do when they are opened: fit or load vocabularies, split, put the data set together."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.data.open import DataOptions
+from adaptive.data.rejects import Limits, RejectLog
+from adaptive.data.split import Part, Survey, split_last, split_time, survey
+from adaptive.data.text import TextSource
+from adaptive.data.text_dataset import Parts, TextDataset
+from adaptive.data.text_format import Block, TextFormat
+from adaptive.data.text_rows import Direct, FeatureSource, Fitted, Hashed, RowMap, bag_column
+from adaptive.data.text_source import TextFile, find_files
+from adaptive.data.vocabulary import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
+from adaptive.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """How categories become rows: `size` is the number of rows, for a fitted vocabulary the lowest count kept."""
+
+    kind: Literal["direct", "hashed", "fitted"]
+    size: int
+    has_missing: bool = True  # direct only: whether there is a row for missing ids
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """One feature before its vocabulary is known; features of one table must have the same rule."""
+
+    name: str
+    table: str
+    slot: int
+    is_bag: bool
+    rule: RowRule
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """What a format says about its data. `is_log`: dense columns to scale, (D,). `time_cut`: see `split_time`."""
+
+    features: tuple[FeaturePlan, ...]
+    is_log: NDArray[np.bool_]
+    time_cut: float | None
+    identity: dict[str, object]
+
+
+def open_source(
+    paths: str, options: DataOptions, run_dir: Path | None, *, format_of: Callable[[TextFile], TextFormat]
+) -> tuple[TextSource, tuple[int, ...], tuple[int, ...]]:
+    """The files of `paths` and of `eval_data` -> (source, numbers of the former, numbers of the latter)."""
+    train = find_files(paths)
+    evaluation = find_files(options.eval_data) if options.eval_data is not None else ()
+    files = train + evaluation
+    formats = tuple(format_of(file) for file in files)
+    log = RejectLog(
+        tuple(str(file.path) for file in files),
+        Limits(options.max_bad_fraction, options.max_bad_label_fraction),
+        run_dir / "rejects.jsonl" if run_dir is not None else None,
+        header_lines=int(formats[0].header),
+    )
+    source = TextSource(files, formats, log, options.chunk_bytes)
+    return source, tuple(range(len(train))), tuple(range(len(train), len(files)))
+
+
+def open_text(
+    opened: tuple[TextSource, tuple[int, ...], tuple[int, ...]],
+    plan: TextPlan,
+    options: DataOptions,
+    *,
+    run_dir: Path | None,
+) -> TextDataset:
+    """The data set of an opened source; reads all training files once if a vocabulary or a fraction needs it."""
+    source, train, evaluation = opened
+    rules = _table_rules(plan.features)
+    folder = options.vocabulary_path or (run_dir / "vocabulary" if run_dir is not None else None)
+    wanted = {table: rule.size for table, rule in rules.items() if rule.kind == "fitted"}
+    stored = load_vocabularies(folder, wanted) if wanted and folder is not None else None
+    vocabularies, found = stored or {}, None
+    if len(vocabularies) < len(wanted):
+        vocabularies, found = _fit(source, train, plan.features, wanted)
+        if folder is not None:
+            save_vocabularies(folder, vocabularies)
+    elif options.holdout is not None:
+        found = survey(source, train)
+    maps = {table: _row_map(table, rule, vocabularies, options) for table, rule in rules.items()}
+    features = [FeatureSource(one.name, one.table, one.slot, one.is_bag, maps[one.table]) for one in plan.features]
+    checksums = {table: vocabulary.checksum() for table, vocabulary in vocabularies.items()}
+    return TextDataset(
+        source,
+        features,
+        plan.is_log,
+        parts=_parts(train, evaluation, found, plan.time_cut, options),
+        shuffle=(options.shuffle_buffer, options.seed),
+        identity={**plan.identity, **settings_identity(options), "vocabularies": checksums},
+    )
+
+
+def settings_identity(options: DataOptions) -> dict[str, object]:
+    """The settings that choose and order rows, as JSON values."""
+    names = ("holdout", "time_split", "shuffle_buffer", "seed")
+    return {name: getattr(options, name) for name in names}
+
+
+def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:
+    rules: dict[str, RowRule] = {}
+    for feature in features:
+        rule = rules.setdefault(feature.table, feature.rule)
+        if rule != feature.rule:
+            raise ConfigError(
+                f"table {feature.table!r}: feature {feature.name!r} maps ids to rows as {feature.rule}, another feature "
+                f"of the table as {rule}; features that share a table need the same num_embeddings, hash_rows, "
+                "vocabulary, min_count and missing"
+            )
+    return rules
+
+
+def _row_map(table: str, rule: RowRule, vocabularies: dict[str, Vocabulary], options: DataOptions) -> RowMap:
+    if rule.kind == "direct":
+        return Direct(rule.size, has_unknown=options.out_of_range == "oov", has_missing=rule.has_missing)
+    return Hashed(rule.size) if rule.kind == "hashed" else Fitted(vocabularies[table])
+
+
+def _fit(
+    source: TextSource, files: tuple[int, ...], features: Sequence[FeaturePlan], wanted: dict[str, int]
+) -> tuple[dict[str, Vocabulary], Survey]:
+    counters = {table: KeyCounter() for table in wanted}
+
+    def look(block: Block) -> None:
+        for feature in features:
+            if feature.table not in counters:
+                continue
+            if feature.is_bag:
+                keys, _ = bag_column(block, feature.slot)
+                amounts = np.ones(len(keys), np.bool_)
+            else:
+                keys = block.columns.keys[feature.slot, : block.num_rows]
+                amounts = block.columns.present[feature.slot, : block.num_rows]
+            counters[feature.table].add(keys, amounts)
+
+    found = survey(source, files, look=look)
+    return {table: counter.vocabulary(wanted[table]) for table, counter in counters.items()}, found
+
+
+def _parts(
+    train: tuple[int, ...],
+    evaluation: tuple[int, ...],
+    found: Survey | None,
+    time_cut: float | None,
+    options: DataOptions,
+) -> Parts:
+    if options.holdout is not None:
+        assert found is not None
+        first, last = split_last(found, train, options.holdout)
+        return Parts(first, last, first.limit)
+    if time_cut is not None:
+        return Parts(*split_time(train, time_cut))
+    num_train = found.num_rows if found is not None else None
+    return Parts(Part(train), Part(evaluation) if evaluation else None, num_train)

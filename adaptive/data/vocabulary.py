@@ -1,0 +1,141 @@
+"""Fitted vocabularies: every category that is frequent enough gets a row, the most frequent ones the first rows.
+
+Fitted once, over all training files in one pass (also over what `holdout` or `time_split` keep for evaluation:
+no label is used), and stored, so that a later evaluation or another run maps alike.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.errors import ConfigError
+from adaptive.files import write_atomic
+from adaptive.kernels import text_rows as kernels
+
+_INDEX = "vocabulary.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The keys that have a row, by row; kept if they came at least `min_count` times."""
+
+    keys: NDArray[np.int64]
+    min_count: int
+
+    def hash_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Keys and rows by place, for `adaptive.kernels.text_rows.fitted_rows`; at most half full."""
+        size = _power_of_two(2 * len(self.keys) + 1)
+        table_keys, table_rows = np.zeros(size, np.int64), np.full(size, -1, np.int64)
+        kernels.insert_keys(self.keys, np.arange(len(self.keys)), table_keys, table_rows)
+        return table_keys, table_rows
+
+    def checksum(self) -> str:
+        return hashlib.sha256(np.ascontiguousarray(self.keys).astype("<i8").tobytes()).hexdigest()
+
+
+class KeyCounter:
+    """Counts keys in a hash table that doubles when it is half full: 32 bytes per distinct key at most."""
+
+    def __init__(self) -> None:
+        self._resize(1024)
+        self._used = 0
+
+    def _resize(self, size: int) -> None:
+        self._keys, self._counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
+
+    def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] | NDArray[np.bool_]) -> None:
+        """Add `amounts` to the counts of `keys`; 0 or False: not counted."""
+        while len(keys):
+            room = len(self._keys) // 2 - self._used
+            done, new = kernels.count_keys(keys, amounts, self._keys, self._counts, room)
+            self._used += int(new)
+            keys, amounts = keys[done:], amounts[done:]
+            if len(keys):
+                self._grow()
+
+    def _grow(self) -> None:
+        filled = self._counts > 0
+        keys, counts = self._keys[filled], self._counts[filled]
+        self._resize(2 * len(self._keys))
+        kernels.count_keys(keys, counts, self._keys, self._counts, len(keys))
+
+    def vocabulary(self, min_count: int) -> Vocabulary:
+        """Keys by falling count, equal counts by key."""
+        kept = self._counts >= max(min_count, 1)
+        keys, counts = self._keys[kept], self._counts[kept]
+        return Vocabulary(keys[np.lexsort((keys, -counts))], min_count)
+
+
+def save_vocabularies(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> None:
+    """Write one `.npy` of keys per table and `vocabulary.json`, which names and vouches for them, last.
+
+    Raises:
+        OSError: if writing fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {}
+    for number, (table, vocabulary) in enumerate(vocabularies.items()):
+        name = f"{number:04d}.npy"
+        write_atomic(folder / name, _npy(vocabulary.keys))
+        tables[table] = {
+            "file": name,
+            "rows": len(vocabulary.keys),
+            "min_count": vocabulary.min_count,
+            "sha256": vocabulary.checksum(),
+        }
+    index = json.dumps({"format": _FORMAT, "tables": tables}, indent=1)
+    write_atomic(folder / _INDEX, index.encode())
+
+
+def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Vocabulary] | None:
+    """The stored vocabularies of the tables in `wanted` (table -> min_count), or None if nothing is stored.
+
+    Raises:
+        ConfigError: if what is stored is damaged or was fitted for other tables or another min_count.
+    """
+    path = folder / _INDEX
+    if not path.exists():
+        return None
+    advice = "remove the folder to fit it anew, or give another vocabulary_path"
+    try:
+        stored = json.loads(path.read_text("utf-8"))["tables"]
+        found = {table: int(entry["min_count"]) for table, entry in stored.items()}
+        if found != dict(wanted):
+            raise ConfigError(f"{folder}: vocabulary of {_named(found)}, wanted {_named(wanted)}; {advice}")
+        return {table: _load(folder, entry) for table, entry in stored.items()}
+    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{folder}: the stored vocabulary cannot be read ({error!r}); {advice}") from error
+
+
+def _load(folder: Path, entry: Mapping[str, object]) -> Vocabulary:
+    path = folder / str(entry["file"])
+    try:
+        keys = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged ({error}); remove the folder to fit it anew") from error
+    vocabulary = Vocabulary(keys, int(str(entry["min_count"])))
+    if keys.dtype != np.int64 or keys.ndim != 1 or vocabulary.checksum() != entry["sha256"]:
+        raise ConfigError(f"{path}: checksum differs from the one stored; remove the folder to fit it anew")
+    return vocabulary
+
+
+def _npy(keys: NDArray[np.int64]) -> bytes:
+    out = io.BytesIO()
+    np.save(out, keys, allow_pickle=False)
+    return out.getvalue()
+
+
+def _named(tables: Mapping[str, int]) -> str:
+    names = [f"{table} (min_count {count})" for table, count in tables.items()]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(least - 1, 1).bit_length()

@@ -1,0 +1,89 @@
+"""scripts/run, scripts/test and .ci/run, with a Python that only writes down how it was called."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Installed under every name below. `-m venv DIR` makes an environment of more such files.
+FAKE = """#!/usr/bin/env bash
+echo "$(basename "$0") $*" >>"$CALLS"
+if [[ "$*" == "-m venv "* ]]; then
+    mkdir -p "$3/bin"
+    for name in python ruff mypy adaptive-train; do cp "$0" "$3/bin/$name"; done
+fi
+if [[ "$*" == *"${FAILING:-nothing fails}"* ]]; then exit 5; fi
+"""
+
+Script = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Runs a script from an unrelated folder; returns its exit code and what it called."""
+    fake, calls = tmp_path / "python3", tmp_path / "calls"
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+
+    def run(name: str, *words: str, **environ: str) -> tuple[int, list[str]]:
+        calls.write_text("")
+        known = {"PATH": os.environ["PATH"], "PYTHON": str(fake), "CALLS": str(calls), "TMPDIR": str(tmp_path)}
+        done = subprocess.run(
+            [ROOT / name, *words], cwd=tmp_path, env=known | environ, stdin=subprocess.DEVNULL, capture_output=True
+        )
+        return done.returncode, [line for line in calls.read_text().splitlines() if "version_info" not in line]
+
+    return run
+
+
+def test_run_installs_once_and_passes_arguments_on(script: Script, tmp_path: Path) -> None:
+    code, calls = script("scripts/run", "--steps", "3", ADAPTIVE_VENV="venv")
+    assert code == 0
+    assert calls == [
+        f"python3 -m venv {tmp_path}/venv",
+        f"python -m pip install -q --disable-pip-version-check -c {ROOT}/constraints.txt -e {ROOT}",
+        "adaptive-train run --policy slipstream --steps 3",
+    ]
+    assert script("scripts/run", ADAPTIVE_VENV="venv") == (0, ["adaptive-train run --policy slipstream"])
+
+
+def test_test_installs_what_developers_need_and_runs_every_check(script: Script, tmp_path: Path) -> None:
+    code, calls = script("scripts/test", "-x", ADAPTIVE_VENV="venv")
+    assert code == 0
+    assert calls[1].endswith(f"-e {ROOT}[dev]")
+    assert calls[2:] == [
+        "ruff format --check .",
+        "ruff check .",
+        "mypy --strict adaptive policies",
+        "python -m pytest -x",
+    ]
+    assert script("scripts/run", ADAPTIVE_VENV="venv")[1] == ["adaptive-train run --policy slipstream"]
+
+
+def test_changed_pins_are_installed_again(script: Script, tmp_path: Path) -> None:
+    script("scripts/run", ADAPTIVE_VENV="venv")
+    (tmp_path / "venv/.installed-").write_text("of other pins\n")
+    _, calls = script("scripts/run", ADAPTIVE_VENV="venv")
+    assert [call.split()[:4] for call in calls[:1]] == [["python", "-m", "pip", "install"]]
+
+
+def test_failed_installation_is_no_installation(script: Script) -> None:
+    code, calls = script("scripts/run", ADAPTIVE_VENV="venv", FAILING="pip install")
+    assert code == 5 and "adaptive-train" not in calls[-1].split()[0]
+    _, calls = script("scripts/run", ADAPTIVE_VENV="venv")
+    assert "pip install" in calls[0]
+
+
+@pytest.mark.parametrize("failing", ["format --check", "check .", "--strict", "pytest", "pip install"])
+def test_ci_uses_a_fresh_environment_and_tells_failure(script: Script, tmp_path: Path, failing: str) -> None:
+    before = sorted(tmp_path.iterdir())
+    code, calls = script(".ci/run")
+    assert code == 0 and calls[-1] == "python -m pytest"
+    assert calls[0].startswith(f"python3 -m venv {tmp_path}/")
+    code, calls = script(".ci/run", FAILING=failing)
+    assert code == 5 and failing in calls[-1]
+    assert sorted(tmp_path.iterdir()) == sorted({*before, tmp_path / "calls"})

@@ -1,0 +1,242 @@
+"""Pooling, copying and drift of rows: written-out cases, then against the slow twins, bit for bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from variants import both
+
+from adaptive.kernels import cpu
+from adaptive.kernels.prefetch import prefetch_row
+
+Choose = Callable[[Any], Callable[..., Any]]
+Floats = NDArray[np.float32]
+
+DIMS = st.sampled_from([1, 3, 16, 17, 40])
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def floats(*values: Any) -> Floats:
+    return np.array(values, np.float32)
+
+
+def ints(*values: int) -> NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+def random_rows(rng: np.random.Generator, *shape: int) -> Floats:
+    """Values over several powers of ten, so that a different order of summation shows."""
+    return (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(np.float32)
+
+
+# --- one row ---------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40])
+def test_operations_on_one_row(choose: Choose, dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    rows, start, scale = random_rows(rng, 3, dim), random_rows(rng, 2, dim), np.float32(1.7)
+    operations: dict[Any, tuple[Any, ...]] = {
+        cpu.copy_row: (rows[2],),
+        cpu.add_row: (start[1] + rows[2],),
+        cpu.scale_row: (scale * rows[2], scale),
+        cpu.add_scaled_row: (start[1] + scale * rows[2], scale),
+    }
+    for operation, (expected, *more) in operations.items():
+        out = start.copy()
+        choose(operation)(out, 1, rows, 2, *more)
+        np.testing.assert_array_equal(out, [start[0], expected])
+
+
+@both
+def test_square_sum_adds_four_parts(choose: Choose) -> None:
+    """(2**24 + 1) + (1 + 1), where the first 1 vanishes, then + (2 + 2). One after the other all would vanish."""
+    row = np.ones((1, 8), np.float32)
+    row[0, 0] = 2.0**12
+    assert choose(cpu.square_sum)(row, 0) == reference.square_sum(row[0]) == 2.0**24 + 6
+
+
+@both
+@settings(max_examples=50, deadline=None)
+@given(dim=DIMS, seed=SEEDS)
+def test_square_sum_equals_its_twin(choose: Choose, dim: int, seed: int) -> None:
+    rows = random_rows(np.random.default_rng(seed), 2, dim)
+    assert choose(cpu.square_sum)(rows, 1) == reference.square_sum(rows[1])
+
+
+def test_prefetch_changes_nothing_and_takes_any_integer() -> None:
+    rows = floats([1, 2], [3, 4])
+    for row in (0, np.int32(1), np.int64(1)):
+        prefetch_row(rows, row)
+    np.testing.assert_array_equal(rows, [[1, 2], [3, 4]])
+
+
+# --- pooling -----------------------------------------------------------------------------------------------------
+
+
+@both
+def test_pool_sums_bags_over_both_tiers(choose: Choose) -> None:
+    """Bag 0 = slot 0 + host row 1; bag 1 is empty; bag 2 = slot 1 twice."""
+    device, host = floats([1, 2], [3, 4]), floats([10, 20], [30, 40])
+    out = np.full((3, 2), np.nan, np.float32)
+    vectors, starts = np.array([2, 0, 1], np.int32), ints(0, 2, 2, 4)
+    choose(cpu.pool)(out, vectors, starts, ints(0, ~1, 1, 1), floats(), device, host, 1)
+    np.testing.assert_array_equal(out, [[0, 0], [6, 8], [31, 42]])
+
+
+@both
+def test_pool_scales_look_ups(choose: Choose) -> None:
+    device, host = floats([1, 2]), floats([10, 20])
+    out = np.full((2, 2), np.nan, np.float32)
+    arguments = np.array([0, 1], np.int32), ints(0, 2, 3), ints(0, ~0, ~0), floats(2, 0.5, -1)
+    choose(cpu.pool)(out, *arguments, device, host, 2)
+    np.testing.assert_array_equal(out, [[7, 14], [-10, -20]])
+
+
+@both
+def test_pool_runs_in_look_up_order_wherever_rows_lie(choose: Choose) -> None:
+    """1e8 + 1 - 1e8 is 0 in float32 and 1e8 - 1e8 + 1 is 1: a sum per tier would give 1."""
+    device, host = floats([1e8], [-1e8]), floats([1.0])
+    out = np.empty((1, 1), np.float32)
+    for order, expected in (((0, ~0, 1), 0.0), ((0, 1, ~0), 1.0)):
+        choose(cpu.pool)(out, np.zeros(1, np.int32), ints(0, 3), ints(*order), floats(), device, host, 1)
+        assert out[0, 0] == expected
+
+
+@both
+def test_pool_without_bags_or_device_rows(choose: Choose) -> None:
+    nothing = np.empty((0, 4), np.float32)
+    choose(cpu.pool)(nothing, np.zeros(0, np.int32), ints(0), ints(), floats(), nothing, nothing, 3)
+    out = np.empty((1, 1), np.float32)
+    choose(cpu.pool)(
+        out, np.zeros(1, np.int32), ints(0, 1), ints(~0), floats(), np.empty((0, 1), np.float32), floats([7]), 3
+    )
+    assert out[0, 0] == 7
+
+
+@st.composite
+def poolings(draw: st.DrawFn) -> tuple[Any, ...]:
+    """(number of vectors, bag vectors, bag starts, locations, scales, device weights, host weights)"""
+    rng = np.random.default_rng(draw(SEEDS))
+    dim = draw(DIMS)
+    sizes = draw(st.lists(st.sampled_from([0, 1, 2, 5, 40]), max_size=9))
+    num_slots, num_host = draw(st.integers(0, 4)), draw(st.integers(1, 4))
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return (
+        len(sizes),
+        rng.permutation(len(sizes)).astype(np.int32),
+        starts,
+        rng.integers(-num_host, num_slots, starts[-1]),
+        random_rows(rng, starts[-1] if draw(st.booleans()) else 0),
+        random_rows(rng, num_slots, dim),
+        random_rows(rng, num_host, dim),
+    )
+
+
+@both
+@settings(max_examples=60, deadline=None)
+@given(case=poolings(), num_chunks=st.integers(1, 3))
+def test_pool_equals_its_twin_for_any_number_of_chunks(choose: Choose, case: Any, num_chunks: int) -> None:
+    out = np.full((case[0], case[-1].shape[1]), np.nan, np.float32)
+    choose(cpu.pool)(out, *case[1:], num_chunks)
+    np.testing.assert_array_equal(out, reference.pool(*case))
+
+
+@both
+@settings(max_examples=30, deadline=None)
+@given(case=poolings(), first=st.integers(0, 4))
+def test_pool_range_touches_only_its_bags(choose: Choose, case: Any, first: int) -> None:
+    first = min(first, case[0])
+    expected = reference.pool(*case)
+    expected[case[1][:first]] = 7
+    out = np.full_like(expected, 7)
+    choose(cpu.pool_range)(first, case[0], out, *case[1:])
+    np.testing.assert_array_equal(out, expected)
+
+
+@both
+@settings(max_examples=30, deadline=None)
+@given(dim=DIMS, seed=SEEDS, size=st.sampled_from([1, 2, 60]), scaled=st.booleans())
+def test_sum_gradients_equals_its_twin(choose: Choose, dim: int, seed: int, size: int, scaled: bool) -> None:
+    rng = np.random.default_rng(seed)
+    gradients, vectors = random_rows(rng, 5, dim), rng.integers(0, 5, size + 3).astype(np.int32)
+    scales = random_rows(rng, (size + 3) if scaled else 0)
+    out = np.zeros((2, dim), np.float32)
+    choose(cpu.sum_gradients)(out, 1, 2, 2 + size, vectors, scales, gradients)
+    span = slice(2, 2 + size)
+    expected = reference.weighted_sum(gradients[vectors[span]], scales[span] if scaled else None)
+    np.testing.assert_array_equal(out, [np.zeros(dim), expected])
+
+
+# --- copies and movement -------------------------------------------------------------------------------------------
+
+
+@both
+def test_copy_rows_moves_state_along(choose: Choose) -> None:
+    to_weights, to_state = np.zeros((3, 2), np.float32), np.zeros((3, 1), np.float32)
+    choose(cpu.copy_rows)(to_weights, to_state, ints(2, 0), floats([1, 2], [3, 4]), floats([5], [6]), ints(1, 0))
+    np.testing.assert_array_equal(to_weights, [[1, 2], [0, 0], [3, 4]])
+    np.testing.assert_array_equal(to_state, [[5], [0], [6]])
+
+
+@both
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40])
+@pytest.mark.parametrize("width", [0, 1, 33])
+def test_copy_rows_equals_indexing(choose: Choose, dim: int, width: int) -> None:
+    rng = np.random.default_rng(dim)
+    weights, state = random_rows(rng, 50, dim), random_rows(rng, 50, width)
+    to_weights, to_state = random_rows(rng, 60, dim), random_rows(rng, 60, width)
+    to_rows, from_rows = rng.permutation(60)[:50], rng.integers(0, 50, 50)
+    expected, expected_state = to_weights.copy(), to_state.copy()
+    expected[to_rows], expected_state[to_rows] = weights[from_rows], state[from_rows]
+    choose(cpu.copy_rows)(to_weights, to_state, to_rows, weights, state, from_rows)
+    np.testing.assert_array_equal(to_weights, expected)
+    np.testing.assert_array_equal(to_state, expected_state)
+
+
+def measure_drift(choose: Choose, locations: Any, entries: Any, known: Any, *arrays: Floats) -> Floats:
+    drifts = np.zeros(len(locations), np.float32)
+    delta = np.empty((1, arrays[0].shape[1]), np.float32)
+    choose(cpu.drift)(locations, entries, known, *arrays, drifts, delta)
+    return drifts
+
+
+@both
+def test_drift_compares_with_the_snapshot_and_renews_it(choose: Choose) -> None:
+    """Slot 0 went from (0, 4) to (3, 4): 3 of 5. Host row 0 had no snapshot. Slot 1 stood still."""
+    device, host = floats([3, 4], [1, 1]), floats([6, 8])
+    snapshots = floats([7, 7], [1, 1], [0, 4])
+    entries, known = np.array([2, 0, 1], np.int32), np.array([True, False, True])
+    drifts = measure_drift(choose, ints(0, ~0, 1), entries, known, device, host, snapshots)
+    np.testing.assert_array_equal(drifts, floats(0.6, np.nan, 0))
+    np.testing.assert_array_equal(snapshots, [[6, 8], [1, 1], [3, 4]])
+
+
+@both
+def test_drift_of_a_row_of_zeros(choose: Choose) -> None:
+    device, snapshots = floats([0], [0]), floats([1], [0])
+    known = np.ones(2, np.bool_)
+    drifts = measure_drift(choose, ints(0, 1), np.arange(2, dtype=np.int32), known, device, device, snapshots)
+    np.testing.assert_array_equal(drifts, floats(np.inf, 0))
+
+
+@both
+@settings(max_examples=30, deadline=None)
+@given(dim=DIMS, seed=SEEDS, size=st.integers(0, 5))
+def test_drift_equals_its_twin(choose: Choose, dim: int, seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    device, host, snapshots = random_rows(rng, 3, dim), random_rows(rng, 3, dim), random_rows(rng, 6, dim)
+    locations, entries = rng.integers(-3, 3, size), rng.permutation(6)[:size].astype(np.int32)
+    known = rng.random(size) < 0.7
+    rows = np.array([reference.row_at(i, device, host) for i in locations], np.float32).reshape(size, dim)
+    earlier = snapshots.copy()
+    expected = [reference.drift(row, earlier[e] if k else None) for row, e, k in zip(rows, entries, known, strict=True)]
+    np.testing.assert_array_equal(measure_drift(choose, locations, entries, known, device, host, snapshots), expected)
+    earlier[entries] = rows
+    np.testing.assert_array_equal(snapshots, earlier)

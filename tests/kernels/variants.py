@@ -1,0 +1,41 @@
+"""Every kernel is tested compiled and as plain Python: `choose(kernel)(...)` in a test marked `both`."""
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def compiled(kernel: Any) -> Callable[..., Any]:
+    return kernel  # type: ignore[no-any-return]
+
+
+def plain(kernel: Any) -> Callable[..., Any]:
+    """The Python function, the kernels that it calls being Python functions too.
+
+    64-bit words wrap around and divisions follow IEEE rules, as they do compiled.
+    """
+    function = _plain_functions(kernel.py_func.__module__)[kernel.py_func.__name__]
+
+    def call(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return function(*arguments)
+
+    return call
+
+
+@cache
+def _plain_functions(module: str) -> dict[str, Any]:
+    """The module's names, each kernel replaced by its Python function, which sees these names and no others."""
+    names = dict(vars(sys.modules[module]))
+    for name, value in vars(sys.modules[module]).items():
+        if hasattr(value, "py_func"):
+            names[name] = FunctionType(value.py_func.__code__, names, name)
+    return names
+
+
+both = pytest.mark.parametrize("choose", [compiled, plain])

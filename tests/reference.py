@@ -1,0 +1,295 @@
+"""Slow, obvious twins of the fast code, in plain numpy and Python. Written for reading; never to be made fast.
+
+A twin has the name of what it mirrors and gives the same bits: all arithmetic on rows is float32, in the order in
+which the documents of the fast code say it happens. Nothing here imports a kernel.
+
+Letters: B samples, F features, N look-ups, V vectors, U distinct rows, D width of a row, S width of its state.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.config import TableConfig
+from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+
+Floats = NDArray[np.float32]
+Int64s = NDArray[np.int64]
+f32 = np.float32
+
+WORD = 2**64
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio
+
+
+# --- initial values ----------------------------------------------------------------------------------------------
+
+
+def table_key(name: str, seed: int) -> int:
+    """The 64-bit seed of one table."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
+
+
+def mix(x: int) -> int:
+    """The finaliser of SplitMix64 on integers without a limit."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % WORD
+    return x ^ (x >> 31)
+
+
+def initial_row(key: int, index: int, dim: int, bound: float) -> Floats:
+    """(D,) the values of a row that was never updated: 24 random bits each, uniform in [-bound, bound)."""
+    row_key = mix((key + index * GOLDEN) % WORD)
+    words = [mix((row_key + (column + 1) * GOLDEN) % WORD) for column in range(dim)]
+    units = np.array([(word >> 40) / 2**23 - 1 for word in words], f32)  # exact
+    return f32(bound) * units
+
+
+def initial_table(table: TableConfig, seed: int) -> Floats:
+    """(num_embeddings, D)"""
+    bound = 1 / math.sqrt(table.num_embeddings) if table.init_bound is None else table.init_bound
+    key = table_key(table.name, seed)
+    rows = [initial_row(key, index, table.embedding_dim, bound) for index in range(table.num_embeddings)]
+    return np.stack(rows)
+
+
+# --- sums --------------------------------------------------------------------------------------------------------
+
+
+def weighted_sum(rows: Floats, scales: Floats | None = None) -> Floats:
+    """(D,) rows (n, D), each times its scale, added one after the other, starting from the first; zeros if none."""
+    if len(rows) == 0:
+        return np.zeros(rows.shape[1], f32)
+    terms = rows if scales is None else scales[:, None] * rows
+    total: Floats = terms[0].copy()
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def square_sum(values: Floats) -> np.float32:
+    """Sum of squares in the documented order: value d goes to part d % 4, then (0 + 1) + (2 + 3)."""
+    parts = np.zeros(4, f32)
+    for d, value in enumerate(values):
+        parts[d % 4] += value * value
+    return f32((parts[0] + parts[1]) + (parts[2] + parts[3]))
+
+
+def norm(values: Floats) -> np.float32:
+    return f32(math.sqrt(square_sum(values)))
+
+
+def row_at(location: int, device_weights: Floats, host_weights: Floats) -> Floats:
+    """A location is a slot, or ~row of the host."""
+    row: Floats = device_weights[location] if location >= 0 else host_weights[~location]
+    return row
+
+
+def pool(
+    num_vectors: int,
+    bag_vectors: NDArray[np.int32],
+    bag_starts: Int64s,
+    locations: Int64s,
+    scales: Floats,
+    device_weights: Floats,
+    host_weights: Floats,
+) -> Floats:
+    """(V, D): vector bag_vectors[b] is the sum of bag b in look-up order."""
+    dim = device_weights.shape[1]
+    out = np.zeros((num_vectors, dim), f32)
+    for bag, vector in enumerate(bag_vectors):
+        span = slice(bag_starts[bag], bag_starts[bag + 1])
+        rows = [row_at(location, device_weights, host_weights) for location in locations[span]]
+        out[vector] = weighted_sum(np.array(rows, f32).reshape(-1, dim), scales[span] if len(scales) else None)
+    return out
+
+
+# --- optimizers --------------------------------------------------------------------------------------------------
+
+
+def initial_state(optimizer: RowOptimizer, dim: int) -> Floats:
+    """(S,) the state of a row that was never updated."""
+    if isinstance(optimizer, SGD):
+        return np.zeros(0, f32)
+    if isinstance(optimizer, Adagrad):
+        return np.full(dim, optimizer.initial_accumulator, f32)
+    if isinstance(optimizer, RowwiseAdagrad):
+        return np.full(1, optimizer.initial_accumulator, f32)
+    assert isinstance(optimizer, Adam)
+    return np.zeros(2 * dim + 1, f32)
+
+
+def update_row(optimizer: RowOptimizer, weights: Floats, state: Floats, gradient: Floats) -> np.float32:
+    """One step of one row, in place: weights (D,), state (S,), gradient (D,). Returns the L2 norm of the change."""
+    if isinstance(optimizer, SGD):
+        delta: Floats = f32(optimizer.lr) * gradient
+    elif isinstance(optimizer, Adagrad):
+        state += gradient * gradient
+        delta = f32(optimizer.lr) * gradient / (np.sqrt(state) + f32(optimizer.eps))
+    elif isinstance(optimizer, RowwiseAdagrad):
+        state[0] += square_sum(gradient) / f32(len(gradient))
+        delta = f32(optimizer.lr) / (np.sqrt(state[0]) + f32(optimizer.eps)) * gradient
+    else:
+        assert isinstance(optimizer, Adam)
+        delta = adam_delta(optimizer, state, gradient)
+    weights -= delta
+    return norm(delta)
+
+
+def adam_delta(optimizer: Adam, state: Floats, gradient: Floats) -> Floats:
+    """state: first moment (D,), second moment (D,), number of the row's updates (1,)."""
+    first, second, count = np.split(state, [len(gradient), 2 * len(gradient)])
+    beta1, beta2 = f32(optimizer.beta1), f32(optimizer.beta2)
+    count += 1
+    first[:] = beta1 * first + (f32(1) - beta1) * gradient
+    second[:] = beta2 * second + (f32(1) - beta2) * (gradient * gradient)
+    delta: Floats = adam_step_size(optimizer, int(count[0])) * first / (np.sqrt(second) + f32(optimizer.eps))
+    return delta
+
+
+def adam_step_size(optimizer: Adam, count: int) -> np.float32:
+    """Learning rate and bias corrections of a row's update number `count`, from 1."""
+    return f32(optimizer.lr * math.sqrt(1 - optimizer.beta2**count) / (1 - optimizer.beta1**count))
+
+
+# --- planning ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """See `adaptive.tiers.distinct.Distinct`."""
+
+    rows: list[int]
+    counts: list[int]
+    inverse: list[int]
+    table_ends: list[int]
+
+
+def distinct_rows(ids_by_table: Sequence[Sequence[int]], table_starts: Sequence[int]) -> Distinct:
+    """Distinct rows table by table, in order of first look-up. ids_by_table: the look-ups of each table, in order."""
+    found = Distinct([], [], [], [])
+    place: dict[int, int] = {}
+    for start, ids in zip(table_starts, ids_by_table, strict=False):
+        for row in (start + int(i) for i in ids):
+            if row not in place:
+                place[row] = len(found.rows)
+                found.rows.append(row)
+                found.counts.append(0)
+            found.counts[place[row]] += 1
+            found.inverse.append(place[row])
+        found.table_ends.append(len(found.rows))
+    return found
+
+
+def group_by_row(inverse: Sequence[int], skipped: Sequence[bool], num_rows: int) -> dict[int, list[int]]:
+    """Distinct row -> its look-ups in order, without the skipped rows."""
+    return {u: [p for p, v in enumerate(inverse) if v == u] for u in range(num_rows) if not skipped[u]}
+
+
+def drift(row: Floats, snapshot: Floats | None) -> np.float32:
+    """How far a row moved since its snapshot, as a part of its size; NaN without a snapshot."""
+    if snapshot is None:
+        return f32(np.nan)
+    moved = square_sum(row - snapshot)
+    if moved == 0:
+        return f32(0)
+    with np.errstate(divide="ignore"):  # a row of zeros: inf
+        return f32(math.sqrt(moved / square_sum(row)))
+
+
+# --- a whole training --------------------------------------------------------------------------------------------
+
+
+def bag_spans(batch: Batch, feature: int) -> list[tuple[int, int]]:
+    """[first, last) look-up of the feature's bag in each sample."""
+    at = feature * batch.num_samples
+    return [(int(batch.offsets[at + b]), int(batch.offsets[at + b + 1])) for b in range(batch.num_samples)]
+
+
+def lookup_scales(batch: Batch, spans: Sequence[tuple[int, int]], pooling: str) -> list[np.float32]:
+    """What each look-up of one feature is multiplied by."""
+    if batch.weights is not None:
+        return [batch.weights[p] for first, last in spans for p in range(first, last)]
+    if pooling == "mean":
+        return [f32(1) / f32(last - first) for first, last in spans for _ in range(first, last)]
+    return [f32(1) for first, last in spans for _ in range(first, last)]
+
+
+def feature_vectors(weights: Floats, batch: Batch, feature: int, pooling: str) -> Floats:
+    """(B, D) pooled, or (positions, D)."""
+    spans = bag_spans(batch, feature)
+    first = spans[0][0]
+    rows = weights[batch.ids[first : spans[-1][1]]]
+    scales = np.array(lookup_scales(batch, spans, pooling), f32)
+    if pooling == "none":
+        return scales[:, None] * rows
+    bags = [slice(start - first, stop - first) for start, stop in spans]
+    return np.stack([weighted_sum(rows[bag], scales[bag]) for bag in bags])
+
+
+def lookup_gradients(gradient: Floats, batch: Batch, feature: int, pooling: str) -> Floats:
+    """(look-ups of the feature, D): the gradient of a feature's vectors, handed to each look-up."""
+    spans = bag_spans(batch, feature)
+    scales = np.array(lookup_scales(batch, spans, pooling), f32)
+    if pooling != "none":
+        gradient = np.repeat(gradient, [last - first for first, last in spans], axis=0)
+    return scales[:, None] * gradient
+
+
+LossGradients = Callable[[dict[str, Floats], Batch], dict[str, Floats]]
+
+
+def train_reference(
+    tables: Sequence[TableConfig],
+    batches: Sequence[Batch],
+    optimizer: RowOptimizer,
+    *,
+    seed: int,
+    loss_gradients: LossGradients,
+) -> dict[str, tuple[Floats, Floats]]:
+    """Train with every table in one flat array: no tiers, no plans, no look-ahead, no policy, nothing skipped.
+
+    For each batch: make the vectors of all features, ask for their gradients, then update each row that the batch
+    looks up once, with its gradients summed in look-up order (feature by feature, sample by sample).
+
+    Args:
+        tables: features of batches come in their order, table by table.
+        batches: weights of look-ups, if any, only with pooling "sum" and "none".
+        seed: of the initial values.
+        loss_gradients: from feature -> float32 vectors, (B, D) pooled or (positions, D) un-pooled, and the batch, to
+            the loss's gradients of all of them, in the same shapes. Must not change the vectors.
+
+    Returns:
+        Table name -> (weights (num_embeddings, D), state (num_embeddings, S)), float32; rows never looked up hold
+        their initial values.
+    """
+    values = {table.name: (initial_table(table, seed), initial_states(table, optimizer)) for table in tables}
+    homes = [(name, table) for table in tables for name in table.feature_names]
+    for batch in batches:
+        vectors = {
+            name: feature_vectors(values[table.name][0], batch, feature, table.pooling)
+            for feature, (name, table) in enumerate(homes)
+        }
+        gradients = loss_gradients(vectors, batch)
+        for table in tables:
+            mine = [feature for feature, (_, home) in enumerate(homes) if home is table]
+            parts = [lookup_gradients(gradients[homes[f][0]], batch, f, table.pooling) for f in mine]
+            ids = [batch.ids[slice(bag_spans(batch, f)[0][0], bag_spans(batch, f)[-1][1])] for f in mine]
+            update_table(optimizer, values[table.name], np.concatenate(ids), np.concatenate(parts))
+    return values
+
+
+def initial_states(table: TableConfig, optimizer: RowOptimizer) -> Floats:
+    """(num_embeddings, S)"""
+    return np.tile(initial_state(optimizer, table.embedding_dim), (table.num_embeddings, 1))
+
+
+def update_table(optimizer: RowOptimizer, values: tuple[Floats, Floats], ids: Int64s, gradients: Floats) -> None:
+    """Update each distinct row of ids (n,) once, with its part of gradients (n, D)."""
+    weights, state = values
+    for row in dict.fromkeys(ids.tolist()):
+        update_row(optimizer, weights[row], state[row], weighted_sum(gradients[ids == row]))
