@@ -14,6 +14,7 @@ from adaptive.batch import Batch
 from adaptive.config import DenseOptimizerConfig, TableConfig, TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.data.open import DataOptions, open_dataset
+from adaptive.data.tables import by_table, tables_of
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.models.dlrm import DLRM, DLRMConfig
@@ -36,7 +37,8 @@ class Parts:
 
 def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
     """The data set of a run; what reading it leaves behind (rejected lines, vocabulary) goes to `run_directory`."""
-    return open_dataset(config.data, _options(DataOptions, "data", config.data_options), run_dir=run_directory)
+    options = _options(DataOptions, "data", config.data_options)
+    return by_table(open_dataset(config.data, options, run_dir=run_directory))
 
 
 def first_batches(config: TrainConfig, dataset: Dataset) -> list[Batch]:
@@ -75,17 +77,25 @@ def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -
 
 
 def build_tables(dataset: Dataset, embedding_dim: int) -> tuple[TableConfig, ...]:
-    """One table per feature, named after it."""
+    """One table per feature, named after it, or one for all features that share it."""
+    names = tables_of(dataset)
+    features = {name: [f for f, n in zip(dataset.features, names, strict=True) if n == name] for name in names}
     return tuple(
-        TableConfig(name=feature.name, num_embeddings=feature.num_embeddings, embedding_dim=embedding_dim)
-        for feature in dataset.features
+        TableConfig(
+            name=name,
+            num_embeddings=members[0].num_embeddings,
+            embedding_dim=embedding_dim,
+            features=tuple(member.name for member in members),
+        )
+        for name, members in features.items()
     )
 
 
 def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """torch's optimizer of the model's own parameters."""
     kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
-    return kinds[config.name](model.parameters(), lr=config.lr)
+    optimizer: torch.optim.Optimizer = kinds[config.name](model.parameters(), lr=config.lr)
+    return optimizer
 
 
 def _options(model: type[M], name: str, options: dict[str, Any]) -> M:

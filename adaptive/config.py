@@ -20,7 +20,7 @@ _UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[KMGT]?i?B)?")
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|(?:[KMGT]i?)?B)?")
 
 
 def parse_size(text: str, *, row_bytes: int, num_rows: int) -> int:
@@ -91,7 +91,9 @@ class TierConfig(Config):
         default="auto",
         description="slots of the device tier: rows, per cent of all rows (10%), bytes (512MiB) or auto",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is a GPU")
+    device: Literal["auto", "cpu", "cuda", "cpu-torch"] = Field(
+        default="auto", description="auto: cuda where there is a GPU; cpu-torch: debug, the GPU's code on the CPU"
+    )
     host: str = Field(
         default="memory", pattern=r"^(memory|mmap:.+)$", description="memory, or mmap:DIR for files in DIR"
     )
@@ -128,7 +130,9 @@ class SkipConfig(Config):
 class OptimizerConfig(Config):
     """Optimizer of the rows."""
 
-    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = Field(
+        default="rowwise_adagrad", description="formula of the update; see adaptive.rows.optim"
+    )
     lr: float = Field(default=0.05, gt=0, description="learning rate of rows")
     eps: float = Field(default=1e-8, ge=0, description="added to the square root (Adagrad family, Adam)")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam: decay of the first moment")
@@ -139,7 +143,7 @@ class OptimizerConfig(Config):
 class DenseOptimizerConfig(Config):
     """Optimizer of the dense part (torch.optim)."""
 
-    name: Literal["sgd", "adagrad", "adam"] = "adagrad"
+    name: Literal["sgd", "adagrad", "adam"] = Field(default="adagrad", description="class of torch.optim")
     lr: float = Field(default=0.02, gt=0, description="learning rate of dense weights")
 
 

@@ -228,7 +228,7 @@ def _train(
     with TieredEmbeddingBag(tables, tier, policy=policy, skip=skip) as embeddings:
         embeddings.calibrate(_sample())
         for planned in embeddings.look_ahead(iter(batches or list(_batches(24))), depth=depth):
-            embeddings.stack(planned).square().sum().backward()
+            embeddings.stack(planned).square().sum().backward()  # type: ignore[no-untyped-call]
             embeddings.step()
             trained.append(planned.batch)
         return trained, {name: embeddings.table_weights(name) for name in embeddings.table_names}

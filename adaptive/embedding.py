@@ -24,10 +24,11 @@ from adaptive.errors import ConfigError
 from adaptive.planned import GroupWork, Planned
 from adaptive.policy import Policy, TierView, make_policy
 from adaptive.rows.optim import SGD, RowOptimizer
+from adaptive.tiers.build import build_lanes, choose_device
 from adaptive.tiers.grouping import describe_bags
 from adaptive.tiers.layout import feature_order, make_groups
 from adaptive.tiers.lookahead import look_ahead
-from adaptive.tiers.pipeline import Lane, Pipeline, build_lanes
+from adaptive.tiers.pipeline import Lane, Pipeline
 from adaptive.tiers.plan import GroupPlan
 from adaptive.tiers.referee import Referee
 from adaptive.tiers.saving import load_rows, save_rows
@@ -63,7 +64,7 @@ class TieredEmbeddingBag(nn.Module):
         referee = Referee(self.policy)
         groups = make_groups(tables, seed)
         self.table_names = tuple(table.name for group in groups for table in group.tables)
-        self.device = torch.device("cpu")
+        self.device = choose_device(tier.device)
         self._tier = tier
         self._optimizer = optimizer
         self._sizes = choose_slots(groups, tier, optimizer, self.policy)
@@ -76,7 +77,7 @@ class TieredEmbeddingBag(nn.Module):
                 lane.planner.watch(capacity, skip)
                 lane.device.watch(capacity)
         self.view: TierView = RowView(self._pipeline)
-        self._anchor = torch.zeros(1, requires_grad=True)  # makes autograd call us; holds no weight
+        self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
         self._pending: dict[int, Planned] = {}
         self._since = _Marks(self._pipeline)
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.errors import InputError
 from adaptive.finite import where_not_finite
 from adaptive.telemetry.metrics import StreamingAUC, StreamingLogLoss, exact_auc
 
@@ -41,6 +42,7 @@ def evaluate(
     Rows are read where they lie: none is moved, counted or trained, and dropout and the like are off.
 
     Raises:
+        InputError: for a sample without a label.
         NonFiniteError: for a logit that is not finite; names batch and data lines.
     """
     scores: list[NDArray[np.float32]] = []
@@ -48,6 +50,8 @@ def evaluate(
     auc, losses = StreamingAUC(), StreamingLogLoss()
     with evaluating(model), torch.no_grad():
         for number, batch in enumerate(batches):
+            if np.isnan(batch.labels).any():
+                raise InputError(f"evaluation batch {number} has samples without a label; evaluate on labelled data")
             planned = embeddings.read(batch)
             logits = model(planned.dense, embeddings.stack(planned)).float().cpu().numpy()
             if not np.isfinite(logits).all():

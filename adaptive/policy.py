@@ -168,7 +168,7 @@ def policy_parameters(cls: type[Policy]) -> dict[str, inspect.Parameter]:
     """The settings of a policy: the keyword parameters of its `__init__`."""
     if cls.__init__ is object.__init__:
         return {}
-    parameters = inspect.signature(cls).parameters
+    parameters = inspect.signature(cls, eval_str=True).parameters
     return {name: p for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 

@@ -27,11 +27,11 @@ LOCK: Final = "lock"
 
 # What a run may write: `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
-    r"(run\.json|metrics\.jsonl|rejects\.jsonl|vocabulary\.(npz|npy|json)|lock)(\.tmp-\d+)?"
+    r"(run\.json|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|\d+\.npy))(\.tmp-\d+)?"
     r"|weights(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy)-\d+\.npy)"
     r"|tensorboard/events\.out\.tfevents\.[^/]*"
 )
-_FOLDERS: Final = re.compile(r"weights(\.tmp-\d+)?|tensorboard")
+_FOLDERS: Final = re.compile(r"weights(\.tmp-\d+)?|tensorboard|vocabulary")
 
 
 class RunDirectory:

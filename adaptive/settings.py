@@ -25,7 +25,7 @@ from adaptive.errors import ConfigError, PolicyError
 from adaptive.policy import installed_policies, load_policy_class, policy_parameters
 
 PREFIX = "ADAPTIVE_"
-NOT_SETTINGS = ("ADAPTIVE_VENV", "ADAPTIVE_TEST_")  # beginnings of variables that the scripts and tests read
+NOT_SETTINGS = ("ADAPTIVE_VENV", "ADAPTIVE_DATA")  # read by the scripts, and by tests and benchmarks
 OPTIONS = {"policy": "policy_options", "data": "data_options", "model": "model_options"}
 
 Path_ = tuple[str, ...]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 import torch
 from pydantic import ValidationError
@@ -37,12 +37,9 @@ from adaptive.rundir import RunDirectory, read_record
 from adaptive.signals import StopRequest, stop_request
 from adaptive.telemetry.jsonl import MetricsFile, plain
 from adaptive.telemetry.progress import Progress
-from adaptive.telemetry.record import RunRecord
+from adaptive.telemetry.record import EvalRecord, RunRecord
 from adaptive.telemetry.report import SCHEMA, run_summary, summary_text
 from adaptive.telemetry.tensorboard import TensorBoardView
-
-# Evaluating needs no policy and looks at rows where they lie: all on the host, and no plug-in named in a file is run.
-_READING: Final = {"policy": "hybrid", "policy_options": {}, "skip": None}
 
 
 class Trainer:
@@ -75,7 +72,7 @@ class Trainer:
         self.model.train()
         before = self.recorder.steps
         self.recorder.start()
-        with contextlib.closing(self.embeddings.look_ahead(batches, depth=depth)) as coming:
+        with contextlib.closing(self.embeddings.look_ahead(batches, depth=depth)) as coming:  # type: ignore[type-var]
             while (planned := self._next(coming)) is not None:
                 self.step(planned)
                 if stopped():
@@ -173,17 +170,20 @@ def evaluate_run(run_directory: Path | str, *, stream: TextIO | None = None) -> 
     except ValidationError as error:
         raise CheckpointError(f"{path / 'run.json'}: config: {error.errors()[0]['msg']}") from error
     checkpoint = load_checkpoint(path / "weights")
-    dataset = open_data(config)
+    dataset = open_data(_with_vocabulary(config, path / "vocabulary"))
     _check_same_data(path, record.get("data"), plain(dataset.fingerprint()))
     with _torch_settings(config):
-        parts = build(config.model_copy(update=_READING), dataset)
+        parts = build(_for_reading(config), dataset)
         with parts.embeddings:
             _restore(parts, checkpoint, where=path / "weights")
             batches = dataset.evaluation(config.eval_batch_size)
             found = evaluate(parts.embeddings, parts.model, batches)
     if not found.samples:
         raise InputError(f"the data of {path} ({config.data}) have no evaluation part")
-    steps = checkpoint.meta.get("steps")
+    steps = int(checkpoint.meta.get("steps", 0))
+    if stream is not None:
+        with contextlib.closing(Progress(stream, steps)) as progress:
+            progress.write(EvalRecord(step=steps, samples=found.samples, auc=found.auc, log_loss=found.log_loss))
     return {"schema": SCHEMA, "run_dir": str(path), "policy": config.policy, "steps": steps, **_quality(found)}
 
 
@@ -215,7 +215,7 @@ class _Run:
     def _train_epochs(self, stop: StopRequest) -> None:
         left = self.config.steps
         for epoch in range(self.config.epochs):
-            if epoch:
+            if epoch and left != 0:
                 self._evaluate(stop)
             if stop or left == 0:
                 break
@@ -323,8 +323,21 @@ def _restore(parts: Parts, checkpoint: Checkpoint, *, where: Path) -> None:
     try:
         parts.embeddings.load_state_arrays(checkpoint.rows)
         parts.model.load_state_dict(checkpoint.dense)
-    except (ValueError, KeyError, RuntimeError) as error:  # RuntimeError: torch's way of saying that shapes differ
+    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:  # torch: RuntimeError for shapes
         raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error
+
+
+def _with_vocabulary(config: TrainConfig, folder: Path) -> TrainConfig:
+    """Categories are mapped as in the run, not fitted anew, if the run had a fitted vocabulary of its own."""
+    if not folder.is_dir():
+        return config
+    return config.model_copy(update={"data_options": {"vocabulary_path": folder, **config.data_options}})
+
+
+def _for_reading(config: TrainConfig) -> TrainConfig:
+    """The settings with which rows are only read: all on the host, and no plug-in that a file names is run."""
+    tier = config.tier.model_copy(update={"device_rows": "auto"})
+    return config.model_copy(update={"policy": "hybrid", "policy_options": {}, "skip": None, "tier": tier})
 
 
 def _check_same_data(path: Path, recorded: Any, found: Any) -> None:

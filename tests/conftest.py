@@ -1,12 +1,25 @@
-"""Shared by all tests: where optional real data lies."""
+"""Shared by all tests: one thread a pool, and where optional real data lies.
+
+Thread pools of torch and numba spin while they wait. Where other processes want the cores, two pools of two threads
+make small steps ten times slower; tests of thread counts set their own.
+"""
 
 import os
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for subprocesses
+
 import pytest
+import torch
+
+# isort: split
+import numba
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("ADAPTIVE_DATA", ROOT / "../shared/data")).resolve()
+
+torch.set_num_threads(1)
+numba.set_num_threads(1)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What several test files build: batches, tables, policies, a short training, and its slow twin."""
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -358,3 +360,30 @@ def _train_skipping(
             kept = np.array([(table.name, int(row)) not in left_out for row in ids], np.bool_)
             reference.update_table(optimizer, values[table.name], ids[kept], np.concatenate(parts)[kept])
     return values
+
+
+# --- exact answers and worst schedules ---------------------------------------------------------------------------
+
+
+def after_sums(initial: Floats, batches: Iterable[Batch]) -> Floats:
+    """What `step_all` leaves of one table of one feature with SGD(lr=1): each look-up takes 1 from its row."""
+    weights = initial.copy()
+    for batch in batches:
+        rows, counts = np.unique(batch.ids, return_counts=True)
+        weights[rows] -= counts[:, None].astype(np.float32)
+    return weights
+
+
+def wait_for_look_ahead(embeddings: TieredEmbeddingBag, planned: Planned, depth: int, num_batches: int) -> None:
+    """Let the look-ahead thread run as far ahead as it may while `planned` is not trained: the worst schedule."""
+    pipeline, deadline = embeddings._pipeline, time.monotonic() + 60
+    while pipeline.next_number < min(planned.number + depth + 1, num_batches):
+        assert time.monotonic() < deadline, "the look-ahead does not look ahead"
+        time.sleep(0.0005)
+    with pipeline.lock:  # the rows of the latest plan have moved
+        pass
+
+
+def look_ahead_threads() -> list[threading.Thread]:
+    """Look-ahead threads that are alive."""
+    return [thread for thread in threading.enumerate() if thread.name == "adaptive-look-ahead"]

@@ -5,8 +5,10 @@ some policy, size and look-ahead. Tables, optimizer state, dense weights and los
 each row that is not valid is filled with NaN, so a look-up in the wrong place shows.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 import pytest
 from contract import Infinite, LRUOnHost, MostRecentOut, RandomOnHost, RandomScores
@@ -46,6 +48,15 @@ STAGED: list[type[Policy]] = [LRU, LFU, Fixed, Scattered, RandomScores, Windowed
 ON_HOST: list[type[Policy]] = [LFUOnHost, LRUOnHost, ScatteredOnHost, RandomOnHost, WindowedOnHost]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other are slow on a busy machine; some cases ask for two."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)
+
+
 @dataclass(frozen=True)
 class Case:
     """One drawn training."""
@@ -56,8 +67,10 @@ class Case:
     policy: type[Policy]
     depth: int
     tier: TierConfig
+    threads: int
 
-    def run(self, policy: type[Policy], tier: TierConfig, depth: int) -> Trained:
+    def run(self, policy: type[Policy], tier: TierConfig, depth: int, threads: int = 1) -> Trained:
+        numba.set_num_threads(threads)
         embeddings = TieredEmbeddingBag(self.tables, tier, policy=policy, optimizer=self.optimizer)
         return train(embeddings, self.tables, self.batches, depth)
 
@@ -93,7 +106,8 @@ def cases(draw: st.DrawFn, num_batches: int = 8) -> Case:
         max_candidates=draw(st.sampled_from([1, 3, 1 << 18])),
         poison=True,
     )
-    return Case(tables, tuple(batches), draw(st.sampled_from(OPTIMIZERS)), policy, depth, tier)
+    threads = draw(st.sampled_from([1, 1, 1, min(2, numba.config.NUMBA_NUM_THREADS)]))
+    return Case(tables, tuple(batches), draw(st.sampled_from(OPTIMIZERS)), policy, depth, tier, threads)
 
 
 def least_share(tables: tuple[TableConfig, ...], batches: list[Batch], depth: int) -> float:
@@ -109,7 +123,7 @@ def least_share(tables: tuple[TableConfig, ...], batches: list[Batch], depth: in
 def check(case: Case) -> None:
     single = case.run(LRU, TierConfig(device_rows="100%", poison=True), 0)
     single.assert_equals(train_slowly(case.tables, case.batches, case.optimizer))
-    case.run(case.policy, case.tier, case.depth).assert_equals(single)
+    case.run(case.policy, case.tier, case.depth, case.threads).assert_equals(single)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -123,3 +137,130 @@ def test_placement_never_changes_the_numbers(case: Case) -> None:
 @given(cases(num_batches=20))
 def test_placement_never_changes_the_numbers_in_many_more_cases(case: Case) -> None:
     check(case)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 1000), st.integers(0, 4))
+def test_one_slot_less_than_the_rows_held_is_an_error_and_loses_nothing(seed: int, depth: int) -> None:
+    tables = (table(0, 40, 4, "sum", 2),)
+    batches = random_batches(tables, 8, seed=seed, samples=4)
+    needed = rows_held(tables, batches, depth)[4]
+    enough = TieredEmbeddingBag(tables, TierConfig(device_rows=str(needed), poison=True), policy=Scattered)
+    train(enough, tables, batches, depth).assert_equals(train_slowly(tables, batches, SGD()))
+
+    short = TieredEmbeddingBag(tables, TierConfig(device_rows=str(needed - 1), poison=True), policy=Scattered)
+    trainee = Trainee(tables)
+    with pytest.raises(DeviceMemoryError, match=f"{needed} device rows of width 4 are needed"):
+        train_more(short, trainee, batches, depth)
+    stepped = len(trainee.losses)
+    snapshot(short, trainee).assert_equals(train_slowly(tables, batches[:stepped], SGD()))
+
+
+# --- policies that return nonsense --------------------------------------------------------------------------------
+
+
+class Nonsense(LRU):
+    """Well-behaved until batch 4; then, once, the answer of a subclass."""
+
+    def __init__(self) -> None:
+        self.bad = True
+        self.books: list[NDArray[np.int64]] = []
+        self.embeddings: TieredEmbeddingBag | None = None
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        if rows.step < 4 or not self.bad:
+            return rows.last_access
+        self.bad = False
+        assert self.embeddings is not None
+        self.books = books(self.embeddings)
+        answer: NDArray[np.int64] = self.nonsense(rows)  # type: ignore[assignment]
+        return answer
+
+    def nonsense(self, rows: RowStats) -> object:
+        raise NotImplementedError
+
+
+class TooShort(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        return rows.last_access[:-1]
+
+
+class TooManyDimensions(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        return rows.last_access[:, None]
+
+
+class NotANumber(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        return np.where(rows.rows == rows.rows[-1], np.nan, 1.0)
+
+
+class ComplexNumbers(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        return rows.last_access + 1j
+
+
+class Words(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        return np.full(len(rows), "high")
+
+
+class Objects(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        return np.array([None] * len(rows))
+
+
+class Raises(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        raise KeyError("my own mistake")
+
+
+class ChangesItsArguments(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        rows.rows[:] = 0
+        return rows.last_access
+
+
+class ReturnsNothing(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        return None
+
+
+class ReturnsAList(Nonsense):
+    def nonsense(self, rows: RowStats) -> object:
+        return rows.last_access.tolist()
+
+
+def books(embeddings: TieredEmbeddingBag) -> list[NDArray[np.int64]]:
+    """Copies of all that says where rows lie."""
+    planners = [lane.planner for lane in embeddings._pipeline.lanes]
+    return [
+        array.copy()
+        for planner in planners
+        for array in (
+            planner.slots.rows,
+            planner.slots.flags,
+            planner.slots.free[: planner.slots.num_free],
+            planner.tracker.codes,
+            planner.tracker.accesses,
+            planner.tracker.last_access,
+        )
+    ]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("policy_class", Nonsense.__subclasses__())
+def test_nonsense_is_a_policy_error_and_nothing_has_moved(policy_class: type[Nonsense], depth: int) -> None:
+    tables = (table(0, 60, 4, "sum", 1), table(1, 60, 16, "sum", 1))
+    batches = random_batches(tables, 8, seed=5)
+    policy = policy_class()
+    share = least_share(tables, batches, depth)
+    embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows=f"{share:.6f}%", poison=True), policy=policy)
+    policy.embeddings, trainee = embeddings, Trainee(tables)
+    with pytest.raises(PolicyError, match=rf"policy {policy_class.__name__}\.score at batch [4-7] .*Nothing was moved"):
+        train_more(embeddings, trainee, batches, depth)
+    assert all(map(np.array_equal, books(embeddings), policy.books))
+    stepped = len(trainee.losses)
+    snapshot(embeddings, trainee).assert_equals(train_slowly(tables, batches[:stepped], SGD()))
+    # The policy has come to its senses: training goes on as if nothing had been.
+    train_more(embeddings, trainee, batches[stepped:], depth).assert_equals(train_slowly(tables, batches, SGD()))

@@ -121,7 +121,7 @@ def test_options_of_the_data_have_sections_of_their_own() -> None:
 
 
 def test_empty_and_foreign_variables_are_left_alone() -> None:
-    environ = {"ADAPTIVE_STEPS": "", "ADAPTIVE_VENV": "/x", "ADAPTIVE_TEST_DATA": "/y", "ADAPTIVELY": "1"}
+    environ = {"ADAPTIVE_STEPS": "", "ADAPTIVE_VENV": "/x", "ADAPTIVE_DATA": "/y", "ADAPTIVELY": "1"}
     assert load_settings(environ=environ)[0] == TrainConfig()
 
 

@@ -20,7 +20,7 @@ from adaptive.cli.output import note
 from adaptive.errors import AdaptiveError
 
 DEBUG = "--debug"
-INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
+STOPPED = {130: "interrupted", 143: "terminated"}  # by SIGINT (typer's code for it too), by SIGTERM
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 bug, 2 usage or configuration, 3 bad input data, 4 saved weights unusable, "
     "6 output directory busy or not empty, 7 device memory too small, 8 loss or gradient not finite, "
@@ -70,8 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         with _terminable():
             app([word for word in words if word != DEBUG], prog_name="adaptive-train")
     except SystemExit as exit_:
-        if exit_.code == INTERRUPTED:
-            note("adaptive-train: interrupted")
+        if exit_.code in STOPPED:
+            note(f"adaptive-train: {STOPPED[exit_.code]}")
         raise
     except Exception as error:
         if debug:
@@ -101,7 +101,6 @@ def _terminable() -> Iterator[None]:
     """While a command runs, SIGTERM unwinds it as an exit with 143 would: files are closed and threads joined."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        note("adaptive-train: terminated")
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():

@@ -38,7 +38,7 @@ MODULE = '''\
 """The policy `{name}`."""
 
 import numpy as np
-from adaptive.policy import Policy, RowStats
+from adaptive import Policy, RowStats
 from numpy.typing import NDArray
 
 

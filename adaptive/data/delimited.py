@@ -85,8 +85,11 @@ def _column_names(file: TextFile, schema: DelimitedSchema, options: DataOptions)
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{file.path}:1: the header is not UTF-8 ({error.reason} at byte {error.start})") from error
-    quoting = csv.QUOTE_MINIMAL if schema.quote else csv.QUOTE_NONE
-    names = next(csv.reader([text], delimiter=schema.separator, quotechar=schema.quote or None, quoting=quoting))
+    if schema.quote:
+        reader = csv.reader([text], delimiter=schema.separator, quotechar=schema.quote)
+    else:
+        reader = csv.reader([text], delimiter=schema.separator, quoting=csv.QUOTE_NONE)
+    names = next(reader)
     return [name or f"column {number + 1}" for number, name in enumerate(names)]
 
 

@@ -66,7 +66,7 @@ class TextReader:
         self._file = -1
         self._stream: ByteStream | None = None
         longest = max((form.max_line_bytes for form in source.formats), default=0)
-        self._bytes = bytearray(longest + source.chunk_bytes + 2)
+        self._bytes = bytearray(longest + len(_BOM) + source.chunk_bytes + 1)
         self._data = np.frombuffer(self._bytes, np.uint8)
         self._faults = np.empty((_MAX_FAULTS, kernels.FAULT_SIZE), np.int64)
         self._cursor = np.zeros(kernels.CURSOR_SIZE, np.int64)
@@ -159,7 +159,7 @@ class TextReader:
             if self._whole:
                 self._pass_over_start()
                 return True
-            if self._filled > max_line_bytes:
+            if self._filled > max_line_bytes + len(_BOM):
                 self._skip_long_line()
             elif not self._read_chunk():
                 if not self._filled or self._is_mark_only():
@@ -184,7 +184,9 @@ class TextReader:
 
     def _skip_long_line(self) -> None:
         """Count the line in the buffer, which has no end yet and is too long, and read on behind it."""
-        bad = BadLine(int(self._cursor[kernels.LINE]), "overlong", "", bytes(self._bytes[:_KEPT_BYTES]))
+        line = int(self._cursor[kernels.LINE])
+        is_header = self._source.formats[self._file].header and line == 1
+        bad = [] if is_header else [BadLine(line, "overlong", "", bytes(self._bytes[:_KEPT_BYTES]))]
         end = 0
         while not end:
             self._drop(self._filled)
@@ -193,7 +195,7 @@ class TextReader:
             end = self._bytes.find(b"\n", 0, self._filled) + 1
         self._drop(end)
         self._cursor[kernels.LINE] += 1
-        self._report([bad])
+        self._report(bad)
 
     def _pass_over_start(self) -> None:
         """Leave out what comes before the data of a file: the byte order mark and the header."""

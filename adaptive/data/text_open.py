@@ -113,8 +113,8 @@ def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:
         rule = rules.setdefault(feature.table, feature.rule)
         if rule != feature.rule:
             raise ConfigError(
-                f"table {feature.table!r}: feature {feature.name!r} maps ids to rows as {feature.rule}, another feature "
-                f"of the table as {rule}; features that share a table need the same num_embeddings, hash_rows, "
+                f"table {feature.table!r}: feature {feature.name!r} maps ids to rows as {feature.rule}, another "
+                f"feature of the table as {rule}; features that share a table need the same num_embeddings, hash_rows, "
                 "vocabulary, min_count and missing"
             )
     return rules

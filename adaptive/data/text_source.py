@@ -31,10 +31,11 @@ class TextFile:
         evenly from the first to the last byte in larger files, so that it takes less than a second for any size.
         """
         whole = self.size <= _CHECKED_BLOCK * _CHECKED_BLOCKS
-        step = _CHECKED_BLOCK if whole else (self.size - _CHECKED_BLOCK) // (_CHECKED_BLOCKS - 1)
+        blocks = -(-self.size // _CHECKED_BLOCK) if whole else _CHECKED_BLOCKS
+        step = _CHECKED_BLOCK if whole else (self.size - _CHECKED_BLOCK) / (_CHECKED_BLOCKS - 1)
         crc = 0
         with _open(self.path) as file:
-            for start in range(0, self.size, step):
+            for start in (int(step * block) for block in range(blocks)):
                 file.seek(start)
                 crc = zlib.crc32(file.read(_CHECKED_BLOCK), crc)
         checked = "all" if whole else f"{_CHECKED_BLOCKS} blocks of 1 MiB"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.text_rows import mixed, scaled_to
+from adaptive.kernels.text_rows import Ids, Word, mixed, scaled_to
 
 ALL, KEPT, HELD_OUT = range(3)
 
@@ -29,21 +29,21 @@ class Draw(NamedTuple):
 
 
 @kernel()
-def chained(hash_, value):
+def chained(hash_: np.uint64, value: Word) -> np.uint64:
     """The hash of a value after others that gave `hash_`."""
     return mixed(hash_ ^ (mixed(value) + _GOLDEN))
 
 
 @kernel()
-def contains(items, first, stop, item):
+def contains(items: Ids, first: int, stop: int, item: np.int64) -> bool:
+    found = False
     for i in range(first, stop):
-        if items[i] == item:
-            return True
-    return False
+        found |= items[i] == item
+    return found
 
 
 @kernel()
-def expand(users, items, ends, draw, samples):
+def expand(users: Ids, items: Ids, ends: Ids, draw: Draw, samples: Ids) -> int:
     """Samples of some lines -> how many: each wanted pair, followed by its negatives.
 
     A negative is an even draw from all items; one that is among the positives of its line is drawn again, up to 32
@@ -71,9 +71,9 @@ def expand(users, items, ends, draw, samples):
 
 
 @kernel()
-def drawn(state, items, first, stop, num_items):
+def drawn(state: np.uint64, items: Ids, first: int, stop: int, num_items: int) -> tuple[np.uint64, np.int64]:
     """The next item of a stream of draws that is not in `items[first:stop]` -> (new state, item)."""
-    item = 0
+    item = np.int64(0)
     for _ in range(_TRIES):
         state = mixed(state + _GOLDEN)
         item = scaled_to(state, num_items)
@@ -83,5 +83,5 @@ def drawn(state, items, first, stop, num_items):
 
 
 @kernel()
-def write_sample(samples, at, user, item, label, line):
+def write_sample(samples: Ids, at: int, user: np.int64, item: np.int64, label: int, line: int) -> None:
     samples[at, 0], samples[at, 1], samples[at, 2], samples[at, 3] = user, item, label, line

@@ -311,7 +311,7 @@ def add_update_norms(rows, norms, totals, bin_edges, bin_counts):
     total = 0.0
     for i in range(rows.size):
         totals[rows[i]] += norms[i]
-        total += norms[i]
+        total += np.float64(norms[i])
         bin_counts[min(max(np.searchsorted(bin_edges, norms[i], side="right") - 1, 0), bin_counts.size - 1)] += 1
     return total
 

@@ -15,7 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.text_fields import CR, LF, decimal, ends_line, hexadecimal, integer, is_utf8, iso_time, text
+from adaptive.kernels.text_fields import (
+    CR,
+    LF,
+    Bytes,
+    decimal,
+    ends_line,
+    hexadecimal,
+    integer,
+    is_utf8,
+    iso_time,
+    text,
+)
 
 # What a column of the file is.
 SKIP, DENSE_INTEGER, DENSE_FLOAT, KEY_HEX, KEY_INTEGER, KEY_TEXT, KEY_BAG = range(7)
@@ -70,7 +81,7 @@ class Columns(NamedTuple):
 
 
 @kernel()
-def label(data, first, layout, kind, closing):
+def label(data: Bytes, first: int, layout: Layout, kind: int, closing: int) -> tuple[float, int, int]:
     """-> (label or NaN where there is none, stop, all bytes or-ed)."""
     if kind == LABEL_SET:
         key, stop, seen = text(data, first, layout.separator, -1, closing)
@@ -88,7 +99,9 @@ def label(data, first, layout, kind, closing):
 
 
 @kernel()
-def bag(data, first, layout, column, closing, bag_keys, end):
+def bag(
+    data: Bytes, first: int, layout: Layout, column: int, closing: int, bag_keys: NDArray[np.int64], end: int
+) -> tuple[int, int, int]:
     """Values of a bag, from `bag_keys[end]` on; empty ones are left out -> (stop, new end or -1, all bytes or-ed)."""
     kind, inner = layout.plan[column, ITEM], layout.plan[column, INNER]
     p, seen = first, 0
@@ -111,7 +124,9 @@ def bag(data, first, layout, column, closing, bag_keys, end):
 
 
 @kernel()
-def rare_field(data, first, layout, columns, row, column):
+def rare_field(
+    data: Bytes, first: int, layout: Layout, columns: Columns, row: int, column: int
+) -> tuple[int, bool, int]:
     """Fields of which a line has few -> (stop or -1 if `bag_keys` is full, whether it is good, all bytes or-ed)."""
     kind, slot = layout.plan[column, KIND], layout.plan[column, SLOT]
     closing = layout.quote if first > 0 and data[first - 1] == layout.quote else -1
@@ -130,7 +145,7 @@ def rare_field(data, first, layout, columns, row, column):
 
 
 @kernel()
-def parse_lines(data, end, layout, columns, cursor):
+def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor: NDArray[np.int64]) -> tuple[int, int]:
     """Read rows until the input is used, the rows are full (both OK) or a line is bad -> (fault, its column).
 
     One function for the loop over lines and the one over fields, with the commonest kinds inside: calls that pass
@@ -194,7 +209,9 @@ def parse_lines(data, end, layout, columns, cursor):
 
 
 @kernel()
-def tokenise(data, end, layout, columns, faults, cursor):
+def tokenise(
+    data: Bytes, end: int, layout: Layout, columns: Columns, faults: NDArray[np.int64], cursor: NDArray[np.int64]
+) -> int:
     """Read the lines of `data[cursor[POSITION]:end]`, which ends with a line feed, into rows from `cursor[ROW]` on.
 
     The cursor moves along, also its LINE (the one to be read next) and NUM_OUTSIDE (rows with another time).
@@ -221,7 +238,7 @@ def tokenise(data, end, layout, columns, faults, cursor):
 
 
 @kernel()
-def classify(data, start, layout, fault):
+def classify(data: Bytes, start: int, layout: Layout, fault: int) -> tuple[int, int]:
     """What is wrong with a line whose first bad field has `fault` -> (cause, position after the line)."""
     end, has_nul = start, False
     while data[end] != LF:
@@ -244,7 +261,7 @@ def classify(data, start, layout, fault):
 
 
 @kernel()
-def count_columns(data, start, layout):
+def count_columns(data: Bytes, start: int, layout: Layout) -> int:
     """Fields of a line; 0 if a quote is not closed or more follows it. A bag with the file's separator ends it."""
     p, count, last = start, 0, len(layout.plan) - 1
     while True:

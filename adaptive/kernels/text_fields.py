@@ -6,8 +6,11 @@ stops where it starts, too, but at a separator.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptive.kernels.jit import kernel
+
+Bytes = NDArray[np.uint8]
 
 LF, CR = 10, 13
 _MINUS, _PLUS, _POINT = 45, 43, 46
@@ -29,7 +32,7 @@ _PLAIN[[byte for byte in range(128) if not chr(byte).isalnum() and chr(byte) not
 
 
 @kernel()
-def integer(data, first):
+def integer(data: Bytes, first: int) -> tuple[int, int]:
     """Decimal integer of at most 19 digits, within +-(2^63 - 1) -> (value, stop)."""
     negative = data[first] == _MINUS
     start = first + 1 if negative else first
@@ -45,7 +48,7 @@ def integer(data, first):
 
 
 @kernel()
-def hexadecimal(data, first):
+def hexadecimal(data: Bytes, first: int) -> tuple[int, int]:
     """Up to 16 hex digits -> (key, stop)."""
     p, key = first, np.uint64(0)
     digit = _DIGITS[data[p]]
@@ -53,12 +56,12 @@ def hexadecimal(data, first):
         key = (key << _FOUR) | np.uint64(digit)
         p += 1
         digit = _DIGITS[data[p]]
-    return np.int64(key), p if p - first <= 16 else first
+    return int(np.int64(key)), p if p - first <= 16 else first
 
 
 @kernel()
-def decimal(data, first):
-    """Decimal number -> (value, stop): exact to 15 digits, to 2 units in the last place of float64 beyond."""
+def decimal(data: Bytes, first: int) -> tuple[float, int]:
+    """Decimal number -> (value, stop): exact to 15 digits, to a relative 1e-15 beyond."""
     p = first + 1 if data[first] == _MINUS else first
     mantissa, exponent, digits = 0, 0, 0
     for part in range(2):
@@ -87,7 +90,7 @@ def decimal(data, first):
 
 
 @kernel()
-def exponent_of(data, first):
+def exponent_of(data: Bytes, first: int) -> tuple[int, int]:
     """Exponent after the e; beyond 9,999 it stays there, which is 0 or infinite anyway."""
     p = first + 1 if data[first] == _MINUS or data[first] == _PLUS else first
     start, power = p, 0
@@ -102,18 +105,18 @@ def exponent_of(data, first):
 
 
 @kernel()
-def scaled(mantissa, exponent):
+def scaled(mantissa: float, exponent: int) -> float:
     if mantissa == 0.0 or -22 <= exponent <= 22:
         return mantissa * _POWERS[exponent] if exponent >= 0 else mantissa / _POWERS[min(-exponent, 22)]
     if exponent > 308:
         return np.inf
     if exponent < -300:  # in two steps: the power alone would be subnormal and lose digits
         return mantissa * 1e-300 * 10.0 ** max(exponent + 300, -100)
-    return mantissa * 10.0**exponent
+    return float(mantissa * 10.0**exponent)
 
 
 @kernel()
-def text(data, first, separator, inner, closing):
+def text(data: Bytes, first: int, separator: int, inner: int, closing: int) -> tuple[int, int, int]:
     """Text up to a separator, or the quote `closing` if that is >= 0 -> (FNV-1a key, stop, all bytes or-ed)."""
     p, key, seen = first, _FNV_START, 0
     while True:
@@ -129,13 +132,13 @@ def text(data, first, separator, inner, closing):
             elif byte == separator or (byte == CR and data[p + 1] == LF):
                 break
         key = (key ^ np.uint64(byte)) * _FNV_PRIME
-        seen |= byte
+        seen |= int(byte)
         p += 1
-    return np.int64(key), p, seen
+    return int(np.int64(key)), p, seen
 
 
 @kernel()
-def fixed(data, first, width):
+def fixed(data: Bytes, first: int, width: int) -> int:
     """A number of exactly `width` digits, or -1."""
     value = 0
     for p in range(first, first + width):
@@ -147,7 +150,7 @@ def fixed(data, first, width):
 
 
 @kernel()
-def days(year, month, day):
+def days(year: int, month: int, day: int) -> int:
     """Days since 1970-01-01 in the Gregorian calendar, or -1 for no date (years before 1970 are none)."""
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if year < 1970 or month < 1 or month > 12 or day < 1:
@@ -162,7 +165,7 @@ def days(year, month, day):
 
 
 @kernel()
-def iso_time(data, first):
+def iso_time(data: Bytes, first: int) -> tuple[float, int]:
     """`YYYY-MM-DD`, then perhaps `[ T]HH:MM:SS[.f]` and `Z` or `+HH:MM` -> (seconds since 1970 UTC, stop)."""
     year = fixed(data, first, 4)
     if year < 0 or data[first + 4] != _MINUS:
@@ -182,7 +185,7 @@ def iso_time(data, first):
 
 
 @kernel()
-def clock(data, first):
+def clock(data: Bytes, first: int) -> tuple[float, int]:
     """`HH:MM:SS[.f]` and `Z` or `+HH:MM` -> (seconds, stop)."""
     hour = fixed(data, first, 2)
     if hour < 0 or hour > 23 or data[first + 2] != 58:
@@ -215,12 +218,12 @@ def clock(data, first):
 
 
 @kernel()
-def ends_line(data, p):
-    return data[p] == LF or (data[p] == CR and data[p + 1] == LF)
+def ends_line(data: Bytes, p: int) -> bool:
+    return bool(data[p] == LF or (data[p] == CR and data[p + 1] == LF))
 
 
 @kernel()
-def is_utf8(data, start, end):
+def is_utf8(data: Bytes, start: int, end: int) -> bool:
     """Whether the bytes are UTF-8 (RFC 3629: shortest forms, no surrogates, up to U+10FFFF)."""
     p = start
     while p < end:

@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.errors import InputError
-from adaptive.rows.optim import RowOptimizer
-from adaptive.tiers.device import CpuDevice, DeviceTier
+from adaptive.tiers.device import DeviceTier
 from adaptive.tiers.distinct import Distinct, DistinctFinder
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.layout import Group
 from adaptive.tiers.plan import Feedback, GroupPlan, Moves
 from adaptive.tiers.planner import Planner
 from adaptive.tiers.referee import Referee
-from adaptive.tiers.sizing import row_bytes
 from adaptive.tiers.statistics import Stopwatch
 
 Int64s = NDArray[np.int64]
@@ -195,16 +193,3 @@ class Pipeline:
                 # A batch that is planned but not trained yet will change its rows: they stay dirty.
                 lane.planner.slots.clean(slots[lane.planner.slots.used[slots] <= self.trained])
                 lane.host.flush()
-
-
-def build_lanes(
-    groups: Sequence[Group], slots: Sequence[int], tier: TierConfig, optimizer: RowOptimizer, referee: Referee
-) -> list[Lane]:
-    """Tiers and planner of every group."""
-    lanes = []
-    for group, num_slots in zip(groups, slots, strict=True):
-        host = HostTier(group, optimizer, tier.host)
-        device = CpuDevice(host, num_slots, optimizer, poison=tier.poison)
-        planner = Planner(group, num_slots, tier, referee, row_bytes(group, optimizer))
-        lanes.append(Lane(group, host, device, planner, DistinctFinder(group), DistinctFinder(group)))
-    return lanes

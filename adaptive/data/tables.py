@@ -1,0 +1,63 @@
+"""Features that share a table: which do, and batches in the order that embeddings ask for, table by table."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.data.dataset import Dataset
+
+
+def tables_of(dataset: Dataset) -> tuple[str, ...]:
+    """The table of each feature: what the data set says in `tables`, else a table per feature, named after it."""
+    names: tuple[str, ...] | None = getattr(dataset, "tables", None)
+    return names or tuple(feature.name for feature in dataset.features)
+
+
+def by_table(dataset: Dataset) -> Dataset:
+    """The data set with features of one table side by side; the data set itself if they are."""
+    names = tables_of(dataset)
+    first = {name: position for position, name in reversed(list(enumerate(names)))}
+    order = np.argsort([first[name] for name in names], kind="stable")
+    return dataset if (np.diff(order) == 1).all() else _Reordered(dataset, order)
+
+
+class _Reordered(Dataset):
+    """A data set whose features come in another order."""
+
+    def __init__(self, dataset: Dataset, order: NDArray[np.int64]) -> None:
+        self.features = tuple(dataset.features[position] for position in order)
+        self.tables = tuple(tables_of(dataset)[position] for position in order)
+        self.num_dense = dataset.num_dense
+        self._dataset, self._order = dataset, order
+
+    def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+        return (reordered(batch, self._order) for batch in self._dataset.train(batch_size, epoch=epoch))
+
+    def evaluation(self, batch_size: int) -> Iterator[Batch]:
+        return (reordered(batch, self._order) for batch in self._dataset.evaluation(batch_size))
+
+    def num_train_samples(self) -> int | None:
+        return self._dataset.num_train_samples()
+
+    def fingerprint(self) -> dict[str, object]:
+        return self._dataset.fingerprint()
+
+    def rejects(self) -> dict[str, int]:
+        return self._dataset.rejects()
+
+
+def reordered(batch: Batch, order: NDArray[np.int64]) -> Batch:
+    """The batch with its features in another order: `order[i]` is the old position of feature i."""
+    starts = batch.offsets[:: batch.num_samples]  # (F + 1,)
+    spans = [slice(starts[position], starts[position + 1]) for position in order]
+    sizes = np.diff(batch.offsets).reshape(len(order), -1)[order].ravel()
+    return Batch(
+        dense=batch.dense,
+        ids=np.concatenate([batch.ids[span] for span in spans]),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        labels=batch.labels,
+        weights=None if batch.weights is None else np.concatenate([batch.weights[span] for span in spans]),
+        origin=batch.origin,
+    )

@@ -1,0 +1,148 @@
+"""`TorchDevice`: slots in the memory of any torch device, worked on with plain torch operations.
+
+Rows that a plan leaves on the host cross the link one by one and are summed on the device, in look-up order; their
+summed gradients return and are applied by the host's kernel. That is slower than pooling on the host, and exact.
+All work goes to the current stream, so copies and training are in order without events.
+"""
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.kernels import cpu, cuda
+from adaptive.rows.optim import RowOptimizer
+from adaptive.tiers.device import DeviceTier, Floats, Int64s
+from adaptive.tiers.host import HostTier
+from adaptive.tiers.plan import Grouping, Moves, Pooling, Snapshots
+
+
+class TorchDevice(DeviceTier):
+    """See the module."""
+
+    def __init__(
+        self, host: HostTier, num_slots: int, optimizer: RowOptimizer, device: torch.device, *, poison: bool = False
+    ) -> None:
+        self.num_slots = num_slots
+        self.poison = poison
+        self.device = device
+        self._host = host
+        self._kind = optimizer.kind
+        self._settings = optimizer.settings()
+        self._corrections = optimizer.corrections()
+        fill = float("nan") if poison else 0.0
+        self.weights = torch.full((num_slots, host.weights.shape[1]), fill, device=device)
+        self.state = torch.full((num_slots, host.state.shape[1]), fill, device=device)
+        self._snapshots = torch.zeros((0, host.weights.shape[1]), device=device)
+
+    def write_back(self, moves: Moves) -> None:
+        slots, rows = self._index(moves.back_slots), moves.back_rows
+        self._host.weights[rows] = self.weights[slots].cpu().numpy()
+        self._host.state[rows] = self.state[slots].cpu().numpy()
+
+    def fetch(self, moves: Moves) -> None:
+        host = self._host
+        host.initial(host.weights, host.state, moves.fresh_rows, moves.fresh_rows)
+        weights = np.empty((len(moves.fetch_rows), host.weights.shape[1]), np.float32)
+        state = np.empty((len(moves.fetch_rows), host.state.shape[1]), np.float32)
+        initial, stored = np.flatnonzero(moves.fetch_initial), np.flatnonzero(~moves.fetch_initial)
+        cpu.copy_rows(weights, state, stored, host.weights, host.state, moves.fetch_rows[stored])
+        host.initial(weights, state, initial, moves.fetch_rows[initial])
+        slots = self._index(moves.fetch_slots)
+        self.weights[slots] = self._tensor(weights)
+        self.state[slots] = self._tensor(state)
+
+    def poison_slots(self, slots: Int64s) -> None:
+        self.weights[self._index(slots)] = torch.nan
+        self.state[self._index(slots)] = torch.nan
+
+    def poison_host(self, rows: Int64s) -> None:
+        self._host.weights[rows] = np.nan
+        self._host.state[rows] = np.nan
+
+    def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
+        weights = self.weights if rows is None else self._tensor(rows)
+        return cuda.pool(
+            self._values(weights, pooling.locations),
+            self._index(pooling.bag_vectors),
+            self._index(pooling.bag_starts),
+            self._tensor(pooling.scales),
+            pooling.num_vectors,
+        )
+
+    def _values(self, weights: Tensor, locations: Int64s) -> Tensor:
+        """(n, D) the rows at `locations`, from both tiers."""
+        on_host = np.flatnonzero(locations < 0)
+        if not len(on_host):
+            return weights[self._index(locations)]
+        values = torch.empty((len(locations), self._host.weights.shape[1]), device=self.device)
+        on_device = np.flatnonzero(locations >= 0)
+        values[self._index(on_device)] = weights[self._index(locations[on_device])]
+        values[self._index(on_host)] = self._tensor(self._host.weights[~locations[on_host]])
+        return values
+
+    def update(self, grouping: Grouping, gradients: Tensor) -> Floats:
+        summed = cuda.sum_gradients(
+            gradients, self._index(grouping.vectors), self._index(grouping.segments), self._tensor(grouping.scales)
+        )
+        norms = np.empty(len(grouping.rows), np.float32)
+        on_device, on_host = np.flatnonzero(grouping.locations >= 0), np.flatnonzero(grouping.locations < 0)
+        if len(on_device):
+            norms[on_device] = self._update_slots(grouping.locations[on_device], summed[self._index(on_device)])
+        if len(on_host):
+            norms[on_host] = self._update_host(grouping.locations[on_host], summed[self._index(on_host)])
+        return norms
+
+    def _update_slots(self, locations: Int64s, gradients: Tensor) -> Floats:
+        slots = self._index(locations)
+        settings = [float(value) for value in self._settings]
+        delta, state = cuda.steps(self._kind, self.state[slots], gradients, settings, self._tensor(self._corrections))
+        self.weights[slots] = self.weights[slots] - delta
+        self.state[slots] = state
+        norms: Floats = cuda.square_root(cuda.square_sum(delta)).cpu().numpy()
+        return norms
+
+    def _update_host(self, locations: Int64s, gradients: Tensor) -> Floats:
+        num_rows, width = gradients.shape
+        norms = np.empty(num_rows, np.float32)
+        cpu.update(
+            locations,
+            np.arange(num_rows + 1),
+            np.arange(num_rows, dtype=np.int32),
+            np.zeros(0, np.float32),
+            gradients.cpu().numpy(),
+            np.zeros((0, width), np.float32),
+            np.zeros((0, self._host.state.shape[1]), np.float32),
+            self._host.weights,
+            self._host.state,
+            self._kind,
+            self._settings,
+            self._corrections,
+            norms,
+            np.zeros((max(numba.get_num_threads(), 1), 2 * width), np.float32),
+        )
+        return norms
+
+    def drift(self, snapshots: Snapshots) -> Floats:
+        rows, entries = self._values(self.weights, snapshots.locations), self._index(snapshots.entries)
+        drifts: Floats = cuda.drift(rows, self._snapshots[entries], self._tensor(snapshots.known)).cpu().numpy()
+        self._snapshots[entries] = rows
+        return drifts
+
+    def read(self, slots: Int64s) -> tuple[Floats, Floats]:
+        index = self._index(slots)
+        return self.weights[index].cpu().numpy(), self.state[index].cpu().numpy()
+
+    def watch(self, capacity: int) -> None:
+        self._snapshots = torch.zeros((capacity, self.weights.shape[1]), device=self.device)
+
+    @property
+    def num_bytes(self) -> tuple[int, int, int]:
+        return self.weights.nbytes, self.state.nbytes, self._snapshots.nbytes
+
+    def _index(self, array: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.device)
+
+    def _tensor(self, array: NDArray[np.float32] | NDArray[np.bool_]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

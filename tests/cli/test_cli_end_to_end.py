@@ -1,0 +1,114 @@
+"""Commands with the real trainer, on a small built-in stream."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+SMALL = (
+    *("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=6000"),
+    *("--set", "data.synthetic.num_eval=2000", "--set", "tensorboard=false", "--batch-size", "1000"),
+)
+PROMISED = (
+    "schema policy steps samples samples_per_s auc log_loss hit_rate fetched_rows written_back_rows bytes_h2d "
+    "bytes_d2h skipped_update_share time_ms"
+)
+
+
+def test_run_then_eval_then_repeat(cli: Cli) -> None:
+    first = cli("run", *SMALL, "--policy", "lfu", "--out", "first", "--json")
+    assert first.code == 0, first.err
+    found = json.loads(first.out)
+    assert set(found) >= set(PROMISED.split())
+    assert (found["policy"], found["steps"], found["samples"]) == ("lfu", 6, 6000)
+    assert {"plan", "wait", "forward", "update"} <= set(found["time_ms"])
+    again = json.loads(cli("eval", "first", "--json").out)
+    assert (again["auc"], again["log_loss"]) == (found["auc"], found["log_loss"])
+    repeated = json.loads(cli("run", "--config", "first/run.json", "--out", "second", "--json").out)
+    assert (repeated["auc"], repeated["hit_rate"]) == (found["auc"], found["hit_rate"])
+
+
+def test_result_for_people(cli: Cli) -> None:
+    result = cli("run", *SMALL, "--steps", "2", "--out", "first")
+    assert result.code == 0, result.err
+    assert "policy lru: 2 steps" in result.out and "run directory: first" in result.out
+    assert "step 2/2" in result.err
+
+
+def test_dry_run_writes_nothing(cli: Cli) -> None:
+    result = cli("run", *SMALL, "--dry-run", "--device-rows", "10%", "--out", "first", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert (found["rows"], found["device_rows"], found["steps"]) == (100_000, 10_000, 6)
+    assert found["memory_bytes"]["device_weights"] > 0
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_run_directory_in_use(cli: Cli) -> None:
+    Path("first").mkdir()
+    Path("first/notes.txt").write_text("mine")
+    result = cli("run", *SMALL, "--out", "first")
+    assert result.code == 6 and "not empty" in result.err and "--out" in result.err
+    result = cli("run", *SMALL, "--out", "first", "--overwrite")
+    assert result.code == 6 and "notes.txt" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "parts"),
+    [
+        (["--data", "criteo:nothing.tsv"], 3, ["nothing.tsv"]),
+        (["--data", "parquet:x"], 2, ["data 'parquet:x'", "synthetic", "criteo:PATH"]),
+        (["--device-rows", "5"], 7, ["needed", "5 are there", "raise device_rows"]),
+        (["--lr", "1e30", "--steps", "3"], 8, ["the loss is", "nothing was updated", "lower the learning rate"]),
+        (["--policy", "mine.py:Mine", "--device-rows", "50%"], 9, ["Mine", "NaN"]),
+    ],
+)
+def test_what_goes_wrong_while_running(cli: Cli, words: list[str], code: int, parts: list[str]) -> None:
+    Path("mine.py").write_text(
+        "import numpy as np\nfrom adaptive.policy import Policy\n"
+        "class Mine(Policy):\n    misses = 'host'\n"
+        "    def score(self, rows):\n        return np.full(len(rows), np.nan)\n"
+    )
+    result = cli("run", *SMALL, "--out", "first", *words)
+    assert (result.code, result.out) == (code, ""), result.err
+    assert "adaptive-train: error: " in result.err and "Traceback" not in result.err
+    for part in parts:
+        assert part in result.err
+
+
+def test_eval_without_a_run(cli: Cli) -> None:
+    result = cli("eval", "nowhere")
+    assert result.code == 4 and "nowhere" in result.err
+
+
+def test_a_run_in_a_pipe_is_stopped_by_a_signal(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "adaptive.cli.app",
+        "run",
+        *SMALL,
+        "--set",
+        "log_every=1",
+        "--epochs",
+        "1000",
+        "--out",
+        "first",
+        "--json",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        shown = next(line for line in process.stderr if line.startswith("step "))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate()
+    assert (process.returncode, out) == (143, ""), err
+    assert err.endswith("adaptive-train: terminated\n")
+    assert not re.search("\x1b", shown + err)
+    assert json.loads((tmp_path / "first/run.json").read_text())["status"] == "stopped"

@@ -1,0 +1,168 @@
+"""Criteo's format: columns, transform, missing and unknown categories, files without labels, real lines."""
+
+import gzip
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+from adaptive.batch import concatenate
+from adaptive.data.open import DataOptions, open_dataset
+from adaptive.errors import ConfigError, InputError
+
+INTEGERS = ["3", "", "-2", "0", "1023", "1024", "99999", "1", "1", "1", "1", "1", ""]
+CATEGORIES = [f"{n:08x}" for n in range(24)] + ["", "ffffffff"]
+
+
+def line(label="1", integers=INTEGERS, categories=CATEGORIES):
+    return "\t".join(([] if label is None else [label]) + integers + categories) + "\n"
+
+
+def write(path, *lines):
+    path.write_text("".join(lines))
+    return path
+
+
+def all_of(batches):
+    return concatenate(list(batches))
+
+
+def ids_of(batch):
+    """(B, F)"""
+    return batch.ids.reshape(batch.num_features, batch.num_samples).T
+
+
+def test_a_line(tmp_path):
+    path = write(tmp_path / "day_0", line(), line("0", [""] * 13, [""] * 26))
+    data = open_dataset(f"criteo:{path}", DataOptions(hash_rows=1000))
+    assert [feature.name for feature in data.features] == [f"C{n}" for n in range(1, 27)]
+    assert {feature.num_embeddings for feature in data.features} == {1001}
+    assert data.num_dense == 13
+    batch = all_of(data.train(10))
+    values = np.array([3, 0, 0, 0, 1023, 1024, 99999, 1, 1, 1, 1, 1, 0])  # negative and missing: 0
+    np.testing.assert_allclose(batch.dense, [np.log1p(values), np.zeros(13)], rtol=1e-6)
+    assert batch.labels.tolist() == [1, 0]
+    ids = ids_of(batch)
+    assert (ids[1] == 1000).all()
+    assert ids[0, 24] == 1000
+    assert (np.delete(ids[0], 24) < 1000).all()
+    assert len(set(ids[0])) > 20
+    assert batch.origin.where(1) == f"{path}:2"
+    assert data.num_train_samples() == 2
+
+
+def test_equal_categories_get_equal_rows_in_any_spelling(tmp_path):
+    path = write(tmp_path / "a", line(categories=["0a"] * 26), line(categories=["A"] * 26))
+    ids = ids_of(all_of(open_dataset(f"criteo:{path}", DataOptions()).train(1)))
+    assert (ids == ids[0, 0]).all()
+
+
+def test_hashing_is_even_and_stays_the_same(tmp_path):
+    path = write(tmp_path / "a", *(line(categories=[f"{n:x}"] * 26) for n in range(4000)))
+    ids = ids_of(all_of(open_dataset(f"criteo:{path}", DataOptions(hash_rows=100)).train(512)))
+    counts = np.bincount(ids[:, 0], minlength=101)
+    assert counts[100] == 0
+    assert counts[:100].min() > 15  # 40 expected, standard deviation 6.3
+    assert counts[:100].max() < 75
+    assert ids[:, 3].tolist() == [hash_of(n) * 100 >> 64 for n in range(4000)]
+
+
+def hash_of(key):
+    """The finaliser of splitmix64."""
+    key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    key = (key ^ key >> 27) * 0x94D049BB133111EB % 2**64
+    return key ^ key >> 31
+
+
+def test_a_fitted_vocabulary_by_frequency(tmp_path):
+    rows = ["aa"] * 3 + ["bb"] * 5 + ["cc"] + ["dd"] * 3 + [""] * 4
+    first = write(tmp_path / "day_0", *(line(categories=[one] * 26) for one in rows[:8]))
+    write(tmp_path / "day_1", *(line(categories=[one] * 26) for one in rows[8:]))
+    evaluation = write(tmp_path / "test", line(categories=["ee", "aa", "bb", ""] + ["cc"] * 22))
+    options = DataOptions(vocabulary=True, min_count=2, eval_data=str(evaluation))
+    data = open_dataset(f"criteo:{first.parent}/day_*", options, run_dir=tmp_path)
+    assert data.features[0].num_embeddings == 5  # bb, aa, dd, all others, missing
+    assert ids_of(all_of(data.train(6)))[:, 0].tolist() == [1] * 3 + [0] * 5 + [3] + [2] * 3 + [4] * 4
+    assert ids_of(all_of(data.evaluation(6)))[0, :5].tolist() == [3, 1, 0, 4, 3]
+    assert (tmp_path / "vocabulary" / "vocabulary.json").exists()
+
+
+def test_files_without_labels_are_for_evaluation_only(tmp_path):
+    path = write(tmp_path / "train", line())
+    test = write(tmp_path / "test", line(None), line(None))
+    data = open_dataset(f"criteo:{path}", DataOptions(eval_data=str(test)))
+    batch = all_of(data.evaluation(10))
+    assert np.isnan(batch.labels).all()
+    np.testing.assert_array_equal(ids_of(batch)[0], ids_of(all_of(data.train(1)))[0])
+    assert not data.rejects()
+    with pytest.raises(InputError, match=r"test: has no labels to train with; use it as eval_data"):
+        open_dataset(f"criteo:{test}", DataOptions()).train(1)
+
+
+def test_bad_lines_are_reported_with_file_and_line(tmp_path):
+    bad = [line(categories=["xyz"] * 26), line(integers=["1.5"] * 13), "\t" * 38 + "\n"]
+    path = write(tmp_path / "day_0", line(), *bad, line())
+    data = open_dataset(f"criteo:{path}", DataOptions(max_bad_fraction=0.7), run_dir=tmp_path)
+    assert all_of(data.train(10)).origin.lines.tolist() == [1, 5]
+    assert data.rejects() == {"hex": 1, "number": 1, "columns": 1}
+    records = [json.loads(entry) for entry in (tmp_path / "rejects.jsonl").read_text().splitlines()]
+    assert [(r["line"], r["cause"], r["column"]) for r in records] == [
+        (2, "hex", "C1"),
+        (3, "number", "I1"),
+        (4, "columns", ""),
+    ]
+    with pytest.raises(InputError, match=r"day_0:2: hex in column C1") as caught:
+        list(open_dataset(f"criteo:{path}", DataOptions()).train(10))
+    assert caught.value.exit_code == 3
+
+
+def test_fingerprint_follows_content_and_settings(tmp_path):
+    path = write(tmp_path / "day_0", line())
+    found = open_dataset(f"criteo:{path}", DataOptions()).fingerprint()
+    assert json.loads(json.dumps(found)) == found
+    data = path.read_bytes()
+    crc = f"{zlib.crc32(data):08x}"
+    assert found["files"] == [{"path": str(path), "bytes": len(data), "crc32": crc, "crc32_of": "all"}]
+    assert open_dataset(f"criteo:{path}", DataOptions(hash_rows=7)).fingerprint() != found
+
+
+def test_the_fingerprint_of_a_large_file_looks_at_64_blocks(tmp_path):
+    path = tmp_path / "large"
+    with open(path, "wb") as file:
+        file.truncate(200 << 20)  # a hole
+    before = open_dataset(f"criteo:{path}", DataOptions()).fingerprint()["files"][0]
+    assert before["crc32_of"] == "64 blocks of 1 MiB"
+    with open(path, "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    assert open_dataset(f"criteo:{path}", DataOptions()).fingerprint()["files"][0]["crc32"] != before["crc32"]
+
+
+def test_no_schema_and_no_time(tmp_path):
+    path = write(tmp_path / "day_0", line())
+    with pytest.raises(ConfigError, match="no time column"):
+        open_dataset(f"criteo:{path}", DataOptions(time_split=3))
+
+
+def test_real_lines(real_data, tmp_path):
+    spec = real_data / "criteo-1tb-sample" / "day_11_rows_0001_2000.tsv.gz"
+    data = open_dataset(f"criteo:{spec}", DataOptions(holdout=0.2), run_dir=tmp_path)
+    train, evaluation = all_of(data.train(300)), all_of(data.evaluation(300))
+    assert (train.num_samples, evaluation.num_samples) == (1600, 400)
+    assert train.labels.sum() + evaluation.labels.sum() == 65  # 3.25 %
+    both = concatenate([train, evaluation])
+    missing = (ids_of(both) == 100_000).sum(axis=0)
+    assert {f"C{n + 1}": int(count) for n, count in enumerate(missing) if count} == {
+        **dict.fromkeys(["C1", "C10", "C11", "C20", "C21", "C22"], 70),
+        **dict.fromkeys(["C14", "C16", "C17", "C23"], 922),
+    }
+    distinct = [len(np.unique(column)) for column in ids_of(both).T]
+    assert distinct[5] == 2
+    assert distinct[8] == 17
+    assert not data.rejects()
+    plain = tmp_path / "plain.tsv"
+    plain.write_bytes(gzip.decompress(spec.read_bytes()))
+    same = concatenate(list(open_dataset(f"criteo:{plain}", DataOptions(chunk_bytes=777)).train(64)))
+    np.testing.assert_array_equal(same.dense, both.dense)
+    np.testing.assert_array_equal(ids_of(same), ids_of(both))

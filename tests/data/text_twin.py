@@ -1,0 +1,172 @@
+"""The slow, obvious twin of the text reader: the same rows, bad lines and causes, one Python line at a time."""
+
+import math
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+
+from adaptive.data.text_format import Column, TextFormat
+from adaptive.kernels import text as kernels
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class Bad(Exception):
+    """A line that is rejected, with its cause."""
+
+
+@dataclass
+class Row:
+    """One good line, values by column name; missing ones are None, labels and times under their names."""
+
+    line: int
+    values: dict[str, object] = field(default_factory=dict)
+
+
+def read(data: bytes, form: TextFormat, time_from=-math.inf, time_to=math.inf):
+    """-> (rows, [(line, cause)], rows with another time)."""
+    rows, rejects, outside = [], [], 0
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
+        if number == 1 and form.header:
+            continue
+        try:
+            row = Row(number, parse(line, form))
+        except Bad as bad:
+            rejects.append((number, str(bad)))
+            continue
+        times = [row.values[c.name] for c in form.columns if c.kind in (kernels.TIME_NUMBER, kernels.TIME_ISO)]
+        if times and not time_from <= times[0] < time_to:
+            outside += 1
+        else:
+            rows.append(row)
+    return rows, rejects, outside
+
+
+def parse(line: bytes, form: TextFormat) -> dict[str, object]:
+    body = line.removesuffix(b"\r")
+    if not body:
+        raise Bad("empty")
+    if len(line) > form.max_line_bytes:
+        raise Bad("overlong")
+    if b"\0" in line:
+        raise Bad("nul")
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Bad("utf8") from None
+    fields = split(text, form)
+    if len(fields) != len(form.columns):
+        raise Bad("columns")
+    return {column.name: value(text, column, form) for text, column in zip(fields, form.columns, strict=True)}
+
+
+def split(text: str, form: TextFormat) -> list[str]:
+    fields, rest = [], text
+    while True:
+        last = form.columns[-1]
+        if len(fields) == len(form.columns) - 1 and last.inner == form.separator:
+            return [*fields, rest]
+        if form.quote and rest.startswith(form.quote):
+            content, rest = unquote(rest[1:], form)
+            fields.append(content)
+            if not rest:
+                return fields
+            rest = rest[1:]
+            continue
+        content, found, rest = rest.partition(form.separator)
+        fields.append(content)
+        if not found:
+            return fields
+
+
+def unquote(rest: str, form: TextFormat) -> tuple[str, str]:
+    content = ""
+    while rest:
+        if rest.startswith(form.quote * 2):
+            content, rest = content + form.quote, rest[2:]
+        elif rest.startswith(form.quote):
+            rest = rest[1:]
+            if rest and not rest.startswith(form.separator):
+                raise Bad("quote")
+            return content, rest
+        else:
+            content, rest = content + rest[0], rest[1:]
+    raise Bad("quote")
+
+
+def value(text: str, column: Column, form: TextFormat) -> object:
+    if column.kind == kernels.SKIP:
+        return None
+    if column.kind == kernels.KEY_BAG:
+        return [key(one, column.item) for one in text.split(column.inner) if one]
+    if column.kind in (kernels.LABEL_BINARY, kernels.LABEL_THRESHOLD, kernels.LABEL_SET):
+        return label(text, column, form)
+    if column.kind in (kernels.TIME_NUMBER, kernels.TIME_ISO):
+        return time(text, column)
+    if not text:
+        if column.required:
+            raise Bad("missing")
+        return None
+    if column.kind == kernels.DENSE_FLOAT:
+        number = decimal(text)
+        if number is None or abs(number) > FLOAT32_MAX:
+            raise Bad("number")
+        return number
+    return key(text, kernels.KEY_INTEGER if column.kind == kernels.DENSE_INTEGER else column.kind)
+
+
+def key(text: str, kind: int) -> int:
+    if kind == kernels.KEY_HEX:
+        if not re.fullmatch("[0-9a-fA-F]{1,16}", text):
+            raise Bad("hex")
+        return signed(int(text, 16))
+    if kind == kernels.KEY_INTEGER:
+        if not re.fullmatch("-?[0-9]{1,19}", text) or abs(int(text)) >= 2**63:
+            raise Bad("number")
+        return int(text)
+    hash_ = 0xCBF29CE484222325
+    for byte in text.encode():
+        hash_ = (hash_ ^ byte) * 0x100000001B3 % 2**64
+    return signed(hash_)
+
+
+def signed(bits: int) -> int:
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+def decimal(text: str) -> float | None:
+    if not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
+        return None
+    return float(text)
+
+
+def label(text: str, column: Column, form: TextFormat) -> float:
+    if column.kind == kernels.LABEL_SET:
+        if not text:
+            raise Bad("label")
+        return float(text in form.positives)
+    number = decimal(text)
+    if number is None or (column.kind == kernels.LABEL_BINARY and number not in (0.0, 1.0)):
+        raise Bad("label")
+    return number if column.kind == kernels.LABEL_BINARY else float(number >= form.threshold)
+
+
+def time(text: str, column: Column) -> float:
+    if column.kind == kernels.TIME_NUMBER:
+        number = decimal(text)
+        if number is None or not math.isfinite(number):
+            raise Bad("time")
+        return number
+    shape = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
+    try:
+        if not re.fullmatch(shape, text) or text < "1970":
+            raise Bad("time")
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise Bad("time") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

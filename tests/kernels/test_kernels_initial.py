@@ -1,0 +1,128 @@
+"""Initial values of rows: a function of table, seed, index and column alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from variants import both
+
+from adaptive.config import TableConfig
+from adaptive.kernels import cpu
+from adaptive.rows.optim import SGD, Adagrad
+from adaptive.tiers.host import HostTier
+from adaptive.tiers.layout import Group, make_groups, table_key
+
+Choose = Callable[[Any], Callable[..., Any]]
+Floats = NDArray[np.float32]
+
+
+def table(name: str = "a", num: int = 40, dim: int = 8, bound: float | None = None) -> TableConfig:
+    return TableConfig(name=name, num_embeddings=num, embedding_dim=dim, init_bound=bound)
+
+
+def values(group: Group, rows: Any, choose: Choose = lambda kernel: kernel) -> Floats:
+    """(n, D) initial values of local rows."""
+    rows = np.asarray(rows, np.int64)
+    weights, state = np.full((len(rows), group.embedding_dim), np.nan, np.float32), np.zeros((len(rows), 0), np.float32)
+    choose(cpu.initial_rows)(
+        weights, state, np.arange(len(rows)), rows,
+        group.table_starts, group.table_keys, group.table_bounds, np.float32(0),
+    )  # fmt: skip
+    return weights
+
+
+def one_table(seed: int = 0, **options: Any) -> Floats:
+    (group,) = make_groups([table(**options)], seed)
+    return values(group, range(group.num_rows))
+
+
+@both
+def test_mix_is_the_finaliser_of_splitmix64(choose: Choose) -> None:
+    """mix(n * golden) is the n-th number of splitmix64 seeded with 0, as published."""
+    for n, expected in ((1, 0xE220A8397B1DCDAF), (2, 0x6E789E6AA1B965F4)):
+        assert int(choose(cpu.mix)(np.uint64(n * reference.GOLDEN % 2**64))) == expected
+        assert reference.mix(n * reference.GOLDEN % 2**64) == expected
+
+
+@both
+@settings(max_examples=30, deadline=None)
+@given(
+    dim=st.sampled_from([1, 3, 16, 17, 40]),
+    nums=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    seed=st.integers(0, 2**63),
+    data=st.data(),
+)
+def test_values_equal_the_twin_in_any_order(
+    choose: Choose, dim: int, nums: list[int], seed: int, data: st.DataObject
+) -> None:
+    tables = [table(f"t{i}", num, dim, bound=None if i else 0.25) for i, num in enumerate(nums)]
+    (group,) = make_groups(tables, seed)
+    expected = np.concatenate([reference.initial_table(t, seed) for t in tables])
+    rows = data.draw(st.permutations(range(group.num_rows)))
+    np.testing.assert_array_equal(values(group, rows, choose), expected[rows])
+
+
+@both
+def test_rows_are_written_where_asked_with_the_first_state(choose: Choose) -> None:
+    (group,) = make_groups([table(num=5, dim=2)], 0)
+    weights, state = np.zeros((4, 2), np.float32), np.zeros((4, 3), np.float32)
+    choose(cpu.initial_rows)(
+        weights, state, np.array([3, 1]), np.array([0, 4]),
+        group.table_starts, group.table_keys, group.table_bounds, np.float32(0.5),
+    )  # fmt: skip
+    expected = values(group, [0, 4])
+    np.testing.assert_array_equal(weights, [[0, 0], expected[1], [0, 0], expected[0]])
+    np.testing.assert_array_equal(state, np.repeat([[0], [0.5], [0], [0.5]], 3, axis=1))
+
+
+def test_values_do_not_depend_on_which_tables_share_a_width() -> None:
+    alone = make_groups([table("a"), table("b", dim=4)], 7)
+    together = make_groups([table("x", num=13), table("a"), table("b")], 7)
+    np.testing.assert_array_equal(values(alone[0], range(40)), values(together[0], range(13, 53)))
+    np.testing.assert_array_equal(values(alone[1], range(40)), values(together[0], range(53, 93))[:, :4])
+
+
+def test_values_are_uniform_within_the_bound() -> None:
+    found = one_table(num=20_000, dim=16, bound=0.5) / 0.5
+    assert found.min() >= -1 and found.max() < 1
+    assert abs(found.mean()) < 4 / np.sqrt(3 * found.size)
+    shares = np.histogram(found, 20, (-1, 1))[0] / found.size
+    np.testing.assert_allclose(shares, 0.05, atol=0.002)
+    correlations = np.corrcoef(found.T) - np.eye(16)
+    assert np.abs(correlations).max() < 5 / np.sqrt(20_000)
+
+
+def test_the_bound_is_by_default_one_over_the_root_of_the_rows() -> None:
+    assert 0.9 / 8 < np.abs(one_table(num=64)).max() <= 1 / 8
+    np.testing.assert_array_equal(one_table(bound=0.0), 0)
+
+
+def distinct_vectors(*tables: Floats) -> int:
+    return len(np.unique(np.concatenate(tables), axis=0))
+
+
+def test_different_seeds_tables_and_rows_have_different_values() -> None:
+    """Seed 1 once was seed 0 moved on by one row: both the seed and the index were added to the key."""
+    assert distinct_vectors(*(one_table(seed) for seed in range(10))) == 400
+    assert distinct_vectors(*(one_table(name=name) for name in ("a", "b", "aa", "user", "item"))) == 200
+
+
+def test_table_key_equals_the_twin() -> None:
+    for name, seed in (("a", 0), ("Größe", 1), ("", 2**70)):
+        assert table_key(name, seed) == reference.table_key(name, seed) < 2**64
+
+
+@pytest.mark.parametrize(("optimizer", "first"), [(SGD(), None), (Adagrad(initial_accumulator=0.25), 0.25)])
+def test_host_tier_gives_initial_values_and_state(optimizer: Any, first: float | None) -> None:
+    (group,) = make_groups([table(num=6, dim=3)], 5)
+    host = HostTier(group, optimizer, "memory")
+    width = 0 if first is None else 3
+    weights, state = np.zeros((2, 3), np.float32), np.zeros((2, width), np.float32)
+    host.initial(weights, state, np.array([0, 1]), np.array([5, 2]))
+    np.testing.assert_array_equal(weights, reference.initial_table(group.tables[0], 5)[[5, 2]])
+    assert first is None or (state == first).all()

@@ -1,0 +1,130 @@
+"""Index arithmetic beyond 2**31 elements. Memory is only taken for the pages that are touched."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from numpy.typing import NDArray
+from variants import both
+
+from adaptive.config import TableConfig
+from adaptive.kernels import cpu, planning
+from adaptive.rows.optim import SGD
+from adaptive.rows.tracker import Tracker
+from adaptive.tiers.layout import make_groups
+
+Choose = Callable[[Any], Callable[..., Any]]
+
+NUM, DIM = 2**27 + 3, 17
+LAST = NUM - 1
+assert LAST * DIM > 2**31
+
+
+@pytest.fixture(scope="module")
+def huge() -> NDArray[np.float32]:
+    """(NUM, 17) float32, 9 GB of address space."""
+    try:
+        return np.empty((NUM, DIM), np.float32)
+    except MemoryError:
+        pytest.skip("this system does not lend 9 GB of address space")
+
+
+def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
+    values = np.random.default_rng(0).normal(size=(2, DIM)).astype(np.float32)
+    small = values[:1].copy()
+    for location, device, host in ((LAST, huge, small), (~LAST, small, huge)):
+        huge[LAST] = values[1]
+        out = np.empty((1, DIM), np.float32)
+        places = np.array([location])
+        one = np.zeros(1, np.int32), np.array([0, 1])
+        cpu.pool(out, *one, places, np.zeros(0, np.float32), device, host, 1)
+        np.testing.assert_array_equal(out[0], values[1])
+        optimizer, none = SGD(0.5), np.zeros((0, 0), np.float32)
+        cpu.update(
+            places, np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), values[:1],
+            device, none, host, none, optimizer.kind, optimizer.settings(), optimizer.corrections(),
+            np.empty(1, np.float32), np.empty((1, 2 * DIM), np.float32),
+        )  # fmt: skip
+        np.testing.assert_array_equal(huge[LAST], values[1] - np.float32(0.5) * values[0])
+
+
+def test_rows_are_copied_initialised_and_measured_at_the_far_end(huge: NDArray[np.float32]) -> None:
+    none = np.zeros((NUM, 0), np.float32)
+    far, near = np.array([LAST, LAST - 1]), np.array([0, 1])
+    small, small_state = np.zeros((2, DIM), np.float32), np.zeros((2, 0), np.float32)
+    config = TableConfig(name="huge", num_embeddings=NUM, embedding_dim=DIM, init_bound=1)
+    (group,) = make_groups([config], 3)
+    cpu.initial_rows(huge, none, far, far, group.table_starts, group.table_keys, group.table_bounds, np.float32(0))
+    key = reference.table_key("huge", 3)
+    expected = np.stack([reference.initial_row(key, int(row), DIM, 1.0) for row in far])
+    np.testing.assert_array_equal(huge[far], expected)
+    cpu.copy_rows(small, small_state, near, huge, none, far)
+    np.testing.assert_array_equal(small, expected)
+    cpu.copy_rows(huge, none, far, 2 * small, small_state, near)
+    np.testing.assert_array_equal(huge[far], 2 * expected)
+    drifts = np.empty(2, np.float32)
+    cpu.drift(
+        far, near.astype(np.int32), np.ones(2, np.bool_), huge, huge, small, drifts, np.empty((1, DIM), np.float32)
+    )
+    np.testing.assert_array_equal(drifts, 0.5)
+
+
+def test_snapshot_of_a_row_that_lies_beyond_2_31_values(huge: NDArray[np.float32]) -> None:
+    """Gradients and snapshots are indexed by int32 vectors and entries; their products must be 64 bits wide."""
+    huge[LAST] = 2
+    out = np.empty((1, DIM), np.float32)
+    scales = np.full(1, 3, np.float32)
+    cpu.sum_gradients(out, 0, 0, 1, np.array([LAST], np.int32), scales, huge)
+    np.testing.assert_array_equal(out, 6)
+    drifts = np.empty(1, np.float32)
+    entries, known = np.array([LAST], np.int32), np.ones(1, np.bool_)
+    cpu.drift(np.zeros(1, np.int64), entries, known, out, out, huge, drifts, np.empty((1, DIM), np.float32))
+    np.testing.assert_allclose(drifts, 4 / 6)
+    np.testing.assert_array_equal(huge[LAST], 6)
+    cpu.pool(huge, entries, np.array([0, 1]), np.array([0]), np.zeros(0, np.float32), out, out, 1)
+    np.testing.assert_array_equal(huge[LAST], 6)
+
+
+@both
+def test_distinct_rows_of_tables_larger_than_2_31(choose: Choose) -> None:
+    """2 tables of 2**33 rows, no storage: ids differ in their upper halves only."""
+    size = 2**33
+    ids = np.array([1, 1 + 2**32, size - 1, 1, 0, 2**32, size - 1])
+    spans, span_tables = np.array([[0, 4], [4, 7]]), np.array([0, 1], np.int32)
+    sizes, starts = np.array([size, size]), np.array([0, size, 2 * size])
+    keys, places = np.zeros(16, np.int64), np.zeros(16, np.int32)
+    rows, counts, inverse = np.empty(7, np.int64), np.empty(7, np.int32), np.empty(7, np.int32)
+    ends = np.empty(2, np.int64)
+    found = choose(planning.distinct_rows)(
+        ids, spans, span_tables, sizes, starts, keys, places, rows, counts, inverse, ends
+    )
+    assert rows[:found].tolist() == [1, 1 + 2**32, size - 1, size, size + 2**32, 2 * size - 1]
+    assert inverse.tolist() == [0, 1, 2, 0, 3, 4, 5]
+    assert ends.tolist() == [3, 6]
+
+
+def test_initial_values_of_rows_beyond_2_32() -> None:
+    config = TableConfig(name="wide", num_embeddings=2**33, embedding_dim=3, init_bound=1)
+    (group,) = make_groups([config], 0)
+    rows = np.array([0, 2**32, 2**33 - 1])
+    out = np.empty((3, 3), np.float32)
+    cpu.initial_rows(
+        out, np.empty((3, 0), np.float32), np.arange(3), rows,
+        group.table_starts, group.table_keys, group.table_bounds, np.float32(0),
+    )  # fmt: skip
+    key = reference.table_key("wide", 0)
+    np.testing.assert_array_equal(out, [reference.initial_row(key, int(row), 3, 1.0) for row in rows])
+
+
+def test_records_of_rows_beyond_2_31_bytes() -> None:
+    tracker = Tracker(NUM)
+    rows = np.array([LAST, 0])
+    planning.touch(
+        rows, np.array([5, 1], np.int32), np.array([-1, -1]), 8,
+        tracker.accesses, tracker.last_access, np.zeros(0, np.int32),
+    )  # fmt: skip
+    tracker.add_norms(rows, np.array([2.5, 1], np.float32))
+    accesses, last, norms = tracker.gather(np.array([LAST - 1, LAST]))
+    assert (accesses.tolist(), last.tolist(), norms.tolist()) == ([0, 5], [-1, 8], [0, 2.5])

@@ -1,0 +1,256 @@
+"""Gradient sums and optimizer steps: written-out cases, then against the slow twins, bit for bit."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from variants import both
+
+from adaptive.kernels import cpu
+from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+
+Choose = Callable[[Any], Callable[..., Any]]
+Floats = NDArray[np.float32]
+
+OPTIMIZERS = [SGD(0.3), Adagrad(0.2, initial_accumulator=0.5), RowwiseAdagrad(0.2), Adam(0.1, beta2=0.9)]
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+
+
+@dataclass
+class Rows:
+    """Both tiers, and how to update rows of theirs."""
+
+    optimizer: RowOptimizer
+    dim: int
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    num_slots: int = 3
+    num_host: int = 4
+
+    def __post_init__(self) -> None:
+        self.device, self.host = self.values(self.num_slots), self.values(self.num_host)
+        state = reference.initial_state(self.optimizer, self.dim)
+        self.device_state = np.tile(state, (self.num_slots, 1))
+        self.host_state = np.tile(state, (self.num_host, 1))
+
+    def values(self, num: int) -> Floats:
+        return (self.rng.normal(size=(num, self.dim)) * 10.0 ** self.rng.integers(-2, 2, (num, 1))).astype(np.float32)
+
+    def update(self, choose: Choose, locations: Any, segments: Any, vectors: Any, scales: Any, gradients: Any,
+               num_chunks: int = 1) -> Floats:  # fmt: skip
+        norms = np.full(len(locations), np.nan, np.float32)
+        choose(cpu.update)(
+            np.asarray(locations, np.int64), np.asarray(segments, np.int64), np.asarray(vectors, np.int32),
+            np.asarray(scales, np.float32), gradients, self.device, self.device_state, self.host, self.host_state,
+            self.optimizer.kind, self.optimizer.settings(), self.optimizer.corrections(), norms,
+            np.full((num_chunks, 2 * self.dim), np.nan, np.float32),
+        )  # fmt: skip
+        return norms
+
+    def update_slowly(self, locations: Any, segments: Any, vectors: Any, scales: Any, gradients: Any) -> list[Any]:
+        norms = []
+        for u, location in enumerate(locations):
+            weights, state = (self.device, self.device_state) if location >= 0 else (self.host, self.host_state)
+            place = location if location >= 0 else ~location
+            span = slice(segments[u], segments[u + 1])
+            gradient = reference.weighted_sum(gradients[vectors[span]], scales[span] if len(scales) else None)
+            norms.append(reference.update_row(self.optimizer, weights[place], state[place], gradient))
+        return norms
+
+    def equals(self, other: "Rows") -> bool:
+        names = ("device", "device_state", "host", "host_state")
+        return all(np.array_equal(getattr(self, name), getattr(other, name), equal_nan=True) for name in names)
+
+
+# --- written out ---------------------------------------------------------------------------------------------------
+
+
+@both
+def test_update_sums_each_rows_gradients(choose: Choose) -> None:
+    """Slot 1 gets vectors 0 and 2; host row 0 gets vector 1. w -= 0.5 * sum; the others stay."""
+    rows = Rows(SGD(0.5), 2)
+    rows.device, rows.host = np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32)
+    gradients = np.array([[2, 4], [6, 8], [4, 4]], np.float32)
+    norms = rows.update(choose, [1, ~0], [0, 2, 3], [0, 2, 1], [], gradients)
+    np.testing.assert_array_equal(rows.device, [[0, 0], [-3, -4]])
+    np.testing.assert_array_equal(rows.host, [[-3, -4], [0, 0]])
+    np.testing.assert_array_equal(norms, [5, 5])
+
+
+@both
+def test_update_scales_gradients_as_pooling_scaled_rows(choose: Choose) -> None:
+    rows = Rows(SGD(1.0), 1)
+    rows.device = np.zeros((1, 1), np.float32)
+    rows.update(choose, [0], [0, 2], [0, 1], [0.5, -2], np.array([[4], [3]], np.float32))
+    assert rows.device[0, 0] == -(0.5 * 4 - 2 * 3)
+
+
+@both
+def test_gradients_are_summed_in_look_up_order(choose: Choose) -> None:
+    """1e8 + 1 - 1e8 = 0 and 1e8 - 1e8 + 1 = 1 in float32."""
+    gradients = np.array([[1e8], [1], [-1e8]], np.float32)
+    for order, expected in (([0, 1, 2], 0), ([0, 2, 1], -1)):
+        rows = Rows(SGD(1.0), 1)
+        rows.device = np.zeros((1, 1), np.float32)
+        rows.update(choose, [0], [0, 3], order, [], gradients)
+        assert rows.device[0, 0] == expected
+
+
+@both
+def test_the_four_formulas_on_one_number(choose: Choose) -> None:
+    """Weight 1, gradient 2, first update, learning rate 0.5; numbers that float32 holds exactly, or nearly."""
+    expected = {
+        SGD(0.5): (0.0, []),
+        Adagrad(0.5, eps=0.0, initial_accumulator=12.0): (0.75, [16]),  # sqrt(12 + 4) = 4
+        RowwiseAdagrad(0.5, eps=0.0, initial_accumulator=12.0): (0.75, [16]),
+        Adam(0.5, eps=0.0, beta1=0.5, beta2=0.75): (0.5, [1, 1, 1]),  # 0.5 * sqrt(.25) / .5 * 1 / sqrt(1)
+    }
+    for optimizer, (weight, state) in expected.items():
+        rows = Rows(optimizer, 1)
+        rows.device[:] = 1
+        norms = rows.update(choose, [2], [0, 1], [0], [], np.array([[2]], np.float32))
+        np.testing.assert_array_equal(rows.device, [[1], [1], [weight]])
+        np.testing.assert_array_equal(rows.device_state[2], state)
+        assert norms[0] == 1 - weight
+
+
+@both
+def test_rowwise_adagrad_keeps_the_mean_square(choose: Choose) -> None:
+    """Gradient (3, 4): mean of squares 12.5."""
+    rows = Rows(RowwiseAdagrad(1.0, eps=0.0), 2)
+    rows.update(choose, [0], [0, 1], [0], [], np.array([[3, 4]], np.float32))
+    assert rows.device_state[0, 0] == 12.5
+
+
+@both
+def test_adam_counts_the_updates_of_each_row_and_steps_on_gradients_of_zero(choose: Choose) -> None:
+    rows = Rows(Adam(), 3)
+    gradient = np.zeros((1, 3), np.float32)
+    gradient[0] = 1
+    rows.update(choose, [0], [0, 1], [0], [], gradient)
+    before = rows.device.copy()
+    rows.update(choose, [0, 1], [0, 1, 2], [0, 0], [], np.zeros((1, 3), np.float32))
+    np.testing.assert_array_equal(rows.device_state[:, -1], [2, 1, 0])
+    assert (rows.device[0] < before[0]).all()  # the first moment still pushes
+    np.testing.assert_array_equal(rows.device[1:], before[1:])
+
+
+@both
+@every_optimizer
+def test_an_empty_update_changes_nothing(choose: Choose, optimizer: RowOptimizer) -> None:
+    rows, twin = Rows(optimizer, 5), Rows(optimizer, 5)
+    norms = rows.update(choose, [], [0], [], [], np.zeros((0, 5), np.float32), 3)
+    assert len(norms) == 0
+    assert rows.equals(twin)
+
+
+@both
+@every_optimizer
+def test_a_gradient_that_overflows_its_square_gives_no_nan(choose: Choose, optimizer: RowOptimizer) -> None:
+    """g * g is inf for g = 1e30: the Adagrad family and Adam then take steps of zero."""
+    rows = Rows(optimizer, 3)
+    rows.update(choose, [0], [0, 1], [0], [], np.full((1, 3), 1e30, np.float32))
+    assert not np.isnan(rows.device).any()
+
+
+# --- against the twins -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def updates(draw: st.DrawFn) -> dict[str, Any]:
+    """What `update` is told: some of 3 slots and 4 host rows, short and long segments."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dim = draw(st.sampled_from([1, 3, 16, 17, 40]))
+    locations = draw(st.permutations(range(-4, 3)))[: draw(st.integers(0, 7))]
+    sizes = [draw(st.sampled_from([1, 2, 3, 50])) for _ in locations]
+    segments = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    num_vectors = draw(st.integers(1, 6))
+    return {
+        "locations": list(locations),
+        "segments": segments,
+        "vectors": rng.integers(0, num_vectors, segments[-1]),
+        "scales": rng.normal(size=segments[-1] if draw(st.booleans()) else 0).astype(np.float32),
+        "gradients": (rng.normal(size=(num_vectors, dim)) * 10.0 ** rng.integers(-2, 2)).astype(np.float32),
+    }
+
+
+@both
+@every_optimizer
+@settings(max_examples=25, deadline=None)
+@given(case=updates(), num_chunks=st.integers(1, 3))
+def test_update_equals_its_twin_for_any_number_of_chunks(
+    choose: Choose, optimizer: RowOptimizer, case: dict[str, Any], num_chunks: int
+) -> None:
+    """Three updates in a row, so that state counts."""
+    dim = case["gradients"].shape[1]
+    rows, twin = Rows(optimizer, dim), Rows(optimizer, dim)
+    for _ in range(3):
+        norms = rows.update(choose, **case, num_chunks=num_chunks)
+        np.testing.assert_array_equal(norms, twin.update_slowly(**case))
+        assert rows.equals(twin)
+
+
+@both
+@every_optimizer
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40])
+def test_apply_update_equals_its_twin(choose: Choose, optimizer: RowOptimizer, dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    rows, twin = Rows(optimizer, dim), Rows(optimizer, dim)
+    for _ in range(20):
+        gradient, delta = rng.normal(size=(1, dim)).astype(np.float32), np.empty((1, dim), np.float32)
+        norm = choose(cpu.apply_update)(
+            rows.host, rows.host_state, 2, gradient, delta,
+            optimizer.kind, optimizer.settings(), optimizer.corrections(),
+        )  # fmt: skip
+        assert norm == reference.update_row(optimizer, twin.host[2], twin.host_state[2], gradient[0])
+    assert rows.equals(twin)
+
+
+@pytest.mark.parametrize("num_chunks", [2, 3, 16])
+@every_optimizer
+def test_threads_share_many_rows_and_give_the_same_bits(optimizer: RowOptimizer, num_chunks: int) -> None:
+    """Enough rows that chunks really run at once."""
+    rng = np.random.default_rng(1)
+    num = 5000
+    alone, shared = (Rows(optimizer, 17, np.random.default_rng(3), num_slots=num // 2, num_host=num) for _ in range(2))
+    locations = rng.permutation(np.arange(-num, num // 2))
+    sizes = rng.geometric(0.3, len(locations))
+    sizes[0] = 20_000
+    segments = np.concatenate([[0], np.cumsum(sizes)])
+    gradients = rng.normal(size=(300, 17)).astype(np.float32)
+    case = (locations, segments, rng.integers(0, 300, segments[-1]), [], gradients)
+    norms = alone.update(lambda kernel: kernel, *case)
+    np.testing.assert_array_equal(shared.update(lambda kernel: kernel, *case, num_chunks=num_chunks), norms)
+    assert shared.equals(alone)
+
+
+# --- chunks ----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_chunks_share_rows_and_look_ups_evenly(choose: Choose) -> None:
+    """One row with 8 look-ups weighs as much as three with two (a row counts like a look-up)."""
+    segments = np.array([0, 8, 10, 12, 14])
+    assert [choose(cpu.chunk_start)(segments, chunk, 2) for chunk in range(3)] == [0, 1, 4]
+
+
+@both
+@settings(max_examples=50, deadline=None)
+@given(sizes=st.lists(st.integers(1, 30), max_size=20), num_chunks=st.integers(1, 6))
+def test_chunks_cover_all_rows_once_and_none_is_much_too_heavy(
+    choose: Choose, sizes: list[int], num_chunks: int
+) -> None:
+    segments = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    bounds = [int(choose(cpu.chunk_start)(segments, chunk, num_chunks)) for chunk in range(num_chunks + 1)]
+    assert bounds == sorted(bounds)
+    assert (bounds[0], bounds[-1]) == (0, len(sizes))
+    total, largest = len(sizes) + sum(sizes), 1 + max(sizes, default=0)
+    for first, last in itertools.pairwise(bounds):
+        assert sum(sizes[first:last]) + last - first <= math.ceil(total / num_chunks) + largest

@@ -1,0 +1,127 @@
+"""`HotSet`: who is watched, when snapshots are due, verdicts and drift. Rows are looked up by batches 0, 1, 2, ..."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from adaptive.config import SkipConfig
+from adaptive.rows.saturation import HotSet
+from adaptive.tiers.plan import Feedback, Snapshots
+
+
+class Watched:
+    """A hot set and the access counts it reads, driven batch by batch."""
+
+    def __init__(self, capacity: int = 4, *, interval: int = 3, min_accesses: int = 2, num_rows: int = 50) -> None:
+        self.hot = HotSet(capacity, SkipConfig(interval=interval, min_accesses=min_accesses))
+        self.accesses = np.zeros(num_rows, np.uint32)
+        self.number = 0
+
+    def visit(self, *rows: int, counts: Any = None, number: int | None = None) -> tuple[NDArray[np.bool_], Snapshots]:
+        """One batch that looks distinct rows up, once each by default; row r lies in slot 10 * r."""
+        number = self.number if number is None else number
+        looked_up = np.array(rows, np.int64)
+        times = np.array(counts or [1] * len(rows), np.int32)
+        self.accesses[looked_up] += times.astype(np.uint32)
+        self.number = number + 1
+        return self.hot.visit(number, looked_up, times, self.accesses, 10 * looked_up)
+
+    def measure(self, snapshots: Snapshots, *drifts: float) -> None:
+        feedback = Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32), snapshots, np.array(drifts, np.float32))
+        self.hot.learn(feedback)
+
+
+def told(snapshots: Snapshots) -> list[tuple[int, int, bool, int]]:
+    """(location, entry, known, accesses) of each due snapshot."""
+    arrays = (snapshots.locations, snapshots.entries, snapshots.known, snapshots.accesses)
+    return list(zip(*(array.tolist() for array in arrays), strict=True))
+
+
+def test_a_row_is_admitted_when_it_has_been_looked_up_often_enough() -> None:
+    watched = Watched(min_accesses=3)
+    watched.visit(5, 6, counts=[2, 3])
+    assert watched.hot.rows[: watched.hot.num_entries].tolist() == [6]
+    watched.visit(5)
+    assert watched.hot.rows[: watched.hot.num_entries].tolist() == [6, 5]
+
+
+def test_admission_ends_when_the_set_is_full() -> None:
+    watched = Watched(capacity=2, min_accesses=1)
+    watched.visit(9, 8, 7)
+    watched.visit(7, 6, 9)
+    assert watched.hot.num_entries == 2
+    assert watched.hot.rows.tolist() == [9, 8]
+    assert watched.hot.entries_of(np.array([9, 8, 7, 6])).tolist() == [0, 1, -1, -1]
+
+
+def test_snapshots_are_due_at_the_first_look_up_of_each_interval() -> None:
+    """Interval of 3 batches: row 5 in batches 0, 1, 3, 8; row 6 comes in batch 4."""
+    watched = Watched(interval=3, min_accesses=1)
+    assert told(watched.visit(5)[1]) == [(50, 0, False, 1)]
+    assert told(watched.visit(5, counts=[4])[1]) == []
+    assert told(watched.visit(5, counts=[2], number=3)[1]) == [(50, 0, True, 6)]
+    assert told(watched.visit(6, 5, number=4)[1]) == [(60, 1, False, 1)]
+    assert told(watched.visit(5, 6, number=8)[1]) == [(50, 0, True, 2), (60, 1, True, 1)]
+
+
+def test_an_interval_without_a_look_up_is_passed_over() -> None:
+    watched = Watched(interval=2, min_accesses=1)
+    watched.visit(5)
+    assert told(watched.visit(5, counts=[3], number=11)[1]) == [(50, 0, True, 3)]
+
+
+def test_learning_stores_drift_with_the_look_ups_it_took() -> None:
+    watched = Watched(interval=1, min_accesses=1)
+    _, first = watched.visit(5, 6)
+    watched.measure(first, np.nan, np.nan)
+    assert np.isnan(watched.hot.drift[:2]).all()
+    _, second = watched.visit(6, counts=[7])
+    watched.measure(second, 0.25)
+    assert np.isnan(watched.hot.drift[0])
+    assert watched.hot.drift[1] == 0.25
+    assert watched.hot.drift_accesses[:2].tolist() == [1, 7]
+
+
+def test_feedback_without_snapshots_teaches_nothing() -> None:
+    watched = Watched(min_accesses=1)
+    watched.visit(5)
+    watched.hot.learn(Feedback(np.array([5]), np.array([1.0], np.float32)))
+    assert np.isnan(watched.hot.drift).all()
+
+
+def test_verdicts_skip_watched_rows_only_and_measuring_goes_on() -> None:
+    watched = Watched(interval=1, min_accesses=1, capacity=2)
+    assert watched.visit(5, 6, 7)[0].tolist() == [False] * 3
+    watched.hot.saturated[1] = True
+    skipped, snapshots = watched.visit(7, 6, 5)
+    assert skipped.tolist() == [False, True, False]
+    assert [entry for _, entry, _, _ in told(snapshots)] == [1, 0]
+
+
+def test_entries_of_rows_in_any_order() -> None:
+    watched = Watched(capacity=4, min_accesses=1)
+    empty = watched.hot.entries_of(np.array([0, 5]))
+    assert empty.tolist() == [-1, -1]
+    watched.visit(30, 10, 20)
+    assert watched.hot.entries_of(np.array([0, 10, 15, 20, 30, 49])).tolist() == [-1, 1, -1, 2, 0, -1]
+    assert watched.hot.entries_of(np.zeros(0, np.int64)).tolist() == []
+
+
+@pytest.mark.parametrize("capacity", [1, 8, 9, 300])
+def test_many_rows_fill_the_set_exactly(capacity: int) -> None:
+    """The hash table has room for every row, collisions and all."""
+    watched = Watched(capacity, min_accesses=1, num_rows=3000)
+    rows = np.random.default_rng(capacity).permutation(3000)
+    for part in np.split(rows, 10):
+        watched.visit(*part.tolist())
+    assert watched.hot.num_entries == capacity
+    assert watched.hot.rows.tolist() == rows[:capacity].tolist()
+    np.testing.assert_array_equal(watched.hot.entries_of(rows[:capacity]), np.arange(capacity))
+    assert (watched.hot.entries_of(rows[capacity:]) == -1).all()
+
+
+def test_batches_without_rows() -> None:
+    skipped, snapshots = Watched().visit()
+    assert len(skipped) == 0 and told(snapshots) == []

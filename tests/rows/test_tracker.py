@@ -1,0 +1,72 @@
+"""Records of rows: zero until touched, gathered for policies, and the histogram of update sizes."""
+
+import numpy as np
+import pytest
+
+from adaptive.kernels import planning
+from adaptive.rows.tracker import NUM_BINS, RECORD, Tracker
+
+
+def test_a_record_is_16_bytes_and_its_columns_are_views() -> None:
+    tracker = Tracker(5)
+    assert RECORD.itemsize == 16
+    assert tracker.num_bytes == 80
+    for name in ("code", "accesses", "last_access", "update_norm"):
+        column = tracker.codes if name == "code" else getattr(tracker, name)
+        assert np.shares_memory(column, tracker.records)
+        column[3] = 7
+        assert tracker.records[name].tolist() == [0, 0, 0, 7, 0]
+
+
+def test_untouched_rows_have_zeros_and_no_latest_batch() -> None:
+    accesses, last, norms = Tracker(4).gather(np.array([3, 0]))
+    assert (accesses.tolist(), last.tolist(), norms.tolist()) == ([0, 0], [-1, -1], [0, 0])
+
+
+def test_gather_after_touching() -> None:
+    tracker, used = Tracker(4), np.zeros(1, np.int32)
+    for batch, rows in ((0, [2]), (5, [2, 1])):
+        rows_ = np.array(rows)
+        counts, locations = np.full(len(rows), 3, np.int32), np.full(len(rows), -1)
+        planning.touch(rows_, counts, locations, batch, tracker.accesses, tracker.last_access, used)
+    tracker.add_norms(np.array([2]), np.array([0.5], np.float32))
+    tracker.add_norms(np.array([2, 3]), np.array([0.25, 1], np.float32))
+    accesses, last, norms = tracker.gather(np.arange(4))
+    assert accesses.tolist() == [0, 3, 6, 0]
+    assert last.tolist() == [-1, 5, 5, -1]
+    assert norms.tolist() == [0, 0, 0.75, 1]
+    assert tracker.norm_sum == 1.75
+
+
+def test_gathered_arrays_are_copies() -> None:
+    tracker = Tracker(2)
+    for array in tracker.gather(np.arange(2)):
+        array[:] = 9
+    assert not tracker.accesses.any() and not tracker.last_access.any() and not tracker.update_norm.any()
+
+
+def test_bins_are_half_powers_of_two() -> None:
+    edges = Tracker(1).bin_edges
+    assert len(edges) == NUM_BINS + 1
+    assert (edges[0], edges[-1]) == (2.0**-24, 2.0**8)
+    np.testing.assert_allclose(np.diff(np.log2(edges)), 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [
+        (0.0, 0), (2.0**-30, 0), (2.0**-24, 0), (1.0, 48), (1.4, 48), (1.5, 49), (2.0, 50),
+        (255.0, 63), (256.0, 63), (1e30, 63), (np.inf, 63),
+    ],
+)  # fmt: skip
+def test_a_norm_falls_into_its_bin(norm: float, expected: int) -> None:
+    tracker = Tracker(1)
+    tracker.add_norms(np.array([0]), np.array([norm], np.float32))
+    assert np.flatnonzero(tracker.bin_counts).tolist() == [expected]
+    assert tracker.bin_counts.sum() == 1
+
+
+def test_no_updates_change_nothing() -> None:
+    tracker = Tracker(3)
+    tracker.add_norms(np.zeros(0, np.int64), np.zeros(0, np.float32))
+    assert not tracker.bin_counts.any() and tracker.norm_sum == 0

@@ -1,0 +1,174 @@
+"""Settings: sizes, closed keys, bounds, and that every field explains itself."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from adaptive import config as config_module
+from adaptive.config import Config, OptimizerConfig, SkipConfig, TableConfig, TierConfig, TrainConfig, parse_size
+
+CONFIGS = [
+    value
+    for value in vars(config_module).values()
+    if isinstance(value, type) and issubclass(value, Config) and value is not Config
+]
+every_config = pytest.mark.parametrize("model", CONFIGS, ids=lambda model: model.__name__)
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("0", 0),
+        ("1", 1),
+        ("250", 250),
+        (" 250 ", 250),
+        ("250.0", 250),
+        ("5000", 1000),  # no more than there are
+        ("0%", 0),
+        ("10%", 100),
+        ("10 %", 100),
+        ("0.1%", 1),
+        ("0.01%", 1),  # a part of a row is a row
+        ("33.3%", 333),
+        ("100%", 1000),
+        ("63B", 0),  # rows of 64 bytes: whole ones only
+        ("64B", 1),
+        ("6400 B", 100),
+        ("1KiB", 16),
+        ("1KB", 15),
+        ("1.5KiB", 24),
+        ("1MiB", 1000),
+        ("2GB", 1000),
+        ("1TiB", 1000),
+    ],
+)
+def test_sizes(text: str, rows: int) -> None:
+    assert parse_size(text, row_bytes=64, num_rows=1000) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("1KB", 10**3), ("1MB", 10**6), ("1GB", 10**9), ("1TB", 10**12),
+     ("1KiB", 2**10), ("1MiB", 2**20), ("1GiB", 2**30), ("1TiB", 2**40)],
+)  # fmt: skip
+def test_units(text: str, num_bytes: int) -> None:
+    assert parse_size(text, row_bytes=1, num_rows=2**62) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ten", "-5", "+5", "1.5", "1e3", "1_000", "1,000", "10%%", "%", "MiB", "10 rows", "5iB", "5XB", "5kb", "5mib",
+     "5M", "5 5", "nan", "inf", "101%", "1000.1%", "0x10"],
+)  # fmt: skip
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="size "):
+        parse_size(text, row_bytes=64, num_rows=1000)
+
+
+@pytest.mark.parametrize("value", ["5iB", "-1", "x", -5, 1.5, True, None])
+def test_a_bad_size_is_a_bad_setting(value: Any) -> None:
+    with pytest.raises(ValidationError):
+        TierConfig(device_rows=value)
+
+
+def test_sizes_may_be_numbers_and_auto() -> None:
+    assert TierConfig.model_validate({"device_rows": 500}).device_rows == "500"
+    assert TierConfig(device_rows="auto").device_rows == "auto"
+
+
+@given(rows=st.integers(1, 2**40), percent=st.integers(0, 100))
+def test_per_cent_are_rounded_up_and_never_too_many(rows: int, percent: int) -> None:
+    found = parse_size(f"{percent}%", row_bytes=4, num_rows=rows)
+    assert found == -(-rows * percent // 100)
+
+
+@given(number=st.integers(0, 2**40), row_bytes=st.integers(1, 2**14))
+def test_bytes_buy_whole_rows(number: int, row_bytes: int) -> None:
+    assert parse_size(f"{number}B", row_bytes=row_bytes, num_rows=2**62) == number // row_bytes
+
+
+# --- keys and values -------------------------------------------------------------------------------------------------
+
+
+@every_config
+def test_unknown_keys_are_errors(model: type[Config]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate({"surprise": 1})
+    assert ("surprise",) in [error["loc"] for error in caught.value.errors() if error["type"] == "extra_forbidden"]
+
+
+@every_config
+def test_every_setting_has_a_description(model: type[Config]) -> None:
+    for name, setting in model.model_fields.items():
+        nested = isinstance(setting.annotation, type) and issubclass(setting.annotation, BaseModel)
+        assert setting.description or nested, f"{model.__name__}.{name}"
+
+
+def test_unknown_keys_deep_inside_are_named_by_their_path() -> None:
+    with pytest.raises(ValidationError) as caught:
+        TrainConfig.model_validate({"tier": {"device_row": "5%"}, "depth": -1, "optimizer": {"name": "lion"}})
+    assert {error["loc"] for error in caught.value.errors()} == {
+        ("tier", "device_row"),
+        ("depth",),
+        ("optimizer", "name"),
+    }
+
+
+@pytest.mark.parametrize("model", [TierConfig, SkipConfig, OptimizerConfig, TrainConfig])
+def test_settings_do_not_change(model: type[Config]) -> None:
+    config = model()
+    name = next(iter(model.model_fields))
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(config, name, getattr(config, name))
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        (TableConfig, {"num_embeddings": 0}),
+        (TableConfig, {"embedding_dim": 0}),
+        (TableConfig, {"embedding_dim": 4097}),
+        (TableConfig, {"pooling": "max"}),
+        (TableConfig, {"init_bound": -0.1}),
+        (TableConfig, {"init_bound": float("inf")}),
+        (TierConfig, {"host": "mmap"}),
+        (TierConfig, {"host": "mmap:"}),
+        (TierConfig, {"host": "disk"}),
+        (TierConfig, {"device": "tpu"}),
+        (TierConfig, {"release_share": 1.1}),
+        (TierConfig, {"max_candidates": 0}),
+        (SkipConfig, {"interval": 0}),
+        (SkipConfig, {"min_accesses": 0}),
+        (SkipConfig, {"lag": -1}),
+        (OptimizerConfig, {"lr": 0.0}),
+        (OptimizerConfig, {"lr": float("nan")}),
+        (OptimizerConfig, {"beta1": 1.0}),
+        (OptimizerConfig, {"eps": -1e-8}),
+        (TrainConfig, {"batch_size": 0}),
+        (TrainConfig, {"depth": 65}),
+        (TrainConfig, {"seed": -1}),
+    ],
+)
+def test_values_out_of_bounds(model: type[Config], values: dict[str, Any]) -> None:
+    required = {"name": "t", "num_embeddings": 5, "embedding_dim": 4} if model is TableConfig else {}
+    model.model_validate(required)
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(required | values)
+    assert [error["loc"] for error in caught.value.errors()] == [tuple(values)]
+
+
+def test_a_table_is_looked_up_by_a_feature_of_its_name_unless_others_are_named() -> None:
+    table = TableConfig(name="item", num_embeddings=5, embedding_dim=4)
+    assert table.feature_names == ("item",)
+    assert table.model_copy(update={"features": ("seen", "shown")}).feature_names == ("seen", "shown")
+
+
+def test_settings_survive_json() -> None:
+    config = TrainConfig.model_validate({"tier": {"device_rows": "7%", "host": "mmap:/x"}, "skip": None, "steps": 3})
+    assert TrainConfig.model_validate_json(config.model_dump_json()) == config

@@ -1,0 +1,27 @@
+"""`Counter`: columns without gaps, each explained, the same for kernels and reports."""
+
+import inspect
+
+from adaptive import counters
+from adaptive.counters import Counter
+from adaptive.kernels import planning
+from adaptive.telemetry import counters as telemetry
+
+
+def test_columns_are_numbered_from_zero_without_gaps() -> None:
+    assert [int(counter) for counter in Counter] == list(range(len(Counter)))
+
+
+def test_every_counter_is_explained() -> None:
+    source = inspect.getsource(counters.Counter)
+    assert source.count('"""') == 2 * (len(Counter) + 1)
+
+
+def test_kernels_use_the_same_columns() -> None:
+    known = {name: value for name, value in vars(planning).items() if name in Counter.__members__}
+    assert len(known) >= 10
+    assert known == {name: Counter[name] for name in known}
+
+
+def test_reports_use_the_same_counters() -> None:
+    assert telemetry.Counter is Counter

@@ -1,0 +1,144 @@
+"""The lowest scores, ties included, and what the referee lets pass."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import row_stats
+from helpers import bags, one_table, step_all
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.errors import ConfigError, PolicyError
+from adaptive.policy import Policy, RowStats, TierView
+from adaptive.tiers.referee import Referee, lowest
+from policies.lru import LRU
+
+
+@pytest.mark.parametrize(
+    ("scores", "count", "positions"),
+    [
+        ([3, 1, 2], 1, [1]),
+        ([3, 1, 2], 2, [1, 2]),
+        ([1, 1, 1, 1], 2, [0, 1]),
+        ([2, 1, 2, 1, 2], 3, [0, 1, 3]),
+        ([0.0, -0.0, 0.0], 2, [0, 1]),
+        ([np.inf, -np.inf, 0, -np.inf], 2, [1, 3]),
+        ([-np.inf, -np.inf], 1, [0]),
+        ([5, 4], 0, []),
+        ([5, 4], 2, [0, 1]),
+        ([5, 4], 9, [0, 1]),
+        ([], 0, []),
+    ],
+)
+def test_lowest(scores: list[float], count: int, positions: list[int]) -> None:
+    assert lowest(np.array(scores, np.float64), count).tolist() == positions
+
+
+@given(st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf]), max_size=30), st.integers(0, 30))
+def test_lowest_are_the_first_of_a_stable_sort(scores: list[float], count: int) -> None:
+    array = np.array(scores, np.float64)
+    assert lowest(array, count).tolist() == sorted(np.argsort(array, kind="stable")[:count].tolist())
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.float32, np.float64])
+def test_any_real_numbers_are_scores(dtype: type) -> None:
+    class Scores(Policy):
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            return np.ones(len(rows), dtype)
+
+    scores = Referee(Scores()).score(row_stats(3))
+    assert scores.dtype == np.float64
+    assert scores.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_message_names_policy_method_batch_and_row() -> None:
+    class Unsure(LRU):
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            return np.array([1.0, np.nan, np.nan])
+
+    with pytest.raises(PolicyError) as error:
+        Referee(Unsure()).score(row_stats(3, step=7, rows=[5, 6, 8]))
+    assert str(error.value).startswith(
+        "policy Unsure.score at batch 7 must return no NaN, found 2, the first for row 6. Nothing was moved"
+    )
+
+
+@pytest.mark.parametrize(
+    "answer", [np.zeros(3), np.zeros(2, np.bool_), [True, False, True], None, np.array(["yes", "no", "no"])]
+)
+def test_verdicts_are_bools(answer: object) -> None:
+    class Verdicts(LRU):
+        def saturated(self, rows: RowStats) -> Any:
+            return answer
+
+    with pytest.raises(PolicyError, match=r"policy Verdicts\.saturated at batch 4 must return an array"):
+        Referee(Verdicts()).saturated(row_stats(3, step=4))
+
+
+def test_only_a_policy_with_verdicts_is_watched() -> None:
+    class Verdicts(LRU):
+        def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+            return np.ones(len(rows), np.bool_)
+
+    assert Referee(Verdicts()).watches_saturation
+    assert not Referee(LRU()).watches_saturation
+
+
+def test_an_error_of_ours_passes_as_it_is() -> None:
+    class Refuses(LRU):
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            raise ConfigError("another device")
+
+    with pytest.raises(ConfigError, match="another device"):
+        Referee(Refuses()).score(row_stats(1))
+
+
+# --- arrange -------------------------------------------------------------------------------------------------------
+
+
+class ArrangesNothing(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Any:
+        return None
+
+
+class ArrangesNumbers(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Any:
+        return (len(batch.ids) for batch in batches)
+
+
+class FailsToArrange(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        yield next(batches)
+        raise KeyError("lost")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("policy", [ArrangesNothing, ArrangesNumbers, FailsToArrange])
+def test_a_policy_that_cannot_arrange_is_a_policy_error(policy: type[Policy], depth: int) -> None:
+    with pytest.raises(PolicyError, match=rf"policy {policy.__name__}\.arrange"):
+        step_all(one_table(policy=policy), [bags([1]), bags([2])], depth=depth)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_source_that_fails_is_not_blamed_on_the_policy(depth: int) -> None:
+    def source() -> Iterator[Batch]:
+        yield bags([1])
+        raise OSError("disk on fire")
+
+    with pytest.raises(OSError, match="disk on fire"):
+        step_all(one_table(), source(), depth=depth)
+
+
+def test_regrouped_batches_are_what_is_trained() -> None:
+    class Halves(LRU):
+        def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+            for batch in batches:
+                for sample in range(batch.num_samples):
+                    yield batch.take(np.array([sample]))
+
+    done = step_all(one_table(policy=Halves), [bags([1], [2]), bags([3], [4])], depth=2)
+    assert [planned.batch.ids.tolist() for planned in done] == [[1], [2], [3], [4]]
