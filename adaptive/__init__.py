@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
+    from adaptive.counters import Counter
     from adaptive.embedding import TieredEmbeddingBag
     from adaptive.errors import AdaptiveError
     from adaptive.planned import Planned
@@ -20,6 +21,7 @@ _HOMES = {
     "AdaptiveError": "errors",
     "Adam": "rows.optim",
     "Batch": "batch",
+    "Counter": "counters",
     "Origin": "batch",
     "Planned": "planned",
     "Policy": "policy",
@@ -44,6 +46,7 @@ __all__ = [
     "Adam",
     "AdaptiveError",
     "Batch",
+    "Counter",
     "Origin",
     "Planned",
     "Policy",
@@ -68,3 +71,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'adaptive' has no attribute {name!r}")
     return getattr(importlib.import_module(f"adaptive.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """So that completion offers names that nobody has used yet."""
+    return sorted({*globals(), *__all__})

@@ -180,7 +180,7 @@ def evaluate_run(run_directory: Path | str, *, stream: TextIO | None = None) -> 
             found = evaluate(parts.embeddings, parts.model, batches)
     if not found.samples:
         raise InputError(f"the data of {path} ({config.data}) have no evaluation part")
-    steps = int(checkpoint.meta.get("steps", 0))
+    steps = checkpoint.meta["steps"]
     if stream is not None:
         with contextlib.closing(Progress(stream, steps)) as progress:
             progress.write(EvalRecord(step=steps, samples=found.samples, auc=found.auc, log_loss=found.log_loss))
@@ -281,7 +281,7 @@ def _run_directory(config: TrainConfig, overwrite: bool) -> RunDirectory:
 def _torch_settings(config: TrainConfig) -> Iterator[None]:
     """Seed and deterministic switch for the time of a run; the caller's are back afterwards."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(config.seed)
         try:
             if config.deterministic:
@@ -317,6 +317,8 @@ def _table_facts(parts: Parts) -> list[dict[str, Any]]:
 
 
 def _restore(parts: Parts, checkpoint: Checkpoint, *, where: Path) -> None:
+    if not isinstance(checkpoint.meta.get("steps"), int):
+        raise CheckpointError(f"{where}: expected the number of steps trained, found {checkpoint.meta.get('steps')!r}")
     needed, found = _table_facts(parts), checkpoint.meta.get("tables")
     if found != needed:
         raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {found}")

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Policy, RowStats, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.counters import Counter
-from policies.lru import LRU
+from adaptive import Batch, Counter, Policy, RowStats, TableConfig, TierConfig, TieredEmbeddingBag
 
 NUM_ROWS, BATCH_SIZE, NUM_BATCHES = 20_000, 512, 300
 
@@ -38,7 +36,7 @@ def drifting_batches() -> Iterator[Batch]:
         yield Batch(np.zeros((BATCH_SIZE, 0), np.float32), ids, np.arange(BATCH_SIZE + 1), labels)
 
 
-def hit_rate(policy: type[Policy]) -> float:
+def hit_rate(policy: str | type[Policy]) -> float:
     """Share of the look-ups whose row was on the device when its batch was planned; 5 % of the rows fit."""
     table = TableConfig(name="item", num_embeddings=NUM_ROWS, embedding_dim=8)
     with TieredEmbeddingBag([table], TierConfig(device_rows="5%", device="cpu"), policy=policy) as embeddings:
@@ -51,5 +49,5 @@ def hit_rate(policy: type[Policy]) -> float:
 
 
 if __name__ == "__main__":
-    for policy in (LRU, Fading):
-        print(f"{policy.__name__:8}hit rate {hit_rate(policy):.1%}")
+    print(f"LRU     hit rate {hit_rate('lru'):.1%}")
+    print(f"Fading  hit rate {hit_rate(Fading):.1%}")

@@ -231,9 +231,53 @@ def test_placement_does_not_change_the_numbers(policy: str, depth: int) -> None:
 @pytest.mark.parametrize("policy", ["lru", "hybrid", "device", "slipstream"])
 def test_eval_gives_the_numbers_of_the_run_again(tmp_path: Path, policy: str) -> None:
     config = toy_config(out=str(tmp_path), policy=policy, tier={"device_rows": "auto"}, epochs=2)
-    summary, found = train_run(config), evaluate_run(tmp_path)
+    stream = StringIO()
+    summary, found = train_run(config), evaluate_run(tmp_path, stream=stream)
+    assert stream.getvalue().startswith(f"evaluation after step 40: auc {summary['auc']:.4f}")
     for key in ("auc", "log_loss", "eval_samples", "normalised_entropy", "calibration", "steps", "auc_of"):
         assert found[key] == summary[key], key
+
+
+SCHEMA = """
+separator = ","
+header = true
+[label]
+column = "click"
+[[dense]]
+columns = ["price"]
+kind = "float"
+[[categorical]]
+columns = ["first", "second"]
+kind = "string"
+vocabulary = true
+min_count = 1
+table = "genre"
+[[categorical]]
+columns = ["user"]
+kind = "int"
+num_embeddings = 50
+"""
+
+
+def test_files_with_a_shared_table_and_a_fitted_vocabulary(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{rng.integers(2)},{rng.random():.3f},{'abc'[rng.integers(3)]},{rng.integers(50)},{'cde'[rng.integers(3)]}"
+        for _ in range(200)
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(["click,price,first,user,second", *lines]) + "\n")
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    options = {"schema_path": str(tmp_path / "schema.toml"), "holdout": 0.25}
+    config = toy_config(
+        data=f"csv:{tmp_path}/a.csv", data_options=options, out=str(tmp_path / "run"), tier={"device_rows": "100%"}
+    )
+    summary, found = train_run(config), evaluate_run(tmp_path / "run")
+    assert summary["samples"] == 150 and summary["eval_samples"] == 50
+    assert (found["auc"], found["log_loss"]) == (summary["auc"], summary["log_loss"])
+    tables = load_checkpoint(tmp_path / "run" / "weights").meta["tables"]
+    assert [table["name"] for table in tables] == ["genre", "user"]
+    assert (tmp_path / "run" / "vocabulary" / "vocabulary.json").exists()
+    assert train_run(config, overwrite=True)["auc"] == summary["auc"]
 
 
 # -- eval refuses -------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ All kernels are serial and release the GIL; only the look-ahead thread writes th
 import numpy as np
 
 from adaptive.counters import Counter
+from adaptive.kernels.cpu import AHEAD
 from adaptive.kernels.jit import kernel
+from adaptive.kernels.prefetch import prefetch_item
 
 INITIAL, ON_HOST = 0, -1
 DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since it came; its host copy is not the initial value
@@ -83,6 +85,8 @@ def locate(rows, codes, locations, missing):
     """
     num_missing = 0
     for u in range(rows.size):
+        if u + AHEAD < rows.size:
+            prefetch_item(codes, rows[u + AHEAD])
         code = codes[rows[u]]
         if code > 0:
             locations[u] = code - 1
@@ -210,6 +214,8 @@ def use_rows_on_host(rows, codes, locations, fresh):
 def touch(rows, counts, locations, batch, accesses, last_access, slot_used):
     """Count the look-ups of a planned batch and hold its slots. last_access stores batch + 1; 0 means never."""
     for u in range(rows.size):
+        if u + AHEAD < rows.size:
+            prefetch_item(accesses, rows[u + AHEAD])
         row = rows[u]
         accesses[row] += np.uint32(counts[u])
         last_access[row] = batch + 1
@@ -310,6 +316,8 @@ def add_update_norms(rows, norms, totals, bin_edges, bin_counts):
     """totals[row] += norm, and count the norm in its histogram bin [edge i, edge i + 1); returns their sum."""
     total = 0.0
     for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch_item(totals, rows[i + AHEAD])
         totals[rows[i]] += norms[i]
         total += np.float64(norms[i])
         bin_counts[min(max(np.searchsorted(bin_edges, norms[i], side="right") - 1, 0), bin_counts.size - 1)] += 1
@@ -320,10 +328,22 @@ def add_update_norms(rows, norms, totals, bin_edges, bin_counts):
 def gather_records(rows, accesses, last_access, update_norms, out_accesses, out_last, out_norms):
     """Copy the records of `rows` for a policy; last accesses are given as batch numbers, -1 = none."""
     for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch_item(accesses, rows[i + AHEAD])
         row = rows[i]
         out_accesses[i] = accesses[row]
         out_last[i] = np.int64(last_access[row]) - 1
         out_norms[i] = update_norms[row]
+
+
+@kernel()
+def tables_of(rows, table_starts, buckets, shift, tables):
+    """tables[i] = table of rows[i]; buckets[r >> shift] is the table of the first row of that bucket of rows."""
+    for i in range(rows.size):
+        table = buckets[rows[i] >> shift]
+        while rows[i] >= table_starts[table + 1]:
+            table += 1
+        tables[i] = table
 
 
 @kernel()

@@ -18,11 +18,15 @@ def prefetch_row(rows: Any, row: Any) -> None:
     """Prefetch `rows[row]` of a C-contiguous 2-D array."""
 
 
+def prefetch_item(items: Any, item: Any) -> None:
+    """Prefetch `items[item]` of a 1-D array, strided or not."""
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def _prefetch(typingctx: Any, rows: Any, row: Any, offset: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
-        strides = cgutils.unpack_tuple(builder, array.strides, 2)
+        strides = cgutils.unpack_tuple(builder, array.strides, signature.args[0].ndim)
         row_at = builder.mul(builder.sext(args[1], ir.IntType(64)) if args[1].type.width < 64 else args[1], strides[0])
         base = builder.bitcast(array.data, ir.IntType(8).as_pointer())
         address = builder.gep(base, [builder.add(row_at, args[2])])
@@ -45,5 +49,13 @@ def _prefetch_row(rows: Any, row: Any) -> Any:
     def compiled(rows: Any, row: Any) -> None:
         for offset in range(0, rows.shape[1] * item, LINE_BYTES):
             _prefetch(rows, row, offset)
+
+    return compiled
+
+
+@overload(prefetch_item)  # type: ignore[untyped-decorator]
+def _prefetch_item(items: Any, item: Any) -> Any:
+    def compiled(items: Any, item: Any) -> None:
+        _prefetch(items, item, 0)
 
     return compiled

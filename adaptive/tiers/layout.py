@@ -7,12 +7,14 @@ all tables in the same order. Inside a group, kernels use *local* rows, counted 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import TableConfig
 from adaptive.errors import ConfigError
+from adaptive.kernels import planning
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,20 @@ class Group:
     @property
     def num_columns(self) -> int:
         return sum(feature.column >= 0 for feature in self.features)
+
+    @cached_property
+    def _buckets(self) -> tuple[NDArray[np.int32], int]:
+        """At most 4,096 equal ranges of rows with the table of each one's first row, and log2 of their size."""
+        shift = max(0, (self.num_rows - 1).bit_length() - 12)
+        firsts = np.arange(0, self.num_rows, 1 << shift)
+        return (np.searchsorted(self.table_starts, firsts, side="right") - 1).astype(np.int32), shift
+
+    def tables_of(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """(n,) table, counted in the group, of each local row."""
+        tables = np.empty(len(rows), np.int32)
+        buckets, shift = self._buckets
+        planning.tables_of(rows, self.table_starts, buckets, shift, tables)
+        return tables
 
     @property
     def table_sizes(self) -> NDArray[np.int64]:

@@ -182,12 +182,11 @@ class Planner:
         """What a policy is told about local rows (n,)."""
         accesses, last_access, norms = self.tracker.gather(rows)
         codes = self.tracker.codes[rows]
-        tables = np.searchsorted(self.group.table_starts, rows, side="right") - 1
         drift, drift_accesses, saturated = self._movement(rows, entries)
         return RowStats(
             step=number,
             rows=rows + self.group.first_row,
-            table=(tables + self.group.first_table).astype(np.int32),
+            table=self.group.tables_of(rows) + np.int32(self.group.first_table),
             accesses=accesses,
             last_access=last_access,
             next_access=self._next_access(rows, codes, number, window),

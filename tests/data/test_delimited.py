@@ -1,0 +1,281 @@
+"""Files described by a schema: every key of it, mistakes in it, ids that are rows, bags, shipped schemas."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive.batch import concatenate
+from adaptive.data.open import DataOptions, open_dataset
+from adaptive.errors import ConfigError, InputError
+
+SCHEMAS = Path(__file__).parents[2] / "examples" / "schemas"
+
+
+def opened(tmp_path, schema, text, **options):
+    (tmp_path / "schema.toml").write_text(schema)
+    (tmp_path / "data.csv").write_text(text)
+    return open_dataset(f"csv:{tmp_path / 'data.csv'}", DataOptions(schema_path=tmp_path / "schema.toml", **options))
+
+
+def rows(batches):
+    return concatenate(list(batches))
+
+
+def bags(batch, feature):
+    first = feature * batch.num_samples
+    ends = batch.offsets[first : first + batch.num_samples + 1]
+    return [batch.ids[start:stop].tolist() for start, stop in zip(ends, ends[1:], strict=False)]
+
+
+EVERYTHING = """
+[label]
+column = "action"
+positive = ["buy", "cart"]
+
+[[dense]]
+columns = ["price"]
+
+[[dense]]
+columns = ["views_*"]
+kind = "int"
+transform = "log"
+
+[[categorical]]
+columns = ["user"]
+kind = "int"
+num_embeddings = 10
+
+[[categorical]]
+columns = ["liked", "seen"]
+kind = "int"
+inner_separator = "|"
+num_embeddings = 5
+table = "item"
+
+[[categorical]]
+columns = ["city"]
+hash_rows = 50
+missing = "reject"
+
+[time]
+column = "day"
+"""
+TEXT = """action,junk,liked,user,views_a,views_b,price,seen,city,day
+buy,"a, b",1|2,9,0,7,-1.5,,Ulm,1
+view,,,0,,,,4,"Ulm",2
+cart,,0||3|,,3,-3,2,1|1,Bonn,3
+view,,,1,1,1,1,,,3
+"""
+
+
+def test_every_kind_of_column(tmp_path):
+    data = opened(tmp_path, EVERYTHING, TEXT, max_bad_fraction=0.3)
+    assert [(f.name, f.num_embeddings) for f in data.features] == [
+        ("user", 11),
+        ("liked", 5),
+        ("seen", 5),
+        ("city", 51),
+    ]
+    assert data.tables == ("user", "item", "item", "city")
+    batch = rows(data.train(2))
+    assert batch.labels.tolist() == [1, 0, 1]
+    np.testing.assert_allclose(batch.dense, [[0, np.log(8), -1.5], [0, 0, 0], [np.log(4), 0, 2]], rtol=1e-6)
+    assert bags(batch, 0) == [[9], [0], [10]]  # 10: missing
+    assert bags(batch, 1) == [[1, 2], [], [0, 3]]
+    assert bags(batch, 2) == [[], [4], [1, 1]]
+    city = bags(batch, 3)
+    assert city[0] == city[1] != city[2]
+    assert data.rejects() == {"missing": 1}
+    assert [batch.origin.where(n).split(":")[-1] for n in range(3)] == ["2", "3", "4"]
+
+
+def test_many_values_in_few_bags_make_room(tmp_path):
+    schema = '[[categorical]]\ncolumns = ["b"]\nkind = "int"\nnum_embeddings = 9000\ninner_separator = " "\n'
+    text = "b\n1\n" + " ".join(map(str, range(9000))) + "\n2 3\n"
+    data = opened(tmp_path, '[label]\ncolumn = "l"\n' + schema, text.replace("\n", ",1\n").replace("b,1", "b,l", 1))
+    assert bags(rows(data.train(3)), 0) == [[1], list(range(9000)), [2, 3]]
+
+
+def test_threshold_and_names_without_header(tmp_path):
+    schema = """
+separator = "\\t"
+header = false
+quote = ""
+columns = ["user", "rating"]
+label = {column = "rating", threshold = 4}
+[[categorical]]
+columns = ["user"]
+"""
+    data = opened(tmp_path, schema, '"a\t4\n"a\t3.5\nb\t5\n', hash_rows=1000)
+    batch = rows(data.train(5))
+    assert batch.labels.tolist() == [1, 0, 1]
+    assert batch.ids[0] == batch.ids[1] != batch.ids[2]
+
+
+DIRECT = '[label]\ncolumn = "l"\n[[categorical]]\ncolumns = ["a", "b"]\nkind = "int"\nnum_embeddings = 7\n'
+
+
+@pytest.mark.parametrize("bad", [-1, 7, 2**31, 2**63 - 1])
+@pytest.mark.parametrize("feature", ["a", "b"])
+def test_an_id_out_of_range_stops_and_is_named(tmp_path, feature, bad):
+    values = {"a": 0, "b": 0, feature: bad}
+    data = opened(tmp_path, DIRECT, f"l,a,b\n1,6,0\n0,{values['a']},{values['b']}\n")
+    with pytest.raises(
+        InputError, match=rf"feature {feature}: id {bad} of sample 1 of the batch \(.*data\.csv:3\) is not in \[0, 7\)"
+    ):
+        list(data.train(10))
+
+
+def test_an_id_out_of_range_in_a_bag_names_its_sample(tmp_path):
+    schema = DIRECT + 'inner_separator = "|"\n'
+    data = opened(tmp_path, schema, "l,a,b\n1,,1|2\n1,1|2|3,\n1,,\n1,,4|5|8\n")
+    with pytest.raises(InputError, match=r"feature b: id 8 of sample 3 of the batch \(.*data\.csv:5\)"):
+        list(data.train(10))
+
+
+@pytest.mark.parametrize("missing", ["row", "reject"])
+def test_out_of_range_to_a_row_of_its_own(tmp_path, missing):
+    schema = DIRECT + f'missing = "{missing}"\n'
+    text = f"l,a,b\n1,-1,7\n1,{2**31},{2**63 - 1}\n1,0,6\n"
+    data = opened(tmp_path, schema, text, out_of_range="oov")
+    assert {f.num_embeddings for f in data.features} == {9 if missing == "row" else 8}
+    batch = rows(data.train(10))
+    assert bags(batch, 0) == [[7], [7], [0]]
+    assert bags(batch, 1) == [[7], [7], [6]]
+    assert data.out_of_range() == {"a": 2, "b": 2}
+    assert not data.rejects()
+
+
+def test_a_missing_id_has_the_last_row(tmp_path):
+    data = opened(tmp_path, DIRECT, "l,a,b\n1,,6\n")
+    assert data.features[0].num_embeddings == 8
+    assert rows(data.train(1)).ids.tolist() == [7, 6]
+    data = opened(tmp_path, DIRECT, "l,a,b\n1,,9\n", out_of_range="oov")
+    assert rows(data.train(1)).ids.tolist() == [8, 7]
+
+
+def test_a_vocabulary_shared_by_two_columns(tmp_path):
+    schema = (
+        '[label]\ncolumn = "l"\n[[categorical]]\ncolumns = ["a", "b"]\nvocabulary = true\nmin_count = 2\ntable = "t"\n'
+    )
+    data = opened(tmp_path, schema, "l,a,b\n1,x,y\n1,y,z\n1,y,x\n1,,q\n")
+    batch = rows(data.train(10))
+    assert bags(batch, 0) == [[1], [0], [0], [3]]  # y three times, x twice; 2: all others, 3: missing
+    assert bags(batch, 1) == [[0], [2], [1], [2]]
+    assert {f.num_embeddings for f in data.features} == {4}
+
+
+def test_time_split(tmp_path):
+    data = opened(tmp_path, EVERYTHING, TEXT, max_bad_fraction=0.3, time_split=2)
+    assert rows(data.train(10)).origin.lines.tolist() == [2]
+    assert rows(data.evaluation(10)).origin.lines.tolist() == [3, 4]
+    assert data.num_train_samples() == 1
+
+
+def test_time_split_by_iso_time(tmp_path):
+    schema = '[label]\ncolumn = "l"\n[time]\ncolumn = "t"\nkind = "iso"\n[[categorical]]\ncolumns = ["a"]\n'
+    text = "l,t,a\n1,2020-01-03,x\n0,2020-01-01 10:00:00,x\n1,2020-01-01T09:59:59.5Z,x\n"
+    data = opened(tmp_path, schema, text, time_split="2020-01-01 12:00:00+02:00")
+    assert rows(data.train(2)).origin.lines.tolist() == [4]
+    assert rows(data.evaluation(2)).origin.lines.tolist() == [2, 3]
+    with pytest.raises(ConfigError, match="time_split 'noon': the schema's time is iso"):
+        opened(tmp_path, schema, text, time_split="noon")
+    with pytest.raises(ConfigError, match=r"needs a \[time\] column"):
+        opened(tmp_path, DIRECT, "l,a,b\n", time_split=1)
+
+
+def test_files_must_have_the_same_header(tmp_path):
+    (tmp_path / "other.csv").write_text("l,b,a\n1,0,0\n")
+    with pytest.raises(InputError, match=r"other.csv: header \['l', 'b', 'a'\] differs"):
+        opened(tmp_path, DIRECT, "l,a,b\n1,0,0\n", eval_data=str(tmp_path / "other.csv"))
+
+
+def test_without_label_there_is_nothing_to_train_with(tmp_path):
+    schema = '[[categorical]]\ncolumns = ["a"]\n'
+    with pytest.raises(InputError, match="has no labels"):
+        opened(tmp_path, schema, "a\n1\n").train(1)
+
+
+def test_no_rows(tmp_path):
+    with pytest.raises(InputError, match="no row to train with"):
+        list(opened(tmp_path, DIRECT, "l,a,b\n").train(1))
+    with pytest.raises(InputError, match="has no header line"):
+        opened(tmp_path, DIRECT, "")
+
+
+@pytest.mark.parametrize(
+    ("schema", "messages"),
+    [
+        ("separator = ';;'\nfoo = 1", ["separator: ", "categorical: Field required", "foo: Extra inputs"]),
+        (DIRECT + "hash_rows = 5", ["categorical.0: ", "num_embeddings and hash_rows exclude each other"]),
+        (DIRECT.replace('"int"', '"string"'), ["categorical.0: ", "needs ids that are numbers"]),
+        (DIRECT.replace('"int"', '"text"'), ["categorical.0.kind: Input should be 'hex', 'int' or 'string'"]),
+        (DIRECT + 'inner_separator = ","', ["inner_separator must differ"]),
+        (DIRECT + "min_count = 2", ["min_count belongs to a vocabulary"]),
+        ("header = false\n" + DIRECT, ["give columns = [...] if and only if header = false"]),
+        ("format = 'user_items'\nnum_users = 0", ["num_users: ", "num_items: Field required"]),
+        ("a = ", ["not valid TOML"]),
+        (DIRECT.replace('"b"', '"c"').replace('"l"', '"a"'), ["no column 'c'", "column 'a' is used already", "columns of the file: l, a, b"]),
+        (DIRECT + 'table="t"\n[[categorical]]\ncolumns = ["l"]\ntable="t"', ["column 'l' is used already"]),
+        (
+            DIRECT.replace(', "b"', "") + 'table = "t"\n[[categorical]]\ncolumns = ["b"]\ntable = "t"',
+            ["table 't': feature 'b'", "share a table need the same"],
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_schema_are_named(tmp_path, schema, messages):
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path, schema, "l,a,b\n1,0,0\n")
+    for message in messages:
+        assert message in str(caught.value)
+
+
+def test_a_schema_is_needed(tmp_path):
+    with pytest.raises(ConfigError, match="csv: needs a schema"):
+        open_dataset(f"csv:{tmp_path}/x", DataOptions())
+    with pytest.raises(ConfigError, match=r"schema .*none\.toml: cannot be read"):
+        open_dataset(f"csv:{tmp_path}/x", DataOptions(schema_path=tmp_path / "none.toml"))
+
+
+def real(real_data, path, schema, **options):
+    return open_dataset(f"csv:{real_data / path}", DataOptions(schema_path=SCHEMAS / schema, **options))
+
+
+def test_kdd12_click(real_data):
+    path = "kdd12-click/Click_prediction_small.first32000.csv.gz"
+    data = real(real_data, path, "kdd12-click.toml", holdout=0.2)
+    train, evaluation = rows(data.train(4096)), rows(data.evaluation(4096))
+    assert (train.num_samples, evaluation.num_samples, data.num_dense) == (25600, 6400, 3)
+    assert data.num_train_samples() == 25600
+    assert (train.labels.sum() + evaluation.labels.sum()) / 32000 == pytest.approx(0.1685, abs=5e-5)
+    assert evaluation.origin.lines[[0, -1]].tolist() == [25602, 32001]
+    assert not data.rejects()
+    assert [f.name for f in data.features][:2] == ["url_hash", "ad_id"]
+    user = concatenate([train, evaluation]).ids.reshape(8, -1)[7]
+    assert np.bincount(user).max() >= 7727  # user 0, unknown
+
+
+def test_avazu(real_data):
+    data = real(real_data, "avazu-format-sample/avazu_sample.txt", "avazu.toml")
+    batch = rows(data.train(64))
+    assert (batch.num_samples, batch.labels.sum(), len(data.features)) == (100, 20, 21)
+    ids = dict(zip([f.name for f in data.features], batch.ids.reshape(21, -1), strict=True))
+    assert len(set(ids["site_id"])) == 22
+    assert len(set(ids["device_ip"])) == 98
+    assert not data.rejects()
+
+
+def test_open_bandit_women(real_data, tmp_path):
+    path = "open-bandit-women/bts/women.csv.gz"
+    data = real(real_data, path, "open-bandit-women.toml", time_split="2019-11-29")
+    train, evaluation = rows(data.train(999)), rows(data.evaluation(999))
+    text = gzip.decompress((real_data / path).read_bytes()).decode().splitlines()[1:]
+    early = [line.split(",")[1] < "2019-11-29" for line in text]
+    assert train.origin.lines.tolist() == [n + 2 for n, is_early in enumerate(early) if is_early]
+    assert evaluation.num_samples == 10_000 - train.num_samples
+    items = np.concatenate([train.ids[: train.num_samples], evaluation.ids[: evaluation.num_samples]])
+    assert items.tolist() == [int(line.split(",")[2]) for line in text]
+    assert [f.num_embeddings for f in data.features] == [46, 4, 5, 7, 10, 9]
+    assert not data.rejects()

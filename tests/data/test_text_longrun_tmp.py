@@ -1,0 +1,411 @@
+# ruff: noqa: E501 (the table of cases)
+"""The text reader against its twin, on written-out cases and on random lines with faults, for all chunk borders."""
+
+import gzip
+import json
+import math
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import text_twin
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from adaptive.data.rejects import Limits, RejectLog
+from adaptive.data.text import Position, TextReader, TextSource
+from adaptive.data.text_format import Block, Column, TextFormat
+from adaptive.data.text_source import find_files
+from adaptive.errors import InputError
+from adaptive.kernels import text as kernels
+from adaptive.kernels import text_fields
+
+ALL_BAD = Limits(1.0, 1.0)
+
+PLAIN = TextFormat(  # Criteo's kinds
+    (
+        Column("label", kernels.LABEL_BINARY),
+        Column("count", kernels.DENSE_INTEGER),
+        Column("ad", kernels.KEY_HEX),
+    ),
+    separator="\t",
+    max_line_bytes=40,
+)
+QUOTED = TextFormat(  # every other kind
+    (
+        Column("label", kernels.LABEL_SET),
+        Column("skipped", kernels.SKIP),
+        Column("price", kernels.DENSE_FLOAT),
+        Column("name", kernels.KEY_TEXT),
+        Column("tags", kernels.KEY_BAG, item=kernels.KEY_TEXT, inner="|"),
+        Column("user", kernels.KEY_INTEGER, required=True),
+        Column("words", kernels.KEY_BAG, item=kernels.KEY_HEX, inner=";"),
+        Column("when", kernels.TIME_ISO),
+    ),
+    separator=",",
+    quote='"',
+    max_line_bytes=120,
+    positives=("buy", "a b"),
+)
+LISTS = TextFormat(
+    (
+        Column("user", kernels.KEY_INTEGER, required=True),
+        Column("items", kernels.KEY_BAG, item=kernels.KEY_INTEGER, inner=" "),
+    ),
+    separator=" ",
+    max_line_bytes=60,
+)
+RATED = TextFormat(
+    (Column("label", kernels.LABEL_THRESHOLD), Column("user", kernels.KEY_INTEGER), Column("t", kernels.TIME_NUMBER)),
+    separator=",",
+    header=True,
+    max_line_bytes=50,
+    threshold=3.5,
+)
+
+
+def read_all(path, form, *, chunk_bytes=1 << 16, rows=7, window=(-math.inf, math.inf), log=None):
+    """What the reader makes of a file, in the shape of the twin's answer."""
+    files = find_files(str(path))
+    log = log or RejectLog((str(path),), ALL_BAD, None, header_lines=int(form.header))
+    caught = []
+    count = log.count
+    log.count = lambda file, last, bad: (caught.extend((b.line, b.cause) for b in bad), count(file, last, bad))
+    block, found = Block.empty(form, rows), []
+    with TextReader(TextSource(files, (form,), log, chunk_bytes), [0], window=window) as reader:
+        while reader.read(block):
+            found += [row_of(block, form, row) for row in range(block.num_rows)]
+            block = block.renewed()
+    return found, caught
+
+
+def row_of(block, form, row):
+    values, columns = {}, block.columns
+    num_bags = form.count(kernels.KEY_BAG)
+    for column in form.columns:
+        slot = form.slot(column.name)
+        if column.kind == kernels.SKIP:
+            values[column.name] = None
+        elif column.kind == kernels.KEY_BAG:
+            first, stop = columns.bag_ends[row * num_bags + slot : row * num_bags + slot + 2]
+            values[column.name] = columns.bag_keys[first:stop].tolist()
+        elif column.kind in (kernels.DENSE_FLOAT, kernels.DENSE_INTEGER):
+            number = columns.dense[row, slot]
+            values[column.name] = None if np.isnan(number) else float(number)
+        elif column.kind in (kernels.KEY_HEX, kernels.KEY_INTEGER, kernels.KEY_TEXT):
+            values[column.name] = int(columns.keys[slot, row]) if columns.present[slot, row] else None
+        elif column.kind in (kernels.TIME_ISO, kernels.TIME_NUMBER):
+            values[column.name] = float(columns.times[row])
+        else:
+            values[column.name] = float(columns.labels[row])
+    return text_twin.Row(int(columns.lines[row]), values)
+
+
+def assert_same(found, expected):
+    assert [row.line for row in found] == [row.line for row in expected]
+    for one, other in zip(found, expected, strict=True):
+        for name, value in other.values.items():
+            if isinstance(value, float):
+                assert one.values[name] == pytest.approx(value, rel=1e-6, abs=1e-44), (one.line, name)
+            else:
+                assert one.values[name] == (float(np.float32(value)) if name == "count" and value else value)
+
+
+CASES = {
+    # name: (format, bytes, good lines, bad lines with causes)
+    "plain": (PLAIN, b"0\t1\tff\n1\t\t\n", [1, 2], []),
+    "no last line feed": (PLAIN, b"0\t1\tff\n1\t2\tfe", [1, 2], []),
+    "CRLF": (PLAIN, b"0\t1\tff\r\n1\t2\t\r\n1\t2\tfe\r", [1, 2, 3], []),
+    "byte order mark": (PLAIN, b"\xef\xbb\xbf0\t1\tff\n1\t2\tfe\n", [1, 2], []),
+    "byte order mark only": (PLAIN, b"\xef\xbb\xbf", [], []),
+    "nothing": (PLAIN, b"", [], []),
+    "empty lines": (PLAIN, b"\n0\t1\tff\n\r\n\n1\t1\tff\n\n", [2, 5], [(1, "empty"), (3, "empty"), (4, "empty"), (6, "empty")]),
+    "columns": (PLAIN, b"0\t1\n0\t1\tff\t\n0\t1\tff\n\t\t\t\n7\n", [3], [(1, "columns"), (2, "columns"), (4, "columns"), (5, "columns")]),
+    "number": (PLAIN, b"0\tx\tff\n0\t1x\tff\n0\t1.5\tff\n0\t-\tff\n0\t-12\tff\n0\t 1\tff\n", [5], [(n, "number") for n in (1, 2, 3, 4, 6)]),
+    "number too long": (PLAIN, b"0\t9223372036854775807\t1\n0\t9223372036854775808\t1\n0\t-9223372036854775807\t1\n0\t00000000000000000000\t1\n", [1, 3], [(2, "number"), (4, "number")]),
+    "hex": (PLAIN, b"0\t1\tfg\n0\t1\t0123456789ABCdef\n0\t1\t00123456789abcdef\n0\t1\t-1\n", [2], [(1, "hex"), (3, "hex"), (4, "hex")]),
+    "label": (PLAIN, b"\t1\tff\n2\t1\tff\nx\t1\tff\n1.0\t1\tff\n0e5\t1\tff\n-1\t1\tff\n", [4, 5], [(1, "label"), (2, "label"), (3, "label"), (6, "label")]),
+    "nul": (PLAIN, b"0\t1\t\0\n0\t1\tff\n\0\n0\t1\tff\n", [2, 4], [(1, "nul"), (3, "nul")]),
+    "utf8": (PLAIN, b"0\t1\t\xff\n0\t\xc3\xa4\tff\n", [], [(1, "utf8"), (2, "number")]),
+    "overlong": (PLAIN, b"0\t1\t" + b"f" * 37 + b"\n0\t1\t" + b"f" * 16 + b"\n" + b"0" * 300 + b"\n1\t1\tff", [2, 4], [(1, "overlong"), (3, "overlong")]),
+    "overlong at the end": (PLAIN, b"0\t1\tff\n" + b"\t" * 41, [1], [(2, "overlong")]),
+    "of just the length allowed": (PLAIN, b"0\t1\t" + b"f" * 36 + b"\n", [], [(1, "hex")]),
+    "quotes": (QUOTED, b'"buy","x,y","1.5","a""b","p|q","7","ff;0","1970-01-02"\nsell,,,"",,7,,1970-01-01T01:00:00Z\n', [1, 2], []),
+    "quote": (QUOTED, b'"buy,,,,,1,,1970-01-01\n"buy"x,,,,,1,,1970-01-01\nbuy,a"b,,c"d,,1,,1970-01-01\n', [3], [(1, "quote"), (2, "quote")]),
+    "text": (QUOTED, 'buy,ä,,ö\u20ac,é|è,1,,1970-01-01\n'.encode() + b"buy,\xc3,,,,1,,1970-01-01\nbuy,,,,\xed\xa0\x80,1,,1970-01-01\nbuy,\0,,,,1,,1970-01-01\n", [1], [(2, "utf8"), (3, "utf8"), (4, "nul")]),
+    "missing": (QUOTED, b"buy,,,,,,,1970-01-01\n,,,,,1,,1970-01-01\nbuy,,,,,1,,\n", [], [(1, "missing"), (2, "label"), (3, "time")]),
+    "bag": (QUOTED, b"buy,,,,||a||b|,1,;f;;,1970-01-01\nbuy,,,,a,1,f;g,1970-01-01\n", [1], [(2, "hex")]),
+    "float": (QUOTED, b"buy,,1e39,,,1,,1970-01-01\nbuy,,1e400,,,1,,1970-01-01\nbuy,,nan,,,1,,1970-01-01\nbuy,,-1.5e-3,,,1,,1970-01-01\nbuy,,1e,,,1,,1970-01-01\nbuy,,.,,,1,,1970-01-01\n", [4], [(n, "number") for n in (1, 2, 3, 5, 6)]),
+    "time": (QUOTED, b"buy,,,,,1,,2019-02-29\nbuy,,,,,1,,2020-02-29 23:59:59.999999+00:00\nbuy,,,,,1,,2020-13-01\nbuy,,,,,1,,2020-01-01 24:00:00\n", [2], [(1, "time"), (3, "time"), (4, "time")]),
+    "lists": (LISTS, b"1 2 3\n4 \n5\nx 1\n 1\n6 7  8\r\n9 1 x\n", [1, 2, 6], [(3, "columns"), (4, "number"), (5, "missing"), (7, "number")]),
+    "header": (RATED, b"rating,user,t\n5,1,10\n3,1,11\n\xef\xbb\xbf1,1,1\n", [2, 3], [(4, "label")]),
+    "header only": (RATED, b"rating,user,t", [], []),
+    "header and mark": (RATED, b"\xef\xbb\xbfrating,user,t\r\n3.5,,-1e3\r\n", [2], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_by_case_with_a_chunk_border_at_every_byte(name, tmp_path):
+    form, data, good, bad = CASES[name]
+    path = tmp_path / "data.txt"
+    path.write_bytes(data)
+    rows, rejects, _ = text_twin.read(data, form)
+    assert ([row.line for row in rows], rejects) == (good, bad), "the twin"
+    for chunk_bytes in [*range(1, 40), 1 << 16]:
+        found, caught = read_all(path, form, chunk_bytes=chunk_bytes)
+        assert caught == bad, chunk_bytes
+        assert_same(found, rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_as_plain_python(name, tmp_path):
+    form, data, _, bad = CASES[name]
+    path = tmp_path / "data.txt"
+    path.write_bytes(data)
+    with plain_python():
+        found, caught = read_all(path, form, chunk_bytes=11)
+    assert caught == bad
+    assert_same(found, text_twin.read(data, form)[0])
+
+
+@contextmanager
+def plain_python():
+    """All kernels of the tokeniser without the compiler."""
+    with pytest.MonkeyPatch.context() as patch, np.errstate(over="ignore"):
+        for module in (text_fields, kernels):
+            for name, function in list(vars(module).items()):
+                if hasattr(function, "py_func"):
+                    patch.setattr(module, name, function.py_func)
+        yield
+
+
+def lines_of(*fields, separator):
+    line = st.tuples(*fields).map(separator.join)
+    broken = st.tuples(line, st.integers(0, 30), st.sampled_from(["\t", ",", '"', "\0", "x", " ", "\r", "-", "é"])).map(
+        lambda one: one[0][: one[1]] + one[2] + one[0][one[1] :]
+    )
+    raw = st.one_of(line, line, broken, st.just(""), line.map(lambda one: one * 8)).map(str.encode)
+    cut = st.tuples(raw, st.integers(0, 30), st.binary(max_size=2)).map(lambda one: one[0][: one[1]] + one[2])
+    return st.lists(st.one_of(raw, raw, raw, cut), max_size=12)
+
+
+digits = st.one_of(st.just(""), st.integers(-(2**64), 2**64).map(str), st.integers(-9, 9).map(str))
+hexes = st.one_of(st.just(""), st.integers(0, 2**66).map(lambda x: f"{x:x}"), st.just("FFffFF"))
+floats = st.one_of(digits, st.floats().map(repr), st.floats(width=32).map("{:.3f}".format), st.just("1.e2"))
+words = st.text(st.sampled_from('ab,|;"é€ \r-.'), max_size=5)
+quoted = words.map(lambda word: '"' + word.replace('"', '""') + '"')
+times = st.one_of(st.datetimes(text_twin.datetime(1970, 1, 2)).map(str), st.dates().map(str), words)
+FORMATS = {
+    "plain": (PLAIN, lines_of(st.sampled_from(["0", "1", "1.0", "2", ""]), digits, hexes, separator="\t")),
+    "quoted": (
+        QUOTED,
+        lines_of(
+            st.sampled_from(["buy", '"buy"', '"a b"', "sell", ""]),
+            st.one_of(words, quoted),
+            floats,
+            st.one_of(words, quoted),
+            st.one_of(words, quoted, st.sampled_from(["a|b", "|", "a||b"])),
+            digits,
+            st.lists(hexes, max_size=3).map(";".join),
+            times,
+            separator=",",
+        ),
+    ),
+    "lists": (LISTS, lines_of(digits, st.lists(digits, max_size=6).map(" ".join), separator=" ")),
+    "rated": (RATED, lines_of(floats, digits, floats, separator=",")),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=3000, deadline=None)
+@given(data=st.data())
+def test_random_lines_with_faults_equal_the_twin(name, data, tmp_path_factory):
+    form, lines = FORMATS[name]
+    ends = st.sampled_from([b"\n", b"\n", b"\r\n"])
+    text = b"".join(line + data.draw(ends) for line in data.draw(lines)) + data.draw(
+        st.sampled_from([b"", b"1", b"\r"])
+    )
+    text = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + text
+    assume(not text.startswith(b"\x1f\x8b"))  # a gzip file, then
+    path = tmp_path_factory.mktemp("random") / "data"
+    path.write_bytes(gzip.compress(text) if data.draw(st.booleans()) else text)
+    window = data.draw(st.sampled_from([(-math.inf, math.inf), (0.0, 1e9)]))
+    options = {"chunk_bytes": data.draw(st.integers(1, 200)), "rows": data.draw(st.integers(1, 5)), "window": window}
+    found, caught = read_all(path, form, **options)
+    rows, rejects, outside = text_twin.read(text, form, *window)
+    assert caught == rejects
+    assert_same(found, rows)
+    num_lines = (
+        len(text.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n")) if text.strip(b"\xef\xbb\xbf") else 0
+    )
+    assert len(found) + len(caught) + outside + (form.header and num_lines > 0) == num_lines
+
+
+def source_of(path, form=PLAIN, *, limits=ALL_BAD, out=None, chunk_bytes=64):
+    files = find_files(str(path))
+    log = RejectLog(tuple(str(file.path) for file in files), limits, out, header_lines=int(form.header))
+    return TextSource(files, (form,) * len(files), log, chunk_bytes)
+
+
+def drain(source, *, rows=4):
+    block, lines = Block.empty(source.formats[0], rows), []
+    with TextReader(source, range(len(source.files))) as reader:
+        while reader.read(block):
+            lines += zip(
+                block.file_index[: block.num_rows].tolist(), block.columns.lines[: block.num_rows].tolist(), strict=True
+            )
+    return lines
+
+
+def test_files_follow_each_other_inside_a_block_and_lines_start_anew(tmp_path):
+    (tmp_path / "a").write_bytes(b"0\t1\tff\n0\t2\tff")
+    (tmp_path / "b").write_bytes(b"")
+    (tmp_path / "c").write_bytes(gzip.compress(b"bad\n1\t3\tff\n"))
+    source = source_of(tmp_path / "*")
+    assert drain(source) == [(0, 1), (0, 2), (2, 2)]
+    assert source.log.counts == {"columns": 1}
+    assert source.log.num_lines == 4
+
+
+def test_two_gzip_members_are_one_file(tmp_path):
+    (tmp_path / "a").write_bytes(gzip.compress(b"0\t1\tff\n0\t2") + gzip.compress(b"\tff\n"))
+    assert drain(source_of(tmp_path / "a")) == [(0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("keep", [30, 0.5, -5])
+def test_a_gzip_file_cut_off_names_file_and_offsets(tmp_path, keep):
+    text = b"".join(b"0\t%d\t%x\n" % (n * 7919 % 1000, n * 104729 % 65536) for n in range(5000))
+    whole = gzip.compress(text)
+    keep = int(len(whole) * keep) if isinstance(keep, float) else keep
+    path = tmp_path / "cut.gz"
+    path.write_bytes(whole[:keep])
+    size = path.stat().st_size
+    with pytest.raises(
+        InputError, match=rf"cut\.gz: the gzip data stop .* at offset {size} of the file, after \d+ decomp"
+    ):
+        drain(source_of(path))
+
+
+def test_damaged_gzip_data_are_an_input_error(tmp_path):
+    whole = bytearray(gzip.compress(b"0\t1\tff\n" * 2000))
+    whole[len(whole) // 2] ^= 0x55
+    (tmp_path / "x.gz").write_bytes(whole)
+    with pytest.raises(InputError, match=r"x\.gz: damaged gzip data .* decompressed bytes"):
+        drain(source_of(tmp_path / "x.gz"))
+
+
+def test_a_file_that_vanishes_or_changes_between_passes(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"0\t1\tff\n" * 10)
+    source = source_of(path)
+    assert len(drain(source)) == 10
+    path.write_bytes(b"0\t1\tff\n" * 9)
+    with pytest.raises(InputError, match=r"has 63 bytes, had 70 when the data set was opened"):
+        drain(source)
+    path.unlink()
+    with pytest.raises(InputError, match=r"a: cannot be opened \(No such file"):
+        drain(source)
+
+
+def test_a_file_cut_short_while_it_is_read(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"0\t1\tff\n" * 1000)
+    source = source_of(path)
+    block = Block.empty(PLAIN, 10)
+    with TextReader(source, [0]) as reader:
+        reader.read(block)
+        with open(path, "r+b") as file:
+            file.truncate(500)
+        with pytest.raises(InputError, match=r"ends at offset 500, had 7000 bytes .* cut short while being read"):
+            reader.read(Block.empty(PLAIN, 1000))
+
+
+def test_memory_stays_bounded_for_a_line_without_end(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"0" * 1_000_000 + b"\n0\t1\tff\n")
+    source = source_of(path, chunk_bytes=1000)
+    with TextReader(source, [0]) as reader:
+        assert len(reader._bytes) < 2000
+        block = Block.empty(PLAIN, 10)
+        assert reader.read(block) == 1
+        assert block.columns.lines[0] == 2
+    assert source.log.counts == {"overlong": 1}
+
+
+def test_reading_goes_on_from_a_position(tmp_path):
+    text = b"".join(b"0\t%d\tff\n" % n for n in range(100))
+    (tmp_path / "a").write_bytes(text)
+    (tmp_path / "b").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text))
+    source = source_of(tmp_path / "*")
+    for rows in (1, 30, 100, 130, 199):
+        with TextReader(source, [0, 1]) as reader:
+            reader.read(Block.empty(PLAIN, rows))
+            place = reader.position()
+        block = Block.empty(PLAIN, 1)
+        with TextReader(source, [0, 1], start=place) as reader:
+            assert reader.read(block) == 1
+        assert (block.file_index[0], block.columns.lines[0]) == (rows // 100, rows % 100 + 1)
+        assert block.columns.dense[0, 0] == rows % 100
+
+
+def test_position_before_the_first_line():
+    assert Position() == Position(file=0, offset=0, line=1)
+
+
+def bad_file(tmp_path: Path, num_lines: int, bad: dict[int, bytes]) -> Path:
+    path = tmp_path / "lines.tsv"
+    path.write_bytes(b"".join(bad.get(n, b"0\t1\tff") + b"\n" for n in range(1, num_lines + 1)))
+    return path
+
+
+def test_bad_lines_are_counted_once_shown_and_written(tmp_path, caplog):
+    bad = {n: b"0\tx\xff%d\tff" % n if n % 2 else b"0\t%dx\tff" % n for n in range(10, 40)}
+    path, out = bad_file(tmp_path, 100, bad), tmp_path / "rejects.jsonl"
+    source = source_of(path, out=out)
+    for _ in range(3):  # three passes
+        assert len(drain(source)) == 70
+    assert source.log.counts == {"utf8": 15, "number": 15}
+    assert source.log.num_lines == 100
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["line"] for record in records] == list(range(10, 40))
+    assert records[0] == {"file": str(path), "line": 10, "cause": "number", "column": "count", "text": "0\t10x\tff"}
+    assert records[1]["text"] == "0\tx\\xff11\tff"
+    shown = [record.getMessage() for record in caplog.records]
+    assert shown[0] == f"bad line {path}:10: number in column count"
+    assert shown[1] == f"bad line {path}:11: utf8"
+    assert len(shown) == 21
+    assert shown[-1] == f"further bad lines are not shown; see {out}"
+
+
+def test_one_bad_label_stops_at_once(tmp_path):
+    source = source_of(bad_file(tmp_path, 100, {50: b"7\t1\tff"}), limits=Limits(0.5))
+    with pytest.raises(
+        InputError, match=r"1 of \d+ lines read are bad, max_bad_label_fraction = 0 .*\n.*tsv:50: label in column label"
+    ):
+        drain(source)
+
+
+def test_bad_labels_may_be_allowed(tmp_path):
+    source = source_of(bad_file(tmp_path, 100, {50: b"7\t1\tff"}), limits=Limits(0.0, 0.01))
+    assert len(drain(source)) == 99
+
+
+def test_the_share_of_bad_lines_is_judged_at_the_end_of_a_pass(tmp_path):
+    path = bad_file(tmp_path, 1000, {1: b"x", 2: b"x"})
+    assert len(drain(source_of(path, limits=Limits(0.002)))) == 998
+    with pytest.raises(InputError, match=r"2 of 1,000 lines read are bad, max_bad_fraction = 0.001 .*\(2 columns\)"):
+        drain(source_of(path, limits=Limits(0.001)))
+
+
+def test_a_file_of_bad_lines_stops_early(tmp_path):
+    source = source_of(bad_file(tmp_path, 5000, dict.fromkeys(range(5001), b"1,2,3")), limits=Limits())
+    with pytest.raises(InputError, match="separator"):
+        drain(source)
+    assert 100 < source.log.counts["columns"] < 1000
+
+
+def test_empty_lines_are_no_reason_to_stop(tmp_path):
+    source = source_of(bad_file(tmp_path, 10, {10: b""}), limits=Limits(0.0))
+    assert len(drain(source)) == 9
+    assert source.log.counts == {"empty": 1}

@@ -1,0 +1,118 @@
+"""What the books cost: bytes per host row and per device slot, and a table of a billion rows."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.rows.saturation import HotSet
+from adaptive.rows.tracker import Tracker
+from adaptive.tiers.slots import SlotTable
+
+HOST_ROW_BYTES, SLOT_BYTES = 16, 24
+
+
+def array_bytes(thing: Any) -> int:
+    """Bytes of the memory behind all arrays that an object holds, each block once."""
+    blocks = {}
+    for value in vars(thing).values():
+        if isinstance(value, np.ndarray):
+            block = value if value.base is None else value.base
+            blocks[id(block)] = block.nbytes
+    return sum(blocks.values())
+
+
+# --- bytes per row and slot ----------------------------------------------------------------------------------------
+
+
+def test_a_host_row_has_16_bytes_of_records() -> None:
+    small, large = Tracker(1000), Tracker(5000)
+    assert array_bytes(large) - array_bytes(small) <= 4000 * HOST_ROW_BYTES
+    assert large.num_bytes == 5000 * HOST_ROW_BYTES
+
+
+def test_a_slot_has_at_most_24_bytes_of_books() -> None:
+    starts, tracker = np.array([0, 9000]), Tracker(9000)
+    small, large = SlotTable(1000, starts, tracker), SlotTable(5000, starts, tracker)
+    assert array_bytes(large) - array_bytes(small) <= 4000 * SLOT_BYTES
+    assert large.num_bytes <= 5000 * SLOT_BYTES
+    assert large.num_bytes == array_bytes(large) - starts.nbytes
+
+
+@pytest.mark.parametrize("capacity", [1, 5, 1000, 4096, 5000])
+def test_the_hot_set_counts_all_its_bytes(capacity: int) -> None:
+    hot = HotSet(capacity, SkipConfig())
+    assert hot.num_bytes == array_bytes(hot)
+    # 33 bytes an entry, and a hash table of 12 bytes a place that is at least a quarter full.
+    assert hot.num_bytes <= capacity * (33 + 4 * 12) + 16 * 12
+
+
+def test_the_report_of_memory_is_what_the_arrays_take() -> None:
+    table = TableConfig(name="t", num_embeddings=10_000, embedding_dim=8)
+    embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="500", device="cpu"))
+    memory = embeddings.memory()
+    assert memory["bookkeeping"] <= 10_000 * HOST_ROW_BYTES + 500 * SLOT_BYTES
+    (lane,) = embeddings._pipeline.lanes
+    assert memory["bookkeeping"] == lane.planner.tracker.records.nbytes + array_bytes(lane.planner.slots) - 2 * 8
+    assert memory["host_weights"] == lane.host.weights.nbytes == 10_000 * 32
+    assert memory["device_weights"] == 500 * 32
+
+
+# --- a billion rows --------------------------------------------------------------------------------------------------
+
+BILLION = 10**9
+TRAIN_A_BILLION_ROWS = f"""
+import sys
+import numpy as np
+from adaptive import Batch, RowwiseAdagrad, TableConfig, TierConfig, TieredEmbeddingBag
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024
+
+def train(num_rows, directory):
+    random = np.random.default_rng(0)
+    table = TableConfig(name="t", num_embeddings=num_rows, embedding_dim=16)
+    tier = TierConfig(device_rows="600", host="mmap:" + directory, device="cpu")
+    ids = [np.append(random.integers(0, num_rows, 255), num_rows - 1) for _ in range(8)]
+    none, offsets, labels = np.zeros((256, 0), np.float32), np.arange(257), np.zeros(256, np.float32)
+    with TieredEmbeddingBag([table], tier, optimizer=RowwiseAdagrad()) as embeddings:
+        for planned in embeddings.look_ahead([Batch(none, i, offsets, labels) for i in ids], depth=1):
+            embeddings(planned)["t"].square().sum().backward()
+            embeddings.step()
+        return embeddings.memory(), embeddings.take_statistics().counts.sum(0)
+
+train(10**5, sys.argv[1] + "/small")
+before = resident()
+memory, counts = train({BILLION}, sys.argv[1])
+print("megabytes", resident() - before)
+print("host_bytes", memory["host_weights"] + memory["host_state"])
+print("lookups", counts[0], "written_back", counts[5])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory through /proc")
+def test_a_billion_rows_cost_what_is_touched(tmp_path: Path) -> None:
+    """68 GB on paper: 10**9 rows of 64 bytes and 4 of state. Eight batches touch 2,041 rows."""
+    run = subprocess.run(
+        [sys.executable, "-c", TRAIN_A_BILLION_ROWS, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    if "Cannot allocate memory" in run.stderr or "MemoryError" in run.stderr:
+        pytest.skip("this system does not lend 16 GB of address space for records")
+    assert run.returncode == 0, run.stderr
+    told = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", run.stdout)}
+    assert told["host_bytes"] == BILLION * 68
+    assert told["lookups"] == 8 * 256
+    assert told["written_back"] > 1000
+    assert told["megabytes"] < 200
+    files = list(tmp_path.glob("*.f32"))
+    assert sum(path.stat().st_size for path in files) == BILLION * 68
+    blocks = sum(os.stat(path).st_blocks * 512 for path in files)
+    assert blocks < 100 * 2**20
