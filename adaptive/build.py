@@ -17,7 +17,7 @@ from adaptive.data.open import DataOptions, open_dataset
 from adaptive.data.tables import by_table, tables_of
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
-from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.models.dlrm import DLRM, DLRMConfig, parse_mlp
 from adaptive.policy import make_policy
 from adaptive.rows.optim import row_optimizer
 from adaptive.tiers.sizing import held_rows
@@ -55,7 +55,7 @@ def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -
     Raises:
         AdaptiveError: for settings that do not fit each other or the data.
     """
-    model_config = _options(DLRMConfig, "model", config.model_options)
+    model_config = _model_config(config, dataset)
     tables = build_tables(dataset, model_config.embedding_dim)
     held = config.tier.held_rows or held_rows(sample, config.depth)
     embeddings = TieredEmbeddingBag(
@@ -74,6 +74,13 @@ def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -
     except BaseException:
         embeddings.close()
         raise
+
+
+def _model_config(config: TrainConfig, dataset: Dataset) -> DLRMConfig:
+    options = dict(config.model_options)
+    if isinstance(options.get("bottom_mlp"), str):  # may begin with the number of inputs, as dlrm's flag does
+        options["bottom_mlp"] = parse_mlp(options["bottom_mlp"], num_inputs=dataset.num_dense)
+    return _options(DLRMConfig, "model", options)
 
 
 def build_tables(dataset: Dataset, embedding_dim: int) -> tuple[TableConfig, ...]:

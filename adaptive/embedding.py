@@ -8,7 +8,7 @@
 Letters: B samples, F features, D width, V vectors of a group.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -87,7 +87,7 @@ class TieredEmbeddingBag(nn.Module):
         """Let the policy look at a sample of the training data before training."""
         self._pipeline.referee.calibrate([self._pipeline.check(batch) for batch in sample], self.view)
 
-    def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> Iterator[Planned]:
+    def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> Generator[Planned, None, None]:
         """Every batch of `batches`, in order, with its rows planned and fetched up to `depth` batches ahead.
 
         Asking for the next batch ends the last one. Close the iterator, or exhaust it, before starting another.
@@ -98,11 +98,16 @@ class TieredEmbeddingBag(nn.Module):
         if depth < 0:
             raise ConfigError(f"depth must be >= 0, found {depth}")
         arranged = self._pipeline.referee.arrange(iter(batches), self.view)
-        with closing(look_ahead(self._pipeline, arranged, depth)) as ready:  # type: ignore[type-var]
-            for batch, plans in ready:
-                planned = Planned(batch, [GroupWork(lane, plan) for lane, plan in self._lanes(plans)], self.device)
-                yield planned
-                self._finish(planned, plans)
+        try:
+            with closing(look_ahead(self._pipeline, arranged, depth)) as ready:
+                for batch, plans in ready:
+                    planned = Planned(batch, [GroupWork(lane, plan) for lane, plan in self._lanes(plans)], self.device)
+                    try:
+                        yield planned
+                    finally:  # a loop that stops early has trained this batch too
+                        self._finish(planned, plans)
+        finally:
+            self._since.count_resident()  # rows of batches that were planned and dropped are there, too
 
     def _lanes(self, plans: Sequence[GroupPlan]) -> Iterator[tuple[Lane, GroupPlan]]:
         return zip(self._pipeline.lanes, plans, strict=True)
@@ -131,6 +136,8 @@ class TieredEmbeddingBag(nn.Module):
         return pooled.view(planned.batch.num_samples, len(self.features), pooled.shape[1])
 
     def _pool(self, planned: Planned, work: GroupWork) -> Tensor:
+        if planned.trainable and planned.number <= self._pipeline.trained:
+            raise ConfigError(f"batch {planned.number} has ended, its rows may have left: use a batch in its own turn")
         if planned.trainable and torch.is_grad_enabled():
             self._pending[planned.number] = planned
         pooled: Tensor = _Pool.apply(self._anchor, work)  # type: ignore[no-untyped-call]
@@ -207,6 +214,7 @@ class TieredEmbeddingBag(nn.Module):
             CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
         """
         load_rows(self._pipeline, arrays)
+        self._since.count_resident()
 
     # --- reports ---------------------------------------------------------------------------------------------
 
@@ -261,7 +269,7 @@ class _Marks:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._counts = self._zeros()
-        self._totals = self._zeros()
+        self._resident = self._zeros()[:, 0]
         self._batches = 0
         self._times: dict[str, float] = {}
         self._bins = np.zeros_like(self._all_bins())
@@ -277,17 +285,22 @@ class _Marks:
 
     def add(self, plans: Sequence[GroupPlan]) -> None:
         self._batches += 1
-        self._counts += np.concatenate([plan.tally for plan in plans])
+        counts = np.concatenate([plan.tally for plan in plans])
+        self._counts += counts
+        self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED]
+
+    def count_resident(self) -> None:
+        """No batch is in flight: what lies in slots is what is resident."""
+        self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
 
     def take(self) -> Statistics:
         pipeline = self._pipeline
         times = {**pipeline.watch.total_ms(), "policy": pipeline.referee.seconds * 1e3}
         bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
-        self._totals += self._counts
         statistics = Statistics(
             batches=self._batches,
             counts=self._counts,
-            resident_rows=self._totals[:, Counter.PROMOTED] - self._totals[:, Counter.DEMOTED],
+            resident_rows=self._resident.copy(),
             saturated_rows=np.concatenate([lane.planner.saturated_per_table() for lane in pipeline.lanes]),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),

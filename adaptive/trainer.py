@@ -72,7 +72,7 @@ class Trainer:
         self.model.train()
         before = self.recorder.steps
         self.recorder.start()
-        with contextlib.closing(self.embeddings.look_ahead(batches, depth=depth)) as coming:  # type: ignore[type-var]
+        with contextlib.closing(self.embeddings.look_ahead(batches, depth=depth)) as coming:
             while (planned := self._next(coming)) is not None:
                 self.step(planned)
                 if stopped():
@@ -338,7 +338,7 @@ def _with_vocabulary(config: TrainConfig, folder: Path) -> TrainConfig:
 
 def _for_reading(config: TrainConfig) -> TrainConfig:
     """The settings with which rows are only read: all on the host, and no plug-in that a file names is run."""
-    tier = config.tier.model_copy(update={"device_rows": "auto"})
+    tier = config.tier.model_copy(update={"device_rows": "auto", "host": "memory"})
     return config.model_copy(update={"policy": "hybrid", "policy_options": {}, "skip": None, "tier": tier})
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 from torch import Tensor, nn
 from toy import ToyData, toy_config
+from toy_runs import assert_equal, state
 
 from adaptive.batch import Batch
 from adaptive.build import Parts, build
@@ -28,22 +29,6 @@ def make(**changed: Any) -> tuple[ToyData, Parts]:
     parts = build(config, data, sample)
     parts.embeddings.calibrate(sample)
     return data, parts
-
-
-def state(parts: Parts) -> dict[str, NDArray[Any]]:
-    dense = {f"dense {name}": value.numpy().copy() for name, value in parts.model.state_dict().items()}
-    optimizer = {
-        f"optimizer {number} {name}": value.numpy().copy()
-        for number, values in parts.optimizer.state_dict()["state"].items()
-        for name, value in values.items()
-    }
-    return {**parts.embeddings.state_arrays(), **dense, **optimizer}
-
-
-def assert_equal(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
 
 
 def test_numbers_equal_those_of_scikit_learn() -> None:

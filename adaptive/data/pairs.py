@@ -135,10 +135,10 @@ class Pairs(Dataset):
         return dict(self._batcher.out_of_range)
 
     def _draw(self, wanted: int, epoch: int, num_negatives: int) -> kernels.Draw:
-        seed = mixed(np.int64(self._options.seed))
+        seed = np.uint64(mixed(np.int64(self._options.seed)))  # the compiled function returns a Python int
         return kernels.Draw(
             split_hash=seed,
-            negative_hash=kernels.chained(seed, np.int64(epoch + 1)),
+            negative_hash=np.uint64(kernels.chained(seed, np.int64(epoch + 1))),
             held_out_below=int((self._options.holdout or 0.0) * 2**63),
             wanted=wanted,
             num_items=self._schema.num_items,

@@ -17,7 +17,7 @@ from adaptive.kernels import text as kernels
 CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
 _BOM = b"\xef\xbb\xbf"
 _MAX_FAULTS = 256  # per call of the tokeniser
-_KEPT_BYTES = 256  # of an over-long line
+_KEPT_BYTES = 256  # of a bad line
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,13 @@ class TextReader:
                 int(fault[kernels.FAULT_LINE]),
                 kernels.CAUSES[fault[kernels.FAULT_CAUSE]],
                 columns[fault[kernels.FAULT_COLUMN]].name if fault[kernels.FAULT_COLUMN] >= 0 else "",
-                bytes(self._bytes[fault[kernels.FAULT_START] : fault[kernels.FAULT_STOP]]).rstrip(b"\r\n"),
+                self._start_of(int(fault[kernels.FAULT_START]), int(fault[kernels.FAULT_STOP])),
             )
             for fault in self._faults[: self._cursor[kernels.NUM_FAULTS]]
         ]
+
+    def _start_of(self, start: int, stop: int) -> bytes:
+        return bytes(self._bytes[start : min(stop, start + _KEPT_BYTES)]).rstrip(b"\r\n")
 
     def _report(self, bad: list[BadLine]) -> None:
         self._source.log.count(self._file, int(self._cursor[kernels.LINE]) - 1, bad)

@@ -83,12 +83,13 @@ def save_vocabularies(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> N
     tables = {}
     for number, (table, vocabulary) in enumerate(vocabularies.items()):
         name = f"{number:04d}.npy"
-        write_atomic(folder / name, _npy(vocabulary.keys))
+        data = _npy(vocabulary.keys)
+        write_atomic(folder / name, data)
         tables[table] = {
             "file": name,
             "rows": len(vocabulary.keys),
             "min_count": vocabulary.min_count,
-            "sha256": vocabulary.checksum(),
+            "sha256": hashlib.sha256(data).hexdigest(),
         }
     index = json.dumps({"format": _FORMAT, "tables": tables}, indent=1)
     write_atomic(folder / _INDEX, index.encode())
@@ -116,14 +117,11 @@ def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Voca
 
 def _load(folder: Path, entry: Mapping[str, object]) -> Vocabulary:
     path = folder / str(entry["file"])
-    try:
-        keys = np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise ConfigError(f"{path}: damaged ({error}); remove the folder to fit it anew") from error
-    vocabulary = Vocabulary(keys, int(str(entry["min_count"])))
-    if keys.dtype != np.int64 or keys.ndim != 1 or vocabulary.checksum() != entry["sha256"]:
-        raise ConfigError(f"{path}: checksum differs from the one stored; remove the folder to fit it anew")
-    return vocabulary
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise ConfigError(f"{path}: damaged, its checksum is not the one stored; remove the folder to fit it anew")
+    keys = np.load(io.BytesIO(data), allow_pickle=False)
+    return Vocabulary(keys, int(str(entry["min_count"])))
 
 
 def _npy(keys: NDArray[np.int64]) -> bytes:

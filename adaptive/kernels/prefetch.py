@@ -22,8 +22,7 @@ def prefetch_item(items: Any, item: Any) -> None:
     """Prefetch `items[item]` of a 1-D array, strided or not."""
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _prefetch(typingctx: Any, rows: Any, row: Any, offset: Any) -> Any:
+def _generate_prefetch(typingctx: Any, rows: Any, row: Any, offset: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         strides = cgutils.unpack_tuple(builder, array.strides, signature.args[0].ndim)
@@ -42,7 +41,10 @@ def _prefetch(typingctx: Any, rows: Any, row: Any, offset: Any) -> Any:
     return types.void(rows, row, types.int64), generate
 
 
-@overload(prefetch_row)  # type: ignore[untyped-decorator]
+_prefetch: Any = intrinsic(_generate_prefetch)
+
+
+@overload(prefetch_row)
 def _prefetch_row(rows: Any, row: Any) -> Any:
     item = rows.dtype.bitwidth // 8
 
@@ -53,7 +55,7 @@ def _prefetch_row(rows: Any, row: Any) -> Any:
     return compiled
 
 
-@overload(prefetch_item)  # type: ignore[untyped-decorator]
+@overload(prefetch_item)
 def _prefetch_item(items: Any, item: Any) -> Any:
     def compiled(items: Any, item: Any) -> None:
         _prefetch(items, item, 0)

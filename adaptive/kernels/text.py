@@ -2,11 +2,10 @@
 
 Letters: R rows a block has room for, D dense inputs, C single-valued categories, K multi-valued ones (bags).
 
-The data handed in end with a line feed, so a field's loop stops at the latest there and needs no check of its
-own. A field function returns where it stopped; a field it cannot read it leaves at its first byte, which then is
-not the separator that must follow, and that one comparison finds every fault. Only a faulty line is looked at a
-second time, by `classify`, to say what is wrong with it. Fields in quotes may hold separators and doubled quotes
-but no line feeds: a line is a line, so that one lost quote costs one line.
+A field function (`text_fields.py`) returns where it stopped, and one comparison with the separator that must follow
+finds every fault. Only a faulty line is looked at a second time, by `classify`, to say what is wrong with it.
+Fields in quotes may hold separators and doubled quotes but no line feeds: a line is a line, so that one lost quote
+costs one line.
 """
 
 from typing import NamedTuple

@@ -106,8 +106,12 @@ def exponent_of(data: Bytes, first: int) -> tuple[int, int]:
 
 @kernel()
 def scaled(mantissa: float, exponent: int) -> float:
-    if mantissa == 0.0 or -22 <= exponent <= 22:
-        return mantissa * _POWERS[exponent] if exponent >= 0 else mantissa / _POWERS[min(-exponent, 22)]
+    if mantissa == 0.0:
+        return 0.0
+    if 0 <= exponent <= 22:
+        return float(mantissa * _POWERS[exponent])
+    if -22 <= exponent < 0:
+        return float(mantissa / _POWERS[-exponent])
     if exponent > 308:
         return np.inf
     if exponent < -300:  # in two steps: the power alone would be subnormal and lose digits

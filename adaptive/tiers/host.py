@@ -4,7 +4,10 @@ Nothing is written when it is made. A row that never changed has no stored value
 of a billion rows costs address space, and memory or disk only for rows that were trained.
 """
 
+import os
+import tempfile
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +29,8 @@ class HostTier:
         width = group.embedding_dim
         state_width = optimizer.state_width(width)
         self._first_state = optimizer.settings()[cpu.FIRST]
-        self._maps: list[np.memmap] = []
+        self._files: list[IO[bytes]] = []
+        self._maps: list[Any] = []
         self.weights = self._allocate(host, "weights", width)
         self.state = self._allocate(host, "state", state_width)
 
@@ -35,12 +39,16 @@ class HostTier:
         if host == "memory" or 0 in shape:
             return np.empty(shape, np.float32)  # pages are taken when a row is first written
         directory = Path(host.removeprefix("mmap:"))
-        path = directory / f"width{self.group.embedding_dim}.{what}.f32"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            mapped = np.memmap(path, np.float32, "w+", shape=shape)
+            # Without a name: nobody's file is overwritten, and the space is free again whatever ends the process.
+            file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 (lives as long as the tier)
+            file.truncate(shape[0] * shape[1] * 4)
+            mapped = np.memmap(file, np.float32, "r+", shape=shape)
         except OSError as error:
-            raise ConfigError(f"tier.host: cannot map {np.prod(shape) * 4} bytes at {path}: {error}") from error
+            size = shape[0] * shape[1] * 4
+            raise ConfigError(f"tier.host: cannot map {size} bytes of {what} in {directory}: {error}") from error
+        self._files.append(file)
         self._maps.append(mapped)
         return np.asarray(mapped)
 
@@ -62,6 +70,11 @@ class HostTier:
         """Hand changed pages of memory-mapped files to the disk."""
         for mapped in self._maps:
             mapped.flush()
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of disk that memory-mapped rows have taken so far."""
+        return sum(os.fstat(file.fileno()).st_blocks * 512 for file in self._files)
 
     @property
     def num_bytes(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ backward leaks nothing. With depth 0 there is no thread and the same steps run i
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from adaptive.batch import Batch
 from adaptive.errors import AdaptiveError, DeviceMemoryError
@@ -24,7 +24,7 @@ Ready = tuple[Batch, list[GroupPlan]]
 JOIN_SECONDS = 60.0  # a source that does not return within this time is reported instead of waited for
 
 
-def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Iterator[Ready]:
+def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[Ready, None, None]:
     """Yield every batch with its plans. Asking for the next one declares the last one trained."""
     pipeline.begin(depth)
     worker = _Worker(pipeline, batches, depth) if depth else None

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
-from adaptive.errors import InputError
+from adaptive.errors import ConfigError, InputError
 from adaptive.tiers.device import DeviceTier
 from adaptive.tiers.distinct import Distinct, DistinctFinder
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.layout import Group
 from adaptive.tiers.plan import Feedback, GroupPlan, Moves
-from adaptive.tiers.planner import Planner
+from adaptive.tiers.planner import Arrival, Planner
 from adaptive.tiers.referee import Referee
 from adaptive.tiers.statistics import Stopwatch
 
@@ -61,6 +61,7 @@ class Pipeline:
         self._depth = 0
         self._skip = skip
         self._feedback: dict[int, list[Feedback]] = {}
+        self.running = False  # a look-ahead is
         self._learnt = 0  # feedback of all batches before this one has been taken in
 
     @property
@@ -68,14 +69,29 @@ class Pipeline:
         return self._tier.when_full == "shallower"
 
     def begin(self, depth: int) -> None:
-        """A look-ahead starts: every batch so far counts as trained."""
+        """A look-ahead starts: every batch so far counts as trained.
+
+        Raises:
+            ConfigError: if another one is running, whose batches are not.
+        """
+        if self.running:
+            raise ConfigError("a look-ahead is running already; exhaust or close its iterator before the next one")
+        self.running = True
         self._depth = depth
         self.trained = self.next_number - 1
 
     def end(self) -> None:
         """A look-ahead is over, its thread joined: no batch is in flight."""
+        self.running = False
         self.trained = self.next_number - 1
         self.learn_until(self.next_number)
+
+    def restart(self, number: int) -> None:
+        """Other rows have been loaded; batches are counted from `number` on."""
+        assert not self.running
+        self.next_number = self._learnt = number
+        self.trained = number - 1
+        self._feedback.clear()
 
     # --- batches ---------------------------------------------------------------------------------------------
 
@@ -125,16 +141,26 @@ class Pipeline:
         with self.lock:
             with self.watch.stage("plan"):
                 number = self.next_number
-                arrivals = [
-                    lane.planner.prepare(mine, number, depth, window)
-                    for lane, mine, window in zip(self.lanes, distinct, windows, strict=True)
-                ]
+                arrivals = self._prepare(distinct, number, depth, windows)
                 plans = [
                     lane.planner.commit(batch, arrival) for lane, arrival in zip(self.lanes, arrivals, strict=True)
                 ]
                 self.next_number = number + 1
             self._move(plans)
         return plans
+
+    def _prepare(
+        self, distinct: list[Distinct], number: int, depth: int, windows: list[list[Distinct]]
+    ) -> list[Arrival]:
+        try:
+            return [
+                lane.planner.prepare(mine, number, depth, window)
+                for lane, mine, window in zip(self.lanes, distinct, windows, strict=True)
+            ]
+        except BaseException:
+            for lane, mine in zip(self.lanes, distinct, strict=True):
+                lane.planner.let_go(mine)
+            raise
 
     def _move(self, plans: Sequence[GroupPlan]) -> None:
         """Carry a plan out: write back, then fetch."""

@@ -53,6 +53,11 @@ class Planner:
         """Bytes of records, slots and the hot set."""
         return self.tracker.num_bytes + self.slots.num_bytes + (self.hot.num_bytes if self.hot else 0)
 
+    def resident_per_table(self) -> Int64s:
+        """(tables of the group,) rows in slots now."""
+        rows = self.slots.rows[self.slots.rows >= 0]
+        return np.bincount(self.group.tables_of(rows), minlength=len(self.group.tables))
+
     def saturated_per_table(self) -> Int64s:
         """(tables of the group,) rows whose updates are skipped now."""
         if self.hot is None:
@@ -76,6 +81,12 @@ class Planner:
         staged = self._referee.policy.misses == "stage"
         takers, victims = self._stage(question) if staged else self._promote(question)
         return Arrival(number, distinct, locations, takers, victims)
+
+    def let_go(self, distinct: Distinct) -> None:
+        """A prepared batch is given up: its slots are held by those batches only that were planned."""
+        codes = self.tracker.codes[distinct.rows]
+        here = codes > 0
+        self.slots.used[codes[here] - 1] = self.tracker.last_access[distinct.rows[here]] - 1
 
     def commit(self, batch: Batch, arrival: "Arrival") -> GroupPlan:
         """Make it so in the books, and describe the batch to the kernels."""
@@ -215,9 +226,11 @@ class Planner:
         if not window:
             return following
         slot_next = np.full(len(self.slots), NEVER, np.int64)
+        on_device, away = codes > 0, np.flatnonzero(codes <= 0)
         for ahead in range(len(window), 0, -1):
             planning.mark_next_access(window[ahead - 1].rows, self.tracker.codes, number + ahead, slot_next)
-        on_device = codes > 0
+            if len(away):  # rows on the host that may come in
+                following[away[np.isin(rows[away], window[ahead - 1].rows)]] = number + ahead
         following[on_device] = slot_next[codes[on_device] - 1]
         return following
 
@@ -234,7 +247,7 @@ class _Question:
 
     @property
     def oldest_held(self) -> int:
-        return self.number - self.depth
+        return max(self.number - self.depth, 0)
 
 
 @dataclass(frozen=True)

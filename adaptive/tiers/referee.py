@@ -49,7 +49,8 @@ class Referee:
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         """The policy's batches, each checked to be one."""
-        arranged = iter(self._ask("arrange", -1, lambda: self.policy.arrange(batches, view)))
+        source = _Source(batches)
+        arranged = self._ask("arrange", -1, lambda: iter(self.policy.arrange(source, view)))
         while True:
             try:
                 batch = next(arranged)
@@ -58,6 +59,8 @@ class Referee:
             except AdaptiveError:
                 raise
             except Exception as error:
+                if error is source.error:
+                    raise
                 raise self._failed("arrange", -1, error) from error
             if not isinstance(batch, Batch):
                 raise self._wrong("arrange", -1, f"batches, found {type(batch).__name__}")
@@ -98,6 +101,23 @@ class Referee:
     @property
     def _name(self) -> str:
         return type(self.policy).__name__
+
+
+class _Source(Iterator[Batch]):
+    """Batches on their way to the policy; remembers an error of theirs, which is not the policy's."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.error: Exception | None = None
+        self._batches = batches
+
+    def __next__(self) -> Batch:
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.error = error
+            raise
 
 
 def _at(step: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.errors import CheckpointError
+from adaptive.errors import CheckpointError, ConfigError
 from adaptive.kernels.planning import ON_HOST
 from adaptive.tiers.pipeline import Lane, Pipeline
 
@@ -46,14 +46,15 @@ def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
 
 def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
     """See `TieredEmbeddingBag.load_state_arrays`."""
+    if pipeline.running:
+        raise ConfigError("rows cannot be loaded while a look-ahead is running; exhaust or close its iterator first")
     parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
     for lane, part in zip(pipeline.lanes, parts, strict=True):
         _check(lane, part)
     with pipeline.lock:
         for lane, part in zip(pipeline.lanes, parts, strict=True):
             _load_lane(lane, part)
-        pipeline.next_number = int(arrays["next_batch"][0])
-        pipeline.end()
+        pipeline.restart(int(arrays["next_batch"][0]))
 
 
 def _parts(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
@@ -75,6 +76,8 @@ def _check(lane: Lane, part: Arrays) -> None:
         found, needed = part[name].shape, (len(part["changed"]), array.shape[1])
         if found != needed:
             raise CheckpointError(f"checkpoint array {name}: shape {needed} is needed, found {found}; other optimizer?")
+    if any(part[name].shape != part["seen"].shape for name in RECORDS):
+        raise CheckpointError(f"checkpoint records {', '.join(RECORDS)} must be as many as rows seen")
     for rows in (part["changed"], part["seen"]):
         if len(rows) and not (rows.min() >= 0 and rows.max() < group.num_rows and (np.diff(rows) > 0).all()):
             raise CheckpointError("checkpoint rows are out of range or not in order")

@@ -1,6 +1,7 @@
 """Files described by a schema: every key of it, mistakes in it, ids that are rows, bags, shipped schemas."""
 
 import gzip
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ def rows(batches):
 def bags(batch, feature):
     first = feature * batch.num_samples
     ends = batch.offsets[first : first + batch.num_samples + 1]
-    return [batch.ids[start:stop].tolist() for start, stop in zip(ends, ends[1:], strict=False)]
+    return [batch.ids[start:stop].tolist() for start, stop in pairwise(ends)]
 
 
 EVERYTHING = """
@@ -217,7 +218,10 @@ def test_no_rows(tmp_path):
         ("header = false\n" + DIRECT, ["give columns = [...] if and only if header = false"]),
         ("format = 'user_items'\nnum_users = 0", ["num_users: ", "num_items: Field required"]),
         ("a = ", ["not valid TOML"]),
-        (DIRECT.replace('"b"', '"c"').replace('"l"', '"a"'), ["no column 'c'", "column 'a' is used already", "columns of the file: l, a, b"]),
+        (
+            DIRECT.replace('"b"', '"c"').replace('"l"', '"a"'),
+            ["no column 'c'", "column 'a' is used already", "columns of the file: l, a, b"],
+        ),
         (DIRECT + 'table="t"\n[[categorical]]\ncolumns = ["l"]\ntable="t"', ["column 'l' is used already"]),
         (
             DIRECT.replace(', "b"', "") + 'table = "t"\n[[categorical]]\ncolumns = ["b"]\ntable = "t"',

@@ -9,7 +9,6 @@ from adaptive.batch import concatenate
 from adaptive.data.open import DataOptions, open_dataset
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels import pairs as kernels
-from adaptive.kernels.text_rows import mixed
 
 SCHEMAS = Path(__file__).parents[2] / "examples" / "schemas"
 
@@ -134,7 +133,7 @@ def test_bad_lines_and_no_pairs(tmp_path):
 
 def test_kernels_as_plain_python(monkeypatch):
     users, items, ends = np.array([3, 4]), np.array([1, 2, 5]), np.array([2, 3])
-    draw = kernels.Draw(mixed(np.int64(1)), mixed(np.int64(2)), 2**62, kernels.KEPT, 9, 3)
+    draw = kernels.Draw(np.uint64(2**63 + 5), np.uint64(7), 2**62, kernels.KEPT, 9, 3)
     compiled, plain = np.zeros((12, 4), np.int64), np.zeros((12, 4), np.int64)
     count = kernels.expand(users, items, ends, draw, compiled)
     with np.errstate(over="ignore"):

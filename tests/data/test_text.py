@@ -192,7 +192,13 @@ def lines_of(*fields, separator):
 
 digits = st.one_of(st.just(""), st.integers(-(2**64), 2**64).map(str), st.integers(-9, 9).map(str))
 hexes = st.one_of(st.just(""), st.integers(0, 2**66).map(lambda x: f"{x:x}"), st.just("FFffFF"))
-floats = st.one_of(digits, st.floats().map(repr), st.floats(width=32).map("{:.3f}".format), st.just("1.e2"))
+floats = st.one_of(
+    digits,
+    st.floats(-1e300, 1e300).map(repr),
+    st.sampled_from(["nan", "-inf", "1e999", "0e999"]),
+    st.floats(width=32).map("{:.3f}".format),
+    st.just("1.e2"),
+)
 words = st.text(st.sampled_from('ab,|;"é€ \r-.'), max_size=5)
 quoted = words.map(lambda word: '"' + word.replace('"', '""') + '"')
 times = st.one_of(st.datetimes(text_twin.datetime(1970, 1, 2)).map(str), st.dates().map(str), words)
@@ -240,6 +246,22 @@ def test_random_lines_with_faults_equal_the_twin(name, data, tmp_path_factory):
         len(text.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n")) if text.strip(b"\xef\xbb\xbf") else 0
     )
     assert len(found) + len(caught) + outside + (form.header and num_lines > 0) == num_lines
+
+
+telling = st.lists(st.sampled_from([bytes([byte]) for byte in b'01fx\t,;| ".-e\r\n\n\0\xc3\xa4\xff']), max_size=40)
+
+
+@pytest.mark.parametrize("form", [PLAIN, QUOTED, LISTS, RATED], ids=["plain", "quoted", "lists", "rated"])
+@settings(max_examples=150, deadline=None)
+@given(text=st.one_of(telling.map(b"".join), st.binary(max_size=60)), chunk_bytes=st.integers(1, 50))
+def test_random_bytes_equal_the_twin(form, text, chunk_bytes, tmp_path_factory):
+    assume(not text.startswith(b"\x1f\x8b"))
+    path = tmp_path_factory.mktemp("bytes") / "data"
+    path.write_bytes(text)
+    found, caught = read_all(path, form, chunk_bytes=chunk_bytes)
+    rows, rejects, _ = text_twin.read(text, form)
+    assert caught == rejects
+    assert_same(found, rows)
 
 
 def source_of(path, form=PLAIN, *, limits=ALL_BAD, out=None, chunk_bytes=64):

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from variants import both
 
+from adaptive.config import TableConfig
 from adaptive.counters import Counter
 from adaptive.kernels import planning
+from adaptive.tiers.layout import make_groups
 
 Choose = Callable[[Any], Callable[..., Any]]
 Int64s = NDArray[np.int64]
@@ -293,6 +295,26 @@ def test_mark_dirty_keeps_other_flags(choose: Choose) -> None:
 
 
 @both
+def test_tables_of_rows(choose: Choose) -> None:
+    """Buckets of 4 rows: rows 0..3 start in table 0, 4..7 in table 1, 8..11 in table 1; tables end at 4, 10 and 12."""
+    tables = np.empty(6, np.int32)
+    choose(planning.tables_of)(ints(3, 4, 9, 10, 11, 0), ints(0, 4, 10, 12), i32(0, 1, 1), 2, tables)
+    assert tables.tolist() == [0, 1, 1, 2, 2, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.sampled_from([1, 2, 3, 4095, 4096, 5000, 2**33 - 1]), min_size=1, max_size=12), data=st.data())
+def test_tables_of_rows_equal_a_search(sizes: list[int], data: st.DataObject) -> None:
+    tables = [TableConfig(name=f"t{i}", num_embeddings=size, embedding_dim=1) for i, size in enumerate(sizes)]
+    (group,) = make_groups(tables, 0)
+    edges = sorted({row for start in group.table_starts[:-1].tolist() for row in (start, max(start - 1, 0))})
+    drawn = data.draw(st.lists(st.integers(0, group.num_rows - 1), max_size=10))
+    rows = np.array([*edges, *drawn, group.num_rows - 1])
+    expected = np.searchsorted(group.table_starts, rows, side="right") - 1
+    np.testing.assert_array_equal(group.tables_of(rows), expected)
+
+
+@both
 def test_mark_next_access_from_the_farthest_batch_to_the_nearest(choose: Choose) -> None:
     codes, following = i32(2, 1, ON_HOST, INITIAL), np.full(2, 99)
     choose(planning.mark_next_access)(ints(0, 1, 2, 3), codes, 8, following)
@@ -340,7 +362,7 @@ def test_lookup_locations(choose: Choose) -> None:
     assert lookups.tolist() == [~3, 5, ~3, 7]
 
 
-def group(choose: Choose, inverse: Any, skipped: Any, bag_starts: Any, bag_vectors: Any, num_rows: int,
+def group_look_ups(choose: Choose, inverse: Any, skipped: Any, bag_starts: Any, bag_vectors: Any, num_rows: int,
           scaled: bool = True) -> tuple[Any, ...]:  # fmt: skip
     """(updated, segments, vectors, origins) as lists."""
     counts = np.bincount(inverse, minlength=num_rows).astype(np.int32)
@@ -369,17 +391,17 @@ def test_look_ups_are_grouped_by_row_in_look_up_order(choose: Choose) -> None:
     """Bags (row 0, row 1), (), (row 1, row 0, row 1), filling vectors 4, 5, 6."""
     case = ([0, 1, 1, 0, 1], [0, 2, 2, 5], [4, 5, 6], 2)
     inverse, *bags = case
-    updated, segments, vectors, origins = group(choose, inverse, [], *bags)
+    updated, segments, vectors, origins = group_look_ups(choose, inverse, [], *bags)
     assert (updated, segments, vectors) == ([0, 1], [0, 2, 5], [4, 6, 4, 6, 6])
     assert origins == [0, 3, 1, 2, 4]
-    assert group(choose, inverse, [], *bags, scaled=False) == (updated, segments, vectors, [])
+    assert group_look_ups(choose, inverse, [], *bags, scaled=False) == (updated, segments, vectors, [])
 
 
 @both
 def test_skipped_rows_are_left_out_of_the_groups(choose: Choose) -> None:
     inverse, *bags = ([0, 1, 2, 0, 1], [0, 2, 5], [0, 1], 3)
-    assert group(choose, inverse, [True, False, True], *bags) == ([1], [0, 2], [0, 1], [1, 4])
-    assert group(choose, inverse, [True] * 3, *bags) == ([], [0], [], [])
+    assert group_look_ups(choose, inverse, [True, False, True], *bags) == ([1], [0, 2], [0, 1], [1, 4])
+    assert group_look_ups(choose, inverse, [True] * 3, *bags) == ([], [0], [], [])
 
 
 @both
@@ -393,7 +415,7 @@ def test_groups_equal_the_twin(choose: Choose, data: st.DataObject, sizes: list[
     starts = [0, *np.cumsum(sizes).tolist()]
     vectors_of = np.repeat(np.arange(len(sizes)), sizes)
     expected = reference.group_by_row(distinct.inverse, skipped, num_rows)
-    updated, segments, vectors, origins = group(
+    updated, segments, vectors, origins = group_look_ups(
         choose, distinct.inverse, skipped, starts, np.arange(len(sizes)), num_rows
     )
     assert updated == list(expected)

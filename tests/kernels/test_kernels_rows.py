@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import reference
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from variants import both
 
 from adaptive.kernels import cpu
-from adaptive.kernels.prefetch import prefetch_row
+from adaptive.kernels.prefetch import prefetch_item, prefetch_row
 
 Choose = Callable[[Any], Callable[..., Any]]
 Floats = NDArray[np.float32]
@@ -70,11 +71,19 @@ def test_square_sum_equals_its_twin(choose: Choose, dim: int, seed: int) -> None
     assert choose(cpu.square_sum)(rows, 1) == reference.square_sum(rows[1])
 
 
-def test_prefetch_changes_nothing_and_takes_any_integer() -> None:
-    rows = floats([1, 2], [3, 4])
-    for row in (0, np.int32(1), np.int64(1)):
-        prefetch_row(rows, row)
-    np.testing.assert_array_equal(rows, [[1, 2], [3, 4]])
+@numba.njit
+def prefetch_all(rows: Any, items: Any, row: Any) -> None:
+    prefetch_row(rows, row)
+    prefetch_item(items, row)
+
+
+@pytest.mark.parametrize("call", [prefetch_all, prefetch_all.py_func], ids=["compiled", "plain"])
+def test_prefetch_changes_nothing_and_takes_any_integer(call: Callable[..., None]) -> None:
+    """Items may be a column of a record array, strided."""
+    rows, items = floats([1, 2], [3, 4]), np.array([(1, 2), (3, 4)], [("a", np.int32), ("b", np.float64)])["a"]
+    for row in (0, np.int32(1), np.int64(1), np.int64(10**9)):  # beyond the end too: it is only a hint
+        call(rows, items, row)
+    assert (rows.tolist(), items.tolist()) == ([[1, 2], [3, 4]], [1, 3])
 
 
 # --- pooling -----------------------------------------------------------------------------------------------------

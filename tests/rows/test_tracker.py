@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adaptive.kernels import planning
-from adaptive.rows.tracker import NUM_BINS, RECORD, Tracker
+from adaptive.rows.tracker import MANY_ROWS, NUM_BINS, RECORD, Tracker
 
 
 def test_a_record_is_16_bytes_and_its_columns_are_views() -> None:
@@ -70,3 +70,12 @@ def test_no_updates_change_nothing() -> None:
     tracker = Tracker(3)
     tracker.add_norms(np.zeros(0, np.int64), np.zeros(0, np.float32))
     assert not tracker.bin_counts.any() and tracker.norm_sum == 0
+
+
+def test_very_many_records_are_zeros_that_can_be_written() -> None:
+    """They lie in a mapping of their own; see also the table of a billion rows in test_sizes.py."""
+    tracker = Tracker(MANY_ROWS)
+    rows = np.array([0, MANY_ROWS - 1])
+    tracker.add_norms(rows, np.array([1, 2], np.float32))
+    assert [array.tolist() for array in tracker.gather(rows)] == [[0, 0], [-1, -1], [1, 2]]
+    assert tracker.num_bytes == 16 * MANY_ROWS

@@ -1,0 +1,69 @@
+"""`open_dataset`: specs, paths and patterns."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from adaptive.data.open import DataOptions, open_dataset
+from adaptive.data.synthetic import Synthetic
+from adaptive.data.text_dataset import TextDataset
+from adaptive.errors import ConfigError, InputError
+
+LINE = "1" + "\t" * 39 + "\n"
+
+
+def test_synthetic():
+    data = open_dataset("synthetic", DataOptions(synthetic={"num_train": 10, "rows": 100_000}))
+    assert isinstance(data, Synthetic)
+    assert data.num_train_samples() == 10
+
+
+@pytest.mark.parametrize("spec", ["", "synthetic:x", "criteo", "criteo:", "parquet:x", "csv"])
+def test_other_specs(spec):
+    with pytest.raises(ConfigError, match="give 'synthetic', 'criteo:PATH"):
+        open_dataset(spec, DataOptions())
+
+
+def test_paths_and_patterns(tmp_path):
+    for name in ("day_10", "day_1", "day_2", "other"):
+        (tmp_path / name).write_text(LINE)
+    data = open_dataset(f"criteo:{tmp_path}/other,{tmp_path}/day_*", DataOptions())
+    assert isinstance(data, TextDataset)
+    files = next(iter(data.train(10))).origin.files
+    assert [file.rsplit("/")[-1] for file in files] == ["other", "day_1", "day_10", "day_2"]
+
+
+def test_a_name_that_looks_like_a_pattern(tmp_path):
+    (tmp_path / "day[1]").write_text(LINE)
+    assert len(list(open_dataset(f"criteo:{tmp_path}/day[1]", DataOptions()).train(1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ("{}/none", r"none: cannot be read \(No such file or directory\); check the path"),
+        ("{}/day_*", r"no file matches '.*day_\*'; check the folder"),
+        ("{}", r"is a folder; name its files"),
+        ("{}/x,,{}/x", "a path is empty"),
+    ],
+)
+def test_paths_that_lead_nowhere(tmp_path, paths, message):
+    (tmp_path / "x").write_text(LINE)
+    with pytest.raises(InputError, match=message):
+        open_dataset("criteo:" + paths.format(tmp_path, tmp_path), DataOptions())
+    with pytest.raises(InputError, match=message):
+        open_dataset(f"criteo:{tmp_path}/x", DataOptions(eval_data=paths.format(tmp_path, tmp_path)))
+
+
+def test_options_are_closed():
+    with pytest.raises(ValidationError, match="hash_row"):
+        DataOptions(hash_row=5)
+    with pytest.raises(ValidationError, match="holdout"):
+        DataOptions(holdout=1.0)
+
+
+def test_options_load_without_the_compiler():
+    code = "import sys, adaptive.data.open; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

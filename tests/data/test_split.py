@@ -1,0 +1,139 @@
+"""Hold-out by fraction, by file and by time; marks; the bounded shuffle."""
+
+import gzip
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptive.batch import concatenate
+from adaptive.data.open import DataOptions, open_dataset
+from adaptive.data.rejects import Limits, RejectLog
+from adaptive.data.shuffle import block_rows
+from adaptive.data.split import read_part, split_last, survey
+from adaptive.data.text import TextSource
+from adaptive.data.text_format import Column, TextFormat
+from adaptive.data.text_source import find_files
+from adaptive.errors import ConfigError, InputError
+from adaptive.kernels import text as kernels
+
+FORM = TextFormat((Column("label", kernels.LABEL_BINARY), Column("n", kernels.DENSE_INTEGER)), separator=",")
+
+
+def source_of(folder, texts):
+    for number, text in enumerate(texts):
+        (folder / f"part{number}").write_bytes(gzip.compress(text) if number % 2 else text)
+    files = find_files(str(folder / "part*"))
+    log = RejectLog(tuple(str(file.path) for file in files), Limits(1.0), None)
+    return TextSource(files, (FORM,) * len(files), log, chunk_bytes=13), tuple(range(len(files)))
+
+
+def numbers(source, part, rows=3):
+    return [int(n) for block in read_part(source, part, rows) for n in block.columns.dense[: block.num_rows, 0]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    bad_every=st.integers(2, 9),
+    fraction=st.floats(0.01, 0.99),
+    mark_rows=st.integers(1, 50),
+)
+def test_the_two_parts_are_all_good_rows_in_order(tmp_path_factory, sizes, bad_every, fraction, mark_rows):
+    total, texts = 0, []
+    for size in sizes:
+        lines = [f"1,{total + n}" if (total + n) % bad_every else "bad" for n in range(size)]
+        texts.append("\n".join(lines).encode())
+        total += size
+    good = [n for n in range(total) if n % bad_every]
+    source, files = source_of(tmp_path_factory.mktemp("split"), texts)
+    if not good:
+        with pytest.raises(InputError, match="no good row in"):
+            survey(source, files)
+        return
+    found = survey(source, files, mark_rows=mark_rows)
+    assert found.num_rows == len(good)
+    num_train = len(good) - int(np.ceil(len(good) * fraction))
+    if not num_train:
+        with pytest.raises(InputError, match="leaves none for training"):
+            split_last(found, files, fraction)
+        return
+    train, evaluation = split_last(found, files, fraction)
+    assert numbers(source, train) == good[:num_train]
+    assert numbers(source, evaluation) == good[num_train:]
+    assert numbers(source, evaluation, rows=7) == good[num_train:]
+    assert sum(source.log.counts.values()) == total - len(good)
+    assert source.log.num_lines == total
+
+
+def csv(tmp_path, lines, **options):
+    (tmp_path / "s.toml").write_text(
+        'header = false\ncolumns = ["l", "n", "c"]\nlabel.column = "l"\n'
+        '[[dense]]\ncolumns = ["n"]\n[[categorical]]\ncolumns = ["c"]\nnum_embeddings = 1000\nkind = "int"\n'
+    )
+    (tmp_path / "d").write_text("".join(f"1,{n},{n % 1000}\n" for n in range(lines)))
+    return open_dataset(f"csv:{tmp_path / 'd'}", DataOptions(schema_path=tmp_path / "s.toml", **options))
+
+
+def order(batches):
+    return [int(n) for batch in batches for n in batch.dense[:, 0]]
+
+
+def test_holdout_is_the_last_fraction_and_every_pass_is_the_same(tmp_path):
+    data = csv(tmp_path, 1000, holdout=0.2)
+    assert data.num_train_samples() == 800
+    for batch_size in (1, 64, 800, 5000):
+        assert order(data.train(batch_size)) == list(range(800))
+        assert order(data.evaluation(batch_size)) == list(range(800, 1000))
+    assert [batch.num_samples for batch in data.train(300)] == [300, 300, 200]
+
+
+def test_order_is_that_of_the_file_unless_shuffled(tmp_path):
+    data = csv(tmp_path, 1000)
+    assert order(data.train(64)) == order(data.train(64, epoch=3)) == list(range(1000))
+
+
+def test_the_shuffle_is_bounded_seeded_and_keeps_rows_together(tmp_path):
+    data = csv(tmp_path, 1000, shuffle_buffer=250, holdout=0.1)
+    assert block_rows(250, 60) == 300
+    epochs = [order(data.train(60, epoch=epoch)) for epoch in (0, 1)]
+    for found in epochs:
+        for first in range(0, 900, 300):
+            assert sorted(found[first : first + 300]) == list(range(first, first + 300))
+    assert epochs[0] != epochs[1]
+    assert order(data.train(60)) == epochs[0]
+    assert order(csv(tmp_path, 1000, shuffle_buffer=250, holdout=0.1, seed=1).train(60)) != epochs[0]
+    batch = concatenate(list(data.train(60)))
+    assert batch.ids.tolist() == batch.dense[:, 0].astype(int).tolist()
+    assert batch.origin.lines.tolist() == (batch.dense[:, 0].astype(int) + 1).tolist()
+    assert [b.num_samples for b in data.train(70)] == [70] * 12 + [60]
+    assert order(data.evaluation(60)) == list(range(900, 1000))
+
+
+def test_evaluation_by_file_counts_bad_lines_of_both(tmp_path):
+    (tmp_path / "e").write_text("1,7,7\nx\n0,8,8\n")
+    data = csv(tmp_path, 10, eval_data=str(tmp_path / "e"), max_bad_fraction=0.5)
+    assert order(data.train(100)) == list(range(10))
+    assert not data.rejects()
+    batch = concatenate(list(data.evaluation(1)))
+    assert batch.origin.where(1) == f"{tmp_path / 'e'}:3"
+    assert data.rejects() == {"columns": 1}
+
+
+def test_too_many_bad_lines_show_when_the_rows_are_counted(tmp_path):
+    (tmp_path / "d2").write_text("x\n" * 10)
+    csv(tmp_path, 1000)
+    options = DataOptions(schema_path=tmp_path / "s.toml", holdout=0.5)
+    with pytest.raises(InputError, match=r"10 of 1,010 lines read are bad"):
+        open_dataset(f"csv:{tmp_path / 'd'},{tmp_path / 'd2'}", options)
+
+
+def test_splits_exclude_each_other():
+    with pytest.raises(ValueError, match="eval_data and holdout exclude each other"):
+        DataOptions(eval_data="x", holdout=0.5)
+
+
+def test_time_needs_a_column(tmp_path):
+    with pytest.raises(ConfigError, match="time_split needs"):
+        csv(tmp_path, 10, time_split=5)

@@ -1,0 +1,240 @@
+"""What stops a run: numbers that are not finite, exceptions, signals. Nothing is left behind on any path."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from toy import SIZES, ToyData, toy_config
+from toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
+
+from adaptive.batch import Batch
+from adaptive.build import Parts
+from adaptive.checkpoint import load_checkpoint
+from adaptive.errors import InputError, NonFiniteError, PolicyError
+from adaptive.planned import Planned
+from adaptive.policy import Policy, RowStats
+from adaptive.rundir import read_record
+from adaptive.telemetry.jsonl import read_metrics
+from adaptive.telemetry.record import EvalRecord, IntervalRecord
+from adaptive.trainer import Trainer, evaluate_run, train_run
+
+# -- numbers that are not finite ----------------------------------------------------------------------------------
+
+
+def assert_stops(parts: Parts, toy: ToyData, message: str, *, good_steps: int) -> None:
+    """Training stops with the message; all weights and states are as after the good steps."""
+    trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
+    after_good: dict[str, NDArray[Any]] = {}
+
+    def watch(planned: Planned) -> None:
+        if planned.number == good_steps:
+            after_good.update(everything(parts))
+        Trainer.step(trainer, planned)
+
+    trainer.step = watch  # type: ignore[method-assign]
+    with parts.embeddings:
+        with pytest.raises(NonFiniteError, match=message) as caught:
+            trainer.train(toy.train(32), depth=2)
+        assert_equal(everything(parts), after_good)
+    assert trainer.recorder.steps == good_steps
+    assert "nothing was updated" in str(caught.value) and caught.value.exit_code == 8
+
+
+@pytest.mark.parametrize("policy", ["lru", "hybrid"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_bad_data_stop_before_anything_changes(value: float, policy: str) -> None:
+    parts, _ = parts_of(policy=policy)
+    toy = ToyData(spoil={32 * 3 + 7: value})
+    message = (
+        r"step 4: the loss is nan; not finite: dense input 0; 1 of 32 predictions are not finite, at b\.tsv:4; "
+        r"the batch is 32 samples from a\.tsv:97 to b\.tsv:28"
+    )
+    assert_stops(parts, toy, message, good_steps=3)
+
+
+@pytest.mark.parametrize(("name", "value"), [("bottom.0.weight", float("nan")), ("top.2.bias", float("inf"))])
+def test_bad_dense_weights_are_named(name: str, value: float) -> None:
+    parts, toy = parts_of()
+    with torch.no_grad():
+        parts.model.get_parameter(name).view(-1)[0] = value
+    message = rf"step 1: the loss is (nan|inf); not finite: weight {name}; 32 of 32 predictions .* and 27 more;"
+    assert_stops(parts, toy, message, good_steps=0)
+
+
+def test_bad_rows_are_named() -> None:
+    parts, toy = parts_of()
+    arrays = parts.embeddings.state_arrays()
+    with parts.embeddings as embeddings:
+        Trainer(embeddings, parts.model, parts.optimizer).train(islice(toy.train(32), 2))
+        arrays = embeddings.state_arrays()
+        arrays["rows0.weights"][arrays["rows0.changed"] < SIZES["site"]] = np.nan
+        embeddings.load_state_arrays(arrays)
+        with pytest.raises(NonFiniteError, match="step 1: the loss is nan; not finite: embedding vector of feature 0"):
+            Trainer(embeddings, parts.model, parts.optimizer).train(toy.train(32))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["bottom.0.weight", "top.2.bias"])
+def test_bad_dense_gradients_stop_before_anything_changes(name: str, value: float) -> None:
+    parts, toy = parts_of()
+    calls = []
+
+    def spoil(gradient: Tensor) -> Tensor:
+        calls.append(1)
+        return gradient * value if len(calls) == 3 else gradient
+
+    parts.model.get_parameter(name).register_hook(spoil)  # type: ignore[no-untyped-call]
+    message = rf"step 3: the gradient of weight {name} is not finite; the batch is 32 samples from a\.tsv:65 to"
+    assert_stops(parts, toy, message, good_steps=2)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_bad_row_gradients_stop_before_anything_changes(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    def spoil(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if pooled.requires_grad and model.calls == 3:
+            scale = torch.ones_like(pooled)
+            scale[5, 1, 2] = value
+            hook = lambda gradient: torch.where(torch.isfinite(scale), gradient, scale)  # noqa: E731
+            pooled.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    in_model(monkeypatch, spoil)
+    parts, toy = parts_of()
+    message = r"step 3: the gradient of embedding vectors of feature user is not finite; .* 32 samples from a\.tsv:65"
+    assert_stops(parts, toy, message, good_steps=2)
+
+
+def test_a_non_finite_run_is_recorded(tmp_path: Path, data: Any) -> None:
+    data(spoil={200: float("nan")})
+    with pytest.raises(NonFiniteError, match=r"step 7: .* at b\.tsv:101"):
+        train_run(toy_config(out=str(tmp_path)))
+    record = read_record(tmp_path)
+    assert record["status"] == "stopped" and record["error"].startswith("NonFiniteError: step 7")
+    assert not (tmp_path / "weights").exists() and not (tmp_path / "lock").exists()
+
+
+# -- runs that are cut short --------------------------------------------------------------------------------------
+
+
+class Failing(Policy):
+    """Its third `score` raises."""
+
+    calls = 0
+
+    def score(self, rows: RowStats) -> NDArray[Any]:
+        self.calls += 1
+        if self.calls == 3:
+            raise RuntimeError("out of ideas")
+        return rows.last_access
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("error", [RuntimeError("model bug"), KeyboardInterrupt(), SystemExit(5)])
+def test_an_exception_in_the_model_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, depth: int
+) -> None:
+    def fail(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if model.calls == 6:
+            raise error
+
+    in_model(monkeypatch, fail)
+    with pytest.raises(type(error)) as caught:
+        train_run(toy_config(out=str(tmp_path), depth=depth, tensorboard=True))
+    assert caught.value is error
+    assert not (tmp_path / "lock").exists() and not (tmp_path / "weights").exists()
+    assert read_record(tmp_path)["error"].startswith(type(error).__name__)
+    assert [r.step for r in read_metrics(tmp_path / "metrics.jsonl") if isinstance(r, IntervalRecord)] == [4]
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("depth", [0, 3])
+def test_an_exception_in_the_policy_leaves_nothing_open(tmp_path: Path, depth: int) -> None:
+    config = toy_config(out=str(tmp_path), policy="test_trainer_stops:Failing", depth=depth, epochs=5)
+    with pytest.raises(PolicyError, match="out of ideas"):
+        train_run(config)
+    assert read_record(tmp_path)["status"] == "stopped" and not (tmp_path / "lock").exists()
+
+
+def test_an_exception_in_the_data_leaves_nothing_open(tmp_path: Path, data: Any) -> None:
+    toy = data()
+
+    def broken(batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+        for number, batch in enumerate(ToyData.train(toy, batch_size)):
+            if number == 7:
+                raise InputError("a.tsv:225: truncated")
+            yield batch
+
+    toy.train = broken
+    with pytest.raises(InputError, match="truncated"):
+        train_run(toy_config(out=str(tmp_path)))
+    assert read_record(tmp_path)["status"] == "stopped"
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_after_its_step_with_weights_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if model.calls == 6:
+            os.kill(os.getpid(), number)
+
+    in_model(monkeypatch, interrupt)
+    with pytest.raises(SystemExit) as caught:
+        train_run(toy_config(out=str(tmp_path / "cut"), depth=3))
+    assert caught.value.code == code
+    assert read_record(tmp_path / "cut")["status"] == "stopped"
+    in_model(monkeypatch, lambda model, dense, pooled: None)
+    train_run(toy_config(out=str(tmp_path / "short"), depth=3, steps=6))
+    cut, short = load_checkpoint(tmp_path / "cut" / "weights"), load_checkpoint(tmp_path / "short" / "weights")
+    assert cut.meta == short.meta and cut.meta["steps"] == 6
+    for name in cut.dense:
+        assert torch.equal(cut.dense[name], short.dense[name])
+    assert evaluate_run(tmp_path / "cut")["auc"] == evaluate_run(tmp_path / "short")["auc"]
+
+
+@pytest.mark.usefixtures("data")
+def test_a_signal_in_the_evaluation_ends_the_run_with_weights_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if not model.training:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    in_model(monkeypatch, interrupt)
+    with pytest.raises(SystemExit) as caught:
+        train_run(toy_config(out=str(tmp_path)))
+    assert caught.value.code == 143
+    assert load_checkpoint(tmp_path / "weights").meta["steps"] == 20
+    assert not [r for r in read_metrics(tmp_path / "metrics.jsonl") if isinstance(r, EvalRecord)]
+
+
+@pytest.mark.usefixtures("data")
+def test_a_second_signal_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if model.calls == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    in_model(monkeypatch, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_run(toy_config(out=str(tmp_path)))
+    assert not (tmp_path / "weights").exists() and not (tmp_path / "lock").exists()
+
+
+@pytest.mark.usefixtures("data")
+def test_runs_work_outside_the_main_thread(tmp_path: Path) -> None:
+    results: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: results.append(train_run(toy_config(out=str(tmp_path), steps=2))))
+    thread.start()
+    thread.join()
+    assert results[0]["steps"] == 2

@@ -1,0 +1,89 @@
+"""What the tests of runs share: fixtures, a model to hook into, all values of a run to compare."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torch import Tensor
+from toy import SIZES, ToyData, toy_config
+
+import adaptive.build
+import adaptive.trainer
+from adaptive.build import Parts, build
+from adaptive.models.dlrm import DLRM
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    threads = set(threading.enumerate())
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    assert set(threading.enumerate()) == threads
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
+@pytest.fixture(name="data")
+def data_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ToyData]:
+    """`data(...)` makes the toy data set what every run opens."""
+
+    def use(*arguments: Any, **options: Any) -> ToyData:
+        toy = ToyData(*arguments, **options)
+        monkeypatch.setattr(adaptive.trainer, "open_data", lambda config, run_directory=None: toy)
+        return toy
+
+    use()
+    return use
+
+
+def in_model(monkeypatch: pytest.MonkeyPatch, action: Callable[["Hooked", Tensor, Tensor], None]) -> None:
+    """Runs use a DLRM that calls `action(model, dense, pooled)` before each forward pass."""
+
+    class Model(Hooked):
+        def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+            if self.training:
+                self.calls += 1
+            action(self, dense, pooled)
+            return super().forward(dense, pooled)
+
+    monkeypatch.setattr(adaptive.build, "DLRM", Model)
+
+
+class Hooked(DLRM):
+    calls = 0  # in training mode
+
+
+def parts_of(**changed: Any) -> tuple[Parts, ToyData]:
+    toy = ToyData()
+    sample = list(toy.train(32))
+    parts = build(toy_config(tier={"device_rows": "auto"}, **changed), toy, sample)
+    parts.embeddings.calibrate(sample)
+    return parts, toy
+
+
+def everything(parts: Parts) -> dict[str, NDArray[Any]]:
+    """All weights and all optimizer state, wherever rows lie."""
+    values = {table.name: parts.embeddings.table_weights(table.name) for table in parts.tables}
+    saved = parts.embeddings.state_arrays()
+    values["row state"] = np.zeros((sum(SIZES.values()), saved["rows0.state"].shape[1]), np.float32)
+    values["row state"][saved["rows0.changed"]] = saved["rows0.state"]
+    return values | {name: value for name, value in state(parts).items() if not name.startswith(("rows", "next"))}
+
+
+def state(parts: Parts) -> dict[str, NDArray[Any]]:
+    dense = {f"dense {name}": value.numpy().copy() for name, value in parts.model.state_dict().items()}
+    optimizer = {
+        f"optimizer {number} {name}": value.numpy().copy()
+        for number, values in parts.optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+    }
+    return {**parts.embeddings.state_arrays(), **dense, **optimizer}
+
+
+def assert_equal(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
