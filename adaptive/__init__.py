@@ -7,39 +7,56 @@ if TYPE_CHECKING:
     from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
     from adaptive.counters import Counter
+    from adaptive.data.dataset import Dataset, Feature
+    from adaptive.data.open import DataOptions, open_dataset
+    from adaptive.data.synthetic import Synthetic, SyntheticConfig
     from adaptive.embedding import TieredEmbeddingBag
     from adaptive.errors import AdaptiveError
+    from adaptive.evaluation import Evaluation, evaluate
+    from adaptive.models.dlrm import DLRM, DLRMConfig
     from adaptive.planned import Planned
-    from adaptive.policy import NEVER, Policy, RowStats, TierView
+    from adaptive.policy import NEVER, Deferral, Policy, RowStats, TierView
     from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.tiers.statistics import Statistics
 
 _HOMES = {
-    "NEVER": "policy",
-    "SGD": "rows.optim",
     "Adagrad": "rows.optim",
-    "AdaptiveError": "errors",
     "Adam": "rows.optim",
+    "AdaptiveError": "errors",
     "Batch": "batch",
     "Counter": "counters",
+    "DLRM": "models.dlrm",
+    "DLRMConfig": "models.dlrm",
+    "DataOptions": "data.open",
+    "Dataset": "data.dataset",
+    "Deferral": "policy",
+    "Evaluation": "evaluation",
+    "Feature": "data.dataset",
+    "NEVER": "policy",
     "Origin": "batch",
     "Planned": "planned",
     "Policy": "policy",
     "RowOptimizer": "rows.optim",
     "RowStats": "policy",
     "RowwiseAdagrad": "rows.optim",
+    "SGD": "rows.optim",
     "SkipConfig": "config",
     "Statistics": "tiers.statistics",
+    "Synthetic": "data.synthetic",
+    "SyntheticConfig": "data.synthetic_config",
     "TableConfig": "config",
     "TierConfig": "config",
     "TierView": "policy",
     "TieredEmbeddingBag": "embedding",
     "TrainConfig": "config",
     "concatenate": "batch",
+    "evaluate": "evaluation",
     "one_hot_batch": "batch",
+    "open_dataset": "data.open",
 }
 
 __all__ = [
+    "DLRM",
     "NEVER",
     "SGD",
     "Adagrad",
@@ -47,6 +64,12 @@ __all__ = [
     "AdaptiveError",
     "Batch",
     "Counter",
+    "DLRMConfig",
+    "DataOptions",
+    "Dataset",
+    "Deferral",
+    "Evaluation",
+    "Feature",
     "Origin",
     "Planned",
     "Policy",
@@ -55,13 +78,17 @@ __all__ = [
     "RowwiseAdagrad",
     "SkipConfig",
     "Statistics",
+    "Synthetic",
+    "SyntheticConfig",
     "TableConfig",
     "TierConfig",
     "TierView",
     "TieredEmbeddingBag",
     "TrainConfig",
     "concatenate",
+    "evaluate",
     "one_hot_batch",
+    "open_dataset",
 ]
 __version__ = "0.1.0"
 

@@ -82,7 +82,13 @@ class Batch:
         return (len(self.offsets) - 1) // max(self.num_samples, 1)
 
     def take(self, samples: NDArray[np.int64]) -> "Batch":
-        """The batch of the given samples, in the given order."""
+        """The batch of the given samples, in the given order.
+
+        Raises:
+            ValueError: if a sample is not one of 0 to B - 1.
+        """
+        if len(samples) and not 0 <= samples.min() <= samples.max() < self.num_samples:
+            raise ValueError(f"samples {samples.min()} to {samples.max()} of a batch that has {self.num_samples}")
         bags = (np.arange(self.num_features)[:, None] * self.num_samples + samples[None, :]).ravel()
         starts, sizes = self.offsets[bags], self.offsets[bags + 1] - self.offsets[bags]
         offsets = np.zeros(len(bags) + 1, np.int64)

@@ -26,10 +26,12 @@ class Counter(IntEnum):
     DEMOTED = 7
     """Rows that left the device, changed or not."""
     SKIPPED_UPDATES = 8
-    """Row updates left out because the row was saturated."""
+    """Row updates not written: dropped because the row was saturated, or deferred."""
     SKIPPED_LOOKUPS = 9
-    """Look-ups whose gradient was left out because the row was saturated."""
+    """Look-ups of rows whose update was not written."""
     BYTES_H2D = 10
     """Bytes from host to device: fetched rows with their state, and vectors pooled (in part) on the host."""
     BYTES_D2H = 11
     """Bytes from device to host: rows written back, and gradients of vectors pooled on the host."""
+    DEFERRED_UPDATES = 12
+    """Of the skipped updates, those whose gradient was kept, to be applied with a later one."""

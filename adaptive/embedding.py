@@ -10,6 +10,7 @@ Letters: B samples, F features, D width, V vectors of a group.
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -69,13 +70,14 @@ class TieredEmbeddingBag(nn.Module):
         self._optimizer = optimizer
         self._sizes = choose_slots(groups, tier, optimizer, self.policy)
         lanes = build_lanes(groups, self._sizes.slots, tier, optimizer, referee)
-        skip = skip if referee.watches_saturation else None
+        defers = self.policy.deferral is not None
+        skip = skip if referee.watches_saturation or defers else None
         self._pipeline = Pipeline(lanes, referee, len(self.features), tier, skip)
         for lane in lanes:
             if skip is not None:
                 capacity = hot_rows(lane.group, skip, optimizer)
-                lane.planner.watch(capacity, skip)
-                lane.device.watch(capacity)
+                lane.planner.watch(capacity, skip, optimizer)
+                lane.device.watch(capacity, snapshots=referee.watches_saturation, sums=defers)
         self.view: TierView = RowView(self._pipeline)
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
         self._pending: dict[int, Planned] = {}
@@ -233,14 +235,20 @@ class TieredEmbeddingBag(nn.Module):
                 totals[name] += size
         return totals
 
+    def host_io(self) -> dict[str, int]:
+        """What has crossed between the host tier and its files so far: `reads`, `bytes_read`, `writes`,
+        `bytes_written`. All 0 for a host tier in memory, and rows used in place are not counted."""
+        counts = [asdict(lane.host.io) for lane in self._pipeline.lanes]
+        return {name: sum(count[name] for count in counts) for name in counts[0]}
+
     def device_rows_text(self) -> str:
         """How many device rows there are and why, in one sentence."""
         return self._sizes.text
 
     def close(self) -> None:
-        """Hand memory-mapped pages to the disk. The look-ahead joins its thread itself."""
+        """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""
         for lane in self._pipeline.lanes:
-            lane.host.flush()
+            lane.host.close()
 
     def __enter__(self) -> "TieredEmbeddingBag":
         return self

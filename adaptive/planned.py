@@ -47,11 +47,14 @@ class GroupWork:
         plan, device = self.plan, self._lane.device
         if self.gradients is None:  # the loss does not depend on this group
             return Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        norms = device.update(plan.grouping, self.gradients)
+        rows, norms = plan.grouping.rows, device.update(plan.grouping, self.gradients)
+        if plan.deferred is not None:
+            norms = np.concatenate([norms, device.defer(plan.deferred, self.gradients)])
+            rows = np.concatenate([rows, plan.deferred.due_rows])
         self.gradients = None
         if plan.snapshots is None:
-            return Feedback(plan.grouping.rows, norms)
-        return Feedback(plan.grouping.rows, norms, plan.snapshots, device.drift(plan.snapshots))
+            return Feedback(rows, norms)
+        return Feedback(rows, norms, plan.snapshots, device.drift(plan.snapshots))
 
     def split(self, vectors: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Feature -> its part of the vectors."""

@@ -75,6 +75,23 @@ class TierView(Protocol):
     def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]: ...
 
 
+@dataclass(frozen=True)
+class Deferral:
+    """Write a popular row's updates less often: sum its gradients and apply the sum at every k-th visit.
+
+    k = clamp(visits / every, 1, at_most), where a visit is a batch that looks the row up; k = 1 is the plain update.
+    Nothing is dropped. The optimizer sees one gradient, the sum, instead of k.
+    """
+
+    every: int = 32  # visits per unit of k: how much of its history a row may be behind
+    at_most: int | None = None  # None: 8, and 4 under plain SGD, where a sum of k gradients is one k-fold step
+    warmup: int = 100  # batches before any update is deferred; the harm, where any, is early
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.warmup < 0 or (self.at_most is not None and not 1 <= self.at_most <= 255):
+            raise ValueError(f"{self}: needed every >= 1, at_most from 1 to 255 or none, warmup >= 0")
+
+
 class Policy(ABC):
     """Decides which rows deserve the device and which have stopped moving.
 
@@ -93,6 +110,9 @@ class Policy(ABC):
 
     window: int = 0
     """Batches whose ids are read beyond the planned ones, so that `next_access` is known."""
+
+    deferral: Deferral | None = None
+    """Whether and how updates of popular rows are deferred; only where skipping is switched on."""
 
     @abstractmethod
     def score(self, rows: RowStats) -> NDArray[Any]:
@@ -215,6 +235,7 @@ def _load_file(path: Path) -> ModuleType:
 
 __all__ = [
     "NEVER",
+    "Deferral",
     "Policy",
     "RowStats",
     "TierView",

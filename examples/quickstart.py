@@ -9,11 +9,18 @@ lines show that another policy and another device size give the same weights, bi
 import numpy as np
 import torch
 
-from adaptive import RowwiseAdagrad, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.data.synthetic import Synthetic, SyntheticConfig
-from adaptive.evaluation import evaluate
-from adaptive.models.dlrm import DLRM, DLRMConfig
-from adaptive.telemetry.counters import Counter
+from adaptive import (
+    DLRM,
+    Counter,
+    DLRMConfig,
+    RowwiseAdagrad,
+    Synthetic,
+    SyntheticConfig,
+    TableConfig,
+    TierConfig,
+    TieredEmbeddingBag,
+    evaluate,
+)
 
 BATCH_SIZE = 1024
 

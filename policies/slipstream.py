@@ -5,7 +5,15 @@ rows are compared with a snapshot of themselves. A row that moved less than `thr
 although it was looked up often is saturated: it is still looked up, but its gradient is not computed any more.
 
 Skipping costs accuracy, and more the longer a row is left alone. The defaults therefore skip little: rows have a
-warm-up, and each saturated row is let through now and then (probing) to see whether it would move again.
+warm-up, and each saturated row is let through now and then (probing) to see whether it would move again. Measured
+once on the built-in stream (row-wise Adagrad, 782 batches of 512, seed 0, warm-up 100):
+
+    threshold   look-ups skipped   change of AUC
+    0.02                   0.8 %        +0.00001
+    0.03                   3.0 %        -0.00009
+    0.05                   6.9 %        -0.00055
+
+Rows slow down as a run goes on, so longer runs skip more at the same threshold: compare with an un-skipped run.
 """
 
 import numpy as np
@@ -34,9 +42,9 @@ class Slipstream(Policy):
     def __init__(
         self,
         *,
-        threshold: float = 0.01,
+        threshold: float = 0.02,
         min_accesses: int = 64,
-        warmup: int = 500,
+        warmup: int = 100,
         hysteresis: float = 1.5,
         probe_every: int = 8,
     ) -> None:

@@ -1,7 +1,7 @@
 """The policies that every test of "any policy" runs over. A new policy is added to one list, here."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,11 @@ class RandomScores(Policy):
 
 
 class RandomOnHost(RandomScores):
-    misses: Literal["stage", "host"] = "host"
+    misses = "host"
 
 
 class LRUOnHost(LRU):
-    misses: Literal["stage", "host"] = "host"
+    misses = "host"
 
 
 class MostRecentOut(Policy):

@@ -238,7 +238,9 @@ class Trained:
         assert all(map(np.array_equal, self.dense, other.dense)), "dense weights differ"
 
 
-def train(embeddings: TieredEmbeddingBag, tables: Sequence[TableConfig], batches: Iterable[Batch], depth: int) -> Trained:
+def train(
+    embeddings: TieredEmbeddingBag, tables: Sequence[TableConfig], batches: Iterable[Batch], depth: int
+) -> Trained:
     """Train rows and a `Readout` with any tiers, policy and look-ahead."""
     return train_more(embeddings, Trainee(tables), batches, depth)
 
@@ -323,9 +325,7 @@ def train_slowly(
     """The same training without tiers, by `tests/reference.py`, leaving out the updates of `skipped` (by batch)."""
     trainee = Trainee(tables)
     if not any(skipped):
-        values = reference.train_reference(
-            tables, batches, optimizer, seed=seed, loss_gradients=trainee.loss_gradients
-        )
+        values = reference.train_reference(tables, batches, optimizer, seed=seed, loss_gradients=trainee.loss_gradients)
     else:
         values = _train_skipping(tables, batches, optimizer, seed, trainee.loss_gradients, skipped)
     weights = {name: weights for name, (weights, _) in values.items()}

@@ -138,8 +138,10 @@ def test_take_in_another_order_and_back(batch: Batch, data: st.DataObject) -> No
 
 
 def test_take_outside_the_batch_is_an_error() -> None:
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="samples 0 to 2 of a batch that has 2"):
         two_by_two().take(ints(0, 2))
+    with pytest.raises(ValueError, match="samples -1 to 0"):
+        two_by_two().take(ints(-1, 0))
 
 
 # --- concatenate -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ LAYERS = [
     ["data", "models", "telemetry", "checkpoint", "rundir", "finite"],
     ["evaluation"],
     ["build", "settings", "recorder", "contract"],
+    ["simulate"],
     ["trainer"],
+    ["compare"],
     ["cli"],
 ]
 LEVELS = {name: level for level, line in enumerate(LAYERS) for part in line for name in part.split("+")}

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from adaptive.cli import doctor, eval, policies, run
+from adaptive.cli import compare, doctor, eval, policies, run, simulate
 from adaptive.cli.output import note
 from adaptive.errors import AdaptiveError
 
@@ -38,6 +38,8 @@ app = typer.Typer(
 )
 app.command("run", epilog=EXIT_CODES)(run.run)
 app.command("eval", epilog=EXIT_CODES)(eval.evaluate)
+app.command("compare", epilog=EXIT_CODES)(compare.compare)
+app.command("simulate", epilog=EXIT_CODES)(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(policies.app, name="policies")
 

@@ -73,6 +73,7 @@ class TextReader:
         self._base = 0  # offset in the file of the buffer's first byte
         self._filled = 0  # bytes in the buffer
         self._whole = 0  # of which belong to whole lines
+        self._added = 0  # and how many are not in the file: the line feed that the last line lacked
 
     def __enter__(self) -> "TextReader":
         return self
@@ -90,7 +91,7 @@ class TextReader:
         if self._file < 0:
             return self._start
         position, line = int(self._cursor[kernels.POSITION]), int(self._cursor[kernels.LINE])
-        return Position(self._file, self._base + position, line)
+        return Position(self._file, self._base + min(position, self._filled - self._added), line)
 
     def read(self, block: Block) -> int:
         """Fill a block from its first row on -> its rows, fewer than there is room for at the end of the data only.
@@ -150,7 +151,7 @@ class TextReader:
         self._stream.skip_to(start.offset)
         self._layout = self._source.formats[self._file].layout(*self._window)
         self._cursor[kernels.POSITION], self._cursor[kernels.LINE] = 0, start.line
-        self._base, self._filled, self._whole = start.offset, 0, 0
+        self._base, self._filled, self._whole, self._added = start.offset, 0, 0, 0
         return True
 
     def _fill(self) -> bool:
@@ -167,8 +168,9 @@ class TextReader:
             elif not self._read_chunk():
                 if not self._filled or self._is_mark_only():
                     return False
-                self._bytes[self._filled : self._filled + 1] = b"\n"  # the last line lacks its line feed
+                self._bytes[self._filled : self._filled + 1] = b"\n"
                 self._filled += 1
+                self._added = 1
 
     def _drop(self, count: int) -> None:
         """Forget the first bytes of the buffer."""

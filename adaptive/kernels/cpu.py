@@ -306,6 +306,22 @@ def update(
 
 
 @kernel(noalias=True)
+def accumulate(entries, segments, vectors, scales, gradients, sums, pending, g):
+    """Add each row's gradient (summed as in `update`) to sums[entries[u]], or start that sum; mark it pending.
+
+    entries (U,) int64, each once; sums (H, D) float32; pending (H,) bool; g (1, D) is scratch.
+    """
+    for u in range(entries.size):
+        entry = entries[u]
+        sum_gradients(g, 0, segments[u], segments[u + 1], vectors, scales, gradients)
+        if pending[entry]:
+            add_row(sums, entry, g, 0)
+        else:
+            copy_row(sums, entry, g, 0)
+            pending[entry] = True
+
+
+@kernel(noalias=True)
 def copy_rows(to_weights, to_state, to_rows, from_weights, from_state, from_rows):
     """Row from_rows[i] with its state becomes row to_rows[i]; both (n,) int64, targets distinct."""
     for i in range(to_rows.size):

@@ -15,9 +15,10 @@ from adaptive.kernels.jit import kernel
 from adaptive.kernels.prefetch import prefetch_item
 
 INITIAL, ON_HOST = 0, -1
+MOST_ACCESSES = 2**32 - 1
 DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since it came; its host copy is not the initial value
 HASH = np.uint64(0x9E3779B97F4A7C15)
-S40 = np.uint64(40)
+S32 = np.uint64(32)
 
 LOOKUPS, UNIQUE_ROWS = int(Counter.LOOKUPS), int(Counter.UNIQUE_ROWS)
 LOOKUP_HITS, ROW_HITS = int(Counter.LOOKUP_HITS), int(Counter.ROW_HITS)
@@ -60,7 +61,7 @@ def distinct_rows(ids, spans, span_tables, table_sizes, table_starts, keys, plac
                 row = ids[p]
                 if row < 0 or row >= size:
                     return -(p + 1)
-                h = row if direct else np.int64((np.uint64(row) * HASH) >> S40) & mask
+                h = row if direct else np.int64((np.uint64(row) * HASH) >> S32) & mask
                 while keys[h] != row and keys[h] != -1:
                     h = (h + 1) & mask
                 if keys[h] == -1:
@@ -217,7 +218,8 @@ def touch(rows, counts, locations, batch, accesses, last_access, slot_used):
         if u + AHEAD < rows.size:
             prefetch_item(accesses, rows[u + AHEAD])
         row = rows[u]
-        accesses[row] += np.uint32(counts[u])
+        # Saturates instead of wrapping: the row of a default id can pass 2**32 look-ups.
+        accesses[row] = min(np.int64(accesses[row]) + np.int64(counts[u]), MOST_ACCESSES)
         last_access[row] = batch + 1
         if locations[u] >= 0:
             slot_used[locations[u]] = batch
@@ -368,7 +370,7 @@ def find_entries(rows, accesses, min_accesses, keys, places, entry_rows, num_ent
         row = rows[u]
         if np.int64(accesses[row]) < min_accesses:
             continue
-        h = np.int64((np.uint64(row) * HASH) >> S40) & mask
+        h = np.int64((np.uint64(row) * HASH) >> S32) & mask
         while keys[h] != row and keys[h] != -1:
             h = (h + 1) & mask
         if keys[h] == row:
@@ -411,3 +413,40 @@ def count_host_vectors(bag_tables, bag_starts, locations, vectors):
             if locations[p] < 0:
                 vectors[bag_tables[bag]] += 1
                 break
+
+
+@kernel()
+def lookup_entries(rows, keys, places, entries):
+    """entries[i] = the hot set's entry of rows[i], or -1; see `find_entries`."""
+    mask = keys.size - 1
+    for i in range(rows.size):
+        row = rows[i]
+        h = np.int64((np.uint64(row) * HASH) >> S32) & mask
+        while keys[h] != row and keys[h] != -1:
+            h = (h + 1) & mask
+        entries[i] = places[h] if keys[h] == row else -1
+
+
+@kernel()
+def defer_visits(entries, counts, accesses, skipped, every, at_most, visits, waiting, summed, due):
+    """Decide for the distinct rows of a batch whether their gradient waits; see `adaptive.policy.Deferral`.
+
+    entries (U,) int32 or -1; accesses (U,) look-ups so far; visits (H,) uint32 and waiting (H,) uint8 are the books.
+    Outputs, bool (U,): summed, the gradient goes to the row's sum; due, the sum is applied after this batch.
+    """
+    for u in range(entries.size):
+        entry = entries[u]
+        summed[u] = due[u] = False
+        if entry < 0 or skipped[u]:
+            continue
+        if visits[entry] == 0:  # admitted just now: as many visits as its look-ups make at this batch's rate
+            visits[entry] = max(np.int64(accesses[u]) // np.int64(counts[u]), 1)
+        else:
+            visits[entry] += np.uint32(1)
+        k = min(max(np.int64(visits[entry]) // every, 1), at_most)
+        if waiting[entry] + 1 < k:
+            waiting[entry] += np.uint8(1)
+            summed[u] = True
+        elif waiting[entry] > 0:
+            waiting[entry] = 0
+            summed[u] = due[u] = True

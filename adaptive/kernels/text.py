@@ -45,7 +45,7 @@ _BAGS_FULL = -1
 INPUT_USED, ROWS_FULL, FAULTS_FULL, BAGS_FULL = range(4)
 
 # The entries of its cursor, and of one fault.
-POSITION, ROW, LINE, NUM_FAULTS, NUM_OUTSIDE, CURSOR_SIZE = range(6)
+POSITION, ROW, LINE, NUM_FAULTS, CURSOR_SIZE = range(5)
 FAULT_LINE, FAULT_CAUSE, FAULT_COLUMN, FAULT_START, FAULT_STOP, FAULT_SIZE = range(6)
 
 _ZERO, _ONE = 48, 49
@@ -176,7 +176,7 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
                 number, stop = decimal(data, p)
                 good = abs(number) <= _FLOAT32_MAX
                 dense[row, slot] = number if stop > p else np.nan
-            elif kind == LABEL_BINARY and data[p + 1] == separator and (data[p] == _ZERO or data[p] == _ONE):
+            elif kind == LABEL_BINARY and (data[p] == _ZERO or data[p] == _ONE) and data[p + 1] == separator:
                 columns.labels[row] = data[p] - _ZERO
                 stop = p + 1
             else:
@@ -200,8 +200,6 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
         if layout.time_from <= columns.times[row] < layout.time_to:
             lines[row] = line
             row += 1
-        else:
-            cursor[NUM_OUTSIDE] += 1
         start, line = after, line + 1
         cursor[POSITION], cursor[ROW], cursor[LINE] = start, row, line
     return OK, last
@@ -213,9 +211,9 @@ def tokenise(
 ) -> int:
     """Read the lines of `data[cursor[POSITION]:end]`, which ends with a line feed, into rows from `cursor[ROW]` on.
 
-    The cursor moves along, also its LINE (the one to be read next) and NUM_OUTSIDE (rows with another time).
-    NUM_FAULTS counts the faults written to `faults`, (any, FAULT_SIZE). Returns why it stopped: INPUT_USED,
-    ROWS_FULL, FAULTS_FULL, or BAGS_FULL (`bag_keys` has no room for the next row).
+    The cursor moves along, also its LINE (the one to be read next); NUM_FAULTS counts the faults written to
+    `faults`, (any, FAULT_SIZE). Returns why it stopped: INPUT_USED, ROWS_FULL, FAULTS_FULL, or BAGS_FULL (`bag_keys`
+    has no room for the next row).
     """
     while True:
         fault, column = parse_lines(data, end, layout, columns, cursor)

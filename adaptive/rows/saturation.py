@@ -41,15 +41,8 @@ class HotSet:
         arrays = (self.rows, self.saturated, self.drift, self.drift_accesses, self._accesses, self._epoch)
         return sum(array.nbytes for array in (*arrays, self._keys, self._places))
 
-    def visit(
-        self,
-        number: int,
-        rows: NDArray[np.int64],
-        counts: NDArray[np.int32],
-        accesses: NDArray[np.uint32],
-        locations: NDArray[np.int64],
-    ) -> tuple[NDArray[np.bool_], Snapshots]:
-        """Count a planned batch's distinct rows; which of them are saturated, and which snapshots are due."""
+    def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> NDArray[np.int32]:
+        """(U,) entry of each distinct row of a batch, or -1; rows that have become popular enough are let in."""
         entries = np.empty(len(rows), np.int32)
         self.num_entries = planning.find_entries(
             rows,
@@ -61,7 +54,17 @@ class HotSet:
             self.num_entries,
             entries,
         )
-        skipped, due = np.empty(len(rows), np.bool_), np.empty(len(rows), np.int64)
+        return entries
+
+    def visit(
+        self,
+        number: int,
+        entries: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        locations: NDArray[np.int64],
+    ) -> tuple[NDArray[np.bool_], Snapshots]:
+        """Count a planned batch's distinct rows; which of them are saturated, and which snapshots are due."""
+        skipped, due = np.empty(len(entries), np.bool_), np.empty(len(entries), np.int64)
         epoch = number // self.config.interval
         known = self._epoch >= 0
         num_due = planning.visit_entries(
@@ -83,12 +86,6 @@ class HotSet:
 
     def entries_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) entry of each row, or -1."""
-        order = np.argsort(self.rows[: self.num_entries], kind="stable")
-        ordered = self.rows[: self.num_entries][order]
-        places = np.searchsorted(ordered, rows)
-        places = np.minimum(places, max(self.num_entries - 1, 0))
-        found = np.full(len(rows), -1, np.int64)
-        if self.num_entries:
-            hits = ordered[places] == rows
-            found[hits] = order[places[hits]]
+        found = np.empty(len(rows), np.int64)
+        planning.lookup_entries(rows, self._keys, self._places, found)
         return found

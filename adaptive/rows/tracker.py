@@ -6,6 +6,7 @@ is first touched and memory is only taken then: a billion rows cost nothing to c
 """
 
 import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ assert RECORD.itemsize == 16
 
 NUM_BINS = 64
 MANY_ROWS = 1 << 26  # 1 GiB of records
+MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
 
 
 class Tracker:
@@ -62,7 +64,9 @@ def _zeros(num_rows: int) -> NDArray[Any]:
     thousand scattered rows would take all; so many rows lie in small pages."""
     if num_rows < MANY_ROWS:
         return np.zeros(num_rows, RECORD)
-    pages = mmap.mmap(-1, num_rows * RECORD.itemsize)
+    # Not reserved: what is mapped may exceed the memory, as long as what is touched does not.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (MAP_NORESERVE if sys.platform == "linux" else 0)
+    pages = mmap.mmap(-1, num_rows * RECORD.itemsize, flags=flags)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(pages, RECORD)

@@ -37,6 +37,7 @@ class TableCounts:
     saturated_rows: int = 0  # now
     skipped_updates: int = 0
     skipped_lookups: int = 0
+    deferred_updates: int = 0
 
     @property
     def hit_rate(self) -> float | None:

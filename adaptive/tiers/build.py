@@ -1,6 +1,7 @@
 """Makes the tiers and the planner of every group."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -9,7 +10,8 @@ from adaptive.errors import ConfigError
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.device import CpuDevice, DeviceTier
 from adaptive.tiers.distinct import DistinctFinder
-from adaptive.tiers.host import HostTier
+from adaptive.tiers.host import HostTier, MemoryHost
+from adaptive.tiers.host_file import FileHost
 from adaptive.tiers.layout import Group
 from adaptive.tiers.pipeline import Lane
 from adaptive.tiers.planner import Planner
@@ -37,11 +39,17 @@ def build_lanes(
     """One lane for each group."""
     lanes = []
     for group, num_slots in zip(groups, slots, strict=True):
-        host = HostTier(group, optimizer, tier.host)
+        host = _make_host(group, optimizer, tier.host, in_place=referee.policy.misses == "host")
         planner = Planner(group, num_slots, tier, referee, row_bytes(group, optimizer))
         device = _make_device(host, num_slots, tier, optimizer)
         lanes.append(Lane(group, host, device, planner, DistinctFinder(group), DistinctFinder(group)))
     return lanes
+
+
+def _make_host(group: Group, optimizer: RowOptimizer, host: str, *, in_place: bool) -> HostTier:
+    if host == "memory":
+        return MemoryHost(group, optimizer)
+    return FileHost(group, optimizer, Path(host.removeprefix("mmap:")), in_place=in_place)
 
 
 def _make_device(host: HostTier, num_slots: int, tier: TierConfig, optimizer: RowOptimizer) -> DeviceTier:

@@ -15,7 +15,7 @@ from torch import Tensor
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.host import HostTier
-from adaptive.tiers.plan import Grouping, Moves, Pooling, Snapshots
+from adaptive.tiers.plan import Deferred, Grouping, Moves, Pooling, Snapshots
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -44,6 +44,14 @@ class DeviceTier(ABC):
         """Update rows from the gradients of the vectors (V, D); returns the L2 norm of each update (U,)."""
 
     @abstractmethod
+    def defer(self, deferred: Deferred, gradients: Tensor) -> Floats:
+        """Add gradients to the sums, then apply the sums that are due; returns the L2 norms of those updates (n,)."""
+
+    @abstractmethod
+    def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
+        """Apply to copies of rows (n, ...) whatever gradients wait for them; entries (n,) or -1. Changes no row."""
+
+    @abstractmethod
     def drift(self, snapshots: Snapshots) -> Floats:
         """Movement of tracked rows since their snapshot (n,), which is then renewed."""
 
@@ -60,13 +68,13 @@ class DeviceTier(ABC):
         """Debug: NaN into the host copies of rows that a batch will change on the device."""
 
     @abstractmethod
-    def watch(self, capacity: int) -> None:
-        """Make room for the snapshots of `capacity` rows."""
+    def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
+        """Make room for the snapshots, or the sums of deferred gradients, of `capacity` rows."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> tuple[int, int, int]:
-        """Bytes of (weights, state, snapshots)."""
+        """Bytes of (weights, state, snapshots and sums)."""
 
 
 class CpuDevice(DeviceTier):
@@ -80,29 +88,27 @@ class CpuDevice(DeviceTier):
         fill = np.nan if poison else 0.0
         self.weights = np.full((num_slots, width), fill, np.float32)
         self.state = np.full((num_slots, host.state.shape[1]), fill, np.float32)
-        self._snapshots = np.zeros((0, width), np.float32)
+        self.watch(0, snapshots=False, sums=False)
         self.poison = poison
         self._scratch = np.zeros((max(numba.get_num_threads(), 1), 2 * width), np.float32)
 
     def write_back(self, moves: Moves) -> None:
-        host = self._host
-        cpu.copy_rows(host.weights, host.state, moves.back_rows, self.weights, self.state, moves.back_slots)
+        self._host.copy_in(moves.back_rows, self.weights, self.state, moves.back_slots)
 
     def fetch(self, moves: Moves) -> None:
         host = self._host
         initial = moves.fetch_initial
         slots, rows = moves.fetch_slots[~initial], moves.fetch_rows[~initial]
-        cpu.copy_rows(self.weights, self.state, slots, host.weights, host.state, rows)
+        host.copy_out(rows, self.weights, self.state, slots)
         host.initial(self.weights, self.state, moves.fetch_slots[initial], moves.fetch_rows[initial])
-        host.initial(host.weights, host.state, moves.fresh_rows, moves.fresh_rows)
+        host.store_initial(moves.fresh_rows)
 
     def poison_slots(self, slots: Int64s) -> None:
         self.weights[slots] = np.nan
         self.state[slots] = np.nan
 
     def poison_host(self, rows: Int64s) -> None:
-        self._host.weights[rows] = np.nan
-        self._host.state[rows] = np.nan
+        self._host.poison(rows)
 
     def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
         out = np.empty((pooling.num_vectors, self.weights.shape[1]), np.float32)
@@ -119,15 +125,18 @@ class CpuDevice(DeviceTier):
         return torch.from_numpy(out)
 
     def update(self, grouping: Grouping, gradients: Tensor) -> Floats:
+        return self._update(grouping, gradients.numpy(), self.weights, self.state)
+
+    def _update(self, grouping: Grouping, gradients: Floats, weights: Floats, state: Floats) -> Floats:
         norms = np.empty(len(grouping.rows), np.float32)
         cpu.update(
             grouping.locations,
             grouping.segments,
             grouping.vectors,
             grouping.scales,
-            gradients.numpy(),
-            self.weights,
-            self.state,
+            gradients,
+            weights,
+            state,
             self._host.weights,
             self._host.state,
             self._kind,
@@ -137,6 +146,26 @@ class CpuDevice(DeviceTier):
             self._scratch,
         )
         return norms
+
+    def defer(self, deferred: Deferred, gradients: Tensor) -> Floats:
+        grouping, due = deferred.grouping, deferred.due_entries
+        cpu.accumulate(
+            grouping.locations,
+            grouping.segments,
+            grouping.vectors,
+            grouping.scales,
+            gradients.numpy(),
+            self._sums,
+            self._pending,
+            self._scratch[0, : self.weights.shape[1]].reshape(1, -1),
+        )
+        self._pending[due] = False
+        sums = one_each(deferred.due_rows, deferred.due_locations, due)
+        return self._update(sums, self._sums, self.weights, self.state)
+
+    def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
+        waiting = np.flatnonzero((entries >= 0) & self._pending[entries]) if len(self._pending) else entries[:0]
+        self._update(one_each(waiting, waiting, entries[waiting]), self._sums, weights, state)
 
     def drift(self, snapshots: Snapshots) -> Floats:
         drifts = np.empty(len(snapshots.entries), np.float32)
@@ -156,9 +185,17 @@ class CpuDevice(DeviceTier):
     def read(self, slots: Int64s) -> tuple[Floats, Floats]:
         return self.weights[slots], self.state[slots]
 
-    def watch(self, capacity: int) -> None:
-        self._snapshots = np.zeros((capacity, self.weights.shape[1]), np.float32)
+    def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
+        width = self.weights.shape[1]
+        self._snapshots = np.full((capacity if snapshots else 0, width), np.nan, np.float32)
+        self._sums = np.full((capacity if sums else 0, width), np.nan, np.float32)
+        self._pending = np.zeros(len(self._sums), np.bool_)
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:
-        return self.weights.nbytes, self.state.nbytes, self._snapshots.nbytes
+        return self.weights.nbytes, self.state.nbytes, self._snapshots.nbytes + self._sums.nbytes
+
+
+def one_each(rows: Int64s, locations: Int64s, vectors: Int64s) -> Grouping:
+    """The update of rows from one gradient each."""
+    return Grouping(rows, locations, np.arange(len(rows) + 1), vectors.astype(np.int32), np.zeros(0, np.float32))

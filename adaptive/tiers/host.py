@@ -1,18 +1,15 @@
-"""`HostTier`: a place for every row of a group, in memory or in memory-mapped files.
+"""`HostTier`: a place for every row of a group. `MemoryHost` is memory; `host_file.FileHost` is a file.
 
 Nothing is written when it is made. A row that never changed has no stored value: `initial` computes it. So a table
 of a billion rows costs address space, and memory or disk only for rows that were trained.
 """
 
-import os
-import tempfile
-from pathlib import Path
-from typing import IO, Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.errors import ConfigError
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.layout import Group
@@ -21,36 +18,66 @@ Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
-class HostTier:
-    """weights (rows, D) and state (rows, S), float32. `host` is `memory` or `mmap:DIR`."""
+@dataclass
+class HostIO:
+    """What has crossed between a host tier and its file since it was made."""
 
-    def __init__(self, group: Group, optimizer: RowOptimizer, host: str) -> None:
+    reads: int = 0
+    bytes_read: int = 0
+    writes: int = 0
+    bytes_written: int = 0
+
+
+class HostTier(ABC):
+    """Rows with their optimizer state, moved by copying. Row numbers are local to the group.
+
+    `weights` (rows, D) and `state` (rows, S), float32, are there to be computed on in place; they have no rows in a
+    tier that only copies.
+    """
+
+    weights: Floats
+    state: Floats
+
+    def __init__(self, group: Group, optimizer: RowOptimizer) -> None:
         self.group = group
-        width = group.embedding_dim
-        state_width = optimizer.state_width(width)
+        self.io = HostIO()
+        self._width = group.embedding_dim
+        self._state_width = optimizer.state_width(group.embedding_dim)
         self._first_state = optimizer.settings()[cpu.FIRST]
-        self._files: list[IO[bytes]] = []
-        self._maps: list[Any] = []
-        self.weights = self._allocate(host, "weights", width)
-        self.state = self._allocate(host, "state", state_width)
 
-    def _allocate(self, host: str, what: str, width: int) -> Floats:
-        shape = (self.group.num_rows, width)
-        if host == "memory" or 0 in shape:
-            return np.empty(shape, np.float32)  # pages are taken when a row is first written
-        directory = Path(host.removeprefix("mmap:"))
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            # Without a name: nobody's file is overwritten, and the space is free again whatever ends the process.
-            file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 (lives as long as the tier)
-            file.truncate(shape[0] * shape[1] * 4)
-            mapped = np.memmap(file, np.float32, "r+", shape=shape)
-        except OSError as error:
-            size = shape[0] * shape[1] * 4
-            raise ConfigError(f"tier.host: cannot map {size} bytes of {what} in {directory}: {error}") from error
-        self._files.append(file)
-        self._maps.append(mapped)
-        return np.asarray(mapped)
+    # --- moving rows -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
+        """Copy `rows` (n,), in any order, to rows `to_rows` of other arrays, each of which is given once."""
+
+    @abstractmethod
+    def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
+        """Store rows `from_rows` of other arrays as `rows` (n,), in any order, each given once."""
+
+    def read(self, rows: Int64s) -> tuple[Floats, Floats]:
+        """Copies (weights (n, D), state (n, S)) of `rows`."""
+        weights, state = self._empty(len(rows))
+        self.copy_out(rows, weights, state, np.arange(len(rows)))
+        return weights, state
+
+    def write(self, rows: Int64s, weights: Floats, state: Floats) -> None:
+        """Store weights (n, D) and state (n, S) as `rows`."""
+        self.copy_in(rows, weights, state, np.arange(len(rows)))
+
+    def store_initial(self, rows: Int64s) -> None:
+        """Store the initial values of `rows`, each given once; for rows that are used in place."""
+        if len(rows):
+            weights, state = self._empty(len(rows))
+            self.initial(weights, state, np.arange(len(rows)), rows)
+            self.write(rows, weights, state)
+
+    def poison(self, rows: Int64s) -> None:
+        """Debug: store NaN."""
+        weights, state = self._empty(len(rows))
+        weights.fill(np.nan)
+        state.fill(np.nan)
+        self.write(rows, weights, state)
 
     def initial(self, weights: Floats, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of local rows to rows `to_rows` of other arrays."""
@@ -66,17 +93,52 @@ class HostTier:
             self._first_state,
         )
 
+    def _empty(self, num_rows: int) -> tuple[Floats, Floats]:
+        return np.empty((num_rows, self._width), np.float32), np.empty((num_rows, self._state_width), np.float32)
+
+    # --- the tier as a whole ---------------------------------------------------------------------------------
+
+    @abstractmethod
     def flush(self) -> None:
-        """Hand changed pages of memory-mapped files to the disk."""
-        for mapped in self._maps:
-            mapped.flush()
+        """Hand all stored rows to the disk, where there is one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the place back. Rows cannot be moved any more. Closing twice is fine."""
 
     @property
+    @abstractmethod
     def disk_bytes(self) -> int:
-        """Bytes of disk that memory-mapped rows have taken so far."""
-        return sum(os.fstat(file.fileno()).st_blocks * 512 for file in self._files)
+        """Bytes of disk that stored rows have taken so far."""
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Bytes of (weights, state) if every row were written."""
-        return self.weights.nbytes, self.state.nbytes
+        """Bytes of (weights, state) if every row were stored."""
+        return 4 * self.group.num_rows * self._width, 4 * self.group.num_rows * self._state_width
+
+
+class MemoryHost(HostTier):
+    """Two arrays; rows are copied by numba kernels."""
+
+    def __init__(self, group: Group, optimizer: RowOptimizer) -> None:
+        super().__init__(group, optimizer)
+        self.weights, self.state = self._empty(group.num_rows)  # pages are taken when a row is first written
+
+    def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
+        cpu.copy_rows(weights, state, to_rows, self.weights, self.state, rows)
+
+    def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
+        cpu.copy_rows(self.weights, self.state, rows, weights, state, from_rows)
+
+    def store_initial(self, rows: Int64s) -> None:
+        self.initial(self.weights, self.state, rows, rows)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def disk_bytes(self) -> int:
+        return 0

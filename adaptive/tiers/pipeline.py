@@ -199,15 +199,20 @@ class Pipeline:
     # --- rows at rest ----------------------------------------------------------------------------------------
 
     def values(self, lane: Lane, rows: Int64s) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(weights, state) copies of local rows (n,), wherever they lie. The caller holds the lock."""
+        """(weights, state) copies of local rows (n,), wherever they lie, with gradients that wait for them applied.
+
+        The caller holds the lock.
+        """
         codes = lane.planner.tracker.codes[rows]
         weights = np.empty((len(rows), lane.host.weights.shape[1]), np.float32)
         state = np.empty((len(rows), lane.host.state.shape[1]), np.float32)
         on_device, on_host = np.flatnonzero(codes > 0), np.flatnonzero(codes < 0)
         weights[on_device], state[on_device] = lane.device.read(codes[on_device].astype(np.int64) - 1)
-        weights[on_host], state[on_host] = lane.host.weights[rows[on_host]], lane.host.state[rows[on_host]]
+        lane.host.copy_out(rows[on_host], weights, state, on_host)
         untouched = np.flatnonzero(codes == 0)
         lane.host.initial(weights, state, untouched, rows[untouched])
+        if lane.planner.deferral is not None and lane.planner.hot is not None:
+            lane.device.settled(lane.planner.hot.entries_of(rows), weights, state)
         return weights, state
 
     def flush(self) -> None:

@@ -62,6 +62,19 @@ class Snapshots:
 
 
 @dataclass(frozen=True)
+class Deferred:
+    """Rows whose gradients go to a running sum instead of the row; some of the sums are due to be applied.
+
+    `grouping.locations` are entries: rows of the table of sums.
+    """
+
+    grouping: Grouping
+    due_rows: Int64s  # (n,) local rows whose sum is applied after this batch
+    due_locations: Int64s  # (n,)
+    due_entries: Int64s  # (n,)
+
+
+@dataclass(frozen=True)
 class GroupPlan:
     """See the module."""
 
@@ -71,6 +84,7 @@ class GroupPlan:
     moves: Moves
     tally: Int64s  # (tables of the group, counters)
     snapshots: Snapshots | None = None
+    deferred: Deferred | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ k - d - 1 are trained before k's rows move, so a row in a slot that is not held 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,14 @@ from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels import planning
 from adaptive.policy import NEVER, RowStats
+from adaptive.rows.deferral import DeferralBook
+from adaptive.rows.optim import RowOptimizer
 from adaptive.rows.saturation import HotSet
 from adaptive.rows.tracker import Tracker
 from adaptive.tiers.distinct import Distinct
 from adaptive.tiers.grouping import describe_bags, group_updates
 from adaptive.tiers.layout import Group
-from adaptive.tiers.plan import Feedback, GroupPlan, Moves, Pooling, Snapshots, no_rows
+from adaptive.tiers.plan import Deferred, Feedback, GroupPlan, Moves, Pooling, Snapshots, no_rows
 from adaptive.tiers.referee import Referee, lowest
 from adaptive.tiers.slots import SlotTable
 
@@ -39,19 +41,24 @@ class Planner:
         self.tracker = Tracker(group.num_rows)
         self.slots = SlotTable(num_slots, group.table_starts, self.tracker)
         self.hot: HotSet | None = None
+        self.deferral: DeferralBook | None = None
         self._tier = tier
         self._referee = referee
         self._row_bytes = row_bytes
         self._saturated_per_table = np.zeros(len(group.tables), np.int64)
 
-    def watch(self, capacity: int, skip: SkipConfig) -> None:
-        """Watch the hottest rows for saturation from now on."""
+    def watch(self, capacity: int, skip: SkipConfig, optimizer: RowOptimizer) -> None:
+        """Watch the hottest rows for saturation, and defer their updates if the policy says so, from now on."""
         self.hot = HotSet(capacity, skip)
+        deferral = self._referee.policy.deferral
+        if deferral is not None:
+            self.deferral = DeferralBook(capacity, deferral, optimizer)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of records, slots and the hot set."""
-        return self.tracker.num_bytes + self.slots.num_bytes + (self.hot.num_bytes if self.hot else 0)
+        parts = (self.tracker, self.slots, self.hot, self.deferral)
+        return sum(part.num_bytes for part in parts if part is not None)
 
     def resident_per_table(self) -> Int64s:
         """(tables of the group,) rows in slots now."""
@@ -97,12 +104,25 @@ class Planner:
         moves = self._exchange(arrival, tally)
         tracker = self.tracker
         planning.touch(rows, counts, locations, number, tracker.accesses, tracker.last_access, self.slots.used)
-        skipped, snapshots = self._skipped(number, distinct, locations, tally)
+        left_out = self._left_out(number, distinct, locations, tally)
         pooling = describe_bags(self.group, batch, distinct.inverse, locations)
-        grouping, updated = group_updates(rows, counts, locations, distinct.inverse, skipped, pooling)
+        grouping, updated = group_updates(rows, counts, locations, distinct.inverse, left_out.plain, pooling)
         planning.mark_dirty(updated, locations, self.slots.flags)
+        deferred = self._defer(distinct, locations, left_out, pooling)
         self._count_bytes(pooling, tally)
-        return GroupPlan(number, pooling, grouping, moves, tally, snapshots)
+        return GroupPlan(number, pooling, grouping, moves, tally, left_out.snapshots, deferred)
+
+    def _defer(self, distinct: Distinct, locations: Int64s, left_out: "_LeftOut", pooling: Pooling) -> Deferred | None:
+        if left_out.summed is None or not left_out.summed.any():
+            return None
+        entries = left_out.entries.astype(np.int64)
+        grouping, _ = group_updates(
+            distinct.rows, distinct.counts, entries, distinct.inverse, ~left_out.summed, pooling
+        )
+        assert left_out.due is not None
+        due = np.flatnonzero(left_out.due)
+        planning.mark_dirty(due, locations, self.slots.flags)
+        return Deferred(grouping, distinct.rows[due], locations[due], entries[due])
 
     def _count_bytes(self, pooling: Pooling, tally: Int64s) -> None:
         tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * self._row_bytes
@@ -120,14 +140,24 @@ class Planner:
         num_fresh = planning.use_rows_on_host(rows, self.tracker.codes, locations, fresh)
         return Moves(back_slots, back_rows, slots, rows[arrival.takers], initial, fresh[:num_fresh])
 
-    def _skipped(
-        self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s
-    ) -> tuple[NDArray[np.bool_], Snapshots | None]:
+    def _left_out(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> "_LeftOut":
+        """Which distinct rows this batch does not update in the plain way."""
         if self.hot is None:
-            return np.zeros(0, np.bool_), None
-        skipped, snapshots = self.hot.visit(number, distinct.rows, distinct.counts, self.tracker.accesses, locations)
-        planning.count_skipped(distinct.table_ends, distinct.counts, skipped, tally)
-        return skipped, snapshots
+            return _LeftOut(np.zeros(0, np.bool_))
+        counts, ends = distinct.counts, distinct.table_ends
+        entries = self.hot.admit(distinct.rows, self.tracker.accesses)
+        skipped, due_now = self.hot.visit(number, entries, counts, locations)
+        snapshots = due_now if self._referee.watches_saturation else None
+        if self.deferral is None:
+            planning.count_skipped(ends, counts, skipped, tally)
+            return _LeftOut(skipped, snapshots, entries)
+        accesses = self.tracker.accesses[distinct.rows]
+        summed, due = self.deferral.decide(number, entries, counts, accesses, skipped)
+        waiting = summed & ~due
+        planning.count_skipped(ends, counts, skipped | waiting, tally)
+        starts = np.concatenate([[0], ends[:-1]])
+        tally[:, Counter.DEFERRED_UPDATES] += [waiting[a:b].sum() for a, b in zip(starts, ends, strict=True)]
+        return _LeftOut(skipped | summed, snapshots, entries, summed, due)
 
     # --- rows that are not on the device ---------------------------------------------------------------------
 
@@ -173,7 +203,7 @@ class Planner:
 
     def ask_saturated(self, number: int) -> None:
         """Ask the policy anew which watched rows are saturated."""
-        if self.hot is None or self.hot.num_entries == 0:
+        if self.hot is None or self.hot.num_entries == 0 or not self._referee.watches_saturation:
             return
         entries = slice(0, self.hot.num_entries)
         stats = self.stats(self.hot.rows[entries].copy(), number, entries=np.arange(self.hot.num_entries))
@@ -233,6 +263,17 @@ class Planner:
                 following[away[np.isin(rows[away], window[ahead - 1].rows)]] = number + ahead
         following[on_device] = slot_next[codes[on_device] - 1]
         return following
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    """Distinct rows (U,) without a plain update: `plain` covers saturated rows and rows with a running sum."""
+
+    plain: NDArray[np.bool_]
+    snapshots: Snapshots | None = None
+    entries: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    summed: NDArray[np.bool_] | None = None
+    due: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

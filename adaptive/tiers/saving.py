@@ -88,7 +88,7 @@ def _load_lane(lane: Lane, part: Arrays) -> None:
     planner.slots.empty()
     planner.tracker.records[:] = np.zeros((), planner.tracker.records.dtype)
     changed = part["changed"]
-    lane.host.weights[changed], lane.host.state[changed] = part["weights"], part["state"]
+    lane.host.write(changed, part["weights"], part["state"])
     planner.tracker.codes[changed] = ON_HOST
     for name in RECORDS:
         planner.tracker.records[name][part["seen"]] = part[name]

@@ -45,7 +45,7 @@ def choose_slots(groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimi
         wanted, reason = policy.device_rows, f"policy {type(policy).__name__} needs {policy.device_rows}"
     num_rows = sum(group.num_rows for group in groups)
     if wanted == "auto":
-        slots = [_auto(group, num_rows, tier.held_rows) for group in groups]
+        slots = [_auto(group, tier.held_rows) for group in groups]
         reason = "auto: 10% of the rows"
         if sum(slots) > sum(-(-group.num_rows // 10) for group in groups):
             reason = f"auto: what the look-ahead must hold (about {tier.held_rows:,} rows)"
@@ -56,10 +56,10 @@ def choose_slots(groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimi
     return Sizes(tuple(slots), text)
 
 
-def _auto(group: Group, num_rows: int, held_rows: int) -> int:
+def _auto(group: Group, held_rows: int) -> int:
+    """A group may have to hold all of them, as far as it has that many rows."""
     share = parse_size(AUTO_SHARE, row_bytes=1, num_rows=group.num_rows)
-    held = -(-held_rows * group.num_rows // num_rows)
-    return min(group.num_rows, max(share, held))
+    return max(share, min(group.num_rows, held_rows))
 
 
 def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -> list[int]:
@@ -71,7 +71,7 @@ def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -
     for size, group in zip(sizes, groups, strict=True):
         share = size * group.num_rows / all_bytes
         rows = parse_size(wanted, row_bytes=size, num_rows=2**62)
-        slots.append(min(group.num_rows, int(rows * share)))
+        slots.append(min(group.num_rows, max(int(rows * share), min(rows, 1))))
     return slots
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from adaptive.kernels import cpu, cuda
 from adaptive.rows.optim import RowOptimizer
-from adaptive.tiers.device import DeviceTier, Floats, Int64s
+from adaptive.tiers.device import DeviceTier, Floats, Int64s, one_each
 from adaptive.tiers.host import HostTier
-from adaptive.tiers.plan import Grouping, Moves, Pooling, Snapshots
+from adaptive.tiers.plan import Deferred, Grouping, Moves, Pooling, Snapshots
 
 
 class TorchDevice(DeviceTier):
@@ -34,20 +34,18 @@ class TorchDevice(DeviceTier):
         fill = float("nan") if poison else 0.0
         self.weights = torch.full((num_slots, host.weights.shape[1]), fill, device=device)
         self.state = torch.full((num_slots, host.state.shape[1]), fill, device=device)
-        self._snapshots = torch.zeros((0, host.weights.shape[1]), device=device)
+        self.watch(0, snapshots=False, sums=False)
 
     def write_back(self, moves: Moves) -> None:
-        slots, rows = self._index(moves.back_slots), moves.back_rows
-        self._host.weights[rows] = self.weights[slots].cpu().numpy()
-        self._host.state[rows] = self.state[slots].cpu().numpy()
+        self._host.write(moves.back_rows, *self.read(moves.back_slots))
 
     def fetch(self, moves: Moves) -> None:
         host = self._host
-        host.initial(host.weights, host.state, moves.fresh_rows, moves.fresh_rows)
+        host.store_initial(moves.fresh_rows)
         weights = np.empty((len(moves.fetch_rows), host.weights.shape[1]), np.float32)
         state = np.empty((len(moves.fetch_rows), host.state.shape[1]), np.float32)
         initial, stored = np.flatnonzero(moves.fetch_initial), np.flatnonzero(~moves.fetch_initial)
-        cpu.copy_rows(weights, state, stored, host.weights, host.state, moves.fetch_rows[stored])
+        host.copy_out(moves.fetch_rows[stored], weights, state, stored)
         host.initial(weights, state, initial, moves.fetch_rows[initial])
         slots = self._index(moves.fetch_slots)
         self.weights[slots] = self._tensor(weights)
@@ -58,8 +56,7 @@ class TorchDevice(DeviceTier):
         self.state[self._index(slots)] = torch.nan
 
     def poison_host(self, rows: Int64s) -> None:
-        self._host.weights[rows] = np.nan
-        self._host.state[rows] = np.nan
+        self._host.poison(rows)
 
     def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
         weights = self.weights if rows is None else self._tensor(rows)
@@ -124,6 +121,28 @@ class TorchDevice(DeviceTier):
         )
         return norms
 
+    def defer(self, deferred: Deferred, gradients: Tensor) -> Floats:
+        grouping, entries = deferred.grouping, deferred.grouping.locations
+        summed = cuda.sum_gradients(
+            gradients, self._index(grouping.vectors), self._index(grouping.segments), self._tensor(grouping.scales)
+        )
+        going_on = self._tensor(self._pending[entries])[:, None]
+        index = self._index(entries)
+        self._sums[index] = torch.where(going_on, self._sums[index] + summed, summed)
+        self._pending[entries] = True
+        due = deferred.due_entries
+        self._pending[due] = False
+        return self.update(one_each(deferred.due_rows, deferred.due_locations, due), self._sums)
+
+    def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
+        waiting = np.flatnonzero((entries >= 0) & self._pending[entries]) if len(self._pending) else entries[:0]
+        sums = self._sums[self._index(entries[waiting])].cpu().numpy()
+        rows = self._tensor(weights[waiting]), self._tensor(state[waiting])
+        settings = [float(value) for value in self._settings]
+        delta, after = cuda.steps(self._kind, rows[1], self._tensor(sums), settings, self._tensor(self._corrections))
+        weights[waiting] = (rows[0] - delta).cpu().numpy()
+        state[waiting] = after.cpu().numpy()
+
     def drift(self, snapshots: Snapshots) -> Floats:
         rows, entries = self._values(self.weights, snapshots.locations), self._index(snapshots.entries)
         drifts: Floats = cuda.drift(rows, self._snapshots[entries], self._tensor(snapshots.known)).cpu().numpy()
@@ -134,12 +153,15 @@ class TorchDevice(DeviceTier):
         index = self._index(slots)
         return self.weights[index].cpu().numpy(), self.state[index].cpu().numpy()
 
-    def watch(self, capacity: int) -> None:
-        self._snapshots = torch.zeros((capacity, self.weights.shape[1]), device=self.device)
+    def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
+        width = self.weights.shape[1]
+        self._snapshots = torch.full((capacity if snapshots else 0, width), torch.nan, device=self.device)
+        self._sums = torch.full((capacity if sums else 0, width), torch.nan, device=self.device)
+        self._pending = np.zeros(len(self._sums), np.bool_)
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:
-        return self.weights.nbytes, self.state.nbytes, self._snapshots.nbytes
+        return self.weights.nbytes, self.state.nbytes, self._snapshots.nbytes + self._sums.nbytes
 
     def _index(self, array: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.device)

@@ -371,6 +371,21 @@ def test_reading_goes_on_from_a_position(tmp_path):
         assert block.columns.dense[0, 0] == rows % 100
 
 
+def test_the_position_behind_a_last_line_without_line_feed(tmp_path):
+    (tmp_path / "a").write_bytes(b"0\t1\tff\n0\t2\tff")
+    (tmp_path / "b").write_bytes(gzip.compress(b"0\t3\tff"))
+    (tmp_path / "c").write_bytes(b"0\t4\tff\n")
+    source, block = source_of(tmp_path / "*"), Block.empty(PLAIN, 1)
+    places = []
+    with TextReader(source, [0, 1, 2]) as reader:
+        while reader.read(block):
+            places.append(reader.position())
+    assert places == [Position(0, 7, 2), Position(0, 13, 3), Position(1, 6, 2), Position(2, 7, 2)]
+    for place, expected in zip(places, [2, 3, 4, None], strict=True):
+        with TextReader(source, [0, 1, 2], start=place) as reader:
+            assert (block.columns.dense[0, 0] if reader.read(block) else None) == expected
+
+
 def test_position_before_the_first_line():
     assert Position() == Position(file=0, offset=0, line=1)
 

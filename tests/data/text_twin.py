@@ -13,7 +13,7 @@ from adaptive.kernels import text as kernels
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-class Bad(Exception):
+class RejectedError(Exception):
     """A line that is rejected, with its cause."""
 
 
@@ -36,8 +36,8 @@ def read(data: bytes, form: TextFormat, time_from=-math.inf, time_to=math.inf):
             continue
         try:
             row = Row(number, parse(line, form))
-        except Bad as bad:
-            rejects.append((number, str(bad)))
+        except RejectedError as rejected:
+            rejects.append((number, str(rejected)))
             continue
         times = [row.values[c.name] for c in form.columns if c.kind in (kernels.TIME_NUMBER, kernels.TIME_ISO)]
         if times and not time_from <= times[0] < time_to:
@@ -50,18 +50,18 @@ def read(data: bytes, form: TextFormat, time_from=-math.inf, time_to=math.inf):
 def parse(line: bytes, form: TextFormat) -> dict[str, object]:
     body = line.removesuffix(b"\r")
     if not body:
-        raise Bad("empty")
+        raise RejectedError("empty")
     if len(line) > form.max_line_bytes:
-        raise Bad("overlong")
+        raise RejectedError("overlong")
     if b"\0" in line:
-        raise Bad("nul")
+        raise RejectedError("nul")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
-        raise Bad("utf8") from None
+        raise RejectedError("utf8") from None
     fields = split(text, form)
     if len(fields) != len(form.columns):
-        raise Bad("columns")
+        raise RejectedError("columns")
     return {column.name: value(text, column, form) for text, column in zip(fields, form.columns, strict=True)}
 
 
@@ -92,11 +92,11 @@ def unquote(rest: str, form: TextFormat) -> tuple[str, str]:
         elif rest.startswith(form.quote):
             rest = rest[1:]
             if rest and not rest.startswith(form.separator):
-                raise Bad("quote")
+                raise RejectedError("quote")
             return content, rest
         else:
             content, rest = content + rest[0], rest[1:]
-    raise Bad("quote")
+    raise RejectedError("quote")
 
 
 def value(text: str, column: Column, form: TextFormat) -> object:
@@ -110,12 +110,12 @@ def value(text: str, column: Column, form: TextFormat) -> object:
         return time(text, column)
     if not text:
         if column.required:
-            raise Bad("missing")
+            raise RejectedError("missing")
         return None
     if column.kind == kernels.DENSE_FLOAT:
         number = decimal(text)
         if number is None or abs(number) > FLOAT32_MAX:
-            raise Bad("number")
+            raise RejectedError("number")
         return number
     return key(text, kernels.KEY_INTEGER if column.kind == kernels.DENSE_INTEGER else column.kind)
 
@@ -123,11 +123,11 @@ def value(text: str, column: Column, form: TextFormat) -> object:
 def key(text: str, kind: int) -> int:
     if kind == kernels.KEY_HEX:
         if not re.fullmatch("[0-9a-fA-F]{1,16}", text):
-            raise Bad("hex")
+            raise RejectedError("hex")
         return signed(int(text, 16))
     if kind == kernels.KEY_INTEGER:
         if not re.fullmatch("-?[0-9]{1,19}", text) or abs(int(text)) >= 2**63:
-            raise Bad("number")
+            raise RejectedError("number")
         return int(text)
     hash_ = 0xCBF29CE484222325
     for byte in text.encode():
@@ -148,11 +148,11 @@ def decimal(text: str) -> float | None:
 def label(text: str, column: Column, form: TextFormat) -> float:
     if column.kind == kernels.LABEL_SET:
         if not text:
-            raise Bad("label")
+            raise RejectedError("label")
         return float(text in form.positives)
     number = decimal(text)
     if number is None or (column.kind == kernels.LABEL_BINARY and number not in (0.0, 1.0)):
-        raise Bad("label")
+        raise RejectedError("label")
     return number if column.kind == kernels.LABEL_BINARY else float(number >= form.threshold)
 
 
@@ -160,13 +160,13 @@ def time(text: str, column: Column) -> float:
     if column.kind == kernels.TIME_NUMBER:
         number = decimal(text)
         if number is None or not math.isfinite(number):
-            raise Bad("time")
+            raise RejectedError("time")
         return number
     shape = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
     try:
         if not re.fullmatch(shape, text) or text < "1970":
-            raise Bad("time")
+            raise RejectedError("time")
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise Bad("time") from None
+        raise RejectedError("time") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

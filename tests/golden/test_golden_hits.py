@@ -55,7 +55,8 @@ def trace() -> list[list[int]]:
 
 def stored() -> NDArray[np.int64]:
     """(batches, samples, tables) ids."""
-    return np.load(TRACE, allow_pickle=False).astype(np.int64)
+    ids: NDArray[np.int64] = np.load(TRACE, allow_pickle=False).astype(np.int64)
+    return ids
 
 
 def batches() -> Iterator[Batch]:
@@ -73,7 +74,7 @@ def planned_hits(policy: Policy, device_rows: str, depth: int) -> int:
     with TieredEmbeddingBag(tables, tier, policy=policy) as embeddings:
         embeddings.calibrate([batch for batch, _ in zip(batches(), range(CALIBRATION_BATCHES), strict=False)])
         for planned in embeddings.look_ahead(batches(), depth=depth):
-            embeddings.stack(planned).sum().backward()
+            embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
             embeddings.step()
         counts = embeddings.take_statistics().counts
     assert counts[:, Counter.UNIQUE_ROWS].sum() == sum(len(set(batch)) for batch in trace())

@@ -14,7 +14,7 @@ from variants import both
 from adaptive.config import TableConfig
 from adaptive.kernels import cpu
 from adaptive.rows.optim import SGD, Adagrad
-from adaptive.tiers.host import HostTier
+from adaptive.tiers.host import MemoryHost
 from adaptive.tiers.layout import Group, make_groups, table_key
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -120,7 +120,7 @@ def test_table_key_equals_the_twin() -> None:
 @pytest.mark.parametrize(("optimizer", "first"), [(SGD(), None), (Adagrad(initial_accumulator=0.25), 0.25)])
 def test_host_tier_gives_initial_values_and_state(optimizer: Any, first: float | None) -> None:
     (group,) = make_groups([table(num=6, dim=3)], 5)
-    host = HostTier(group, optimizer, "memory")
+    host = MemoryHost(group, optimizer)
     width = 0 if first is None else 3
     weights, state = np.zeros((2, 3), np.float32), np.zeros((2, width), np.float32)
     host.initial(weights, state, np.array([0, 1]), np.array([5, 2]))

@@ -2,10 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import reference
@@ -213,6 +214,15 @@ def test_apply_update_equals_its_twin(choose: Choose, optimizer: RowOptimizer, d
     assert rows.equals(twin)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
+    yield
+    numba.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("num_chunks", [2, 3, 16])
 @every_optimizer
 def test_threads_share_many_rows_and_give_the_same_bits(optimizer: RowOptimizer, num_chunks: int) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import row_stats
+from numpy.typing import NDArray
 
-from adaptive.batch import one_hot_batch
+from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TierConfig
 from adaptive.errors import PolicyError
 from adaptive.policy import NEVER, Policy, RowStats, make_policy
@@ -21,21 +22,31 @@ from policies.static import Static
 
 def leaving(policy: Policy, rows: RowStats) -> list[int]:
     """Rows in the order in which they leave; of equal scores the one given first."""
-    return rows.rows[np.argsort(policy.score(rows), kind="stable")].tolist()
+    order = np.argsort(policy.score(rows), kind="stable")
+    return [int(row) for row in rows.rows[order]]
 
 
 class View:
-    """One table of 100 rows."""
+    """One table of 100 rows, all of them fresh."""
 
     num_rows = 100
     device_rows = 10
     table_starts = np.array([0, 100])
 
-    def rows(self, batch: Any) -> Any:
+    def rows(self, batch: Batch) -> NDArray[np.int64]:
         return batch.ids
 
+    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.zeros(len(rows), np.bool_)
 
-def sample(*batches: Sequence[int]) -> list[Any]:
+    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.zeros(len(rows), np.int64)
+
+    def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.zeros(len(rows), np.bool_)
+
+
+def sample(*batches: Sequence[int]) -> list[Batch]:
     return [
         one_hot_batch(np.zeros((len(ids), 0), np.float32), np.array(ids)[:, None], np.zeros(len(ids), np.float32))
         for ids in batches

@@ -19,7 +19,7 @@ def rows_at(step: int, drift: list[float], **columns: Any) -> RowStats:
 def verdicts(policy: Slipstream, rows: RowStats) -> list[bool]:
     found = policy.saturated(rows)
     assert found.dtype == np.bool_
-    return found.tolist()
+    return [bool(verdict) for verdict in found]
 
 
 def unprobed(**options: Any) -> Slipstream:

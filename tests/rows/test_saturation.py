@@ -26,7 +26,7 @@ class Watched:
         times = np.array(counts or [1] * len(rows), np.int32)
         self.accesses[looked_up] += times.astype(np.uint32)
         self.number = number + 1
-        return self.hot.visit(number, looked_up, times, self.accesses, 10 * looked_up)
+        return self.hot.visit(number, self.hot.admit(looked_up, self.accesses), times, 10 * looked_up)
 
     def measure(self, snapshots: Snapshots, *drifts: float) -> None:
         feedback = Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32), snapshots, np.array(drifts, np.float32))

@@ -159,7 +159,7 @@ def test_the_planner_holds_enough(depth: int) -> None:
 def test_the_planner_holds_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
     """If it held one batch less, tables would be wrong: so this test would notice."""
     monkeypatch.setattr(planner._Question, "oldest_held", property(lambda self: self.number - self.depth + 1))
-    batches = [bags([0]), bags([1]), bags([2]), bags([0])]
+    batches = [bags([0, 0, 0]), bags([1]), bags([2, 2]), bags([0])]
     embeddings = one_table(3, "1", Scattered)
     initial = embeddings.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=1):

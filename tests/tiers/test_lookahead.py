@@ -1,13 +1,14 @@
 """The look-ahead thread: every batch once and in order, and no thread left behind, however a loop ends."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
 from helpers import after_sums, bags, look_ahead_threads, one_table, resident, step_all, sum_of, wait_for_look_ahead
 
 from adaptive.batch import Batch
+from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import AdaptiveError, InputError, PolicyError
 from adaptive.policy import Policy, RowStats, TierView
 from adaptive.tiers import lookahead
@@ -92,8 +93,8 @@ def test_breaking_out_of_the_loop(depth: int, stop: int) -> None:
 @pytest.mark.parametrize("depth", [0, 3])
 def test_closing_before_the_first_batch_and_twice(depth: int) -> None:
     ready = one_table().look_ahead(Source(3), depth=depth)
-    ready.close()  # type: ignore[attr-defined]
-    ready.close()  # type: ignore[attr-defined]
+    ready.close()
+    ready.close()
     assert list(ready) == []
 
 
@@ -102,12 +103,20 @@ def test_the_source_is_closed_when_the_loop_ends_early(depth: int) -> None:
     source, embeddings = Source(20), one_table()
     ready = embeddings.look_ahead(source, depth=depth)
     next(ready)
-    ready.close()  # type: ignore[attr-defined]
+    ready.close()
     assert source.closed
 
 
-class Failure(Exception):
+class Failure(Exception):  # noqa: N818 (any error of the user's)
     pass
+
+
+def train_and_note(embeddings: TieredEmbeddingBag, batches: Iterable[Batch], depth: int, numbers: list[int]) -> None:
+    """Train, and note the number of every batch that came."""
+    for planned in embeddings.look_ahead(batches, depth=depth):
+        numbers.append(planned.number)
+        sum_of(embeddings(planned)).backward()
+        embeddings.step()
 
 
 @pytest.mark.parametrize("error", [Failure, SystemExit, KeyboardInterrupt, InputError])
@@ -120,12 +129,9 @@ def test_an_error_in_the_source_comes_after_the_batches_before_it(
         yield from Source(after)
         raise error("the source")
 
-    embeddings, numbers = one_table(), []
+    embeddings, numbers = one_table(), list[int]()
     with pytest.raises(error, match="the source"):
-        for planned in embeddings.look_ahead(source(), depth=depth):
-            numbers.append(planned.number)
-            sum_of(embeddings(planned)).backward()
-            embeddings.step()
+        train_and_note(embeddings, source(), depth, numbers)
     assert look_ahead_threads() == []
     assert numbers == list(range(after))
     assert [planned.number for planned in step_all(embeddings, Source(2), depth=depth)] == [after, after + 1]
@@ -140,7 +146,7 @@ class FailsToArrange(LRU):
 @pytest.mark.parametrize("depth", [0, 3])
 def test_an_error_in_arrange(depth: int) -> None:
     embeddings = one_table(policy=FailsToArrange)
-    with pytest.raises(PolicyError, match="FailsToArrange.arrange raised Failure: arranging") as error:
+    with pytest.raises(PolicyError, match=r"FailsToArrange\.arrange raised Failure: arranging") as error:
         step_all(embeddings, Source(5), depth=depth)
     assert isinstance(error.value.__cause__, Failure)
     assert look_ahead_threads() == []
@@ -153,10 +159,9 @@ class FailsToScore(Policy):
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_an_error_in_score_names_the_batch_and_comes_after_the_batches_before_it(depth: int) -> None:
-    embeddings, numbers = one_table(device_rows="3", policy=FailsToScore), []
+    embeddings, numbers = one_table(device_rows="3", policy=FailsToScore), list[int]()
     with pytest.raises(PolicyError, match=r"FailsToScore\.score at batch 3 raised Failure: scoring"):
-        for planned in embeddings.look_ahead(Source(9), depth=depth):
-            numbers.append(planned.number)
+        train_and_note(embeddings, Source(9), depth, numbers)
     assert numbers == [0, 1, 2]
 
 
@@ -164,10 +169,14 @@ def test_an_error_in_score_names_the_batch_and_comes_after_the_batches_before_it
 def test_an_error_in_the_training_loop(depth: int) -> None:
     embeddings = one_table(device_rows="50%")
     initial = embeddings.table_weights("t")
-    with pytest.raises(Failure):
+
+    def loop() -> None:
         for planned in embeddings.look_ahead(Source(9), depth=depth):
             wait_for_look_ahead(embeddings, planned, depth, 9)
             raise Failure
+
+    with pytest.raises(Failure):
+        loop()
     assert look_ahead_threads() == []
     more = [bags([n, n + 1]) for n in range(9)]
     step_all(embeddings, more, depth=depth)
@@ -190,7 +199,7 @@ def test_a_source_that_never_returns_is_reported(monkeypatch: pytest.MonkeyPatch
     ready = one_table().look_ahead(source(), depth=1)
     next(ready)
     with pytest.raises(AdaptiveError, match="the look-ahead thread did not end within"):
-        ready.close()  # type: ignore[attr-defined]
+        ready.close()
     released.set()
     for thread in look_ahead_threads():
         thread.join()
@@ -203,7 +212,7 @@ def test_a_second_look_ahead_beside_a_running_one_is_refused() -> None:
     next(ready)
     with pytest.raises(ValueError, match="look-ahead"):
         next(iter(embeddings.look_ahead(Source(3), depth=1)))
-    ready.close()  # type: ignore[attr-defined]
+    ready.close()
     assert len(step_all(embeddings, Source(3), depth=1)) == 3
 
 

@@ -196,7 +196,9 @@ def test_what_was_needed_what_there_was_and_what_to_do() -> None:
 
 
 def test_no_slots_at_all_is_said_as_well() -> None:
-    with pytest.raises(DeviceMemoryError, match="batch 0: 2 device rows .* 0 are there: raise device_rows to at least"):
+    with pytest.raises(
+        DeviceMemoryError, match=r"batch 0: 2 device rows .* 0 are there: raise device_rows to at least"
+    ):
         step_all(one_table(device_rows="0"), [bags([1, 2])])
 
 
@@ -215,7 +217,9 @@ def test_shallower_looks_less_far_ahead_for_the_batches_that_do_not_fit() -> Non
 
 
 def test_shallower_cannot_help_a_batch_that_does_not_fit_alone() -> None:
-    with pytest.raises(DeviceMemoryError, match="batch 1: 3 device rows .* the 1 batches in flight, 2 are there") as error:
+    with pytest.raises(
+        DeviceMemoryError, match=r"batch 1: 3 device rows .* the 1 batches in flight, 2 are there"
+    ) as error:
         step_all(one_table(device_rows="2", when_full="shallower"), [bags([1]), bags([2, 3, 4])], depth=3)
     assert "depth" not in str(error.value)
 
@@ -296,7 +300,7 @@ def test_a_clean_row_leaves_without_being_copied() -> None:
 def test_counts_of_a_batch() -> None:
     *_, planned = step_all(one_table(device_rows="3"), [bags([1, 2]), bags([1, 1, 1], [3, 4])])
     counts = plan_of(planned).tally[0]
-    assert {counter.name: int(counts[counter]) for counter in Counter} == {
+    assert {counter.name: int(counts[counter]) for counter in Counter if counts[counter]} == {  # the rest is 0
         "LOOKUPS": 5,
         "UNIQUE_ROWS": 3,
         "LOOKUP_HITS": 3,
@@ -305,8 +309,6 @@ def test_counts_of_a_batch() -> None:
         "WRITTEN_BACK": 1,
         "PROMOTED": 2,
         "DEMOTED": 1,
-        "SKIPPED_UPDATES": 0,
-        "SKIPPED_LOOKUPS": 0,
         "BYTES_H2D": 2 * 16,
         "BYTES_D2H": 16,
     }

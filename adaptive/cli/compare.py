@@ -1,0 +1,155 @@
+"""`adaptive-train compare`: train policies side by side, and say what skipping cost."""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adaptive.cli.flags import FLAGS, OUTPUT, given_flags, with_flags
+from adaptive.cli.output import SETTINGS, AsJson, Sets, note, print_result
+
+if TYPE_CHECKING:
+    from adaptive.compare.contenders import Contender
+
+COMPARISON = "Comparison"
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Settings from a TOML or JSON file, or the run.json of an earlier run.",
+        rich_help_panel=SETTINGS,
+    ),
+]
+
+
+def without(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`with_flags`, less the flags that the command has an option of its own for, or no use."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        whole = with_flags(command)
+        dropped = {flag.parameter: None for flag in FLAGS if flag.name in names or flag.panel in names}
+
+        @functools.wraps(command)
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            whole(*args, **kwargs, **dropped)
+
+        kept = [p for p in inspect.signature(whole).parameters.values() if p.name not in dropped]
+        setattr(wrapper, "__signature__", inspect.Signature(kept))  # noqa: B010 (no such field)
+        return wrapper
+
+    return decorate
+
+
+@without("--policy")
+def compare(
+    *,
+    policies: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Policies to compare, such as hybrid,lru,slipstream+threshold=0.02. --set policy.NAME=VALUE goes to "
+            "all that have such a parameter. The first that skips nothing is the control.",
+            rich_help_panel=COMPARISON,
+        ),
+    ] = "hybrid,lru,slipstream",
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="NUMBER",
+            help="Trainings of each policy, with --seed, --seed + 1, ...; also the built-in stream's seed.",
+            rich_help_panel=COMPARISON,
+        ),
+    ] = 3,
+    auc_budget: Annotated[
+        float,
+        typer.Option(min=0.0, metavar="AUC", help="Loss of AUC that a policy may cause.", rich_help_panel=COMPARISON),
+    ] = 0.0005,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the tables as Markdown.", rich_help_panel=OUTPUT),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write a line per policy.", rich_help_panel=OUTPUT)
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace the runs of an earlier comparison.", rich_help_panel=OUTPUT),
+    ] = False,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    **flags: Any,
+) -> None:
+    """Train every policy with the same data order and initial weights, and compare quality, speed and traffic.
+
+    Policies that skip nothing must agree bit for bit, which is checked. Each run is kept under --out (default
+    runs/<date>-compare) as seed-<seed>/<policy>. A run that fails is told and does not stop the others; the exit code
+    is then that of its error.
+    """
+    texts, names = given_flags(flags)
+    rivals = load_contenders(policies, sets or [], texts, names, config)
+    from adaptive.compare.judge import judge
+    from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
+    from adaptive.compare.runs import claim, train_all, write_record
+
+    check_folders(markdown, csv)
+    directory = claim(rivals[0].config.out, overwrite=overwrite)
+    outcomes = train_all(rivals, seeds, directory, overwrite=overwrite, stream=sys.stderr, told=note)
+    result = {**judge(outcomes, auc_budget=auc_budget), "out": str(directory)}
+    write_record(directory, result)
+    for path, text in ((markdown, comparison_markdown), (csv, comparison_csv)):
+        if path is not None:
+            write_text(path, text(result))
+    print_result({**result, "table": f"{comparison_text(result)}\nruns: {directory}"}, as_json=as_json)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    if result["problems"]:
+        from adaptive.errors import PolicyError
+
+        raise PolicyError("; ".join(result["problems"]))
+
+
+def load_contenders(
+    policies: str, sets: list[str], texts: dict[str, str], names: dict[str, str], file: Path | None
+) -> "list[Contender]":
+    """The policies of the list with the settings that the command line gives them."""
+    from adaptive.compare.contenders import contenders
+    from adaptive.settings import load_settings
+
+    def load(spec: str, sets: Any) -> Any:
+        flags, flag_names = {**texts, "policy": spec}, {**names, "policy": "--policies"}
+        return load_settings(file=file, sets=sets, flags=flags, flag_names=flag_names, environ=os.environ)[0]
+
+    return contenders(policies, sets, load)
+
+
+def check_folders(*paths: Path | None) -> None:
+    """Files that are to be written at the end have a folder now.
+
+    Raises:
+        OutputError: if one has not.
+    """
+    from adaptive.errors import OutputError
+
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise OutputError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole, or raise `OutputError`."""
+    from adaptive.errors import OutputError
+    from adaptive.files import write_atomic
+
+    try:
+        write_atomic(path, text.encode())
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error}") from error

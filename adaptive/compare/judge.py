@@ -1,0 +1,188 @@
+"""What the runs of a comparison say: means over seeds, paired differences, and a verdict on each policy.
+
+The *control* is the first policy of the list that skipped nothing and trained the batches as they came. Every such
+policy must have trained the same weights as the control, bit for bit: placement never changes the numbers. What the
+others differ by is what skipping (or another order of inputs) cost, seed by seed.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from adaptive.compare.runs import Outcome
+
+SCHEMA: Final = 1
+CONFIDENCE: Final = 0.95
+COUNTS: Final = ("bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps", "samples")
+RATES: Final = ("hit_rate", "row_hit_rate")
+
+
+def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> dict[str, Any]:
+    """What `adaptive-train compare --json` prints.
+
+    Args:
+        outcomes: of every policy and seed, in the order of the list.
+        auc_budget: loss of AUC against the control that a policy may cause.
+
+    Returns:
+        Facts of each policy; `problems` says what no comparison should have: runs that failed, and policies that
+        skipped nothing and still differ from the control.
+    """
+    labels = list(dict.fromkeys(outcome.policy for outcome in outcomes))
+    mine = {label: [outcome for outcome in outcomes if outcome.policy == label] for label in labels}
+    control = next((label for label in labels if _is_exact(mine[label])), None)
+    policies = [_facts(mine[label], mine.get(control or "", []), auc_budget) for label in labels]
+    return {
+        "schema": SCHEMA,
+        "control": control,
+        "seeds": list(dict.fromkeys(outcome.seed for outcome in outcomes)),
+        "auc_of": next((outcome.summary["auc_of"] for outcome in outcomes if outcome.summary), None),
+        "auc_budget": auc_budget,
+        "confidence": CONFIDENCE,
+        "problems": [problem for one in policies for problem in one.pop("problems")],
+        "policies": policies,
+    }
+
+
+def _is_exact(mine: Sequence[Outcome]) -> bool:
+    """At least one run came to its end, and none skipped anything or arranged its inputs."""
+    finished = _finished(mine)
+    return bool(finished) and not any(outcome.arranges or _skipped(outcome.summary) for outcome in finished)
+
+
+def _finished(mine: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in mine if outcome.error is None]
+
+
+def _skipped(summary: Mapping[str, Any]) -> bool:
+    return any(summary[name] for name in _shares(summary))
+
+
+def _shares(summary: Mapping[str, Any]) -> list[str]:
+    return [name for name in summary if name.startswith("skipped_") and name.endswith("_share")]
+
+
+def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -> dict[str, Any]:
+    finished = _finished(mine)
+    reference = {outcome.seed: outcome for outcome in _finished(control)}
+    pairs = [(outcome, reference[outcome.seed]) for outcome in finished if outcome.seed in reference]
+    difference, losses = _differences("auc", pairs), _differences("log_loss", pairs)
+    unequal = [o.seed for o, r in pairs if o.bits != r.bits] if _is_exact(mine) else []
+    verdict, reason = _verdict(mine, pairs, difference, unequal, budget)
+    return {
+        "policy": mine[0].policy,
+        "auc": _mean([o.summary["auc"] for o in finished]),
+        "auc_std": _spread([o.summary["auc"] for o in finished]),
+        "auc_difference": _mean(difference),
+        "auc_difference_ci": interval(difference),
+        "log_loss": _mean([o.summary["log_loss"] for o in finished]),
+        "log_loss_std": _spread([o.summary["log_loss"] for o in finished]),
+        "log_loss_difference": _mean(losses),
+        "log_loss_difference_ci": interval(losses),
+        **_measured(finished),
+        "exact": _is_exact(mine) and not unequal,
+        "verdict": verdict,
+        "reason": reason,
+        "seeds": [outcome.seed for outcome in finished],
+        "runs": [_run(outcome) for outcome in mine],
+        "problems": [*_failures(mine), *([f"{mine[0].policy}: {reason}"] if unequal else [])],
+    }
+
+
+def _measured(finished: Sequence[Outcome]) -> dict[str, Any]:
+    """Shares are means over seeds. Speed and times are medians: the first run of all also warms the caches up."""
+    summaries = [outcome.summary for outcome in finished]
+    shares = ["skipped_update_share", "skipped_lookup_share", *(n for summary in summaries for n in _shares(summary))]
+    stages = dict.fromkeys(stage for summary in summaries for stage in summary["time_ms"])
+    return {
+        **{name: _mean([summary[name] for summary in summaries]) for name in (*RATES, *COUNTS)},
+        "samples_per_s": _median([summary["samples_per_s"] for summary in summaries]),
+        **{name: _mean([summary.get(name) for summary in summaries]) for name in dict.fromkeys(shares)},
+        "time_ms": {stage: _median([s["time_ms"].get(stage) for s in summaries]) for stage in stages},
+    }
+
+
+def _run(outcome: Outcome) -> dict[str, Any]:
+    error = None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
+    names = ("auc", "log_loss", "samples_per_s")
+    found = {name: outcome.summary.get(name) for name in names}
+    return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, "error": error}
+
+
+def _failures(mine: Sequence[Outcome]) -> list[str]:
+    return [f"{o.policy}, seed {o.seed}: {type(o.error).__name__}: {o.error}" for o in mine if o.error is not None]
+
+
+def _verdict(
+    mine: Sequence[Outcome],
+    pairs: Sequence[tuple[Outcome, Outcome]],
+    difference: Sequence[float],
+    unequal: Sequence[int],
+    budget: float,
+) -> tuple[str, str]:
+    """One word, and why."""
+    if not _finished(mine):
+        return "failed", "no run came to its end"
+    if not pairs:
+        return "undecided", "no un-skipped run to compare with: add a policy that skips nothing, such as lru"
+    if unequal:
+        return "differs", (
+            f"skipped nothing and still trained other numbers than {pairs[0][1].policy}, with seed "
+            f"{', '.join(map(str, unequal))}; on a GPU set deterministic=true, else a policy changes what it is handed"
+        )
+    if pairs[0][0].policy == pairs[0][1].policy:
+        return "within", "the control"
+    if _is_exact(mine):
+        return "within", "equal to the control bit for bit"
+    if not difference:
+        return "undecided", "no AUC to compare: the labels are of one class"
+    bounds = interval(difference)
+    if bounds is None:
+        return "undecided", "one seed gives no confidence interval: raise --seeds"
+    return _against_budget(bounds, budget)
+
+
+def _against_budget(bounds: Sequence[float], budget: float) -> tuple[str, str]:
+    low, high = bounds
+    if low >= -budget:
+        return "within", f"the AUC falls by at most {budget:g}"
+    if high < -budget:
+        return "outside", f"the AUC falls by more than {budget:g}"
+    return "undecided", f"the interval straddles a loss of {budget:g}: raise --seeds, or train on more data"
+
+
+def interval(differences: Sequence[float]) -> list[float] | None:
+    """Student's t interval of the mean of paired differences, at `CONFIDENCE`; None for fewer than two."""
+    if len(differences) < 2:
+        return None
+    from scipy.stats import t
+
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+    reach = error * float(t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1))
+    return [mean - reach, mean + reach]
+
+
+def _differences(name: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> list[float]:
+    found = [(mine.summary[name], control.summary[name]) for mine, control in pairs]
+    return [a - b for a, b in found if a is not None and b is not None]
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = _known(values)
+    return statistics.fmean(known) if known else None
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = _known(values)
+    return statistics.median(known) if known else None
+
+
+def _spread(values: Sequence[float | None]) -> float | None:
+    """Standard deviation over seeds."""
+    known = _known(values)
+    return statistics.stdev(known) if len(known) > 1 else None

@@ -1,0 +1,152 @@
+"""A comparison as text for the terminal, as Markdown and as CSV."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adaptive.telemetry.text import bytes_text, count_text, percent_text, score_text
+
+Row = list[str]
+
+NOTE = (
+    "difference: AUC minus the control's, mean of the seeds and {confidence:.0%} interval (Student's t, paired by "
+    "seed); to device, to host: per step; ±: standard deviation over seeds; speed and times: median."
+)
+
+
+def comparison_text(result: Mapping[str, Any]) -> str:
+    """Two tables, a verdict for each policy, and what went wrong."""
+    return "\n".join(
+        [
+            *_aligned(_quality_rows(result)),
+            "",
+            *_aligned(_time_rows(result)),
+            "",
+            *_verdicts(result),
+            "",
+            _note(result),
+            *[f"problem: {problem}" for problem in result["problems"]],
+        ]
+    )
+
+
+def comparison_markdown(result: Mapping[str, Any]) -> str:
+    """The same as Markdown."""
+    parts = [
+        _markdown(_quality_rows(result)),
+        _markdown(_time_rows(result)),
+        "\n".join(f"- {v}" for v in _verdicts(result)),
+    ]
+    problems = [f"- problem: {problem}" for problem in result["problems"]]
+    return "\n\n".join([*parts, _note(result), *problems]) + "\n"
+
+
+def comparison_csv(result: Mapping[str, Any]) -> str:
+    """A line for each policy; numbers as they are, times as `time_ms.STAGE`, the interval as two columns."""
+    lines = [_flat(one) for one in result["policies"]]
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _flat(one: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in one.items():
+        if name.endswith("_ci"):
+            flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
+        elif name == "time_ms":
+            flat |= {f"time_ms.{stage}": spent for stage, spent in value.items()}
+        elif name == "seeds":
+            flat[name] = " ".join(map(str, value))
+        elif name != "runs":
+            flat[name] = value
+    return flat
+
+
+def _quality_rows(result: Mapping[str, Any]) -> list[Row]:
+    head = ["policy", "AUC", "difference", "log loss", "samples/s", "hit rate", "to device", "to host"]
+    shares = list(dict.fromkeys(name for one in result["policies"] for name in one if name.endswith("_share")))
+    titles = [
+        f"skipped {name.removeprefix('skipped_').removesuffix('_share')}s".replace("lookup", "look-up")
+        for name in shares
+    ]
+    return [[*head, *titles, "verdict"], *(_quality_row(one, shares) for one in result["policies"])]
+
+
+def _quality_row(one: Mapping[str, Any], shares: Sequence[str]) -> Row:
+    return [
+        one["policy"],
+        _with_spread(one["auc"], one["auc_std"]),
+        _difference(one["auc_difference"], one["auc_difference_ci"]),
+        _with_spread(one["log_loss"], one["log_loss_std"]),
+        count_text(one["samples_per_s"]),
+        percent_text(one["hit_rate"]),
+        bytes_text(_per_step(one, "bytes_h2d")),
+        bytes_text(_per_step(one, "bytes_d2h")),
+        *(percent_text(one.get(name)) for name in shares),
+        one["verdict"],
+    ]
+
+
+def _per_step(one: Mapping[str, Any], name: str) -> float | None:
+    return one[name] / one["steps"] if one["steps"] else None
+
+
+def _time_rows(result: Mapping[str, Any]) -> list[Row]:
+    stages = list(dict.fromkeys(stage for one in result["policies"] for stage in one["time_ms"]))
+    rows = [
+        [one["policy"], *(f"{one['time_ms'][s]:.2f}" if s in one["time_ms"] else "-" for s in stages)]
+        for one in result["policies"]
+    ]
+    return [["ms per step", *stages], *rows]
+
+
+def _verdicts(result: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{one['policy']}: {_verdict_text(one, result['auc_budget'])} ({one['reason']})" for one in result["policies"]
+    ]
+
+
+def _verdict_text(one: Mapping[str, Any], budget: float) -> str:
+    verdict: str = one["verdict"]
+    texts = {
+        "within": f"within the AUC budget of {budget:g}",
+        "outside": f"outside the AUC budget of {budget:g}",
+        "differs": "not exact",
+    }
+    return texts.get(verdict, verdict)
+
+
+def _note(result: Mapping[str, Any]) -> str:
+    seeds = len(result["seeds"])
+    which = f"AUC and log loss of the {result['auc_of']} samples, {seeds} seed{'s' if seeds > 1 else ''}; "
+    alone = "" if seeds > 1 else " With one seed there are no intervals."
+    return which + NOTE.format(confidence=result["confidence"]) + alone
+
+
+def _with_spread(mean: float | None, spread: float | None) -> str:
+    return score_text(mean) if spread is None else f"{score_text(mean)} ± {score_text(spread)}"
+
+
+def _difference(mean: float | None, bounds: Sequence[float] | None) -> str:
+    if mean is None:
+        return "-"
+    return f"{mean:+.5f}" if bounds is None else f"{mean:+.5f} [{bounds[0]:+.5f}, {bounds[1]:+.5f}]"
+
+
+def _aligned(rows: Sequence[Row]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    head, *rest = rows
+    line = ["---", *("---:" for _ in head[1:])]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, line, *rest))

@@ -1,0 +1,141 @@
+"""`compare`: one training for each policy and seed, interleaved, with everything but the policy equal.
+
+Seed i of a comparison is `seed` + i for initial weights, dense and rows. The built-in stream is another one for each
+seed (`data.synthetic.seed` + i), so that the spread covers the data, too; of files only the shuffle changes
+(`data.seed` + i, where there is one), since the data are what they are. Within a seed all policies get the same.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from adaptive.checkpoint import MANIFEST
+from adaptive.compare.contenders import Contender
+from adaptive.config import TrainConfig
+from adaptive.errors import OutputError
+from adaptive.files import write_atomic
+from adaptive.trainer import train_run
+
+RECORD: Final = "comparison.json"
+_OURS: Final = re.compile(rf"{RECORD}(\.tmp-\d+)?|seed-\d+")
+_TRAINED: Final = re.compile(r"dense/.*|rows/rows\d+\.(changed|weights|state)")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one training ended: with a summary, or with an error."""
+
+    policy: str
+    seed: int
+    run_dir: str
+    arranges: bool = False
+    summary: dict[str, Any] = field(default_factory=dict)
+    bits: str | None = None  # of what was trained; equal exactly if the runs agree bit for bit
+    error: Exception | None = None
+
+
+Told = Callable[[str], None]
+
+
+def train_all(
+    contenders: Sequence[Contender],
+    seeds: int,
+    directory: Path,
+    *,
+    overwrite: bool = False,
+    stream: TextIO | None = None,
+    told: Told | None = None,
+) -> list[Outcome]:
+    """Train every policy with every seed, seed by seed; an error ends its own run only.
+
+    Args:
+        contenders: settings that differ in the policy only.
+        seeds: how many.
+        directory: from `claim`; each run gets the folder `seed-<seed>/<policy>` in it.
+        overwrite: replace the runs of an earlier comparison.
+        stream: where the progress of a run is shown.
+        told: called before each run.
+    """
+    outcomes = []
+    for number in range(seeds):
+        for place, contender in enumerate(contenders):
+            config = with_seed(contender.config, number)
+            if told is not None:
+                which = f"seed {config.seed} ({number + 1} of {seeds})"
+                told(f"{which}, {contender.label} ({place + 1} of {len(contenders)})")
+            path = directory / f"seed-{config.seed}" / _folder_name(place, contender.label)
+            outcomes.append(_train(contender, config, path, overwrite=overwrite, stream=stream))
+    return outcomes
+
+
+def with_seed(config: TrainConfig, number: int) -> TrainConfig:
+    """The settings for seed `number` of a comparison; see the module."""
+    options = dict(config.data_options)
+    if config.data == "synthetic":
+        synthetic = dict(options.get("synthetic", {}))
+        options["synthetic"] = {**synthetic, "seed": synthetic.get("seed", 0) + number}
+    else:
+        options["seed"] = options.get("seed", 0) + number
+    return config.model_copy(update={"seed": config.seed + number, "data_options": options})
+
+
+def claim(out: str | None, *, overwrite: bool = False) -> Path:
+    """The directory of a comparison, made if it is not there: `out`, or `runs/<date>-compare`.
+
+    Raises:
+        OutputError: if it is not empty (unless it holds a comparison and `overwrite` was asked for), or cannot be made.
+    """
+    path = Path(out) if out is not None else Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-compare"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise OutputError(f"output directory {path} cannot be used: {error}") from error
+    if names and not overwrite:
+        raise OutputError(f"output directory {path} is not empty; choose another with --out, or --overwrite")
+    others = [name for name in names if not _OURS.fullmatch(name)]
+    if others:
+        raise OutputError(
+            f"output directory {path} holds {', '.join(others[:5])}, which no comparison writes; "
+            "move it away or choose another directory with --out"
+        )
+    return path
+
+
+def write_record(directory: Path, result: dict[str, Any]) -> None:
+    """Keep the result beside the runs."""
+    try:
+        write_atomic(directory / RECORD, json.dumps(result, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise OutputError(f"{directory / RECORD} could not be written: {error}") from error
+
+
+def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: bool, stream: TextIO | None) -> Outcome:
+    label, arranges = contender.label, contender.arranges
+    try:
+        summary = train_run(config.model_copy(update={"out": str(path)}), overwrite=overwrite, stream=stream)
+    except Exception as error:  # whatever stops one run, the others are still worth having
+        return Outcome(label, config.seed, str(path), arranges, error=error)
+    summary.pop("table", None)
+    return Outcome(label, config.seed, str(path), arranges, summary, _bits(path, summary))
+
+
+def _bits(path: Path, summary: dict[str, Any]) -> str:
+    """A digest of the trained weights and row state, where they were saved, and of the quality."""
+    found = {name: summary.get(name) for name in ("steps", "samples", "auc", "log_loss")}
+    with contextlib.suppress(FileNotFoundError):  # save=false: the evaluation has seen every weight that matters to it
+        manifest = json.loads((path / "weights" / MANIFEST).read_bytes())
+        digests = {f"{entry['group']}/{entry['name']}": entry["sha256"] for entry in manifest["arrays"]}
+        found |= {name: digest for name, digest in digests.items() if _TRAINED.fullmatch(name)}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def _folder_name(place: int, label: str) -> str:
+    """`0-lru`: the place keeps policies apart whose names differ in signs only."""
+    return f"{place}-" + (re.sub(r"[^A-Za-z0-9_.=-]+", "-", label.rpartition("/")[2]).strip("-") or "policy")

@@ -1,0 +1,104 @@
+"""`Machine`: bandwidths of a machine that need not exist, and how long a step would take on it.
+
+Letters, per batch: N look-ups, U distinct rows, V vectors (one a bag), R bytes of a row's values, s bytes of its
+optimizer state, E = V * R bytes of all vectors, F rows fetched, W rows written back.
+
+    device only       (N*R + 2*E + 2*U*(R+s)) / device + dense
+    hybrid            (N*R + 2*E + 2*U*(R+s)) / host + 2*E / link + dense
+    cached on demand  device only + max(F, W)*(R+s) / link + (F + W)*(R+s) / host
+    look-ahead        max(device only, max(F, W)*(R+s) / link, (F + W)*(R+s) / host)
+
+A row is read for pooling at each look-up, its vector written and its gradient read, and the row with its state read
+and written by the update. The link carries F rows one way and W the other at the same time; the host's memory sees
+both. Look-ahead hides whatever is not the longest; the floor is a device that holds everything.
+
+Where a policy leaves misses on the host (`misses = "host"`) their share of the work stays there and cannot be hidden,
+so there is no look-ahead time, and cached on demand is: hits at the device's bandwidth, plus misses as under hybrid,
+plus the rows that move. With nothing on the device that is hybrid.
+"""
+
+import re
+from dataclasses import dataclass
+
+from adaptive.config import parse_size
+from adaptive.errors import ConfigError
+
+_RATE = re.compile(r"(\S+B)/s")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes per second of the link between the tiers (each way), of device and host memory; ms of the dense part."""
+
+    link: float
+    device: float
+    host: float
+    dense_ms: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Means of one batch; counts are not whole."""
+
+    lookups: float
+    lookup_hits: float
+    rows: float
+    row_hits: float
+    vectors: float
+    host_vectors: float  # pooled at least in part on the host
+    fetched: float
+    written_back: float
+    value_bytes: int
+    row_bytes: int  # with optimizer state
+
+
+def parse_rate(text: str, *, name: str) -> float:
+    """Bytes per second of `50GB/s`.
+
+    Raises:
+        ConfigError: if it is no rate above 0; `name` is what it is the rate of.
+    """
+    match = _RATE.fullmatch(text.replace(" ", ""))
+    try:
+        rate = parse_size(match[1], row_bytes=1, num_rows=2**62) if match else 0
+    except ValueError:
+        rate = 0
+    if rate <= 0:
+        raise ConfigError(f"{name} {text!r}: needed a rate above 0, such as 50GB/s or 900MB/s")
+    return float(rate)
+
+
+def step_ms(traffic: Traffic, machine: Machine, *, staged: bool) -> dict[str, float | None]:
+    """Milliseconds of a step by where rows live, as the module says; None where there is no such way.
+
+    Args:
+        traffic: of a mean batch.
+        machine: on which it would run.
+        staged: misses are fetched (or else served on the host).
+    """
+    work = _bytes(traffic, traffic.lookups, traffic.vectors, traffic.rows)
+    vectors = 2 * traffic.vectors * traffic.value_bytes
+    device_only = 1e3 * work / machine.device + machine.dense_ms
+    link = 1e3 * max(traffic.fetched, traffic.written_back) * traffic.row_bytes / machine.link
+    host = 1e3 * (traffic.fetched + traffic.written_back) * traffic.row_bytes / machine.host
+    served = device_only if staged else _served_where_they_lie(traffic, machine)
+    return {
+        "look_ahead": max(device_only, link, host) if staged else None,
+        "cached_on_demand": served + link + host,
+        "hybrid": 1e3 * (work / machine.host + vectors / machine.link) + machine.dense_ms,
+        "device_only": device_only,
+    }
+
+
+def _served_where_they_lie(traffic: Traffic, machine: Machine) -> float:
+    missed = traffic.lookups - traffic.lookup_hits, traffic.rows - traffic.row_hits
+    on_host = _bytes(traffic, missed[0], traffic.host_vectors, missed[1])
+    vectors = traffic.vectors - traffic.host_vectors
+    on_device = _bytes(traffic, traffic.lookup_hits, vectors, traffic.row_hits)
+    across = 2 * traffic.host_vectors * traffic.value_bytes
+    return 1e3 * (on_device / machine.device + on_host / machine.host + across / machine.link) + machine.dense_ms
+
+
+def _bytes(traffic: Traffic, lookups: float, vectors: float, rows: float) -> float:
+    """Bytes of memory that pooling and updating touch."""
+    return (lookups + 2 * vectors) * traffic.value_bytes + 2 * rows * traffic.row_bytes

@@ -1,0 +1,112 @@
+"""What a simulation found, for people: a table, and curves as a picture."""
+
+import importlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from adaptive.errors import ConfigError, OutputError
+from adaptive.files import write_atomic
+from adaptive.telemetry.text import bytes_text, count_text, percent_text
+
+STEPS = {
+    "look_ahead": "look-ahead",
+    "cached_on_demand": "cached on demand",
+    "hybrid": "hybrid",
+    "device_only": "device only",
+}
+HEAD = ["policy", "device rows", "of rows", "hit rate", "rows", "Belady", "popular", "to device", "to host"]
+LEGEND = """\
+hit rate: look-ups whose row was on the device when its batch was planned; rows, Belady: the same of each batch's
+distinct rows, and the most that any policy could have had; popular: inputs all of whose rows were there;
+to device, to host: bytes of a batch; then the modelled milliseconds of a step."""
+
+
+def simulation_text(result: Mapping[str, Any]) -> str:
+    """A table with a line for each policy and device size."""
+    head = (
+        f"{count_text(result['lookups'])} look-ups of {count_text(result['batches'])} batches, "
+        f"{count_text(result['rows'])} rows of {result['row_bytes']} bytes ({bytes_text(result['table_bytes'])}), "
+        f"depth {result['depth']}; {count_text(result['lookups_per_s'])} look-ups/s planned"
+    )
+    runs = [run for run in result["runs"] if run["error"] is None]
+    lines = _aligned([[*HEAD, *STEPS.values()], *(_cells(run, result["batches"]) for run in runs)])
+    failed = [
+        f"{run['policy']} with {run['size']} device rows: {run['error']}" for run in result["runs"] if run["error"]
+    ]
+    return "\n".join([head, "", *lines, "", LEGEND, *(["", *failed] if failed else [])])
+
+
+def _cells(run: Mapping[str, Any], batches: int) -> list[str]:
+    return [
+        run["policy"],
+        count_text(run["device_rows"]),
+        percent_text(run["device_share"]),
+        percent_text(run["hit_rate"]),
+        percent_text(run["row_hit_rate"]),
+        percent_text(run["belady_hit_rate"]),
+        percent_text(run["popular_input_share"]),
+        bytes_text(run["bytes_h2d"] / batches),
+        bytes_text(run["bytes_d2h"] / batches),
+        *("-" if run["step_ms"][name] is None else f"{run['step_ms'][name]:.3f}" for name in STEPS),
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+
+
+def need_matplotlib() -> None:
+    """Look before a long simulation whether its picture can be drawn.
+
+    Raises:
+        ConfigError: if matplotlib is not installed.
+    """
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise ConfigError(
+            "--png needs matplotlib, which is not installed: pip install 'adaptive-train[report]'"
+        ) from error
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Write a PNG: hit rates with Belady's bound, and modelled step times, over the device's share of the rows.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    hits, times = figure.subplots(1, 2)
+    runs = [run for run in result["runs"] if run["error"] is None]
+    for policy in dict.fromkeys(run["policy"] for run in runs):
+        mine = sorted((run for run in runs if run["policy"] == policy), key=lambda run: run["device_share"])
+        shares = [100 * run["device_share"] for run in mine]
+        (line,) = hits.plot(shares, [100 * run["row_hit_rate"] for run in mine], "o-", label=policy)
+        best = [float("nan") if run["belady_hit_rate"] is None else 100 * run["belady_hit_rate"] for run in mine]
+        hits.plot(shares, best, ":", color=line.get_color(), label=f"{policy}: Belady's bound")
+        times.plot(shares, [_time(run) for run in mine], "o-", color=line.get_color(), label=policy)
+    for axes, label in ((hits, "hit rate of distinct rows (%)"), (times, "modelled step (ms)")):
+        axes.set(xlabel="rows on the device (%)", ylabel=label)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    try:
+        write_atomic(path, picture.getvalue())
+    except OSError as error:
+        raise OutputError(f"picture {path} could not be written: {error}") from error
+
+
+def _time(run: Mapping[str, Any]) -> float:
+    """Look-ahead's where misses are staged, else what they cost where they lie."""
+    times = run["step_ms"]
+    found: float = times["cached_on_demand"] if times["look_ahead"] is None else times["look_ahead"]
+    return found

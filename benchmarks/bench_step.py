@@ -1,0 +1,201 @@
+"""One training step of a DLRM beside what one would use instead.
+
+    python -m benchmarks.bench_step [--quick] [--set rows=1000000 'only=width 64, sgd'] [--dlrm CHECKOUT]
+
+Two measurements. *Embedding part*: forward, backward and update of the embeddings alone, fed a fixed gradient. Our
+planning, which runs ahead in a thread of its own in training, is shown in a column of its own, and the last column
+counts it in, as if one thread did everything (depth 0). *Whole step*: the same with the dense part, our look-ahead
+running 4 batches ahead, planning included wherever it delays training.
+
+Peers get their inputs as tensors, prepared before the clock starts; all start from the same weights, and their
+weights are compared after some steps before anything is timed.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.batch import Batch
+from benchmarks import harness
+from benchmarks.harness import Report, available_bytes, check_equal, median_ms, paired
+from benchmarks.peers_fbgemm import Fbgemm, TorchRec
+from benchmarks.peers_torch import EmbeddingBags, JoinedTable
+from benchmarks.step_cases import CHECK_STEPS, SETTINGS, Case, Settings
+from benchmarks.streams import kaggle_tables, make_batches, one_each
+from benchmarks.variants import Embeddings, NotAvailable, Ours, Setup, hit_rate
+from benchmarks.whole_step import bench_whole
+
+TOLERANCE = 2e-3  # of the change: sums of a popular row's gradients are rounded in another order by everybody
+PEERS: dict[str, Callable[[Setup], Embeddings]] = {
+    "torch": EmbeddingBags,
+    "torch_joined": JoinedTable,
+    "fbgemm": Fbgemm,
+    "torchrec": TorchRec,
+}
+PHASES = ("plan", "forward", "backward", "update")
+
+
+def run(settings: Settings) -> Report:
+    report = Report()
+    for case in settings.cases:
+        if settings.only in case.title:
+            report.merge(bench_embeddings(case, settings))
+    for case in settings.whole:
+        if settings.only in case.title:
+            report.merge(bench_whole(case, settings, PEERS, make_setup(case, settings, len(PEERS) + 3)))
+    return report
+
+
+# --- embedding part ------------------------------------------------------------------------------------------------
+
+
+def make_setup(case: Case, settings: Settings, variants: int) -> Setup:
+    """The tables of a case, with fewer rows where all variants' tables and state would not fit in memory."""
+    widths = {"sgd": 1, "rowwise_adagrad": 1, "adagrad": 2, "adam": 3}
+    row_bytes = 4 * case.dim * widths[case.optimizer] + 32
+    fitting = int(settings.memory_share * available_bytes() / (variants * row_bytes))
+    return Setup(kaggle_tables(min(settings.rows, fitting), case.dim), case.optimizer, case.mean_hot == 1)
+
+
+def make_peers(
+    kinds: dict[str, Callable[[Setup], Embeddings]], setup: Setup, ours: Ours
+) -> tuple[dict[str, Embeddings], dict[str, str]]:
+    """The peers that can take part, with our weights; and why the others cannot."""
+    peers: dict[str, Embeddings] = {}
+    reasons: dict[str, str] = {}
+    for key, kind in kinds.items():
+        try:
+            peers[key] = kind(setup)
+        except NotAvailable as error:
+            reasons[key] = str(error)
+        else:
+            peers[key].load(ours.weights())
+    return peers, reasons
+
+
+@dataclass
+class Line:
+    """A variant at work: each call of `step` takes one batch and adds a row of seconds per phase."""
+
+    embeddings: Embeddings
+    inputs: Iterator[Any]
+    gradient: Tensor
+    phases: list[list[float]]
+
+    def step(self) -> float:
+        marks = [time.perf_counter()]
+        inputs = next(self.inputs)
+        marks.append(time.perf_counter())
+        pooled = self.embeddings.pool(inputs)
+        marks.append(time.perf_counter())
+        torch.autograd.backward(pooled, self._gradients(pooled))
+        marks.append(time.perf_counter())
+        self.embeddings.update()
+        marks.append(time.perf_counter())
+        self.phases.append([after - before for before, after in zip(marks[:-1], marks[1:], strict=True)])
+        return marks[-1] - marks[1]
+
+    def _gradients(self, pooled: Any) -> list[Tensor]:
+        if isinstance(pooled, list):
+            return self._columns
+        return [self.gradient]
+
+    def __post_init__(self) -> None:
+        self._columns = [column.contiguous() for column in self.gradient.unbind(1)]
+
+
+def bench_embeddings(case: Case, settings: Settings) -> Report:
+    setup = make_setup(case, settings, len(PEERS) + 1)
+    ours = Ours(setup)
+    peers, reasons = make_peers(PEERS, setup, ours)
+    variants: dict[str, Embeddings] = {"adaptive": ours, **peers}
+    batches = make_batches(
+        setup.tables, CHECK_STEPS + settings.warm_up + settings.rounds, case.batch, mean_hot=case.mean_hot
+    )
+    gradient = torch.randn(
+        (case.batch, len(setup.tables), case.dim), generator=torch.Generator().manual_seed(1)
+    ).mul_(0.01)
+    check_embeddings(case, setup, variants, batches[:CHECK_STEPS], gradient)
+    ours.statistics()
+    lines = {
+        key: Line(one, one.stream(batches[CHECK_STEPS:]), gradient, []) for key, one in variants.items()
+    }
+    times = harness.take_turns(
+        {key: line.step for key, line in lines.items()}, rounds=settings.rounds, warm_up=settings.warm_up
+    )
+    report = _embedding_report(case, setup, lines, times, hit_rate_of(ours))
+    for key, reason in reasons.items():
+        report.absent[f"embedding_vs_{key}_{case.suffix}"] = reason
+    for one in variants.values():
+        one.close()
+    del lines, peers, variants, ours
+    gc.collect()
+    return report
+
+
+def hit_rate_of(ours: Ours) -> float:
+    ours.stop()
+    return hit_rate(ours.statistics())
+
+
+def check_embeddings(
+    case: Case, setup: Setup, variants: dict[str, Embeddings], batches: Sequence[Batch], gradient: Tensor
+) -> None:
+    """Train all variants on a few batches and compare every row these look up (at most 4,096 a table).
+
+    Adam counts steps per row here and per table elsewhere: it gets one batch several times, where both agree.
+    """
+    steps = [batches[0]] * len(batches) if case.optimizer == "adam" else list(batches)
+    ids = one_each(setup.tables, steps)
+    before = {key: one.rows(ids) for key, one in variants.items()}
+    for one in variants.values():
+        line = Line(one, one.stream(steps), gradient, [])
+        for _ in steps:
+            line.step()
+        for _ in line.inputs:  # our look-ahead ends when it is asked once more
+            raise AssertionError("more batches than were given")
+    expected: NDArray[np.float32] = variants["adaptive"].rows(ids)
+    for key, one in variants.items():
+        if not np.array_equal(before[key], before["adaptive"]):
+            raise harness.NotEqual(f"{case.title}: {one.name} starts from other weights")
+        check_equal(
+            f"{case.title}: {one.name}", one.rows(ids), expected, before=before["adaptive"], tolerance=TOLERANCE
+        )
+
+
+def _embedding_report(
+    case: Case, setup: Setup, lines: dict[str, Line], times: harness.Times, hits: float
+) -> Report:
+    report = Report()
+    table = report.table(
+        f"embedding part, {case.title}, {setup.num_rows:,} rows, {len(times['adaptive'])} rounds (ms)",
+        "variant", *PHASES, "embedding part", "over ours", "over ours with planning", "hit rate",
+    )  # fmt: skip
+    rounds = len(times["adaptive"])
+    ours = lines["adaptive"].phases[-rounds:]
+    with_plan = [sum(phases) for phases in ours]
+    for key, line in lines.items():
+        phases = [median_ms([row[i] for row in line.phases[-rounds:]]) for i in range(len(PHASES))]
+        over, over_planned = paired(times[key], times["adaptive"]), paired(times[key], with_plan)
+        is_ours = key == "adaptive"
+        cells = (None, None, f"{hits:.0%}") if is_ours else (over, over_planned, None)
+        table.add(line.embeddings.name, *(phases if is_ours else [None, *phases[1:]]), median_ms(times[key]), *cells)
+        if not is_ours:
+            report.ratios[f"embedding_vs_{key}_{case.suffix}"] = over
+    others = [key for key in lines if key != "adaptive"]
+    if others:
+        best = min(others, key=lambda key: median_ms(times[key]))
+        report.ratios[f"embedding_vs_best_{case.suffix}"] = paired(times[best], times["adaptive"])
+        report.ratios[f"embedding_with_planning_vs_best_{case.suffix}"] = paired(times[best], with_plan)
+    return report
+
+
+if __name__ == "__main__":
+    harness.main(__doc__, run, SETTINGS, "dlrm")

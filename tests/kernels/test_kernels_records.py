@@ -1,0 +1,137 @@
+"""Kernels that move rows between a file and a staging block: runs, packing, reading, writing."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from variants import both
+
+from adaptive.kernels import records
+
+Choose = Callable[[Any], Callable[..., Any]]
+Int64s = NDArray[np.int64]
+
+
+def plan(choose: Choose, rows: list[int], max_gap: int, capacity: int) -> tuple[int, list[int], list[int], list[int]]:
+    """(rows planned, first rows, starts, places) of the runs."""
+    first_rows, starts = np.empty(capacity, np.int64), np.empty(capacity + 1, np.int64)
+    places = np.full(len(rows), -1)
+    planned, num_runs = choose(records.plan_runs)(
+        np.array(rows, np.int64), max_gap, capacity, first_rows, starts, places
+    )
+    return planned, first_rows[:num_runs].tolist(), starts[: num_runs + 1].tolist(), places[:planned].tolist()
+
+
+@both
+def test_neighbours_share_a_run(choose: Choose) -> None:
+    assert plan(choose, [], 0, 9) == (0, [], [0], [])
+    assert plan(choose, [7], 0, 9) == (1, [7], [0, 1], [0])
+    assert plan(choose, [3, 4, 6, 7, 20], 0, 9) == (5, [3, 6, 20], [0, 2, 4, 5], [0, 1, 2, 3, 4])
+    assert plan(choose, [3, 4, 6, 7, 20], 1, 9) == (5, [3, 20], [0, 5, 6], [0, 1, 3, 4, 5])
+    assert plan(choose, [3, 3, 4, 9, 9], 0, 9) == (5, [3, 9], [0, 2, 3], [0, 0, 1, 2, 2])
+
+
+@both
+def test_runs_end_where_the_staging_block_does(choose: Choose) -> None:
+    assert plan(choose, [3, 4, 5], 0, 2) == (2, [3], [0, 2], [0, 1])
+    assert plan(choose, [3, 6, 7], 2, 3) == (1, [3], [0, 1], [0])  # with its gap, 6 is too large by one
+    assert plan(choose, [3, 5, 7], 0, 1) == (1, [3], [0, 1], [0])
+
+
+@both
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.integers(0, 60), max_size=30).map(sorted), max_gap=st.integers(0, 5), capacity=st.integers(1, 12)
+)
+def test_every_row_is_staged_once_in_a_run_of_near_rows(
+    choose: Choose, rows: list[int], max_gap: int, capacity: int
+) -> None:
+    planned, first_rows, starts, places = plan(choose, rows, max_gap, capacity)
+    assert planned > 0 or not rows
+    assert starts[-1] <= capacity
+    staged = [
+        first + k for first, a, b in zip(first_rows, starts, starts[1:], strict=True) for k in range(b - a)
+    ]  # file row of each staged row
+    assert staged == sorted(set(staged))
+    assert [staged[place] for place in places] == rows[:planned]
+    wanted = np.array(rows[:planned])
+    for first, a, b in zip(first_rows, starts, starts[1:], strict=True):
+        inside = np.unique(wanted[(wanted >= first) & (wanted < first + b - a)])
+        assert inside[0] == first and inside[-1] == first + b - a - 1
+        assert (np.diff(inside) <= max_gap + 1).all()
+
+
+@both
+@settings(max_examples=20, deadline=None)
+@given(width=st.sampled_from([1, 3, 16]), state_width=st.sampled_from([0, 1, 7]), seed=st.integers(0, 99))
+def test_packing_and_unpacking_place_weights_before_state(
+    choose: Choose, width: int, state_width: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights, state = rng.random((9, width), np.float32), rng.random((9, state_width), np.float32)
+    block = np.full((12, width + state_width), -1, np.float32)
+    from_rows, places, to_rows = rng.permutation(9)[:5], rng.permutation(12)[:5], rng.permutation(9)[:5]
+    choose(records.pack)(block, places, weights, state, from_rows)
+    expected = np.full_like(block, -1)
+    expected[places] = np.hstack([weights[from_rows], state[from_rows]])
+    assert np.array_equal(block, expected)
+    back_weights, back_state = np.zeros_like(weights), np.zeros_like(state)
+    choose(records.unpack)(back_weights, back_state, to_rows, block, places)
+    assert np.array_equal(back_weights[to_rows], weights[from_rows])
+    assert np.array_equal(back_state[to_rows], state[from_rows])
+    assert np.count_nonzero(back_weights.any(1)) <= 5
+
+
+@both
+def test_runs_go_to_the_file_and_come_back(choose: Choose, tmp_path: Path) -> None:
+    """Records of 12 bytes: runs that begin and end inside pages, at page borders and across them."""
+    first_rows, starts = np.array([0, 340, 1023, 3000]), np.array([0, 2, 4, 6, 1030])
+    block = np.random.default_rng(0).random((1030, 3), np.float32)
+    unfinished, vector = np.empty(4, np.int64), np.empty(2, np.int64)
+    fd = os.open(tmp_path / "rows", os.O_RDWR | os.O_CREAT)
+    try:
+        os.ftruncate(fd, 12 * 5000)
+        assert choose(records.write_runs)(fd, first_rows, starts, 4, block, unfinished) == 0
+        whole = np.frombuffer(os.pread(fd, 12 * 5000, 0), np.float32).reshape(-1, 3)
+        back = np.zeros_like(block)
+        assert choose(records.read_runs)(fd, first_rows, starts, 4, back, unfinished, vector) == 0
+    finally:
+        os.close(fd)
+    expected = np.zeros((5000, 3), np.float32)
+    for first, start, stop in zip(first_rows, starts, starts[1:], strict=False):
+        expected[first : first + stop - start] = block[start:stop]
+    assert np.array_equal(whole, expected)
+    assert np.array_equal(back, block)
+
+
+@both
+def test_runs_that_are_cut_short_or_fail_are_listed(choose: Choose, tmp_path: Path) -> None:
+    first_rows, starts = np.array([1, 4, 8]), np.array([0, 2, 4, 6])
+    block, unfinished, vector = np.zeros((6, 3), np.float32), np.full(3, -1, np.int64), np.empty(2, np.int64)
+    (tmp_path / "short").write_bytes(bytes(12 * 5))  # the second run is half there, the third is not
+    fd = os.open(tmp_path / "short", os.O_RDONLY)
+    try:
+        assert choose(records.read_runs)(fd, first_rows, starts, 3, block, unfinished, vector) == 2
+        assert unfinished[:2].tolist() == [1, 2]
+        assert choose(records.write_runs)(fd, first_rows, starts, 3, block, unfinished) == 3  # not open for writing
+    finally:
+        os.close(fd)
+    assert unfinished.tolist() == [0, 1, 2]
+
+
+@both
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_leaves_runs_unfinished(choose: Choose) -> None:
+    fd = os.open("/dev/full", os.O_RDWR)
+    try:
+        unfinished = np.empty(1, np.int64)
+        block = np.zeros((2, 3), np.float32)
+        assert choose(records.write_runs)(fd, np.array([0]), np.array([0, 2]), 1, block, unfinished) == 1
+    finally:
+        os.close(fd)

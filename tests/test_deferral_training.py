@@ -1,0 +1,140 @@
+"""Training with deferred updates: the account adds up, and neither placement nor look-ahead changes the numbers."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from adaptive import (
+    SGD,
+    Adagrad,
+    Adam,
+    Batch,
+    Counter,
+    Deferral,
+    Policy,
+    RowOptimizer,
+    RowwiseAdagrad,
+    SkipConfig,
+    TableConfig,
+    TierConfig,
+    TieredEmbeddingBag,
+    one_hot_batch,
+)
+
+SKIP = SkipConfig(min_accesses=4, hot_rows="50%")
+NUM_ROWS, SAMPLES, BATCHES = 200, 16, 40
+
+
+class Defer(Policy):
+    deferral = Deferral(every=2, at_most=5, warmup=3)
+
+    def score(self, rows):
+        return rows.last_access
+
+
+class DeferOnHost(Defer):
+    misses = "host"
+
+
+class DeferOnce(Defer):
+    deferral = Deferral(every=2, at_most=1, warmup=0)
+
+
+class Plain(Policy):
+    def score(self, rows):
+        return rows.last_access
+
+
+def batches() -> Iterator[Batch]:
+    random = np.random.default_rng(7)
+    for _ in range(BATCHES):
+        ids = random.zipf(1.4, (SAMPLES, 1)) % NUM_ROWS
+        yield one_hot_batch(np.zeros((SAMPLES, 0), np.float32), ids, (ids[:, 0] % 3 == 0).astype(np.float32))
+
+
+def train(
+    policy: type[Policy], optimizer: RowOptimizer, *, rows: str = "100%", depth: int = 0, device: str = "cpu"
+) -> tuple[TieredEmbeddingBag, np.ndarray]:
+    tier = TierConfig(device_rows=rows, device=device, poison=True)
+    table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
+    embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=optimizer, skip=SKIP)
+    for planned in embeddings.look_ahead(batches(), depth=depth):
+        error = embeddings(planned)["t"].sum(1) - planned.labels
+        error.square().mean().backward()
+        embeddings.step()
+    return embeddings, embeddings.table_weights("t")
+
+
+OPTIMIZERS = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize(
+    ("policy", "rows", "depth", "device"),
+    [
+        (Defer, "40%", 0, "cpu"),
+        (Defer, "60%", 3, "cpu"),
+        (DeferOnHost, "10%", 2, "cpu"),
+        (Defer, "60%", 2, "cpu-torch"),
+        (DeferOnHost, "10%", 4, "cpu-torch"),
+    ],
+)
+def test_placement_does_not_change_the_numbers(
+    policy: type[Policy], rows: str, depth: int, device: str, optimizer: RowOptimizer
+) -> None:
+    _, expected = train(Defer, optimizer)
+    _, found = train(policy, optimizer, rows=rows, depth=depth, device=device)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_deferring_at_most_one_visit_is_the_plain_run(optimizer: RowOptimizer) -> None:
+    np.testing.assert_array_equal(train(DeferOnce, optimizer, rows="40%", depth=2)[1], train(Plain, optimizer)[1])
+
+
+def test_without_skip_settings_nothing_is_deferred() -> None:
+    table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
+    embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="100%"), policy=Defer, optimizer=SGD(lr=0.1))
+    for planned in embeddings.look_ahead(batches(), depth=1):
+        (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
+        embeddings.step()
+    np.testing.assert_array_equal(embeddings.table_weights("t"), train(Plain, SGD(lr=0.1))[1])
+    assert embeddings.take_statistics().counts[:, Counter.DEFERRED_UPDATES].sum() == 0
+
+
+def test_under_sgd_with_gradients_that_do_not_depend_on_rows_nothing_is_lost() -> None:
+    """The sum of all gradients is what a row moves by, however they were put off: what still waits is applied to
+    what is read. Gradients here are labels, small whole numbers, so sums are exact in any order."""
+
+    def moved(policy: type[Policy]) -> np.ndarray:
+        table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5, init_bound=0.0)
+        embeddings = TieredEmbeddingBag(
+            [table], TierConfig(device_rows="100%"), policy=policy, optimizer=SGD(lr=0.5), skip=SKIP
+        )
+        for planned in embeddings.look_ahead(batches(), depth=2):
+            (embeddings(planned)["t"].sum(1) * planned.labels).sum().backward()
+            embeddings.step()
+        return embeddings.table_weights("t")
+
+    np.testing.assert_array_equal(moved(Defer), moved(Plain))
+
+
+def test_evaluation_sees_waiting_gradients_and_changes_nothing() -> None:
+    embeddings, weights = train(Defer, Adagrad(lr=0.1))
+    ids = np.arange(NUM_ROWS)[:, None]
+    batch = one_hot_batch(np.zeros((NUM_ROWS, 0), np.float32), ids, np.zeros(NUM_ROWS, np.float32))
+    with torch.no_grad():
+        for _ in range(2):
+            np.testing.assert_array_equal(embeddings(embeddings.read(batch))["t"].numpy(), weights)
+
+
+def test_deferred_rows_stay_clean_and_are_counted() -> None:
+    embeddings, _ = train(Defer, Adagrad(lr=0.1), rows="40%", depth=2)
+    counts = embeddings.take_statistics().counts.sum(axis=0)
+    updates, deferred = counts[Counter.UNIQUE_ROWS], counts[Counter.DEFERRED_UPDATES]
+    assert 0.2 < deferred / updates < 0.8
+    assert counts[Counter.SKIPPED_UPDATES] == deferred
+    plain = train(Plain, Adagrad(lr=0.1), rows="40%", depth=2)[0].take_statistics().counts.sum(axis=0)
+    assert counts[Counter.WRITTEN_BACK] <= plain[Counter.WRITTEN_BACK]

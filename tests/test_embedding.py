@@ -1,0 +1,394 @@
+"""`TieredEmbeddingBag` as its users see it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from helpers import (
+    LFU,
+    after_sums,
+    bags,
+    featured,
+    one_table,
+    random_batches,
+    resident,
+    step_all,
+    sum_of,
+    table_rows,
+)
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.errors import ConfigError, InputError, PolicyError
+from adaptive.policy import TierView
+from adaptive.rows.optim import SGD, Adagrad, Adam
+from policies.lru import LRU
+from policies.slipstream import Slipstream
+
+SHARED = TableConfig(name="items", num_embeddings=20, embedding_dim=4, features=("seen", "bought"))
+USERS = TableConfig(name="users", num_embeddings=30, embedding_dim=4)
+WORDS = TableConfig(name="words", num_embeddings=50, embedding_dim=16, pooling="none")
+
+
+def several(*tables: TableConfig, **tier: object) -> TieredEmbeddingBag:
+    settings = TierConfig.model_validate({"device_rows": "100%", "poison": True} | tier)
+    return TieredEmbeddingBag(tables, settings, optimizer=SGD(lr=1.0))
+
+
+# --- forward -------------------------------------------------------------------------------------------------------
+
+
+def test_one_tensor_a_feature_in_the_order_of_the_tables() -> None:
+    embeddings = several(WORDS, SHARED, USERS)
+    assert embeddings.features == ("words", "seen", "bought", "users")
+    batch = featured([[1, 2, 2], []], [[0], [1]], [[2, 3], []], [[4], [5]])
+    items, users, words = (embeddings.table_weights(name) for name in ("items", "users", "words"))
+    for planned in embeddings.look_ahead([batch]):
+        vectors = {name: tensor.detach().numpy() for name, tensor in embeddings(planned).items()}
+    assert list(vectors) == ["words", "seen", "bought", "users"]
+    assert np.array_equal(vectors["words"], words[[1, 2, 2]])
+    assert np.array_equal(vectors["seen"], items[[0, 1]])
+    assert np.array_equal(vectors["bought"], np.stack([items[2] + items[3], np.zeros(4, np.float32)]))
+    assert np.array_equal(vectors["users"], users[[4, 5]])
+
+
+def test_stack_is_the_same_vectors_in_one_block() -> None:
+    embeddings = several(SHARED, USERS)
+    for planned in embeddings.look_ahead(random_batches([SHARED, USERS], 3)):
+        stacked, vectors = embeddings.stack(planned), embeddings(planned)
+        assert stacked.shape == (5, 3, 4)
+        assert torch.equal(stacked, torch.stack([vectors[name] for name in embeddings.features], dim=1))
+
+
+@pytest.mark.parametrize("tables", [(USERS, WORDS), (WORDS,)])
+def test_stack_needs_one_width_and_pooling(tables: Sequence[TableConfig]) -> None:
+    embeddings = several(*tables)
+    for planned in embeddings.look_ahead(random_batches(tables, 1)):
+        with pytest.raises(ConfigError, match="one width, all pooled"):
+            embeddings.stack(planned)
+
+
+def test_mean_and_weights() -> None:
+    mean = several(USERS.model_copy(update={"pooling": "mean"}))
+    table = mean.table_weights("users")
+    for planned in mean.look_ahead([bags([1, 2, 2], [3], [])]):
+        vectors = mean(planned)["users"].detach().numpy()
+    third = np.float32(1) / np.float32(3)
+    assert np.array_equal(vectors[0], (third * table[1] + third * table[2]) + third * table[2])
+    assert np.array_equal(vectors[1], table[3])
+    assert vectors[2].tolist() == [0.0] * 4
+
+    weighted = several(USERS)
+    for planned in weighted.look_ahead([bags([1, 2], [3], weights=[0.5, -2.0, 0.0])]):
+        vectors = weighted(planned)["users"].detach().numpy()
+    assert np.array_equal(vectors[0], np.float32(0.5) * table[1] + np.float32(-2) * table[2])
+    assert vectors[1].tolist() == [0.0] * 4
+
+
+def test_initial_values_depend_on_seed_and_name_alone() -> None:
+    alone = TieredEmbeddingBag([USERS], seed=5).table_weights("users")
+    among = TieredEmbeddingBag([WORDS, SHARED, USERS], seed=5).table_weights("users")
+    other = TieredEmbeddingBag([USERS], seed=6).table_weights("users")
+    renamed = TieredEmbeddingBag([USERS.model_copy(update={"name": "u"})], seed=5).table_weights("u")
+    assert np.array_equal(alone, among)
+    assert not np.isin(alone, other).any()
+    assert not np.isin(alone, renamed).any()
+    assert np.abs(alone).max() <= 30**-0.5 < np.abs(alone).max() * 1.5
+
+
+def test_planned_gives_tensors_and_the_batch() -> None:
+    (batch,) = random_batches([USERS], 1)
+    for planned in several(USERS).look_ahead([batch]):
+        assert planned.batch is batch
+        assert torch.equal(planned.dense, torch.tensor(batch.dense))
+        assert torch.equal(planned.labels, torch.tensor(batch.labels))
+        assert planned.trainable
+        assert planned.number == 0
+
+
+# --- backward and step ---------------------------------------------------------------------------------------------
+
+
+def test_a_second_backward_adds_its_gradients() -> None:
+    embeddings = one_table()
+    initial = embeddings.table_weights("t")
+    for planned in embeddings.look_ahead([bags([1, 2])]):
+        vectors = sum_of(embeddings(planned))
+        vectors.backward(retain_graph=True)
+        vectors.backward()
+        embeddings.step()
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [bags([1, 1, 2, 2])]))
+
+
+def test_two_forward_passes_add_their_gradients() -> None:
+    embeddings = one_table()
+    initial = embeddings.table_weights("t")
+    for planned in embeddings.look_ahead([bags([1, 2])]):
+        (sum_of(embeddings(planned)) + sum_of(embeddings(planned))).backward()
+        embeddings.step()
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [bags([1, 1, 2, 2])]))
+
+
+def test_a_batch_may_be_stepped_twice() -> None:
+    embeddings = one_table()
+    initial = embeddings.table_weights("t")
+    for planned in embeddings.look_ahead([bags([1])]):
+        for _ in range(2):
+            sum_of(embeddings(planned)).backward()
+            embeddings.step()
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [bags([1]), bags([1])]))
+
+
+def test_gradients_are_used_once() -> None:
+    embeddings = one_table()
+    for planned in embeddings.look_ahead([bags([1])]):
+        sum_of(embeddings(planned)).backward()
+        embeddings.step()
+        with pytest.raises(ValueError, match="no gradient has reached the embeddings"):
+            embeddings.step()
+
+
+def test_step_without_backward_is_an_error() -> None:
+    embeddings = one_table()
+    with pytest.raises(ValueError, match=r"call loss\.backward"):
+        embeddings.step()
+    for planned in embeddings.look_ahead([bags([1])]):
+        embeddings(planned)
+        with pytest.raises(ValueError, match=r"call loss\.backward"):
+            embeddings.step()
+
+
+def test_no_grad_trains_nothing() -> None:
+    embeddings = one_table()
+    initial = embeddings.table_weights("t")
+    for planned in embeddings.look_ahead([bags([1]), bags([2])]):
+        with torch.no_grad():
+            vectors = embeddings(planned)["t"]
+        assert not vectors.requires_grad
+        with pytest.raises(ValueError, match="no gradient"):
+            embeddings.step()
+    assert np.array_equal(embeddings.table_weights("t"), initial)
+
+
+def test_a_loss_of_some_features_trains_these_only() -> None:
+    embeddings = several(USERS, WORDS)
+    before = embeddings.table_weights("words")
+    for planned in embeddings.look_ahead([featured([[1]], [[2, 3]])]):
+        embeddings(planned)["users"].sum().backward()
+        embeddings.step()
+    assert np.array_equal(embeddings.table_weights("words"), before)
+
+
+def test_gradients_that_are_not_contiguous() -> None:
+    embeddings = one_table()
+    initial = embeddings.table_weights("t")
+    for planned in embeddings.look_ahead([bags([1], [2])]):
+        embeddings(planned)["t"].t().flip(0).expand(4, 2).sum().backward()
+        embeddings.step()
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [bags([1, 2])]))
+
+
+def test_features_with_bad_gradients_are_named() -> None:
+    embeddings = several(SHARED, USERS, WORDS)
+    for planned in embeddings.look_ahead([featured([[1]], [[2]], [[3]], [[4]])]):
+        vectors = embeddings(planned)
+        assert embeddings.bad_gradients() == []
+        bad = vectors["bought"].sum() * float("inf") + vectors["words"].sum() * float("nan")
+        (bad + vectors["seen"].sum() + vectors["users"].sum()).backward()
+        assert embeddings.bad_gradients() == ["bought", "words"]
+
+
+def test_finite_gradients_whose_sum_is_not_are_fine() -> None:
+    embeddings = one_table()
+    for planned in embeddings.look_ahead([bags([1], [2])]):
+        (embeddings(planned)["t"] * 3e38).sum().backward()
+        assert embeddings.bad_gradients() == []
+
+
+def test_the_module_has_no_parameters_of_its_own() -> None:
+    """Its rows are updated by `step`; an optimizer over `parameters()` must not find them."""
+    assert list(one_table().parameters()) == []
+
+
+# --- calibration ---------------------------------------------------------------------------------------------------
+
+
+def test_calibrate_hands_the_sample_and_a_view_to_the_policy() -> None:
+    class Calibrated(LRU):
+        def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
+            self.seen = [view.rows(batch).tolist() for batch in sample]
+
+    policy = Calibrated()
+    embeddings = TieredEmbeddingBag([SHARED, USERS], policy=policy)
+    embeddings.calibrate([featured([[1]], [[2]], [[3]])])
+    assert policy.seen == [[1, 2, 20 + 3]]
+    assert embeddings.take_statistics().batches == 0
+
+
+def test_a_policy_that_cannot_calibrate_is_a_policy_error() -> None:
+    class Stubborn(LRU):
+        def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
+            raise IndexError("empty")
+
+    with pytest.raises(PolicyError, match=r"policy Stubborn\.calibrate raised IndexError: empty"):
+        one_table(policy=Stubborn).calibrate([])
+
+
+def test_a_sample_is_checked() -> None:
+    with pytest.raises(InputError, match="the tables have 1 features, a batch has 2"):
+        one_table().calibrate([featured([[1]], [[2]])])
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def test_no_tables() -> None:
+    with pytest.raises(ConfigError, match="no tables"):
+        TieredEmbeddingBag([])
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ((USERS, USERS), "table names must be unique; more than once: users"),
+        ((SHARED, USERS.model_copy(update={"features": ("seen",)})), "feature names must be unique; .* seen"),
+    ],
+)
+def test_names_used_twice(tables: Sequence[TableConfig], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TieredEmbeddingBag(tables)
+
+
+def test_a_batch_with_another_number_of_features() -> None:
+    with pytest.raises(InputError, match="the tables have 2 features, a batch has 1"):
+        step_all(several(SHARED), [bags([1])])
+
+
+def test_a_batch_without_samples() -> None:
+    with pytest.raises(InputError, match="a batch without samples"):
+        step_all(one_table(), [bags()])
+
+
+def test_weights_for_mean_pooling() -> None:
+    embeddings = several(USERS.model_copy(update={"pooling": "mean"}))
+    with pytest.raises(InputError, match='a batch with weights needs pooling "sum" or "none"'):
+        step_all(embeddings, [bags([1], weights=[1.0])])
+
+
+def test_an_unknown_table() -> None:
+    with pytest.raises(ConfigError, match="no table 'u'; there are: items, users"):
+        several(SHARED, USERS).table_weights("u")
+
+
+def test_a_negative_depth() -> None:
+    with pytest.raises(ConfigError, match="depth must be >= 0, found -1"):
+        list(one_table().look_ahead([], depth=-1))
+
+
+def test_an_unknown_policy() -> None:
+    with pytest.raises(PolicyError, match="no policy 'mru'"):
+        TieredEmbeddingBag([USERS], policy="mru")
+
+
+# --- reports -------------------------------------------------------------------------------------------------------
+
+
+def slow_counts(tables: Sequence[TableConfig], batches: Sequence[Batch]) -> dict[str, tuple[int, int]]:
+    """Table -> (look-ups, distinct rows of each batch, summed)."""
+    counts = {table.name: (0, 0) for table in tables}
+    for batch in batches:
+        distinct = table_rows(tables, batch)
+        feature = 0
+        for table in tables:
+            lookups, rows = counts[table.name]
+            for _ in table.feature_names:
+                bounds = batch.offsets[feature * batch.num_samples], batch.offsets[(feature + 1) * batch.num_samples]
+                lookups += int(bounds[1] - bounds[0])
+                feature += 1
+            counts[table.name] = lookups, rows + len(distinct[table.name])
+    return counts
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_statistics_equal_a_slow_count(depth: int) -> None:
+    tables = (WORDS, SHARED, USERS)
+    embeddings, batches = several(*tables, device_rows="70%", when_full="shallower"), random_batches(tables, 12)
+    for first, last in [(0, 5), (5, 5), (5, 12)]:
+        step_all(embeddings, batches[first:last], depth=depth)
+        statistics = embeddings.take_statistics()
+        assert statistics.batches == last - first
+        counted = dict(zip(embeddings.table_names, statistics.counts, strict=True))
+        for name, (lookups, rows) in slow_counts(tables, batches[first:last]).items():
+            counts = counted[name]
+            assert counts[Counter.LOOKUPS] == lookups
+            assert counts[Counter.UNIQUE_ROWS] == rows
+            assert counts[Counter.FETCHED] == rows - counts[Counter.ROW_HITS]
+            assert counts[Counter.PROMOTED] == counts[Counter.FETCHED]
+            assert 0 <= counts[Counter.LOOKUP_HITS] <= lookups
+        updates = sum(rows for _, rows in slow_counts(tables, batches[first:last]).values())
+        assert statistics.update_norm_counts.sum() == updates
+        assert len(statistics.update_norm_edges) == len(statistics.update_norm_counts) + 1
+    assert statistics.resident_rows.sum() == sum((embeddings.view.resident(np.arange(100))).tolist())
+
+
+def test_update_norms_are_those_of_the_updates() -> None:
+    embeddings = one_table()
+    step_all(embeddings, [bags([1, 1, 2])])
+    statistics = embeddings.take_statistics()
+    assert statistics.update_norm_sum == 4.0 + 2.0  # four values, each moved by two or by one
+    filled = np.flatnonzero(statistics.update_norm_counts)
+    assert statistics.update_norm_edges[filled].tolist() == [2.0, 4.0]
+
+
+def test_statistics_of_a_loop_that_is_left_early() -> None:
+    embeddings = one_table()
+    for planned in embeddings.look_ahead([bags([n, n + 1]) for n in range(9)], depth=3):
+        sum_of(embeddings(planned)).backward()
+        embeddings.step()
+        if planned.number == 3:
+            break
+    statistics = embeddings.take_statistics()
+    assert statistics.batches == 4
+    assert statistics.counts[0, Counter.LOOKUPS] == 8
+    assert statistics.resident_rows.tolist() == [len(resident(embeddings))]
+
+
+def test_evaluation_is_not_counted() -> None:
+    embeddings = one_table()
+    embeddings(embeddings.read(bags([1, 2])))
+    statistics = embeddings.take_statistics()
+    assert statistics.batches == 0
+    assert statistics.counts.sum() == 0
+
+
+def test_statistics_name_the_stages() -> None:
+    embeddings = one_table()
+    step_all(embeddings, [bags([1])], depth=1)
+    times = embeddings.take_statistics().times_ms
+    assert {"read", "plan", "write_back", "fetch", "wait", "update", "policy"} <= set(times)
+    assert all(value >= 0 for value in times.values())
+
+
+def test_memory_in_bytes() -> None:
+    embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(device_rows="10%"), optimizer=Adam())
+    memory = embeddings.memory()
+    assert memory["host_weights"] == 4 * (30 * 4 + 50 * 16)
+    assert memory["host_state"] == 4 * (30 * 9 + 50 * 33)
+    assert memory["device_weights"] == 4 * (3 * 4 + 5 * 16)
+    assert memory["device_state"] == 4 * (3 * 9 + 5 * 33)
+    assert memory["bookkeeping"] == 16 * (30 + 50) + 21 * (3 + 5)
+    assert memory["snapshots"] == 0
+
+
+def test_memory_of_watching_rows() -> None:
+    skip = SkipConfig(hot_rows="10%")
+    embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(), policy=Slipstream, optimizer=Adagrad(), skip=skip)
+    assert embeddings.memory()["snapshots"] == 4 * (3 * 4 + 5 * 16)
+
+
+def test_the_size_of_the_device_tier_in_words() -> None:
+    embeddings = TieredEmbeddingBag([USERS], TierConfig(device_rows="50%"), policy=LFU)
+    assert embeddings.device_rows_text() == "device tier: 15 of 30 rows, 0.0 MiB (as set)"
