@@ -41,7 +41,7 @@ class RowStats:
     last_access: NDArray[np.int64]  # (n,) latest batch that looked the row up, -1 = none
     next_access: NDArray[np.int64]  # (n,) next batch in the window that will, NEVER = none
     update_norm: NDArray[np.float32]  # (n,) sum over updates of the L2 norm of the change
-    drift: NDArray[np.float32]  # (n,) ||row - snapshot|| / ||row|| at the latest snapshot, NaN = not known
+    drift: NDArray[np.float32]  # (n,) ||row - snapshot|| / ||row||; NaN = unknown, or an update was skipped
     drift_accesses: NDArray[np.int64]  # (n,) look-ups between the two snapshots behind `drift`
     saturated: NDArray[np.bool_]  # (n,) the current verdict
     resident: NDArray[np.bool_]  # (n,) on the device now
@@ -107,6 +107,9 @@ class Policy(ABC):
 
     device_rows: ClassVar[str | None] = None
     """The only size of device tier that makes sense for this policy (`"0"`, `"100%"`), or None: any."""
+
+    drops_inputs: ClassVar[bool] = False
+    """Whether `arrange` leaves samples out. That changes what is trained, as `saturated` does."""
 
     window: int = 0
     """Batches whose ids are read beyond the planned ones, so that `next_access` is known."""
@@ -182,6 +185,8 @@ def make_policy(policy: str | type[Policy] | Policy, options: Mapping[str, Any] 
         raise
     except ValueError as error:
         raise PolicyError(f"policy {cls.__name__}: {error}") from error
+    except Exception as error:
+        raise PolicyError(f"policy {cls.__name__}: {type(error).__name__}: {error}") from error
 
 
 def policy_parameters(cls: type[Policy]) -> dict[str, inspect.Parameter]:
@@ -216,6 +221,8 @@ def _load_module(place: str, spec: str) -> ModuleType:
         return importlib.import_module(place)
     except ImportError as error:
         raise PolicyError(f"policy {spec!r}: cannot import {place}: {error}") from error
+    except Exception as error:  # whatever a module does when it is imported
+        raise PolicyError(f"policy {spec!r}: {place}: {type(error).__name__}: {error}") from error
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -126,7 +126,7 @@ def check(case: Case) -> None:
     case.run(case.policy, case.tier, case.depth, case.threads).assert_equals(single)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_placement_never_changes_the_numbers(case: Case) -> None:
     check(case)

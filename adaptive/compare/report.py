@@ -81,7 +81,7 @@ def _quality_row(one: Mapping[str, Any], shares: Sequence[str]) -> Row:
     return [
         one["policy"],
         _with_spread(one["auc"], one["auc_std"]),
-        _difference(one["auc_difference"], one["auc_difference_ci"]),
+        _difference(one),
         _with_spread(one["log_loss"], one["log_loss_std"]),
         count_text(one["samples_per_s"]),
         percent_text(one["hit_rate"]),
@@ -132,9 +132,10 @@ def _with_spread(mean: float | None, spread: float | None) -> str:
     return score_text(mean) if spread is None else f"{score_text(mean)} ± {score_text(spread)}"
 
 
-def _difference(mean: float | None, bounds: Sequence[float] | None) -> str:
-    if mean is None:
-        return "-"
+def _difference(one: Mapping[str, Any]) -> str:
+    mean, bounds = one["auc_difference"], one["auc_difference_ci"]
+    if mean is None or one["exact"]:
+        return "-" if mean is None else "none"
     return f"{mean:+.5f}" if bounds is None else f"{mean:+.5f} [{bounds[0]:+.5f}, {bounds[1]:+.5f}]"
 
 

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -121,6 +122,7 @@ def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: 
     try:
         summary = train_run(config.model_copy(update={"out": str(path)}), overwrite=overwrite, stream=stream)
     except Exception as error:  # whatever stops one run, the others are still worth having
+        traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
         return Outcome(label, config.seed, str(path), arranges, error=error)
     summary.pop("table", None)
     return Outcome(label, config.seed, str(path), arranges, summary, _bits(path, summary))

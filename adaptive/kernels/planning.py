@@ -385,10 +385,14 @@ def find_entries(rows, accesses, min_accesses, keys, places, entry_rows, num_ent
 
 
 @kernel()
-def visit_entries(entries, counts, epoch, entry_epoch, entry_accesses, entry_saturated, skipped, due):
+def visit_entries(
+    entries, counts, epoch, entry_epoch, entry_accesses, entry_saturated, entry_skipped, skipped, due, known
+):
     """Count the look-ups of tracked rows, mark the saturated ones, and list the u whose snapshot is due.
 
-    Returns the number of due snapshots. A snapshot is due at a row's first look-up in an epoch (interval).
+    A snapshot is due at a row's first look-up in an epoch (interval); entry_skipped says that an update was left out
+    since the latest one. Outputs: skipped (U,) bool; due int64 and, aligned, known bool: there is a snapshot to
+    compare with, and every update since was done. Returns the number of due snapshots.
     """
     num_due = 0
     for u in range(entries.size):
@@ -399,9 +403,13 @@ def visit_entries(entries, counts, epoch, entry_epoch, entry_accesses, entry_sat
         entry_accesses[entry] += counts[u]
         skipped[u] = entry_saturated[entry]
         if entry_epoch[entry] < epoch:
+            known[num_due] = entry_epoch[entry] >= 0 and not entry_skipped[entry]
             entry_epoch[entry] = epoch
+            entry_skipped[entry] = False
             due[num_due] = u
             num_due += 1
+        elif entry_saturated[entry]:
+            entry_skipped[entry] = True
     return num_due
 
 

@@ -26,6 +26,7 @@ class HotSet:
         self.drift_accesses = np.zeros(capacity, np.int64)
         self._accesses = np.zeros(capacity, np.int64)  # since the latest snapshot
         self._epoch = np.full(capacity, -1, np.int32)
+        self._skipped = np.zeros(capacity, np.bool_)  # an update was left out since the latest snapshot
         table_size = 16
         while table_size < 2 * capacity:
             table_size *= 2
@@ -66,13 +67,13 @@ class HotSet:
         """Count a planned batch's distinct rows; which of them are saturated, and which snapshots are due."""
         skipped, due = np.empty(len(entries), np.bool_), np.empty(len(entries), np.int64)
         epoch = number // self.config.interval
-        known = self._epoch >= 0
+        known = np.empty(len(entries), np.bool_)
         num_due = planning.visit_entries(
-            entries, counts, epoch, self._epoch, self._accesses, self.saturated, skipped, due
+            entries, counts, epoch, self._epoch, self._accesses, self.saturated, self._skipped, skipped, due, known
         )
         due = due[:num_due]
         entries_due = entries[due]
-        snapshots = Snapshots(locations[due], entries_due, known[entries_due], self._accesses[entries_due])
+        snapshots = Snapshots(locations[due], entries_due, known[:num_due], self._accesses[entries_due])
         self._accesses[entries_due] = 0
         return skipped, snapshots
 

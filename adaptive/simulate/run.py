@@ -189,7 +189,8 @@ class _View:
         return self._table_starts
 
     def rows(self, batch: Batch) -> Int64s:
-        return batch.ids + np.repeat(self._feature_starts, np.diff(batch.offsets[:: max(batch.num_samples, 1)]))
+        found: Int64s = batch.ids + np.repeat(self._feature_starts, np.diff(batch.offsets[:: max(batch.num_samples, 1)]))
+        return found
 
     def resident(self, rows: Int64s) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = self._planner.tracker.codes[rows] > 0

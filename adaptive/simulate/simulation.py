@@ -12,10 +12,11 @@ from itertools import islice
 from typing import Any, Final
 
 import numpy as np
+from pydantic import ValidationError
 
 from adaptive.batch import Batch
 from adaptive.build import build_tables, first_batches, open_data
-from adaptive.config import TrainConfig
+from adaptive.config import TierConfig, TrainConfig
 from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError, InputError, PolicyError
@@ -114,6 +115,7 @@ def simulate(
         AdaptiveError: for bad settings or data, or if no run came to its end. What stops one run is told as its
             `error`.
     """
+    _check(cases, sizes)
     config = cases[0][1]
     dataset = open_data(config)
     sample = first_batches(config, dataset)
@@ -130,9 +132,17 @@ def simulate(
     return _result(setup, streams, machine)
 
 
-def _streams(setup: Setup, cases: Sequence[Case], sizes: Sequence[str]) -> list[Stream]:
+def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
     if not cases or not sizes:
         raise ConfigError("simulate: needed at least one policy and one device size")
+    for size in sizes:
+        try:
+            TierConfig(device_rows=size)
+        except ValidationError as error:
+            raise ConfigError(f"device rows: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+
+
+def _streams(setup: Setup, cases: Sequence[Case], sizes: Sequence[str]) -> list[Stream]:
     runs = [
         (label, size, SimulatedRun(setup, make_policy(config.policy, config.policy_options), size))
         for label, config in cases

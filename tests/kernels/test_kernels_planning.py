@@ -471,11 +471,14 @@ def test_rows_enter_the_hot_set_once_accessed_often_enough_and_while_there_is_ro
 @both
 def test_a_snapshot_is_due_at_a_rows_first_look_up_in_an_interval(choose: Choose) -> None:
     epochs, accesses, saturated = i32(-1, 3, 2), ints(0, 10, 20), np.array([False, True, True])
+    left_out, known = np.zeros(3, np.bool_), np.empty(4, np.bool_)
     skipped, due = np.empty(4, np.bool_), np.full(4, -9)
-    arguments = i32(1, -1, 2, 0), i32(1, 2, 3, 4), 3, epochs, accesses, saturated, skipped, due
+    books = epochs, accesses, saturated, left_out
+    arguments = i32(1, -1, 2, 0), i32(1, 2, 3, 4), 3, *books, skipped, due, known
     assert choose(planning.visit_entries)(*arguments) == 2
-    assert due[:2].tolist() == [2, 3]
+    assert (due[:2].tolist(), known[:2].tolist()) == ([2, 3], [True, False])
     assert skipped.tolist() == [True, False, True, False]
+    assert left_out.tolist() == [False, True, False]
     assert accesses.tolist() == [4, 11, 23]
     assert epochs.tolist() == [3, 3, 3]
     assert choose(planning.visit_entries)(*arguments) == 0

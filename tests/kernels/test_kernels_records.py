@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,14 @@ def test_every_row_is_staged_once_in_a_run_of_near_rows(
     planned, first_rows, starts, places = plan(choose, rows, max_gap, capacity)
     assert planned > 0 or not rows
     assert starts[-1] <= capacity
-    staged = [
-        first + k for first, a, b in zip(first_rows, starts, starts[1:], strict=True) for k in range(b - a)
-    ]  # file row of each staged row
+    runs = [(first, first + b - a) for first, (a, b) in zip(first_rows, pairwise(starts), strict=True)]
+    staged = [row for first, last in runs for row in range(first, last)]  # file row of each staged row
     assert staged == sorted(set(staged))
     assert [staged[place] for place in places] == rows[:planned]
     wanted = np.array(rows[:planned])
-    for first, a, b in zip(first_rows, starts, starts[1:], strict=True):
-        inside = np.unique(wanted[(wanted >= first) & (wanted < first + b - a)])
-        assert inside[0] == first and inside[-1] == first + b - a - 1
+    for first, last in runs:
+        inside = np.unique(wanted[(wanted >= first) & (wanted < last)])
+        assert inside[0] == first and inside[-1] == last - 1
         assert (np.diff(inside) <= max_gap + 1).all()
 
 
@@ -104,7 +104,7 @@ def test_runs_go_to_the_file_and_come_back(choose: Choose, tmp_path: Path) -> No
     finally:
         os.close(fd)
     expected = np.zeros((5000, 3), np.float32)
-    for first, start, stop in zip(first_rows, starts, starts[1:], strict=False):
+    for first, (start, stop) in zip(first_rows, pairwise(starts), strict=True):
         expected[first : first + stop - start] = block[start:stop]
     assert np.array_equal(whole, expected)
     assert np.array_equal(back, block)

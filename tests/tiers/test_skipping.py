@@ -234,6 +234,7 @@ def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], 
     since: dict[int, int] = {}  # watched row -> look-ups since its snapshot
     interval_of: dict[int, int] = {}
     snapshots: dict[int, NDArray[np.float32]] = {}
+    left_out: set[int] = set()  # rows of which an update was skipped since their snapshot
     measured: list[dict[int, tuple[float, int]]] = []
     verdicts: dict[int, bool] = {}
     questions = []
@@ -254,8 +255,12 @@ def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], 
             since[row] = since.get(row, 0) + int(count)
             if interval_of.get(row) != number // skip.interval:
                 interval_of[row] = number // skip.interval
-                found[row] = (float(reference.drift(table[row], snapshots.get(row))), since[row])
+                before = None if row in left_out else snapshots.get(row)
+                found[row] = (float(reference.drift(table[row], before)), since[row])
                 snapshots[row], since[row] = table[row].copy(), 0
+                left_out.discard(row)
+            elif verdicts.get(row, False):
+                left_out.add(row)
         measured.append(found)
     return questions
 

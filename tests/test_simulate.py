@@ -1,0 +1,347 @@
+"""A simulation counts what training counts; Belady's bound is the best there is; times follow from the formulas."""
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import POLICIES, policy_id
+from golden.cache_twins import belady_hits as belady_twin
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernels.variants import both
+from toy import SIZES, ToyData, toy_config
+
+import adaptive.simulate.simulation
+from adaptive.batch import Batch
+from adaptive.build import build_tables
+from adaptive.config import TrainConfig
+from adaptive.counters import Counter
+from adaptive.data.dataset import Dataset
+from adaptive.data.tables import by_table
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.errors import ConfigError, DeviceMemoryError, InputError
+from adaptive.kernels import belady
+from adaptive.policy import Policy, make_policy
+from adaptive.rows.optim import row_optimizer
+from adaptive.simulate.machine import Machine, Traffic, parse_rate, step_ms
+from adaptive.simulate.report import need_matplotlib, simulation_text
+from adaptive.simulate.simulation import simulate
+from adaptive.simulate.trace import Trace
+
+WIDTH, DEPTH, BATCH = 4, 2, 32
+MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
+
+
+class Ragged(ToyData):
+    """Bags of 0 to 3 look-ups; the features `site` and `hour` share a table and do not stand side by side."""
+
+    tables = ("site", "user", "site")
+
+    def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+        rng = np.random.default_rng(epoch)
+        for batch in super().train(batch_size, epoch=epoch):
+            sizes = rng.integers(0, 4, len(batch.offsets) - 1)
+            bags = np.repeat(np.arange(len(sizes)), sizes)
+            limits = np.repeat(list(SIZES.values()), batch.num_samples)[bags]
+            ids = (rng.power(0.3, len(bags)) * limits).astype(np.int64)
+            offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            yield Batch(batch.dense, ids, offsets, batch.labels)
+
+
+@pytest.fixture
+def dataset(monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    found = by_table(Ragged())
+    monkeypatch.setattr(adaptive.simulate.simulation, "open_data", lambda config: found)
+    return found
+
+
+def spec(cls: type[Policy]) -> str:
+    return f"{cls.__module__}:{cls.__name__}"
+
+
+def trained_counts(dataset: Dataset, config: TrainConfig, device_rows: str) -> Any:
+    """What training counts per table, and its device rows."""
+    tier = config.tier.model_copy(update={"device_rows": device_rows})
+    policy = make_policy(config.policy, config.policy_options)
+    optimizer = row_optimizer(config.optimizer)
+    with TieredEmbeddingBag(build_tables(dataset, WIDTH), tier, policy=policy, optimizer=optimizer) as embeddings:
+        sample = list(itertools.islice(dataset.train(config.batch_size), config.calibration_batches))
+        embeddings.calibrate(sample)
+        for epoch in range(config.epochs):
+            for planned in embeddings.look_ahead(dataset.train(config.batch_size, epoch=epoch), depth=config.depth):
+                embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
+                embeddings.step()
+        return embeddings.take_statistics().counts.sum(0), embeddings.view.device_rows
+
+
+# --- the same counts as training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", POLICIES, ids=policy_id)
+@pytest.mark.parametrize("depth", [0, DEPTH])
+def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy], dict[str, Any]], depth: int) -> None:
+    cls, options = case
+    size = cls.device_rows or "75%"
+    tier = {"device": "cpu", "when_full": "shallower", "release_share": 0.05}
+    config = toy_config(
+        policy=spec(cls), policy_options=options, depth=depth, tier=tier, epochs=2, batch_size=16, skip=None
+    )
+    counts, slots = trained_counts(dataset, config, size)
+    (run,) = simulate([("p", config)], [size], MACHINE, embedding_dim=WIDTH)["runs"]
+    assert run["error"] is None
+    assert run["device_rows"] == slots
+    assert counts[Counter.LOOKUPS] > 0
+    found = {
+        "hit_rate": counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS],
+        "row_hit_rate": counts[Counter.ROW_HITS] / counts[Counter.UNIQUE_ROWS],
+        "fetched_rows": counts[Counter.FETCHED],
+        "written_back_rows": counts[Counter.WRITTEN_BACK],
+        "bytes_h2d": counts[Counter.BYTES_H2D],
+        "bytes_d2h": counts[Counter.BYTES_D2H],
+    }
+    assert {name: run[name] for name in found} == found
+    assert run["belady_hit_rate"] is None or run["belady_hit_rate"] >= run["row_hit_rate"]
+
+
+def test_several_policies_and_sizes_in_one_go_are_each_as_if_alone(dataset: Dataset) -> None:
+    labels = ["lru", "lfu", "scratchpipe", "hybrid", "contract:Regrouping"]
+    cases = [(label, toy_config(policy=label, depth=1)) for label in labels]
+    together = simulate(cases, ["60%", "90%"], MACHINE, embedding_dim=WIDTH)["runs"]
+    alone = [
+        run
+        for case in cases
+        for size in ["60%", "90%"]
+        for run in simulate([case], [size], MACHINE, embedding_dim=WIDTH)["runs"]
+    ]
+    for run in together:
+        timeless = {key: value for key, value in run.items() if key != "lookups_per_s"}
+        assert timeless in [{key: value for key, value in one.items() if key != "lookups_per_s"} for one in alone]
+    assert [(run["policy"], run["size"]) for run in together if run["policy"] == "hybrid"] == [("hybrid", "0")]
+
+
+def test_totals_and_steps(dataset: Dataset) -> None:
+    config = toy_config(policy="lru", steps=3)
+    result = simulate([("lru", config)], ["100%"], MACHINE, embedding_dim=WIDTH)
+    batches = list(itertools.islice(dataset.train(BATCH), 3))
+    assert result["batches"] == 3
+    assert result["lookups"] == sum(len(batch.ids) for batch in batches)
+    assert (result["rows"], result["row_bytes"]) == (40 + 300, 4 * WIDTH + 4)
+    assert result["lookups_per_s"] > 0
+    json.dumps(result, allow_nan=False)
+
+
+def test_popular_inputs_of_the_second_batch_are_those_seen_in_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = ToyData(num_train=64)
+    monkeypatch.setattr(adaptive.simulate.simulation, "open_data", lambda config: toy)
+    (run,) = simulate([("d", toy_config(policy="device", depth=0))], ["100%"], MACHINE, embedding_dim=WIDTH)["runs"]
+    first, second = (batch.ids.reshape(3, -1) for batch in toy.train(BATCH))
+    seen = [all(second[f, b] in first[f] for f in range(3)) for b in range(BATCH)]
+    assert run["popular_input_share"] == sum(seen) / 64 > 0
+
+
+# --- what does not work --------------------------------------------------------------------------------------------
+
+
+def test_a_size_that_does_not_fit_is_told_and_the_others_go_on(dataset: Dataset) -> None:
+    config = toy_config(policy="lru")
+    result = simulate([("lru", config)], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
+    small, whole = result["runs"]
+    assert "device rows of width 4 are needed" in small["error"] and small["hit_rate"] is None
+    assert whole["error"] is None and whole["hit_rate"] > 0.5
+    assert "lru with 5 device rows: batch 0:" in simulation_text(result)
+
+
+def test_if_nothing_fits_it_is_an_error(dataset: Dataset) -> None:
+    with pytest.raises(DeviceMemoryError, match="batch 0"):
+        simulate([("lru", toy_config(policy="lru"))], ["5", "6"], MACHINE, embedding_dim=WIDTH)
+
+
+def test_a_policy_that_fails_stops_its_own_run_only(dataset: Dataset, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "from policies.lru import LRU\n"
+        "class Scores(LRU):\n    def score(self, rows):\n        raise RuntimeError('no idea')\n"
+        "class Arranges(LRU):\n    def arrange(self, batches, view):\n        yield next(batches)\n        1 / 0\n"
+    )
+    cases = [(name, toy_config(policy=f"{bad}:{name}", depth=0)) for name in ("Scores", "Arranges")]
+    result = simulate([*cases, ("lru", toy_config(policy="lru", depth=0))], ["50%"], MACHINE, embedding_dim=WIDTH)
+    errors = {run["policy"]: run["error"] for run in result["runs"]}
+    assert "Scores.score at batch" in errors["Scores"] and "no idea" in errors["Scores"]
+    assert "Arranges.arrange raised ZeroDivisionError" in errors["Arranges"]
+    assert errors["lru"] is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [(["10"], None), (["abc"], "size 'abc' is not"), (["101%"], "more than 100%"), ([], "needed at")],
+)
+def test_bad_sizes_are_named(dataset: Dataset, sizes: list[str], message: str | None) -> None:
+    with pytest.raises(ConfigError if message else DeviceMemoryError, match=message):
+        simulate([("lru", toy_config(policy="lru"))], sizes, MACHINE, embedding_dim=WIDTH)
+
+
+def test_no_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive.simulate.simulation, "open_data", lambda config: ToyData(num_train=0))
+    with pytest.raises(InputError, match="no training samples"):
+        simulate([("lru", toy_config(policy="lru"))], ["50%"], MACHINE)
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"adaptive-train\[report\]"):
+        need_matplotlib()
+
+
+def test_the_picture_is_a_png(dataset: Dataset, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'report' is not installed")
+    from adaptive.simulate.report import draw
+
+    cases = [(name, toy_config(policy=name)) for name in ("lru", "hybrid")]
+    draw(simulate(cases, ["60%", "5", "100%"], MACHINE, embedding_dim=WIDTH), tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- Belady --------------------------------------------------------------------------------------------------------
+
+BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+def best_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool, choose: Any = None) -> int | None:
+    """The fast bound; with `choose`, by kernels run as plain Python."""
+    link, count = (choose(belady.link_uses), choose(belady.belady_hits)) if choose else (None, None)
+    if choose is None:
+        trace = Trace(10)
+        for batch in batches:
+            trace.add(np.array(list(dict.fromkeys(batch))))
+        rate = trace.best_hit_rate(num_slots, bypass=bypass)
+        return None if rate is None else round(rate * trace.num_uses)
+    latest, following = np.zeros(10, np.int64), np.empty(200, np.int32)
+    ends: list[int] = []
+    for number, batch in enumerate(batches):
+        rows = np.array(list(dict.fromkeys(batch)))
+        link(rows, number, ends[-1] if ends else 0, latest, following)
+        ends.append((ends[-1] if ends else 0) + len(rows))
+    hits, waiting = np.zeros(len(ends), np.int64), np.zeros(len(ends) + 1, np.int64)
+    unfit = count(np.array(ends), following, num_slots, bypass, waiting, hits)
+    return int(hits.sum()) if unfit < 0 else None
+
+
+def most_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool) -> int:
+    """All ways to fill the slots tried out."""
+    best: dict[frozenset[int], int] = {frozenset(): 0}
+    for batch in batches:
+        after: dict[frozenset[int], int] = {}
+        for resident, hits in best.items():
+            here, now = hits + len(resident & set(batch)), resident | set(batch)
+            must = frozenset() if bypass else frozenset(batch)
+            for size in range(min(len(now), num_slots) + 1):
+                for kept in map(frozenset, itertools.combinations(now, size)):
+                    if must <= kept:
+                        after[kept] = max(after.get(kept, 0), here)
+        best = after
+    return max(best.values())
+
+
+@both
+def test_belady_by_hand(choose: Any) -> None:
+    """Two slots: 3 comes, 1 is needed before 2, so 2 goes; if 3 need not come in, both stay."""
+    assert best_hits([[1], [2], [3], [1], [2]], 2, bypass=False, choose=choose) == 1
+    assert best_hits([[1], [2], [3], [1], [2]], 2, bypass=True, choose=choose) == 2
+    assert best_hits([[1, 2], [3, 4], [1, 2]], 2, bypass=False, choose=choose) == 0
+    assert best_hits([[1, 2], [3, 4], [1, 2]], 2, bypass=True, choose=choose) == 2
+    assert best_hits([[1, 2], [1, 2]], 1, bypass=False, choose=choose) is None
+    assert best_hits([[1, 2], [1, 2]], 1, bypass=True, choose=choose) == 1
+    assert best_hits([[1], [1]], 0, bypass=True, choose=choose) == 0
+
+
+@given(BATCHES, st.integers(6, 10))
+def test_the_bound_is_that_of_the_twin(batches: list[list[int]], num_slots: int) -> None:
+    assert best_hits(batches, num_slots, bypass=False) == belady_twin(batches, num_slots)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=2), min_size=1, max_size=7),
+    st.integers(2, 4),
+    st.booleans(),
+)
+def test_nothing_is_better_than_the_bound_and_the_bound_is_reached(
+    batches: list[list[int]], num_slots: int, bypass: bool
+) -> None:
+    assert best_hits(batches, num_slots, bypass=bypass) == most_hits(batches, num_slots, bypass=bypass)
+
+
+def test_a_long_trace_grows() -> None:
+    trace = Trace(100)
+    for _ in range(200):
+        trace.add(np.arange(100))
+    assert trace.num_uses == 20_000
+    assert trace.best_hit_rate(100, bypass=False) == 199 / 200
+
+
+@both
+@given(data=st.data())
+@settings(max_examples=30)
+def test_popular_inputs(choose: Any, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 3), min_size=6, max_size=6))  # 2 features, 3 samples
+    inverse = np.array(data.draw(st.lists(st.integers(0, 3), min_size=sum(sizes), max_size=sum(sizes))), np.int32)
+    locations = np.array(data.draw(st.lists(st.sampled_from([-1, 0, 5]), min_size=4, max_size=4)), np.int64)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    bags = [locations[inverse[first:last]] for first, last in itertools.pairwise(offsets)]
+    there = [bool((np.concatenate([bags[b], bags[b + 3]]) >= 0).all()) for b in range(3)]
+    cold = np.ones(3, np.bool_)
+    assert choose(belady.popular_inputs)(offsets, inverse, locations, cold) == sum(there)
+    assert cold.tolist() == [not one for one in there]
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+def traffic(**changed: Any) -> Traffic:
+    given: dict[str, Any] = {
+        **{"lookups": 1000, "lookup_hits": 900, "rows": 400, "row_hits": 300, "vectors": 500, "host_vectors": 0},
+        **{"fetched": 100, "written_back": 80, "value_bytes": 64, "row_bytes": 68},
+    }
+    return Traffic(**given | changed)
+
+
+def test_times_by_hand() -> None:
+    machine = Machine(link=1e6, device=1e9, host=2e6, dense_ms=0.5)
+    times = step_ms(traffic(), machine, staged=True)
+    work = 1000 * 64 + 2 * 500 * 64 + 2 * 400 * 68  # 182,400 bytes
+    assert times["device_only"] == pytest.approx(work / 1e9 * 1e3 + 0.5)
+    assert times["hybrid"] == pytest.approx(work / 2e6 * 1e3 + 2 * 500 * 64 / 1e6 * 1e3 + 0.5)
+    link, host = 100 * 68 / 1e6 * 1e3, 180 * 68 / 2e6 * 1e3
+    assert times["cached_on_demand"] == pytest.approx(work / 1e9 * 1e3 + 0.5 + link + host)
+    assert times["look_ahead"] == pytest.approx(max(link, host))
+
+
+def test_look_ahead_is_the_floor_where_it_hides_everything() -> None:
+    times = step_ms(traffic(), MACHINE, staged=True)
+    assert times["look_ahead"] == times["device_only"] < times["cached_on_demand"] < times["hybrid"]
+
+
+def test_with_all_misses_on_the_host_a_step_is_the_hybrid_one() -> None:
+    nothing = traffic(lookup_hits=0, row_hits=0, host_vectors=500, fetched=0, written_back=0)
+    times = step_ms(nothing, MACHINE, staged=False)
+    assert times["look_ahead"] is None
+    assert times["cached_on_demand"] == pytest.approx(times["hybrid"])
+    everything = traffic(lookup_hits=1000, row_hits=400, fetched=0, written_back=0)
+    times = step_ms(everything, MACHINE, staged=False)
+    assert times["cached_on_demand"] == pytest.approx(times["device_only"])
+
+
+@pytest.mark.parametrize(("text", "rate"), [("50GB/s", 50e9), ("1.5 TB/s", 1.5e12), ("900MiB/s", 900 * 2**20)])
+def test_rates(text: str, rate: float) -> None:
+    assert parse_rate(text, name="--link") == rate
+
+
+@pytest.mark.parametrize("text", ["50", "50GB", "fast", "0GB/s", "-1GB/s", "10%/s", "50Gb/s", ""])
+def test_bad_rates_are_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="--link .* needed a rate above 0, such as 50GB/s"):
+        parse_rate(text, name="--link")
