@@ -114,6 +114,17 @@ class TieredEmbeddingBag(nn.Module):
     def _lanes(self, plans: Sequence[GroupPlan]) -> Iterator[tuple[Lane, GroupPlan]]:
         return zip(self._pipeline.lanes, plans, strict=True)
 
+    def _check_stepped(self, planned: Planned) -> None:
+        if planned.number in self._pending and planned.has_gradients:
+            raise ConfigError(
+                f"batch {planned.number}: its gradients were neither applied nor discarded before the next batch; "
+                f"call embeddings.step() after loss.backward(), or embeddings.discard()"
+            )
+
+    def discard(self) -> None:
+        """Forget the gradients of the current batch: its rows are not updated."""
+        self._pending.clear()
+
     def _finish(self, planned: Planned, plans: Sequence[GroupPlan]) -> None:
         self._pending.pop(planned.number, None)
         self._since.add(plans)

@@ -254,6 +254,7 @@ class _Run:
             "device_rows": self.parts.embeddings.view.device_rows,
             "seed": self.config.seed,
             "rejected_lines": self.dataset.rejects(),
+            "out_of_range_ids": self.dataset.out_of_range(),
             "run_dir": str(self.directory.path),
         }
 

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -172,7 +173,8 @@ class _File:
         def by_map(advice: int) -> Read:
             def read(rows: Int64s) -> Floats:
                 self._map.madvise(advice)
-                return gather(mapped, rows)
+                found: Floats = gather(mapped, rows)
+                return found
 
             return read
 
@@ -203,7 +205,8 @@ class _File:
             bounds = np.arange(num + 1) * len(rows) // num
             list(pool.map(lambda k: read_each(fd, starts, blocks, bounds[k], bounds[k + 1]), range(num)))
             columns = RECORD * rows - starts // 4
-            return blocks[np.arange(len(rows))[:, None], columns[:, None] + np.arange(RECORD)]
+            found: Floats = blocks[np.arange(len(rows))[:, None], columns[:, None] + np.arange(RECORD)]
+            return found
 
         return read
 
@@ -212,15 +215,13 @@ class _File:
         for name, case in cases.items():
             self.forget()
             found = case(rows)
-            if not (
-                np.array_equal(found[:, WIDTH], rows.astype(np.float32))
-                and np.array_equal(found, cases["FileHost"](rows))
-            ):
+            named = np.array_equal(found[:, WIDTH], rows.astype(np.float32))
+            if not (named and np.array_equal(found, cases["FileHost"](rows))):
                 raise NotEqual(f"{name} read other rows")
 
 
 @kernel()
-def gather(rows, wanted):  # type: ignore[no-untyped-def]
+def gather(rows: Any, wanted: Any) -> Any:
     out = np.empty((wanted.size, rows.shape[1]), np.float32)
     for i in range(wanted.size):
         out[i] = rows[wanted[i]]
@@ -228,13 +229,13 @@ def gather(rows, wanted):  # type: ignore[no-untyped-def]
 
 
 @kernel()
-def read_each(fd, offsets, out, first, last):  # type: ignore[no-untyped-def]
+def read_each(fd: Any, offsets: Any, out: Any, first: Any, last: Any) -> None:
     for i in range(first, last):
         pread_rows(fd, out, i, i + 1, offsets[i])
 
 
 @kernel()
-def write_each(fd, rows, values):  # type: ignore[no-untyped-def]
+def write_each(fd: Any, rows: Any, values: Any) -> None:
     for i in range(rows.size):
         pwrite_rows(fd, values, i, i + 1, rows[i] * values.strides[0])
 

@@ -96,7 +96,8 @@ def _train_all(rows: int, dim: int, optimizer: Optimizer, device_rows: str) -> i
     setup = Setup((TableConfig(name="t", num_embeddings=rows, embedding_dim=dim),), optimizer)
     ours = Ours(setup, device_rows=device_rows, policy="lru")
     size = min(LOOKUPS, max(1, rows // 50))
-    for planned in ours.stream([_batch(first, size, rows) for first in range(0, rows + size, size)]):
+    batches = (_batch(first, size, rows) for first in range(0, rows + size, size))
+    for planned in ours.bag.look_ahead(batches, depth=0):
         pooled = ours.pool(planned)
         pooled.backward(torch.full_like(pooled, 0.01))  # type: ignore[no-untyped-call]
         ours.update()

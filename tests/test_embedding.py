@@ -392,3 +392,17 @@ def test_memory_of_watching_rows() -> None:
 def test_the_size_of_the_device_tier_in_words() -> None:
     embeddings = TieredEmbeddingBag([USERS], TierConfig(device_rows="50%"), policy=LFU)
     assert embeddings.device_rows_text() == "device tier: 15 of 30 rows, 0.0 MiB (as set)"
+
+
+def test_gradients_that_are_neither_applied_nor_discarded_are_an_error() -> None:
+    """Accumulating over batches would lose them silently: rows of the last batch may leave."""
+    embeddings = TieredEmbeddingBag([TableConfig(name="t", num_embeddings=9, embedding_dim=4)])
+    batches = [one_hot_batch(np.zeros((2, 0), np.float32), np.array([[1], [2]]), np.zeros(2, np.float32))] * 2
+    with pytest.raises(ConfigError, match=r"batch 0: its gradients were neither applied nor discarded"):
+        for planned in embeddings.look_ahead(batches, depth=1):
+            embeddings(planned)["t"].sum().backward()
+    before = embeddings.table_weights("t")
+    for planned in embeddings.look_ahead(batches, depth=1):
+        embeddings(planned)["t"].sum().backward()
+        embeddings.discard()
+    assert np.array_equal(embeddings.table_weights("t"), before)

@@ -213,13 +213,13 @@ BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size
 
 def best_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool, choose: Any = None) -> int | None:
     """The fast bound; with `choose`, by kernels run as plain Python."""
-    link, count = (choose(belady.link_uses), choose(belady.belady_hits)) if choose else (None, None)
     if choose is None:
         trace = Trace(10)
         for batch in batches:
             trace.add(np.array(list(dict.fromkeys(batch))))
         rate = trace.best_hit_rate(num_slots, bypass=bypass)
         return None if rate is None else round(rate * trace.num_uses)
+    link, count = choose(belady.link_uses), choose(belady.belady_hits)
     latest, following = np.zeros(10, np.int64), np.empty(200, np.int32)
     ends: list[int] = []
     for number, batch in enumerate(batches):
@@ -323,7 +323,10 @@ def test_times_by_hand() -> None:
 
 def test_look_ahead_is_the_floor_where_it_hides_everything() -> None:
     times = step_ms(traffic(), MACHINE, staged=True)
-    assert times["look_ahead"] == times["device_only"] < times["cached_on_demand"] < times["hybrid"]
+    assert times["look_ahead"] == times["device_only"]
+    names = ["device_only", "cached_on_demand", "hybrid"]
+    assert names == sorted(names, key=lambda name: times[name] or 0)
+    assert len({times[name] for name in names}) == 3
 
 
 def test_with_all_misses_on_the_host_a_step_is_the_hybrid_one() -> None:
@@ -343,5 +346,5 @@ def test_rates(text: str, rate: float) -> None:
 
 @pytest.mark.parametrize("text", ["50", "50GB", "fast", "0GB/s", "-1GB/s", "10%/s", "50Gb/s", ""])
 def test_bad_rates_are_named(text: str) -> None:
-    with pytest.raises(ConfigError, match="--link .* needed a rate above 0, such as 50GB/s"):
+    with pytest.raises(ConfigError, match=r"--link .* needed a rate above 0, such as 50GB/s"):
         parse_rate(text, name="--link")

@@ -24,6 +24,8 @@ class Dataset(ABC):
 
     features: tuple[Feature, ...]
     num_dense: int
+    tables: tuple[str, ...] | None = None
+    """The table of each feature where features share tables; None: a table per feature, named after it."""
 
     @abstractmethod
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
@@ -43,4 +45,8 @@ class Dataset(ABC):
 
     def rejects(self) -> dict[str, int]:
         """Bad lines so far, by cause; empty for data without lines."""
+        return {}
+
+    def out_of_range(self) -> dict[str, int]:
+        """Ids so far that were no rows and went to a row of their own, by feature; empty where that cannot be."""
         return {}

@@ -11,8 +11,7 @@ from adaptive.data.dataset import Dataset
 
 def tables_of(dataset: Dataset) -> tuple[str, ...]:
     """The table of each feature: what the data set says in `tables`, else a table per feature, named after it."""
-    names: tuple[str, ...] | None = getattr(dataset, "tables", None)
-    return names or tuple(feature.name for feature in dataset.features)
+    return dataset.tables or tuple(feature.name for feature in dataset.features)
 
 
 def by_table(dataset: Dataset) -> Dataset:
@@ -46,6 +45,9 @@ class _Reordered(Dataset):
 
     def rejects(self) -> dict[str, int]:
         return self._dataset.rejects()
+
+    def out_of_range(self) -> dict[str, int]:
+        return self._dataset.out_of_range()
 
 
 def reordered(batch: Batch, order: NDArray[np.int64]) -> Batch:

@@ -116,7 +116,10 @@ def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Voca
 
 
 def _load(folder: Path, entry: Mapping[str, object]) -> Vocabulary:
-    path = folder / str(entry["file"])
+    name = str(entry["file"])
+    if name != Path(name).name:
+        raise ConfigError(f"{folder}: the stored vocabulary names a file outside its folder: {name!r}")
+    path = folder / name
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise ConfigError(f"{path}: damaged, its checksum is not the one stored; remove the folder to fit it anew")

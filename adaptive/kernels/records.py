@@ -84,6 +84,18 @@ def read_runs(fd, first_rows, starts, num_runs, records, unfinished, vector):
 
 
 @kernel()
+def expect(fd, rows, row_bytes):
+    """Ask the disk for ascending `rows` (n,) of a file without waiting, once for neighbours in a page."""
+    asked = -1
+    for i in range(rows.size):
+        begin = rows[i] * row_bytes
+        page = (begin + row_bytes - 1) // PAGE
+        if page != asked:
+            will_need(fd, begin, row_bytes)
+            asked = page
+
+
+@kernel()
 def write_runs(fd, first_rows, starts, num_runs, records, unfinished):
     """Write staged `records` to runs (see `plan_runs`) of a file; returns how many are not whole.
 

@@ -189,7 +189,8 @@ class _View:
         return self._table_starts
 
     def rows(self, batch: Batch) -> Int64s:
-        found: Int64s = batch.ids + np.repeat(self._feature_starts, np.diff(batch.offsets[:: max(batch.num_samples, 1)]))
+        lookups = np.diff(batch.offsets[:: max(batch.num_samples, 1)])
+        found: Int64s = batch.ids + np.repeat(self._feature_starts, lookups)
         return found
 
     def resident(self, rows: Int64s) -> NDArray[np.bool_]:

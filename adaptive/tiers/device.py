@@ -71,6 +71,10 @@ class DeviceTier(ABC):
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
         """Make room for the snapshots, or the sums of deferred gradients, of `capacity` rows."""
 
+    @abstractmethod
+    def forget_watched(self) -> None:
+        """Snapshots and sums belong to rows that are no longer there."""
+
     @property
     @abstractmethod
     def num_bytes(self) -> tuple[int, int, int]:
@@ -190,6 +194,10 @@ class CpuDevice(DeviceTier):
         self._snapshots = np.full((capacity if snapshots else 0, width), np.nan, np.float32)
         self._sums = np.full((capacity if sums else 0, width), np.nan, np.float32)
         self._pending = np.zeros(len(self._sums), np.bool_)
+
+    def forget_watched(self) -> None:
+        self._snapshots.fill(np.nan)
+        self._pending.fill(False)
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.layout import Group
+from adaptive.tiers.plan import Grouping
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -79,6 +80,10 @@ class HostTier(ABC):
         state.fill(np.nan)
         self.write(rows, weights, state)
 
+    @abstractmethod
+    def expect(self, grouping: Grouping) -> None:
+        """A batch will soon use rows in place; a hint, for tiers that can fetch them ahead."""
+
     def initial(self, weights: Floats, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of local rows to rows `to_rows` of other arrays."""
         group = self.group
@@ -129,6 +134,9 @@ class MemoryHost(HostTier):
 
     def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
         cpu.copy_rows(self.weights, self.state, rows, weights, state, from_rows)
+
+    def expect(self, grouping: Grouping) -> None:
+        pass
 
     def store_initial(self, rows: Int64s) -> None:
         self.initial(self.weights, self.state, rows, rows)

@@ -22,6 +22,7 @@ from adaptive.kernels import records
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.host import Floats, HostTier, Int64s
 from adaptive.tiers.layout import Group
+from adaptive.tiers.plan import Grouping
 
 STAGING_BYTES = 4 << 20
 
@@ -86,6 +87,13 @@ class FileHost(HostTier):
                 records.pack(self._staging.records, places, weights, state, from_rows[done : done + staged])
                 self._write_runs()
                 done += staged
+
+    def expect(self, grouping: Grouping) -> None:
+        if len(self.weights):
+            rows = np.sort(grouping.rows[grouping.locations < 0])
+            with self._lock:
+                self._must_work()
+                records.expect(self._fd, rows, self._row_bytes)
 
     def _read_runs(self) -> None:
         runs = self._staging

@@ -172,6 +172,7 @@ class Pipeline:
                     device.poison_slots(plan.moves.back_slots)
             with self.watch.stage("fetch"):
                 device.fetch(plan.moves)
+                lane.host.expect(plan.grouping)
                 if device.poison:
                     device.poison_host(plan.grouping.rows[plan.grouping.locations >= 0])
 

@@ -42,6 +42,7 @@ class Planner:
         self.slots = SlotTable(num_slots, group.table_starts, self.tracker)
         self.hot: HotSet | None = None
         self.deferral: DeferralBook | None = None
+        self._watched: tuple[int, SkipConfig, RowOptimizer] | None = None
         self._tier = tier
         self._referee = referee
         self._row_bytes = row_bytes
@@ -49,10 +50,17 @@ class Planner:
 
     def watch(self, capacity: int, skip: SkipConfig, optimizer: RowOptimizer) -> None:
         """Watch the hottest rows for saturation, and defer their updates if the policy says so, from now on."""
+        self._watched = capacity, skip, optimizer
         self.hot = HotSet(capacity, skip)
         deferral = self._referee.policy.deferral
         if deferral is not None:
             self.deferral = DeferralBook(capacity, deferral, optimizer)
+
+    def forget_watched(self) -> None:
+        """Other rows have been loaded: what was known of movement and waiting gradients is void."""
+        if self._watched is not None:
+            self.watch(*self._watched)
+            self._saturated_per_table[:] = 0
 
     @property
     def num_bytes(self) -> int:

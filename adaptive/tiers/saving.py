@@ -86,6 +86,8 @@ def _check(lane: Lane, part: Arrays) -> None:
 def _load_lane(lane: Lane, part: Arrays) -> None:
     planner = lane.planner
     planner.slots.empty()
+    planner.forget_watched()
+    lane.device.forget_watched()
     planner.tracker.records[:] = np.zeros((), planner.tracker.records.dtype)
     changed = part["changed"]
     lane.host.write(changed, part["weights"], part["state"])

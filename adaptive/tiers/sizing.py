@@ -30,7 +30,7 @@ def row_bytes(group: Group, optimizer: RowOptimizer) -> int:
 
 
 def choose_slots(groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, policy: Policy) -> Sizes:
-    """Slots per group. Per cent apply to every group; rows and bytes are shared out by bytes.
+    """Slots per group: of every group the same share, whatever the unit of `device_rows`.
 
     Raises:
         ConfigError: if the policy needs another size than the one given.
@@ -63,16 +63,16 @@ def _auto(group: Group, held_rows: int) -> int:
 
 
 def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -> list[int]:
-    sizes = [row_bytes(group, optimizer) for group in groups]
+    """The same share of every group; at least one slot each, if any is wanted."""
     if wanted.endswith("%"):
         return [parse_size(wanted, row_bytes=1, num_rows=group.num_rows) for group in groups]
-    all_bytes = sum(size * group.num_rows for size, group in zip(sizes, groups, strict=True))
-    slots = []
-    for size, group in zip(sizes, groups, strict=True):
-        share = size * group.num_rows / all_bytes
-        rows = parse_size(wanted, row_bytes=size, num_rows=2**62)
-        slots.append(min(group.num_rows, max(int(rows * share), min(rows, 1))))
-    return slots
+    num_rows = sum(group.num_rows for group in groups)
+    all_bytes = sum(row_bytes(group, optimizer) * group.num_rows for group in groups)
+    if wanted[-1].isdigit():
+        share = parse_size(wanted, row_bytes=1, num_rows=num_rows) / num_rows
+    else:
+        share = min(1.0, parse_size(wanted, row_bytes=1, num_rows=2**62) / all_bytes)
+    return [min(group.num_rows, max(int(share * group.num_rows), 1)) if share else 0 for group in groups]
 
 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:

@@ -159,6 +159,10 @@ class TorchDevice(DeviceTier):
         self._sums = torch.full((capacity if sums else 0, width), torch.nan, device=self.device)
         self._pending = np.zeros(len(self._sums), np.bool_)
 
+    def forget_watched(self) -> None:
+        self._snapshots.fill_(torch.nan)
+        self._pending.fill(False)
+
     @property
     def num_bytes(self) -> tuple[int, int, int]:
         return self.weights.nbytes, self.state.nbytes, self._snapshots.nbytes + self._sums.nbytes

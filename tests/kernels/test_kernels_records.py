@@ -111,6 +111,16 @@ def test_runs_go_to_the_file_and_come_back(choose: Choose, tmp_path: Path) -> No
 
 
 @both
+def test_pages_are_asked_for_once(choose: Choose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, advice: asked.append((at, size)), raising=False)
+    with open(tmp_path / "rows", "wb+") as file:
+        choose(records.expect)(file.fileno(), np.array([0, 1, 340, 341, 342, 900]), 12)
+    if asked:  # the compiled kernel does not call Python
+        assert asked == [(0, 12), (341 * 12, 12), (900 * 12, 12)]
+
+
+@both
 def test_runs_that_are_cut_short_or_fail_are_listed(choose: Choose, tmp_path: Path) -> None:
     first_rows, starts = np.array([1, 4, 8]), np.array([0, 2, 4, 6])
     block, unfinished, vector = np.zeros((6, 3), np.float32), np.full(3, -1, np.int64), np.empty(2, np.int64)

@@ -71,10 +71,10 @@ def test_shares_do_not_exceed_the_budget() -> None:
         assert 16 * narrow + 64 * wide <= budget
 
 
-def test_rows_are_shared_out_by_bytes_as_well() -> None:
-    """The widths' rows take 16,000 and 32,000 bytes: a third and two thirds, at most all."""
-    assert chosen(NARROW, WIDE, device_rows="300").slots == (100, 200)
-    assert chosen(NARROW, WIDE, device_rows="1500").slots == (500, 500)
+def test_a_number_of_rows_is_shared_out_by_rows() -> None:
+    assert chosen(NARROW, WIDE, device_rows="300").slots == (200, 100)
+    assert chosen(NARROW, WIDE, device_rows="1500").slots == (1000, 500)
+    assert chosen(NARROW, WIDE, device_rows="1").slots == (1, 1), "no group goes without, if any slot is wanted"
 
 
 def test_auto_is_a_tenth_or_what_the_look_ahead_must_hold() -> None:

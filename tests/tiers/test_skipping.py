@@ -298,7 +298,6 @@ def test_a_batch_that_is_not_stepped_takes_no_snapshot() -> None:
     assert np.isnan(policy.heard[1].rows[1][0]), "batch 1 took the first snapshot: nothing to compare it with"
 
 
-@pytest.mark.xfail(strict=True, reason="loading does not yet forget the rows watched before")
 def test_loading_forgets_who_was_watched() -> None:
     """Verdicts, snapshots and counts belong to the rows that were there; with others loaded, training starts anew."""
     skip = SkipConfig(interval=1, hot_rows="100%", min_accesses=2, lag=0)

@@ -1,0 +1,179 @@
+"""`compare` and `simulate`: what the command line hands on, prints, writes and exits with."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import adaptive.compare.runs
+from adaptive.cli.app import app
+from adaptive.cli.flags import FLAGS
+from adaptive.config import TrainConfig
+from adaptive.errors import DeviceMemoryError
+
+Cli = Callable[..., Any]
+SMALL = (
+    *("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=4000", "--batch-size", "500"),
+    *("--set", "data.synthetic.num_eval=2000", "--set", "tensorboard=false", "--device-rows", "30%"),
+)
+
+
+def options(command: str) -> dict[str, Any]:
+    group: Any = typer.main.get_command(app)
+    return {name: option for option in group.commands[command].params for name in option.opts}
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """Nothing is trained: the settings of every run, in order. The policy `lfu` has no memory, seed 9 is rigged."""
+    seen: list[TrainConfig] = []
+
+    def train(config: TrainConfig, **more: Any) -> dict[str, Any]:
+        seen.append(config)
+        if config.policy == "lfu":
+            raise DeviceMemoryError("no room")
+        auc = 0.7 + 0.01 * (config.seed == 9 and config.policy == "lru")
+        names = "hit_rate row_hit_rate bytes_h2d bytes_d2h fetched_rows written_back_rows skipped_update_share"
+        zeros = dict.fromkeys([*names.split(), "skipped_lookup_share"], 0)
+        return {**zeros, "auc": auc, "auc_of": "evaluation", "log_loss": 0.5, "steps": 1, "samples": 8,
+                "samples_per_s": 9.0, "time_ms": {"plan": 1.0}}  # fmt: skip
+
+    monkeypatch.setattr(adaptive.compare.runs, "train_run", train)
+    return seen
+
+
+# --- compare ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
+    result = cli(
+        *("compare", "--policies", "hybrid,lru", "--seeds", "2", "--seed", "3", "--device-rows", "25%"),
+        *("--lr", "0.5", "--set", "depth=1", "--out", "out"),
+    )
+    assert result.code == 0, result.err
+    assert [(c.policy, c.seed) for c in trainings] == [("hybrid", 3), ("lru", 3), ("hybrid", 4), ("lru", 4)]
+    assert [c.tier.device_rows for c in trainings[:2]] == ["auto", "25%"]
+    assert {(c.optimizer.lr, c.depth) for c in trainings} == {(0.5, 1)}
+    assert trainings[3].data_options["synthetic"]["seed"] == 1
+    assert [c.out for c in trainings[:2]] == ["out/seed-3/0-hybrid", "out/seed-3/1-lru"]
+    assert "seed 3 (1 of 2), hybrid (1 of 2)" in result.err
+
+
+def test_json_csv_and_markdown(cli: Cli, trainings: list[TrainConfig]) -> None:
+    words = ("compare", "--policies", "hybrid,lru", "--out", "out", "--auc-budget", "0.001", "--json")
+    result = cli(*words, "--csv", "a.csv", "--markdown", "a.md")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert (found["schema"], found["auc_budget"], found["control"], found["seeds"]) == (1, 0.001, "hybrid", [0, 1, 2])
+    promised = (
+        "policy auc auc_difference auc_difference_ci log_loss hit_rate samples_per_s skipped_update_share "
+        "skipped_lookup_share time_ms bytes_h2d bytes_d2h seeds verdict"
+    )
+    assert [set(promised.split()) <= set(one) for one in found["policies"]] == [True, True]
+    assert json.loads(Path("out/comparison.json").read_text()) == found
+    assert Path("a.csv").read_text().startswith("policy,") and "| lru |" in Path("a.md").read_text()
+
+
+def test_a_failed_run_ends_with_its_exit_code_after_the_others(cli: Cli, trainings: list[TrainConfig]) -> None:
+    result = cli("compare", "--policies", "lfu,lru", "--seeds", "1", "--out", "out", "--json")
+    assert (result.code, len(trainings)) == (7, 2)
+    assert "error: no room" in result.err
+    assert [one["verdict"] for one in json.loads(result.out)["policies"]] == ["failed", "within"]
+
+
+def test_numbers_that_differ_without_skipping_end_with_an_error(cli: Cli, trainings: list[TrainConfig]) -> None:
+    result = cli("compare", "--policies", "hybrid,lru", "--seeds", "2", "--seed", "8", "--out", "out")
+    assert result.code == 9
+    assert "error: lru: skipped nothing and still trained other numbers than hybrid, with seed 9" in result.err
+    assert "lru: not exact" in result.out
+
+
+def test_mistakes_are_told_before_anything_is_trained(cli: Cli, trainings: list[TrainConfig]) -> None:
+    for words, code, text in [
+        (["--policies", "lru,lfo"], 9, "no policy 'lfo'"),
+        (["--policies", ","], 2, "needed a list"),
+        (["--seeds", "0"], 2, "--seeds"),
+        (["--policy", "lru"], 2, "--policies"),
+        (["--set", "policy.nothing=1"], 2, "none of hybrid, lru, slipstream has a parameter nothing"),
+        (["--batch-size", "0"], 2, "batch_size"),
+        (["--csv", "no/such/a.csv"], 6, "there is no folder no/such"),
+    ]:
+        result = cli("compare", *words)
+        assert result.code == code and text in result.err, result.err
+    Path("full").mkdir()
+    Path("full/x").touch()
+    assert cli("compare", "--out", "full").code == 6
+    assert trainings == []
+
+
+def test_compare_for_real(cli: Cli) -> None:
+    result = cli("compare", *SMALL, "--policies", "device,lru", "--seeds", "1", "--steps", "3", "--out", "out")
+    assert result.code == 0, result.err
+    assert "lru: within the AUC budget of 0.0005 (equal to the control bit for bit)" in result.out
+    assert Path("out/seed-0/1-lru/run.json").is_file()
+    assert cli("compare", *SMALL, "--policies", "lru", "--seeds", "1", "--steps", "1", "--out", "out").code == 6
+    words = ("--policies", "lru", "--seeds", "1", "--steps", "1", "--out", "out", "--overwrite")
+    assert cli("compare", *SMALL, *words).code == 0
+
+
+# --- simulate --------------------------------------------------------------------------------------------------------
+
+
+def test_simulate_for_real(cli: Cli) -> None:
+    words = ("simulate", *SMALL[:-2], "--policy", "lru,lfu+half_life=50,hybrid", "--device-rows", "1%,20%,40%")
+    result = cli(*words, "--batches", "6", "--embedding-dim", "32", "--dense-ms", "0.25", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert (found["schema"], found["batches"], found["lookups"]) == (1, 6, 6 * 500 * 26)
+    assert found["row_bytes"] == 4 * 32 + 4
+    assert [(run["policy"], run["size"]) for run in found["runs"]] == [
+        *((policy, size) for policy in ("lru", "lfu+half_life=50") for size in ("1%", "20%", "40%")),
+        ("hybrid", "0"),
+    ]
+    fits = [run for run in found["runs"] if run["error"] is None]
+    assert len(fits) == 5
+    for run in fits:
+        assert 0 <= run["row_hit_rate"] <= run["belady_hit_rate"] < 1
+        assert set(run["step_ms"]) == {"look_ahead", "cached_on_demand", "hybrid", "device_only"}
+        assert run["step_ms"]["device_only"] > 0.25
+    text = cli(*words, "--batches", "6").out
+    assert "look-ups/s planned" in text and "lru with 1% device rows: batch " in text
+
+
+def test_simulate_mistakes(cli: Cli) -> None:
+    for words, code, text in [
+        (["--link", "50"], 2, "--link '50': needed a rate above 0, such as 50GB/s"),
+        (["--host-bandwidth", "fast"], 2, "--host-bandwidth 'fast'"),
+        (["--device-rows", "lots"], 2, "size 'lots' is not a number of rows"),
+        (["--device-rows", ","], 2, "at least one policy and one device size"),
+        (["--policy", "lru,nothing"], 9, "no policy 'nothing'"),
+        (["--data", "criteo:none.tsv"], 3, "none.tsv"),
+        (["--optimizer", "sdg"], 2, "did you mean sgd?"),
+        (["--png", "no/such.png"], 6, "there is no folder no"),
+        (["--device-rows", "1", *SMALL[:-2]], 7, "batch 0: "),
+    ]:
+        result = cli("simulate", *words)
+        assert result.code == code and text in result.err, result.err
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_compare_has_all_options_of_run_but_the_one_policy() -> None:
+    assert {flag.name for flag in FLAGS} - set(options("compare")) == {"--policy"}
+    assert {"--policies", "--seeds", "--auc-budget", "--json", "--csv", "--markdown", "--set"} <= set(
+        options("compare")
+    )
+
+
+@pytest.mark.parametrize("command", ["compare", "simulate"])
+def test_every_option_has_a_panel_and_a_help(cli: Cli, command: str) -> None:
+    found = {name: option for name, option in options(command).items() if option.name != "help"}
+    assert all(option.rich_help_panel and option.help for option in found.values())
+    result = cli(command, "--help")
+    assert result.code == 0 and "Exit codes" in result.out
+    for name in found:
+        assert name in result.out

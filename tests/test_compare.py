@@ -1,0 +1,328 @@
+"""Comparisons: one training per policy and seed, all else equal; what the numbers say; what cannot be right is told."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+from toy import ToyData, toy_config
+
+import adaptive.compare.runs
+import adaptive.trainer
+from adaptive.compare.contenders import Contender, contenders
+from adaptive.compare.judge import interval, judge
+from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
+from adaptive.compare.runs import Outcome, claim, train_all, with_seed, write_record
+from adaptive.config import TrainConfig
+from adaptive.errors import ConfigError, DeviceMemoryError, OutputError, PolicyError
+from adaptive.settings import load_settings
+
+BUDGET = 0.0005
+EAGER = {"warmup": 0, "threshold": 10.0, "min_accesses": 1, "probe_every": 0}
+SKIP = {"interval": 2, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive.trainer, "open_data", lambda config, run_directory=None: ToyData(num_train=320))
+
+
+def rival(policy: str, **changed: Any) -> Contender:
+    return Contender(policy, toy_config(**{"policy": policy, "skip": SKIP} | changed))
+
+
+def compared(rivals: Sequence[Contender], directory: Path, seeds: int = 2) -> dict[str, Any]:
+    return judge(train_all(rivals, seeds, claim(str(directory))), auc_budget=BUDGET)
+
+
+def by_policy(result: dict[str, Any]) -> dict[str, Any]:
+    return {one["policy"]: one for one in result["policies"]}
+
+
+# --- real trainings --------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison(tmp_path: Path) -> None:
+    rivals = [
+        rival("slipstream", policy_options=EAGER),
+        rival("hybrid", tier={"device_rows": "auto"}),
+        rival("lru"),
+        rival("contract:Regrouping", tier={"device_rows": "100%"}),
+    ]
+    result = compared(rivals, tmp_path / "out")
+    found = by_policy(result)
+    assert (result["control"], result["problems"], result["seeds"]) == ("hybrid", [], [0, 1])
+    assert found["hybrid"]["reason"] == "the control"
+    assert (found["lru"]["verdict"], found["lru"]["reason"]) == ("within", "equal to the control bit for bit")
+    assert found["lru"]["auc_difference"] == 0 and found["lru"]["auc"] == found["hybrid"]["auc"]
+    assert found["slipstream"]["skipped_update_share"] > 0.02 and not found["slipstream"]["exact"]
+    assert found["slipstream"]["auc_difference"] != 0
+    assert not found["contract:Regrouping"]["exact"]  # skips nothing, but trains other batches
+    assert found["hybrid"]["hit_rate"] == 0 < found["lru"]["hit_rate"]
+    assert {"plan", "forward", "update"} <= set(found["lru"]["time_ms"])
+    assert found["lru"]["auc_std"] > 0
+    runs = [(run["seed"], Path(run["run_dir"]).relative_to(tmp_path).as_posix()) for run in found["lru"]["runs"]]
+    assert runs == [(0, "out/seed-0/2-lru"), (1, "out/seed-1/2-lru")]
+    assert all((tmp_path / "out" / f"seed-{seed}" / "2-lru" / "run.json").is_file() for seed in (0, 1))
+
+
+def test_runs_are_interleaved_by_seed(tmp_path: Path) -> None:
+    told: list[str] = []
+    rivals = [rival("lru", steps=1, save=False), rival("lfu", steps=1, save=False)]
+    train_all(rivals, 2, tmp_path, told=told.append)
+    assert told == [
+        "seed 0 (1 of 2), lru (1 of 2)",
+        "seed 0 (1 of 2), lfu (2 of 2)",
+        "seed 1 (2 of 2), lru (1 of 2)",
+        "seed 1 (2 of 2), lfu (2 of 2)",
+    ]
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    result = compared([rival("lfu", tier={"device_rows": "3"}), rival("lru")], tmp_path / "out", seeds=1)
+    found = by_policy(result)
+    assert (found["lfu"]["verdict"], found["lfu"]["auc"], found["lfu"]["seeds"]) == ("failed", None, [])
+    assert "device rows of width 4 are needed" in found["lfu"]["runs"][0]["error"]
+    assert result["control"] == "lru" and found["lru"]["verdict"] == "within"
+    assert len(result["problems"]) == 1 and result["problems"][0].startswith("lfu, seed 0: DeviceMemoryError")
+    for text in (comparison_text(result), comparison_markdown(result), comparison_csv(result)):
+        assert "failed" in text
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: bool) -> None:
+    real = adaptive.trainer.train_run
+
+    def rigged(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        if config.policy == "lfu" and config.seed == 1:
+            config = config.model_copy(update={"batch_size": config.batch_size // 2})
+        return real(config, **options)
+
+    monkeypatch.setattr(adaptive.compare.runs, "train_run", rigged)
+    result = compared([rival("lru", save=save), rival("lfu", save=save)], tmp_path / "out")
+    assert by_policy(result)["lfu"]["verdict"] == "differs"
+    (problem,) = result["problems"]
+    assert problem.startswith("lfu: skipped nothing and still trained other numbers than lru, with seed 1;")
+    assert "problem: lfu" in comparison_text(result)
+
+
+def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal AUC and log loss are not all: the weights themselves are compared, by their digests."""
+    real = adaptive.trainer.train_run
+
+    def rigged(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        summary = real(config, **options)
+        path = Path(summary["run_dir"]) / "weights/manifest.json"
+        manifest = json.loads(path.read_text())
+        (entry,) = (one for one in manifest["arrays"] if one["name"] == "rows0.weights")
+        if config.policy == "lfu":
+            entry["sha256"] = "0" * 64
+        path.write_text(json.dumps(manifest))
+        return summary
+
+    monkeypatch.setattr(adaptive.compare.runs, "train_run", rigged)
+    result = compared([rival("lru"), rival("lfu")], tmp_path / "out", seeds=1)
+    assert by_policy(result)["lfu"]["verdict"] == "differs"
+
+
+# --- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_change_initial_weights_and_the_built_in_stream() -> None:
+    config = toy_config(seed=5, data_options={"synthetic": {"rows": 100_000, "seed": 7}})
+    changed = with_seed(config, 2)
+    assert changed.seed == 7
+    assert changed.data_options == {"synthetic": {"rows": 100_000, "seed": 9}}
+    assert with_seed(toy_config(), 0).data_options == {"synthetic": {"seed": 0}}
+
+
+def test_of_files_seeds_change_the_shuffle_only() -> None:
+    changed = with_seed(toy_config(data="criteo:x.tsv", data_options={"shuffle_buffer": 10}), 3)
+    assert changed.data_options == {"shuffle_buffer": 10, "seed": 3}
+
+
+# --- the directory ---------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert claim(str(out)) == out and out.is_dir()
+    write_record(out, {"schema": 1})
+    with pytest.raises(OutputError, match="not empty; choose another with --out, or --overwrite"):
+        claim(str(out))
+    assert claim(str(out), overwrite=True) == out
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds notes\.txt, which no comparison writes"):
+        claim(str(out), overwrite=True)
+
+
+def test_the_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert claim(None).as_posix().startswith("runs/") and claim(None).name.endswith("-compare")
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def outcome(policy: str, seed: int, auc: float | None, skipped: float = 0.0, **more: Any) -> Outcome:
+    summary = {
+        **{"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", "samples_per_s": 100.0 * (seed + 1), "steps": 4},
+        **{"samples": 128, "hit_rate": 0.5, "row_hit_rate": 0.4, "bytes_h2d": 4096, "bytes_d2h": 0},
+        **{"fetched_rows": 9, "written_back_rows": 0, "time_ms": {"plan": 1.0 + seed}},
+        **{"skipped_update_share": skipped, "skipped_lookup_share": skipped},
+    }
+    return Outcome(policy, seed, f"out/{seed}/{policy}", summary=summary | more, bits=f"{auc}")
+
+
+def paired(differences: Sequence[float], budget: float = BUDGET) -> dict[str, Any]:
+    outcomes = [
+        *(outcome("lru", seed, 0.75 + seed / 100) for seed in range(len(differences))),
+        *(outcome("s", seed, 0.75 + seed / 100 + d, 0.4) for seed, d in enumerate(differences)),
+    ]
+    found: dict[str, Any] = by_policy(judge(outcomes, auc_budget=budget))["s"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([0.0001, 0.0002, 0.0], "within"),
+        ([-0.0001, -0.0002, -0.0001], "within"),
+        ([-0.002, -0.0021, -0.0022], "outside"),
+        ([-0.0001, -0.002, 0.001], "undecided"),
+        ([-0.002], "undecided"),
+    ],
+)
+def test_verdicts(differences: list[float], verdict: str) -> None:
+    assert paired(differences)["verdict"] == verdict
+
+
+def test_the_interval_is_students_of_the_paired_differences() -> None:
+    differences = [-0.0001, -0.0004, 0.0002, -0.0003]
+    found = paired(differences)
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert found["auc_difference"] == pytest.approx(sum(differences) / 4)
+    assert found["auc_difference_ci"] == pytest.approx(list(expected))
+    assert interval([0.5, 0.5, 0.5]) == [0.5, 0.5]
+    assert interval([0.5]) is None
+
+
+def test_with_one_seed_there_is_no_interval_and_that_is_said() -> None:
+    result = judge([outcome("lru", 0, 0.7), outcome("s", 0, 0.69, 0.5)], auc_budget=BUDGET)
+    found = by_policy(result)["s"]
+    assert (found["auc_difference_ci"], found["auc_std"]) == (None, None)
+    assert found["reason"] == "one seed gives no confidence interval: raise --seeds"
+    assert "With one seed there are no intervals." in comparison_text(result)
+    assert by_policy(result)["lru"]["verdict"] == "within"
+
+
+def test_the_control_is_the_first_that_skips_nothing_in_any_run() -> None:
+    outcomes = [
+        *(outcome("now-and-then", seed, 0.7, skipped=0.1 * seed) for seed in range(2)),
+        *(outcome("lru", seed, 0.7) for seed in range(2)),
+    ]
+    assert judge(outcomes, auc_budget=BUDGET)["control"] == "lru"
+
+
+def test_dropped_inputs_count_as_skipping_if_a_run_reports_them() -> None:
+    outcomes = [outcome("drops", 0, 0.7, skipped_input_share=0.2), outcome("lru", 0, 0.7)]
+    result = judge(outcomes, auc_budget=BUDGET)
+    assert result["control"] == "lru"
+    assert by_policy(result)["drops"]["skipped_input_share"] == 0.2
+    assert "skipped inputs" in comparison_text(result)
+
+
+def test_without_a_control_nothing_is_decided() -> None:
+    result = judge([outcome("s", seed, 0.7, 0.5) for seed in range(3)], auc_budget=BUDGET)
+    (found,) = result["policies"]
+    assert (result["control"], found["auc_difference"], found["verdict"]) == (None, None, "undecided")
+    assert "add a policy that skips nothing" in found["reason"]
+
+
+def test_labels_of_one_class_have_no_auc() -> None:
+    outcomes = [outcome(policy, seed, None, skip) for seed in range(2) for policy, skip in (("lru", 0.0), ("s", 0.5))]
+    found = by_policy(judge(outcomes, auc_budget=BUDGET))["s"]
+    assert (found["auc"], found["auc_difference"], found["verdict"]) == (None, None, "undecided")
+
+
+def test_only_seeds_that_both_finished_are_compared() -> None:
+    outcomes = [
+        *(outcome("lru", seed, 0.7) for seed in range(3)),
+        *(outcome("s", seed, 0.6, 0.5) for seed in (0, 2)),
+        Outcome("s", 1, "out/1/s", error=PolicyError("no")),
+    ]
+    result = judge(outcomes, auc_budget=BUDGET)
+    found = by_policy(result)["s"]
+    assert found["seeds"] == [0, 2] and found["auc_difference"] == pytest.approx(-0.1)
+    assert found["samples_per_s"] == 200 and found["time_ms"] == {"plan": 2.0}
+    assert result["problems"] == ["s, seed 1: PolicyError: no"]
+
+
+def test_tables() -> None:
+    outcomes = [
+        outcome(policy, seed, 0.7 + skip, skip) for seed in range(2) for policy, skip in (("lru", 0), ("s|", 0.1))
+    ]
+    result = judge(outcomes, auc_budget=BUDGET)
+    text = comparison_text(result)
+    assert "s|: within the AUC budget of 0.0005 (the AUC falls by at most 0.0005)" in text
+    assert "+0.10000 [+0.10000, +0.10000]" in text and "1.0 KiB" in text and "0.8000 ± 0.0000" in text
+    rows = [line for line in comparison_markdown(result).splitlines() if line.startswith("|")]
+    assert len(rows) == 8 and rows[3].startswith("| s\\| |")
+    head, *lines = comparison_csv(result).splitlines()
+    assert head.startswith("policy,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci_high")
+    assert "time_ms.plan" in head.split(",") and len(lines) == 2
+    json.dumps(result, allow_nan=False)
+
+
+# --- the list of policies -------------------------------------------------------------------------------------------
+
+
+def load(spec: str, sets: Sequence[str]) -> TrainConfig:
+    return load_settings(sets=sets, flags={"policy": spec})[0]
+
+
+def test_policies_carry_their_own_parameters() -> None:
+    sets = ["policy.half_life=9", "seed=4", "tier.device_rows=20%"]
+    found = contenders("hybrid, lfu,lfu+half_life=3,slipstream+threshold=1e+2+warmup=7", sets, load)
+    assert [one.label for one in found] == ["hybrid", "lfu", "lfu+half_life=3", "slipstream+threshold=1e+2+warmup=7"]
+    assert [one.config.policy for one in found] == ["hybrid", "lfu", "lfu", "slipstream"]
+    options = [one.config.policy_options for one in found]
+    assert options == [{}, {"half_life": 9}, {"half_life": 3}, {"threshold": 100.0, "warmup": 7}]
+    assert [one.config.tier.device_rows for one in found] == ["auto", "20%", "20%", "20%"]
+    assert {one.config.seed for one in found} == {4}
+
+
+@pytest.mark.parametrize(
+    ("policies", "sets", "error", "message"),
+    [
+        (" ,", [], ConfigError, "needed a list such as hybrid,lru"),
+        ("lru,lfu,lru", [], ConfigError, "lru more than once"),
+        ("lru,nothing", [], PolicyError, "no policy 'nothing'"),
+        ("lru,lfu", ["policy.warmup=3"], ConfigError, "none of lru, lfu has a parameter warmup; they have: half_life"),
+        ("lru+half_life=3", [], ConfigError, "half_life"),
+        ("lfu+half_life=soon", [], ConfigError, "soon"),
+    ],
+)
+def test_mistakes_in_the_list_are_named(policies: str, sets: list[str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as raised:
+        contenders(policies, sets, load)
+    assert message in str(raised.value)
+
+
+def test_the_error_of_a_run_keeps_no_tables_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Table:
+        pass
+
+    def failing(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        table = Table()
+        raise DeviceMemoryError(f"no room for {type(table).__name__}")
+
+    monkeypatch.setattr(adaptive.compare.runs, "train_run", failing)
+    (found,) = train_all([rival("lru")], 1, tmp_path)
+    assert isinstance(found.error, DeviceMemoryError) and found.error.__traceback__ is not None
+    last = found.error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    assert "table" not in last.tb_frame.f_locals
