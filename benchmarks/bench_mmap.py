@@ -29,7 +29,7 @@ from adaptive.batch import Batch
 from benchmarks import harness
 from benchmarks.harness import Report, check_equal, median_ms, paired
 from benchmarks.memory_group import MemoryGroup
-from benchmarks.mmap_worker import Task, train
+from benchmarks.mmap_worker import WEIGHTS, Task, train
 from benchmarks.streams import kaggle_tables, make_batches, one_each
 from benchmarks.variants import NotAvailable, Ours, Setup, hit_rate
 
@@ -157,7 +157,7 @@ def _larger_than_memory(report: Report, settings: Settings, folder: Path) -> Non
     given = int(table_bytes / settings.times)
     with ExitStack() as stack:
         groups = {kind: stack.enter_context(MemoryGroup(f"adaptive-{kind}")) for kind in tasks}
-        _write_initial(setup, folder / "memmap" / "weights.bin")
+        _write_initial(setup, folder / "memmap" / WEIGHTS)
         children: dict[str, Child] = {}
         for kind, task in tasks.items():
             children[kind] = Child(task, groups[kind])

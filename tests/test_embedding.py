@@ -18,7 +18,7 @@ from helpers import (
     table_rows,
 )
 
-from adaptive.batch import Batch
+from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag

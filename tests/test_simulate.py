@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset
 from adaptive.data.tables import by_table
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.errors import ConfigError, DeviceMemoryError, InputError
+from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError
 from adaptive.kernels import belady
 from adaptive.policy import Policy, make_policy
 from adaptive.rows.optim import row_optimizer
@@ -195,6 +196,40 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"adaptive-train\[report\]"):
         need_matplotlib()
+
+
+def test_what_is_drawn(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every policy as a curve in both pictures, the common bound once; runs that did not fit are left out."""
+    drawn: list[tuple[int, int, str]] = []  # picture, points, label
+
+    class Axes(SimpleNamespace):
+        def plot(self, x: Sequence[float], y: Sequence[float], *style: str, label: str, **options: Any) -> list[Any]:
+            assert len(x) == len(y) and all(0 <= value <= 100 for value in x)
+            drawn.append((self.number, len(x), label))
+            return [SimpleNamespace(get_color=lambda: "red")]
+
+    class Figure:
+        def __init__(self, **options: Any) -> None:
+            nothing = dict.fromkeys(("set", "grid", "legend"), lambda **options: None)
+            self.subplots = lambda rows, columns: [Axes(number=number, **nothing) for number in range(columns)]
+
+        def savefig(self, file: Any, **options: Any) -> None:
+            file.write(b"picture")
+
+    module: Any = ModuleType("matplotlib.figure")
+    module.Figure = Figure
+    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
+    from adaptive.simulate.report import draw
+
+    cases = [(name, toy_config(policy=name)) for name in ("lru", "lfu")]
+    result = simulate(cases, ["80%", "5", "100%"], MACHINE, embedding_dim=WIDTH)
+    need_matplotlib()
+    draw(result, tmp_path / "curve.png")
+    assert drawn == [(0, 2, "lru"), (1, 2, "lru"), (0, 2, "lfu"), (1, 2, "lfu"), (0, 2, "Belady's bound")]
+    assert (tmp_path / "curve.png").read_bytes() == b"picture"
+    with pytest.raises(OutputError, match="could not be written"):
+        draw(result, tmp_path / "none" / "curve.png")
 
 
 def test_the_picture_is_a_png(dataset: Dataset, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,11 +95,11 @@ def compare(
     """
     texts, names = given_flags(flags)
     rivals = load_contenders(policies, sets or [], texts, names, config)
+    check_folders(markdown, csv)
     from adaptive.compare.judge import judge
     from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
     from adaptive.compare.runs import claim, train_all, write_record
 
-    check_folders(markdown, csv)
     directory = claim(rivals[0].config.out, overwrite=overwrite)
     outcomes = train_all(rivals, seeds, directory, overwrite=overwrite, stream=sys.stderr, told=note)
     result = {**judge(outcomes, auc_budget=auc_budget), "out": str(directory)}
@@ -108,13 +108,18 @@ def compare(
         if path is not None:
             write_text(path, text(result))
     print_result({**result, "table": f"{comparison_text(result)}\nruns: {directory}"}, as_json=as_json)
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
-    if result["problems"]:
-        from adaptive.errors import PolicyError
+    _refuse_problems([outcome.error for outcome in outcomes], result["problems"])
 
-        raise PolicyError("; ".join(result["problems"]))
+
+def _refuse_problems(errors: Sequence[Exception | None], problems: Sequence[str]) -> None:
+    """Everything has been told; the exit code says that not all went well."""
+    from adaptive.errors import PolicyError
+
+    for error in errors:
+        if error is not None:
+            raise error
+    if problems:
+        raise PolicyError("; ".join(problems))
 
 
 def load_contenders(

@@ -85,14 +85,12 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     hits, times = figure.subplots(1, 2)
-    runs = [run for run in result["runs"] if run["error"] is None]
-    for policy in dict.fromkeys(run["policy"] for run in runs):
-        mine = sorted((run for run in runs if run["policy"] == policy), key=lambda run: run["device_share"])
+    for policy, mine in _by_policy(result).items():
         shares = [100 * run["device_share"] for run in mine]
         (line,) = hits.plot(shares, [100 * run["row_hit_rate"] for run in mine], "o-", label=policy)
-        best = [float("nan") if run["belady_hit_rate"] is None else 100 * run["belady_hit_rate"] for run in mine]
-        hits.plot(shares, best, ":", color=line.get_color(), label=f"{policy}: Belady's bound")
         times.plot(shares, [_time(run) for run in mine], "o-", color=line.get_color(), label=policy)
+    for number, (at, best) in enumerate(_bounds(result)):
+        hits.plot(at, best, "k:", label="_" if number else "Belady's bound")
     for axes, label in ((hits, "hit rate of distinct rows (%)"), (times, "modelled step (ms)")):
         axes.set(xlabel="rows on the device (%)", ylabel=label)
         axes.grid(alpha=0.3)
@@ -103,6 +101,25 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         write_atomic(path, picture.getvalue())
     except OSError as error:
         raise OutputError(f"picture {path} could not be written: {error}") from error
+
+
+def _by_policy(result: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """The runs that came to their end, by policy, smallest device first."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for run in sorted(result["runs"], key=lambda run: run["device_share"]):
+        if run["error"] is None:
+            found.setdefault(run["policy"], []).append(run)
+    return found
+
+
+def _bounds(result: Mapping[str, Any]) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Curves of Belady's bound, in per cent, each once: policies that treat misses alike have one in common."""
+    points = {
+        policy: [(100 * run["device_share"], 100 * run["belady_hit_rate"]) for run in mine if run["belady_hit_rate"]]
+        for policy, mine in _by_policy(result).items()
+    }
+    curves = [tuple(zip(*mine, strict=True)) for mine in points.values() if mine]
+    return [(shares, best) for shares, best in dict.fromkeys(curves)]
 
 
 def _time(run: Mapping[str, Any]) -> float:

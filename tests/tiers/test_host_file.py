@@ -146,6 +146,22 @@ def test_rows_used_in_place_are_those_of_the_file(tmp_path: Path) -> None:
     assert np.isnan(host.weights[4]).all() and np.isfinite(host.weights[40]).all()
 
 
+@pytest.mark.parametrize("policy", [Hybrid, LFUOnHost, Scattered])
+def test_rows_used_in_place_are_asked_for_ahead(
+    tmp_path: Path, policy: type[Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+    monkeypatch.setattr(records, "expect", lambda fd, rows, row_bytes: asked.append(rows.tolist()))
+    batches = [bags([k, (3 * k) % 20], [7]) for k in range(8)]
+    device_rows = policy.device_rows or "6"
+    with one_table(20, device_rows, policy, host=f"mmap:{tmp_path}") as embeddings:
+        done = step_all(embeddings, batches, depth=1)
+        groupings = [planned.works[0].plan.grouping for planned in done if planned.works[0].plan]
+    on_host = [sorted(g.rows[g.locations < 0].tolist()) for g in groupings]
+    assert asked == ([] if policy is Scattered else on_host)
+    assert policy is not Hybrid or all(map(len, on_host))
+
+
 def test_a_tier_that_only_copies_offers_no_rows_in_place(host: FileHost) -> None:
     assert host.weights.shape == (0, 3) and host.state.shape == (0, 1)
     assert host.num_bytes == (50 * 12, 50 * 4)
