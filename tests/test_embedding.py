@@ -396,7 +396,8 @@ def test_the_size_of_the_device_tier_in_words() -> None:
 
 def test_gradients_that_are_neither_applied_nor_discarded_are_an_error() -> None:
     """Accumulating over batches would lose them silently: rows of the last batch may leave."""
-    embeddings = TieredEmbeddingBag([TableConfig(name="t", num_embeddings=9, embedding_dim=4)])
+    table = TableConfig(name="t", num_embeddings=9, embedding_dim=4)
+    embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="100%"))
     batches = [one_hot_batch(np.zeros((2, 0), np.float32), np.array([[1], [2]]), np.zeros(2, np.float32))] * 2
     with pytest.raises(ConfigError, match=r"batch 0: its gradients were neither applied nor discarded"):
         for planned in embeddings.look_ahead(batches, depth=1):
