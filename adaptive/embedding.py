@@ -106,6 +106,7 @@ class TieredEmbeddingBag(nn.Module):
                     planned = Planned(batch, [GroupWork(lane, plan) for lane, plan in self._lanes(plans)], self.device)
                     try:
                         yield planned
+                        self._check_stepped(planned)
                     finally:  # a loop that stops early has trained this batch too
                         self._finish(planned, plans)
         finally:

@@ -266,7 +266,7 @@ def test_tables() -> None:
     ]
     result = judge(outcomes, auc_budget=BUDGET)
     text = comparison_text(result)
-    assert "s|: within the AUC budget of 0.0005 (the AUC falls by at most 0.0005)" in text
+    assert "s|: within the AUC budget of 0.0005 (the AUC falls by at most 0.0005, with 95% confidence)" in text
     assert "+0.10000 [+0.10000, +0.10000]" in text and "1.0 KiB" in text and "0.8000 ± 0.0000" in text
     rows = [line for line in comparison_markdown(result).splitlines() if line.startswith("|")]
     assert len(rows) == 8 and rows[3].startswith("| s\\| |")

@@ -155,6 +155,8 @@ def test_a_size_that_does_not_fit_is_told_and_the_others_go_on(dataset: Dataset)
     assert "device rows of width 4 are needed" in small["error"] and small["hit_rate"] is None
     assert whole["error"] is None and whole["hit_rate"] > 0.5
     assert "lru with 5 device rows: batch 0:" in simulation_text(result)
+    both_small = simulate([(name, config) for name in ("a", "b")], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
+    assert "a with 5, b with 5 device rows: batch 0:" in simulation_text(both_small)
 
 
 def test_if_nothing_fits_it_is_an_error(dataset: Dataset) -> None:

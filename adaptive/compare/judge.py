@@ -146,9 +146,9 @@ def _verdict(
 def _against_budget(bounds: Sequence[float], budget: float) -> tuple[str, str]:
     low, high = bounds
     if low >= -budget:
-        return "within", f"the AUC falls by at most {budget:g}"
+        return "within", f"the AUC falls by at most {budget:g}, with {CONFIDENCE:.0%} confidence"
     if high < -budget:
-        return "outside", f"the AUC falls by more than {budget:g}"
+        return "outside", f"the AUC falls by more than {budget:g}, with {CONFIDENCE:.0%} confidence"
     return "undecided", f"the interval straddles a loss of {budget:g}: raise --seeds, or train on more data"
 
 

@@ -32,10 +32,17 @@ def simulation_text(result: Mapping[str, Any]) -> str:
     )
     runs = [run for run in result["runs"] if run["error"] is None]
     lines = _aligned([[*HEAD, *STEPS.values()], *(_cells(run, result["batches"]) for run in runs)])
-    failed = [
-        f"{run['policy']} with {run['size']} device rows: {run['error']}" for run in result["runs"] if run["error"]
-    ]
+    failed = _failures(result)
     return "\n".join([head, "", *lines, "", LEGEND, *(["", *failed] if failed else [])])
+
+
+def _failures(result: Mapping[str, Any]) -> list[str]:
+    """A line for each cause, which is often the same for several policies."""
+    found: dict[str, list[str]] = {}
+    for run in result["runs"]:
+        if run["error"] is not None:
+            found.setdefault(run["error"], []).append(f"{run['policy']} with {run['size']}")
+    return [f"{', '.join(runs)} device rows: {error}" for error, runs in found.items()]
 
 
 def _cells(run: Mapping[str, Any], batches: int) -> list[str]:
