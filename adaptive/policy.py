@@ -64,6 +64,11 @@ class TierView(Protocol):
         """(tables + 1,) first row of each table, and the number of rows."""
         ...
 
+    @property
+    def row_bytes(self) -> NDArray[np.int64]:
+        """(tables,) bytes of a row's weights, without optimizer state."""
+        ...
+
     def rows(self, batch: Batch) -> NDArray[np.int64]:
         """(N,) row of each look-up, aligned with `batch.ids`."""
         ...
@@ -108,8 +113,12 @@ class Policy(ABC):
     device_rows: ClassVar[str | None] = None
     """The only size of device tier that makes sense for this policy (`"0"`, `"100%"`), or None: any."""
 
-    drops_inputs: ClassVar[bool] = False
+    drops_inputs: bool = False
     """Whether `arrange` leaves samples out. That changes what is trained, as `saturated` does."""
+
+    watches: bool = True
+    """Whether `saturated`, where a policy defines it, is to be asked and given measurements; a policy whose settings
+    do without says no, and no snapshots are kept."""
 
     window: int = 0
     """Batches whose ids are read beyond the planned ones, so that `next_access` is known."""

@@ -25,7 +25,7 @@ from adaptive.errors import ConfigError, PolicyError
 from adaptive.policy import installed_policies, load_policy_class, policy_parameters
 
 PREFIX = "ADAPTIVE_"
-NOT_SETTINGS = ("ADAPTIVE_VENV", "ADAPTIVE_DATA")  # read by the scripts, and by tests and benchmarks
+NOT_SETTINGS = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # of scripts, tests and benchmarks
 OPTIONS = {"policy": "policy_options", "data": "data_options", "model": "model_options"}
 
 Path_ = tuple[str, ...]
@@ -170,7 +170,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> list[Given]:
-    names = [name for name in sorted(environ) if name.startswith(PREFIX) and not name.startswith(NOT_SETTINGS)]
+    names = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in NOT_SETTINGS]
     return [
         Given(
             name.removeprefix(PREFIX).lower().replace("__", "."),

@@ -199,6 +199,7 @@ def test_features_with_bad_gradients_are_named() -> None:
         bad = vectors["bought"].sum() * float("inf") + vectors["words"].sum() * float("nan")
         (bad + vectors["seen"].sum() + vectors["users"].sum()).backward()
         assert embeddings.bad_gradients() == ["bought", "words"]
+        embeddings.discard()
 
 
 def test_finite_gradients_whose_sum_is_not_are_fine() -> None:
@@ -206,6 +207,7 @@ def test_finite_gradients_whose_sum_is_not_are_fine() -> None:
     for planned in embeddings.look_ahead([bags([1], [2])]):
         (embeddings(planned)["t"] * 3e38).sum().backward()
         assert embeddings.bad_gradients() == []
+        embeddings.discard()
 
 
 def test_the_module_has_no_parameters_of_its_own() -> None:

@@ -143,7 +143,7 @@ def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
         ["epochs (--set)", "found True", "allowed: a number"],
         ["model.bottom_mlp (--set)", "found '64-a'", "'a' at position 2"],
         [f"tier.device_rows ({file}:tier.device_rows)", "found '10 apples'", "a per cent (10%) or bytes"],
-        ["tier.device (environment ADAPTIVE_TIER__DEVICE)", "found 'gpu'", "'auto', 'cpu' or 'cuda'"],
+        ["tier.device (environment ADAPTIVE_TIER__DEVICE)", "found 'gpu'", "'auto', 'cpu', 'cuda' or 'cpu-torch'"],
         ["optimizer.name (--set)", "found 'adagrd'", "'sgd', 'adagrad'", "did you mean adagrad?"],
         ["optimizer.lr (flag --lr)", "found -1", "allowed: greater than 0", "learning rate of rows"],
         ["batch_size (flag --batch-size)", "found 'abc'", "allowed: a valid integer", "samples per batch"],

@@ -3,17 +3,17 @@
 import math
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from adaptive.config import Config
 
 
-class SyntheticConfig(BaseModel):
+class SyntheticConfig(Config):
     """A seeded stream of click data in the shape of Criteo Kaggle: 13 dense inputs, 26 one-hot features.
 
     A sample depends on every setting except `num_eval`. `num_train` matters to it through `drift_at` (a fraction
     of the training stream) and through the number of samples within which a singleton comes once.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     setting: Literal["easy", "hard"] = Field(
         default="easy",

@@ -39,7 +39,15 @@ class HotSet:
 
     @property
     def num_bytes(self) -> int:
-        arrays = (self.rows, self.saturated, self.drift, self.drift_accesses, self._accesses, self._epoch)
+        arrays = (
+            self.rows,
+            self.saturated,
+            self.drift,
+            self.drift_accesses,
+            self._accesses,
+            self._epoch,
+            self._skipped,
+        )
         return sum(array.nbytes for array in (*arrays, self._keys, self._places))
 
     def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> NDArray[np.int32]:

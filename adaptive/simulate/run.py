@@ -188,6 +188,10 @@ class _View:
     def table_starts(self) -> Int64s:
         return self._table_starts
 
+    @property
+    def row_bytes(self) -> Int64s:
+        return np.full(len(self._group.tables), 4 * self._group.embedding_dim)
+
     def rows(self, batch: Batch) -> Int64s:
         lookups = np.diff(batch.offsets[:: max(batch.num_samples, 1)])
         found: Int64s = batch.ids + np.repeat(self._feature_starts, lookups)

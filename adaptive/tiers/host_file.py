@@ -44,7 +44,8 @@ class FileHost(HostTier):
         self._failure: AdaptiveError | None = None
         self._lock = threading.Lock()
         self._staging = _Staging(record_width)
-        size = self._row_bytes * group.num_rows
+        self._takes_blocks = False
+        self._size = size = self._row_bytes * group.num_rows
         try:
             self._fd = _unnamed_file(directory, size)
             self._close = weakref.finalize(self, os.close, self._fd)
@@ -56,6 +57,8 @@ class FileHost(HostTier):
         mapped = mmap.mmap(self._fd, size)
         if hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)  # a fault reads one page, not 32 that nobody wants
+        # Where a page has several blocks, its first change through the map gives it those that it lacks.
+        self._takes_blocks = os.fstatvfs(self._fd).f_frsize < mmap.PAGESIZE and hasattr(os, "posix_fallocate")
         rows = np.frombuffer(mapped, np.float32).reshape(self.group.num_rows, -1)
         return rows[:, : self._width], rows[:, self._width :]
 
@@ -106,10 +109,23 @@ class FileHost(HostTier):
 
     def _write_runs(self) -> None:
         runs = self._staging
+        if self._takes_blocks:
+            self._take_blocks()
         left = records.write_runs(self._fd, runs.first_rows, runs.starts, runs.num_runs, runs.records, runs.unfinished)
         self._finish(left, lambda part, offset: os.pwrite(self._fd, part, offset), "write")
         self.io.writes += runs.num_runs
         self.io.bytes_written += runs.num_rows * self._row_bytes
+
+    def _take_blocks(self) -> None:
+        """Take disk for whole pages, so that changing rows in the map later cannot find the disk full."""
+        page, runs = mmap.PAGESIZE, self._staging
+        for first, num in zip(runs.first_rows[: runs.num_runs], np.diff(runs.starts[: runs.num_runs + 1]), strict=True):
+            begin, end = int(first) * self._row_bytes, int(first + num) * self._row_bytes
+            begin, end = begin // page * page, min(-(-end // page) * page, self._size)
+            try:
+                os.posix_fallocate(self._fd, begin, end - begin)
+            except OSError as error:
+                self._fail("write", error)
 
     def _finish(self, left: int, move: Callable[[memoryview, int], int], what: str) -> None:
         """Move the runs that kernels found cut short, interrupted or failing, or learn why that is impossible."""

@@ -24,7 +24,7 @@ class Referee:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.seconds = 0.0
-        self.watches_saturation = type(policy).saturated is not Policy.saturated
+        self.watches_saturation = policy.watches and type(policy).saturated is not Policy.saturated
 
     def score(self, stats: RowStats) -> NDArray[np.float64]:
         """(n,) float64 scores without NaN."""

@@ -35,6 +35,12 @@ class RowView:
     def table_starts(self) -> Int64s:
         return self._table_starts
 
+    @property
+    def row_bytes(self) -> Int64s:
+        return np.repeat(
+            [4 * lane.group.embedding_dim for lane in self._lanes], [len(lane.group.tables) for lane in self._lanes]
+        ).astype(np.int64)
+
     def rows(self, batch: Batch) -> Int64s:
         lookups = np.diff(batch.offsets[:: max(batch.num_samples, 1)])
         return batch.ids + np.repeat(self._feature_starts, lookups)

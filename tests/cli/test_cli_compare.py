@@ -140,7 +140,7 @@ def test_simulate_for_real(cli: Cli) -> None:
         assert set(run["step_ms"]) == {"look_ahead", "cached_on_demand", "hybrid", "device_only"}
         assert run["step_ms"]["device_only"] > 0.25
     text = cli(*words, "--batches", "6").out
-    assert "look-ups/s planned" in text and "lru with 1% device rows: batch " in text
+    assert "look-ups/s planned" in text and "lru with 1%, lfu+half_life=50 with 1% device rows: batch " in text
 
 
 def test_simulate_mistakes(cli: Cli) -> None:

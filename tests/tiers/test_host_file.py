@@ -2,10 +2,12 @@
 
 import errno
 import gc
+import mmap
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -160,6 +162,29 @@ def test_rows_used_in_place_are_asked_for_ahead(
     on_host = [sorted(g.rows[g.locations < 0].tolist()) for g in groupings]
     assert asked == ([] if policy is Scattered else on_host)
     assert policy is not Hybrid or all(map(len, on_host))
+
+
+def test_pages_of_several_blocks_get_all_of_them_before_rows_are_used_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first change of a row through the map could find the disk full, and the process would end."""
+    taken: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_frsize=1024))
+    monkeypatch.setattr(os, "posix_fallocate", lambda fd, at, size: taken.append((at, size)), raising=False)
+    page, num_rows = mmap.PAGESIZE, mmap.PAGESIZE  # 16 bytes a row: 16 pages
+    weights, state = np.zeros((5, 3), np.float32), np.zeros((5, 1), np.float32)
+    FileHost(group(num_rows), RowwiseAdagrad(), tmp_path).write(np.arange(5), weights, state)
+    assert taken == []  # nothing is changed but by writing
+    mapped = FileHost(group(num_rows + 1), RowwiseAdagrad(), tmp_path, in_place=True)
+    mapped.write(rows(5, page // 16 - 1, page // 16, 3 * page // 16, num_rows), weights, state)
+    assert taken == [(0, page), (0, 2 * page), (3 * page, page), (16 * page, 16)]
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(AdaptiveError, match="No space left on device"):
+        mapped.store_initial(rows(9))
 
 
 def test_a_tier_that_only_copies_offers_no_rows_in_place(host: FileHost) -> None:

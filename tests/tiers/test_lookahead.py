@@ -249,6 +249,8 @@ def test_batches_without_forward_backward_or_step_hold_nothing(depth: int) -> No
         loss = sum_of(embeddings(planned))
         if kind >= 2:
             loss.backward()
+        if kind == 2:
+            embeddings.discard()
         if kind == 3:
             embeddings.step()
             stepped.append(planned.batch)
