@@ -1,0 +1,58 @@
+"""Leave inputs out at random: the control that every way of dropping inputs has to beat.
+
+Slipstream (https://arxiv.org/abs/2404.04270) drops inputs whose rows have stopped moving. Whether it chose well shows
+beside a run that drops as many without looking.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive import Batch, Policy, RowStats, TierView
+from policies.inputs import Refill
+
+
+class RandomDrop(Policy):
+    """Rows are worth their look-ups so far; every input is dropped with the same probability.
+
+    Args:
+        share: of the inputs, dropped. The others train in full batches.
+        seed: of the choice.
+
+    Attributes:
+        seen_inputs, dropped_inputs: samples that came and those left out, so far.
+    """
+
+    drops_inputs = True
+
+    def __init__(self, *, share: float = 0.1, seed: int = 0) -> None:
+        if not 0 <= share < 1:
+            raise ValueError(f"share={share}: needed at least 0 and less than 1")
+        if seed < 0:
+            raise ValueError(f"seed={seed}: needed at least 0")
+        self.share, self.seed = share, seed
+        self.seen_inputs = self.dropped_inputs = 0
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        return rows.accesses
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        refill = Refill()
+        for batch in batches:
+            # Seeded by position: a restored run goes on as the saved one would have.
+            random = np.random.default_rng([self.seed, self.seen_inputs])
+            kept = random.random(batch.num_samples) >= self.share
+            self.seen_inputs += batch.num_samples
+            self.dropped_inputs += int((~kept).sum())
+            yield from refill.add(batch, kept)
+        yield from refill.rest()
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {"inputs": np.array([self.seen_inputs, self.dropped_inputs])}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        if sorted(state) != ["inputs"]:
+            raise ValueError(f"RandomDrop: needed inputs, found {sorted(state)}")
+        self.seen_inputs, self.dropped_inputs = (int(number) for number in state["inputs"])
