@@ -106,7 +106,11 @@ class TierConfig(Config):
     release_share: float = Field(
         default=0.02, ge=0, le=1, description="share of the device rows released at once when slots run short"
     )
-    max_candidates: int = Field(default=1 << 16, ge=1, description="rows handed to the policy at once, at most")
+    max_candidates: int = Field(
+        default=1 << 14,
+        ge=1,
+        description="rows handed to the policy at once, at most, or 8 times the slots that are short",
+    )
     poison: bool = Field(default=False, description="debug: fill the invalid copy of every row with NaN")
 
 

@@ -57,8 +57,8 @@ def check_policy(policy: str | type[Policy], options: Mapping[str, Any] | None =
     """Run every check on a policy, given as a class, name, `module:Class` or `file.py:Class`.
 
     A policy that cannot be loaded or made with `options` gives the one failed check `loads`; otherwise each check is
-    run, whatever the ones before it found. A policy whose `arrange` leaves samples out has to say so with a class
-    attribute `drops_inputs = True`.
+    run, whatever the ones before it found. A policy whose `arrange` leaves samples out has to say so with an attribute
+    `drops_inputs = True`.
     """
     try:
         cls = load_policy_class(policy) if isinstance(policy, str) else policy
@@ -165,8 +165,9 @@ def _arranges(subject: _Subject) -> None:
             _require(known.get(number) == sample, f"arrange changed sample {number}")
             seen.add(number)
     lost = len(known) - len(seen)
-    allowed = bool(getattr(subject.cls, "drops_inputs", False))
-    _require(allowed or not lost, f"arrange lost {lost} of {len(known)} samples and drops_inputs is not set")
+    _require(
+        policy.drops_inputs or not lost, f"arrange lost {lost} of {len(known)} samples and drops_inputs is not set"
+    )
 
 
 def _arranges_lazily(subject: _Subject) -> None:
@@ -299,6 +300,7 @@ class _View:
     num_rows: int = int(_STARTS[-1])
     device_rows: int = int(_STARTS[-1]) // 3
     table_starts: NDArray[np.int64] = field(default_factory=_STARTS.copy)
+    row_bytes: NDArray[np.int64] = field(default_factory=lambda: np.full(len(_TABLE_ROWS), 16))
 
     def rows(self, batch: Batch) -> NDArray[np.int64]:
         bags = np.repeat(np.arange(len(batch.offsets) - 1), np.diff(batch.offsets))

@@ -10,7 +10,9 @@ import gc
 import json
 import os
 import platform
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -230,8 +232,9 @@ def main(description: str | None, run: Callable[[S], Report], settings: Mapping[
     options = parser.parse_args()
     given = [f"{name}={getattr(options, name)}" for name in paths if getattr(options, name) is not None]
     wanted = changed(settings[options.size], [*options.set, *given])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children end and files go, as with Ctrl-C
     print(hardware())
-    print(quietness())
+    print(quietness(), flush=True)
     report = run(wanted)
     report.show()
     if options.report is not None:

@@ -1,7 +1,7 @@
 """The child process of `bench_mmap`: trains tables in a file, told what to do by lines of JSON.
 
     {"do": "start"}              build the variant
-    {"do": "touch"}              train every row once, so that all are in the file
+    {"do": "touch"}              write every row's initial values to the file, where it does not hold them yet
     {"do": "rows"}               train the check batches, write the compared rows to `rows.npy`
     {"do": "steps"}              train a block; answers the seconds of its timed part
 
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.batch import Batch, one_hot_batch
+from adaptive.batch import Batch
 from adaptive.counters import Counter
 from benchmarks.streams import kaggle_tables, make_batches, one_each
 from benchmarks.variants import Embeddings, Ours, Setup, feature_spans, hit_rate
@@ -115,10 +115,10 @@ class Worker:
         """Compile or load every kernel on small tables: compilers take memory that is no table's."""
         folder = Path(self._task.folder) / "warm-up"
         folder.mkdir()
-        task = replace(self._task, rows=20_000, folder=str(folder))
+        task = replace(self._task, rows=20_000, device_rows="100%", folder=str(folder))
         (folder / WEIGHTS).write_bytes(bytes(4 * task.rows * task.dim))
         self._variant = make_variant(task)
-        self._train(make_batches(task.setup.tables, 8, 64))
+        self._train(make_batches(task.setup.tables, 8, task.batch), self._gradient)
         self._variant.rows(np.zeros((1, len(task.setup.tables)), np.int64))
         self._variant.close()
 
@@ -127,17 +127,16 @@ class Worker:
         return {}
 
     def touch(self) -> dict[str, Any]:
-        """Train every row once: small tables' rows several times, as the largest table's need many batches."""
-        sizes = np.array([table.num_embeddings for table in self._task.setup.tables])
-        for first in range(0, int(sizes.max()), self._task.batch):
-            ids = (np.arange(first, first + self._task.batch)[:, None] % sizes).astype(np.int64)
-            batch = one_hot_batch(np.zeros((len(ids), 0), np.float32), ids, np.zeros(len(ids), np.float32))
-            self._train([batch])
+        """Train every row once with a gradient of zero, so that all rows lie in the file with their initial values."""
+        sizes = [table.num_embeddings for table in self._task.setup.tables]
+        gradient = torch.zeros_like(self._gradient)
+        for first in range(0, max(sizes), self._task.batch):
+            self._train([_all_rows(sizes, first, self._task.batch)], gradient)
         return {}
 
-    def _train(self, batches: list[Batch]) -> None:
+    def _train(self, batches: list[Batch], gradient: Tensor) -> None:
         stream = self._variant.stream(batches)
-        train(self._variant, stream, self._gradient, len(batches))
+        train(self._variant, stream, gradient, len(batches))
         for _ in stream:
             raise AssertionError("batches are left")
 
@@ -145,7 +144,7 @@ class Worker:
         batches = self._batches[:CHECK_STEPS]
         ids = one_each(self._task.setup.tables, batches, limit=512)
         before = self._variant.rows(ids)
-        self._train(batches)
+        self._train(batches, self._gradient)
         path = Path(self._task.folder) / "rows.npy"
         np.save(path, np.stack([before, self._variant.rows(ids)]))
         return {"path": str(path)}
@@ -172,6 +171,19 @@ class Worker:
             "written_back": float(counts[Counter.WRITTEN_BACK]) / num_batches,
             "demoted": float(counts[Counter.DEMOTED]) / num_batches,
         }
+
+
+def _all_rows(sizes: list[int], first: int, num_samples: int) -> Batch:
+    """The batch that looks up the rows [first, first + num_samples) of every table, as far as it has them."""
+    last = [min(size, first + num_samples) for size in sizes]
+    parts = [np.arange(min(first, end), end) for end in last]
+    counts = np.concatenate([np.arange(num_samples) < len(part) for part in parts])
+    return Batch(
+        dense=np.zeros((num_samples, 0), np.float32),
+        ids=np.concatenate(parts),
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        labels=np.zeros(num_samples, np.float32),
+    )
 
 
 def main() -> None:

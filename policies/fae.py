@@ -13,8 +13,8 @@ is not told: the rate stays at its start unless whoever evaluates calls `schedul
 device has free slots, cold rows may use them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -77,6 +77,7 @@ class FAE(Policy):
         self.hot_rows = self.seen_inputs = self.hot_inputs = self.swaps = 0
         self._hot = ByRow(np.bool_)
         self._hot_bytes = 0
+        self._last_was_hot = False  # training starts with cold mini-batches
 
     @property
     def two_home_bytes(self) -> int:
@@ -132,22 +133,15 @@ class FAE(Policy):
     ) -> NDArray[np.bool_]:
         """Which of the counted rows are hot under the smallest threshold that is estimated to fit `budget` rows."""
         tables = np.searchsorted(starts, rows, "right") - 1
-        totals = np.bincount(tables, counts, minlength=len(starts) - 1)
-        shares = counts / totals[tables]
-        chunks = [_chunk_starts(first, last, random) for first, last in zip(starts[:-1], starts[1:], strict=True)]
+        shares = counts / np.bincount(tables, counts, minlength=len(starts) - 1)[tables]
+        chunks = [_chunks(rows, shares, int(first), int(last), random) for first, last in pairwise(starts)]
+        sizes = np.diff(starts)
 
         def fits(threshold: float) -> bool:
-            hot = rows[shares >= threshold]
-            return sum(_estimate(hot, *span, chunk) for span, chunk in zip(_spans(starts), chunks, strict=True)) <= budget
+            return sum(map(_estimate, chunks, sizes, [threshold] * len(sizes))) <= budget
 
         least = float(shares.min(initial=1.0))  # a row that was never seen is not hot, whatever the budget
-        low, high = np.log(least), np.log(2.0)
-        if fits(least):
-            high = low
-        for _ in range(_HALVINGS if high > low else 0):
-            middle = (low + high) / 2
-            low, high = (low, middle) if fits(float(np.exp(middle))) else (middle, high)
-        self.threshold = least if high == low else float(np.exp(high))
+        self.threshold = least if fits(least) else _smallest(fits, least)
         return shares >= self.threshold
 
     def _adopt(self, hot: NDArray[np.int64], view: TierView) -> None:
@@ -162,7 +156,6 @@ class FAE(Policy):
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         hot, cold = Refill(), Refill()
-        was_hot = False
         while read := list(islice(batches, self.block)):
             queues: dict[bool, list[Batch]] = {True: [], False: []}
             for batch in read:
@@ -171,13 +164,17 @@ class FAE(Policy):
                 self.hot_inputs += int(is_hot.sum())
                 queues[True] += hot.add(batch, is_hot)
                 queues[False] += cold.add(batch, ~is_hot)
-            for phase_is_hot, number in self.scheduler.phases(len(queues[False]), len(queues[True])):
-                self.swaps += phase_is_hot != was_hot
-                was_hot = phase_is_hot
-                yield from queues[phase_is_hot][:number]
-                del queues[phase_is_hot][:number]
-        yield from cold.rest()
-        yield from hot.rest()
+            for is_hot_now, number in self.scheduler.phases(len(queues[False]), len(queues[True])):
+                yield from self._phase(is_hot_now, queues[is_hot_now][:number])
+                del queues[is_hot_now][:number]
+        yield from self._phase(False, cold.rest())
+        yield from self._phase(True, hot.rest())
+
+    def _phase(self, is_hot: bool, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.swaps += is_hot != self._last_was_hot
+            self._last_was_hot = is_hot
+            yield batch
 
     # --- state -----------------------------------------------------------------------------------------------
 
@@ -196,30 +193,46 @@ class FAE(Policy):
         self.threshold = float(state["threshold"][0])
 
 
-def _spans(starts: NDArray[np.int64]) -> list[tuple[int, int]]:
-    return [(int(first), int(last)) for first, last in zip(starts[:-1], starts[1:], strict=True)]
+def _smallest(fits: Callable[[float], bool], least: float) -> float:
+    """The smallest threshold that fits, above one that does not; by halving on a logarithmic scale."""
+    low, high = np.log(least), np.log(2.0)  # no row has twice the look-ups of its table, and nothing always fits
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(float(np.exp(middle))) else (middle, high)
+    return float(np.exp(high))
 
 
-def _chunk_starts(first: int, last: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """First rows of the chunks drawn from a table; none from a table so small that counting it all is as cheap."""
-    num_chunks = (last - first) // _CHUNK_ROWS
-    if num_chunks <= _CHUNKS:
-        return np.zeros(0, np.int64)
-    return first + _CHUNK_ROWS * np.sort(random.choice(num_chunks, _CHUNKS, replace=False))
+def _chunks(
+    rows: NDArray[np.int64], shares: NDArray[np.float64], first: int, last: int, random: np.random.Generator
+) -> NDArray[np.float64]:
+    """Shares (35, 1024) of random rows of the table of rows first ... last - 1, 0 = never counted.
 
-
-def _estimate(hot: NDArray[np.int64], first: int, last: int, chunks: NDArray[np.int64]) -> float:
-    """Hot rows of a table, from chunks of it: the upper end of the mean's 99.9 % confidence interval.
+    Of a table that is hardly larger than the chunks together: of all counted rows, (1, n).
 
     Args:
-        hot: sorted rows above the threshold.
-        first, last: rows of the table are first ... last - 1.
-        chunks: first rows of chunks of 1024; none: count exactly.
+        rows, shares: the counted rows of all tables, in order, and their shares of their tables' look-ups.
     """
-    if not len(chunks):
-        return float(np.diff(np.searchsorted(hot, [first, last]))[0])
-    found = np.searchsorted(hot, chunks + _CHUNK_ROWS) - np.searchsorted(hot, chunks)
-    num_chunks = (last - first) / _CHUNK_ROWS
+    counted = slice(*np.searchsorted(rows, [first, last]))
+    if last - first <= 2 * _CHUNKS * _CHUNK_ROWS:
+        return shares[None, counted]
+    drawn = random.choice(last - first, _CHUNKS * _CHUNK_ROWS, replace=False) + first
+    places = np.minimum(np.searchsorted(rows[counted], drawn), max(counted.stop - counted.start - 1, 0))
+    if counted.start == counted.stop:
+        return np.zeros((_CHUNKS, _CHUNK_ROWS))
+    found = np.where(rows[counted][places] == drawn, shares[counted][places], 0.0)
+    return found.reshape(_CHUNKS, _CHUNK_ROWS)
+
+
+def _estimate(chunks: NDArray[np.float64], size: int, threshold: float) -> float:
+    """Rows of a table of `size` rows above the threshold: exact, or from chunks.
+
+    From chunks it is the upper end of the 99.9 % confidence interval of the mean by Student's t, with the correction
+    for a finite number of chunks. The paper takes the mean; this way the hot rows most likely fit.
+    """
+    found = (chunks >= threshold).sum(axis=1)
+    if len(found) == 1:
+        return float(found[0])
+    num_chunks = size / _CHUNK_ROWS
     spread = np.sqrt((num_chunks - len(found)) / num_chunks * found.var(ddof=1) / len(found))
     margin = stats.t.ppf((1 + _CONFIDENCE) / 2, len(found) - 1) * spread
     return float(num_chunks * (found.mean() + margin))

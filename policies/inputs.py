@@ -23,7 +23,8 @@ def samples_of_lookups(batch: Batch) -> NDArray[np.int64]:
 def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(B,) how many of each sample's look-ups are among the chosen (N,)."""
     if len(batch.ids) == len(batch.offsets) - 1 and (np.diff(batch.offsets) == 1).all():  # one id a bag
-        return chosen.reshape(batch.num_features, batch.num_samples).sum(axis=0)
+        counts: NDArray[np.int64] = chosen.reshape(batch.num_features, batch.num_samples).sum(axis=0)
+        return counts
     return np.bincount(samples_of_lookups(batch)[chosen], minlength=batch.num_samples)
 
 

@@ -142,8 +142,8 @@ class Slipstream(Policy):
             moved, accesses = rows.drift, rows.drift_accesses
         else:
             path, accesses = rows.update_norm - self._norms[rows.rows], rows.accesses - self._accesses[rows.rows]
-            moved = path / np.maximum(rows.update_norm, np.finfo(np.float32).tiny)
-            moved = np.where(rows.saturated, np.float32(np.nan), moved)  # hardly an update was let through
+            share = path / np.maximum(rows.update_norm, np.finfo(np.float32).tiny)
+            moved = np.where(rows.saturated, np.float32(np.nan), share)  # hardly an update was let through
             self._norms[rows.rows], self._accesses[rows.rows] = rows.update_norm, rows.accesses
         known = (moved > 0) & (accesses >= self.min_accesses)
         return np.where(known, moved, np.float32(np.nan))
@@ -185,7 +185,8 @@ class Slipstream(Policy):
 
     def _needed(self, watched: NDArray[np.int64]) -> NDArray[np.int64]:
         """Saturated look-ups from which on an input with so many watched look-ups is dropped."""
-        return np.maximum(np.ceil(self.drop_at * watched - 1e-9).astype(np.int64), 1)
+        needed: NDArray[np.int64] = np.ceil(self.drop_at * watched - 1e-9).astype(np.int64)
+        return np.maximum(needed, 1)
 
     def _remember(self, batch: Batch, rows: NDArray[np.int64]) -> None:
         self._recent.append((batch, rows))
@@ -217,7 +218,8 @@ class Slipstream(Policy):
         watched = np.bincount(samples, minlength=batch.num_samples)
         starts = np.cumsum(watched) - watched
         hot = watched > 0
-        return in_order[(starts + self._needed(watched) - 1)[hot]]
+        borders: NDArray[np.float32] = in_order[(starts + self._needed(watched) - 1)[hot]]
+        return borders
 
     def _judged(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Movement of watched rows, infinite where none is known or the row is being probed."""

@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, concatenate
 from adaptive.policy import Policy, RowStats, TierView
 from policies.device import Device
+from policies.fae import FAE
+from policies.hotline import Hotline
 from policies.hybrid import Hybrid
 from policies.lfu import LFU
 from policies.lru import LRU
+from policies.random_drop import RandomDrop
+from policies.recshard import RecShard
 from policies.scratchpipe import ScratchPipe
+from policies.sieve import Sieve
 from policies.slipstream import Slipstream
 from policies.static import Static
 
@@ -73,7 +78,20 @@ class EagerlySaturating(LRU):
         return np.equal(rows.rows % 2, 0)
 
 
-BUILT_INS: list[type[Policy]] = [Hybrid, Device, Static, LRU, LFU, ScratchPipe, Slipstream]
+BUILT_INS: list[type[Policy]] = [
+    Hybrid,
+    Device,
+    Static,
+    LRU,
+    LFU,
+    ScratchPipe,
+    Slipstream,
+    FAE,
+    Hotline,
+    RecShard,
+    Sieve,
+    RandomDrop,
+]
 
 OTHERS: list[type[Policy]] = [
     RandomScores,
@@ -90,7 +108,14 @@ POLICIES: list[tuple[type[Policy], dict[str, Any]]] = [
     *((cls, {}) for cls in BUILT_INS + OTHERS),
     (LFU, {"half_life": 20}),
     (ScratchPipe, {"window": 0}),
-    (Slipstream, {"warmup": 0, "threshold": 0.5, "min_accesses": 1, "probe_every": 3}),
+    (Slipstream, {"skip": "off"}),
+    (Slipstream, {"every": 1, "at_most": 3, "warmup": 0}),
+    (Slipstream, {"skip": "updates", "warmup": 0, "threshold": 0.5, "min_accesses": 1, "probe_every": 3}),
+    (Slipstream, {"skip": "updates", "warmup": 0, "metric": "movement", "threshold": 0.5, "min_accesses": 1}),
+    (Slipstream, {"skip": "inputs", "warmup": 0, "threshold": 0.5, "min_accesses": 1, "drop_at": 0.3}),
+    (Slipstream, {"skip": "inputs", "warmup": 0, "min_accesses": 1, "target_drop": 0.3}),
+    (FAE, {"select": "top", "sample_rate": 0.5, "rate": 10, "block": 5}),
+    (Hotline, {"learn": 4, "every": 2, "relearn_every": 9}),
 ]
 
 

@@ -327,6 +327,10 @@ def copy_rows(to_weights, to_state, to_rows, from_weights, from_state, from_rows
     for i in range(to_rows.size):
         if i + AHEAD < to_rows.size:
             prefetch_row(from_weights, from_rows[i + AHEAD])
+            prefetch_row(to_weights, to_rows[i + AHEAD])
+            if to_state.shape[1] > 0:
+                prefetch_row(from_state, from_rows[i + AHEAD])
+                prefetch_row(to_state, to_rows[i + AHEAD])
         copy_row(to_weights, to_rows[i], from_weights, from_rows[i])
         for s in range(to_state.shape[1]):
             to_state[to_rows[i], s] = from_state[from_rows[i], s]

@@ -33,6 +33,11 @@ from adaptive.tiers.slots import SlotTable
 Int64s = NDArray[np.int64]
 
 
+# Idle rows looked at for each slot that is short. Looking at all of them costs as much as the rest of planning and, on
+# the built-in stream at 10 %, gains no hit in a thousand.
+CANDIDATES_PER_SLOT = 8
+
+
 class Planner:
     """Plans for one group of tables."""
 
@@ -174,7 +179,7 @@ class Planner:
         shortage = len(question.missing) - self.slots.num_free
         if shortage <= 0:
             return question.missing, no_rows()
-        idle = self.slots.idle(question.oldest_held, max(self._tier.max_candidates, 2 * shortage))
+        idle = self.slots.idle(question.oldest_held, max(self._tier.max_candidates, CANDIDATES_PER_SLOT * shortage))
         if len(idle) < shortage:
             raise self._does_not_fit(question, shortage - len(idle))
         count = min(len(idle), max(shortage, int(self._tier.release_share * len(self.slots))))

@@ -23,7 +23,9 @@ def verdicts(policy: Slipstream, rows: RowStats) -> list[bool]:
 
 
 def unprobed(**options: Any) -> Slipstream:
-    return Slipstream(**{"threshold": 0.1, "hysteresis": 2, "warmup": 100, "probe_every": 0} | options)
+    return Slipstream(
+        **{"skip": "updates", "threshold": 0.1, "hysteresis": 2, "warmup": 100, "probe_every": 0} | options
+    )
 
 
 def test_scores_by_popularity() -> None:
@@ -92,6 +94,6 @@ def test_verdicts_depend_on_the_rows_alone_and_not_on_their_neighbours(step: int
         "saturated": random.random(size) < 0.5,
     }
     drift = random.random(size) * 0.03
-    whole = Slipstream(warmup=0).saturated(rows_at(step, drift.tolist(), **columns))
+    whole = Slipstream(skip="updates", warmup=0).saturated(rows_at(step, drift.tolist(), **columns))
     half = rows_at(step, drift[::2].tolist(), **{name: column[::2] for name, column in columns.items()})
-    assert np.array_equal(whole[::2], Slipstream(warmup=0).saturated(half))
+    assert np.array_equal(whole[::2], Slipstream(skip="updates", warmup=0).saturated(half))

@@ -45,7 +45,9 @@ def skipped(policy: Slipstream, depth: int = 2) -> NDArray[np.float64]:
 
 
 def policy(probe_every: int = 4) -> Slipstream:
-    return Slipstream(threshold=0.012, hysteresis=1.5, warmup=0, min_accesses=8, probe_every=probe_every)
+    return Slipstream(
+        skip="updates", threshold=0.012, hysteresis=1.5, warmup=0, min_accesses=8, probe_every=probe_every
+    )
 
 
 def test_rows_that_stand_still_are_skipped_and_those_that_move_are_not() -> None:
@@ -72,7 +74,7 @@ def test_what_is_skipped_does_not_depend_on_the_look_ahead(depth: int) -> None:
 
 
 def test_nothing_is_skipped_before_the_warm_up_ends() -> None:
-    warm = Slipstream(threshold=1.0, warmup=INTERVAL * 20, min_accesses=1, probe_every=0)
+    warm = Slipstream(skip="updates", threshold=1.0, warmup=INTERVAL * 20, min_accesses=1, probe_every=0)
     shares = skipped(warm)
     assert shares[:20].sum() == 0
     assert shares[21:].min() == 1

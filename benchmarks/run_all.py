@@ -1,0 +1,129 @@
+"""All benchmarks, one after the other, each in a process of its own; the results go to `docs/benchmarks.md`.
+
+    python -m benchmarks.run_all                       # an hour and a half on two quiet cores
+    python -m benchmarks.run_all --quick               # two minutes
+    python -m benchmarks.run_all --json results.json   # {"ratios": {...}, "figures": {...}, "absent": {name: reason}}
+    python -m benchmarks.run_all --only step plan --dlrm ~/src/dlrm
+
+`benchmarks/install_peers.sh` makes an environment in which all peers are installed.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+from benchmarks import harness
+from benchmarks.bars import BARS, REQUIRED
+from benchmarks.harness import Report, Table
+
+BENCHMARKS = ("plan", "step", "tiers", "mmap", "reader", "startup", "memory")
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- results: written by python -m benchmarks.run_all -->", "<!-- end of results -->"
+HEADING = "# Benchmarks\n\n"
+
+
+def run_one(name: str, size: str, dlrm: str | None) -> Report:
+    """The report of one benchmark; if it fails, a report that says so."""
+    command = [sys.executable, "-m", f"benchmarks.bench_{name}"]
+    command += [f"--{size}"] if size != "full" else []
+    command += ["--dlrm", dlrm] if dlrm and name == "step" else []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.json"
+        print(f"\n=== {shlex.join(command[1:])}", flush=True)
+        start = time.perf_counter()
+        code = subprocess.run([*command, "--report", str(path)], check=False, cwd=Path(__file__).parents[1]).returncode
+        print(f"({time.perf_counter() - start:.0f} s)", flush=True)
+        if code or not path.is_file():
+            return Report(absent={f"bench_{name}": f"ended with code {code}; its message stands above"})
+        return Report.load(path)
+
+
+def as_json(report: Report) -> dict[str, dict[str, float] | dict[str, str]]:
+    """What `--json` holds: every required name is a ratio or has a reason why it is absent."""
+    absent = dict(report.absent)
+    for name in REQUIRED:
+        found = any(ratio == name or (name.endswith("*") and ratio.startswith(name[:-1])) for ratio in report.ratios)
+        known = any(ratio.startswith(name.rstrip("*")) for ratio in absent)
+        if not found and not known:
+            absent[name] = "not measured in this run"
+    return {"ratios": report.ratios, "figures": report.figures, "absent": absent}
+
+
+def bars_table(report: Report) -> Table:
+    """Where we stand against the bars that have been measured."""
+    table = Table("bars", ["what", "name", "bar", "measured", "reached"])
+    values = report.ratios | report.figures
+    for bar in BARS:
+        if bar.name in values:
+            reached = bar.reached(values[bar.name])
+            sign = ">=" if bar.at_least else "<="
+            table.add(bar.what, f"`{bar.name}`", f"{sign} {bar.value:g}", values[bar.name], "yes" if reached else "NO")
+    return table
+
+
+def markdown(report: Report, command: str, quietness: str) -> str:
+    """The section of the document."""
+    ratios = Table("all ratios and figures", ["name", "value"])
+    for name, value in (report.ratios | report.figures).items():
+        ratios.add(f"`{name}`", value)
+    absent = [f"- `{name}`: {reason}" for name, reason in report.absent.items()]
+    parts = [
+        f"Measured {date.today().isoformat()} with `{command}`.",
+        f"{harness.hardware()}. Before the run: {quietness}.",
+        bars_table(report).markdown(),
+        *[table.markdown() for table in report.tables],
+        ratios.markdown(),
+        *(["Absent:", "\n".join(absent)] if absent else []),
+        *[f"Note: {note}" for note in report.notes],
+    ]
+    return "\n\n".join(parts)
+
+
+def write_document(path: Path, section: str) -> None:
+    """Put the section between its marks, at the end of the document if it has none yet."""
+    text = path.read_text() if path.is_file() else HEADING
+    if BEGIN not in text:
+        text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(f"{before}{BEGIN}\n\n{section}\n\n{END}{after}")
+    os.replace(temporary, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag, size, text in harness.SIZES:
+        parser.add_argument(flag, action="store_const", const=size, dest="size", default="full", help=text)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, figures and what is absent as JSON")
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, help="run only these")
+    parser.add_argument("--dlrm", metavar="PATH", help="a checkout of facebookresearch/dlrm")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/benchmarks.md)")
+    options = parser.parse_args()
+    quietness = harness.quietness()
+    print(harness.hardware())
+    print(quietness, flush=True)
+    report = Report()
+    for name in BENCHMARKS:
+        if name in options.only:
+            report.merge(run_one(name, options.size, options.dlrm))
+            if options.json is not None:  # after each one: an hour's results survive a later fault
+                options.json.write_text(json.dumps(as_json(report), indent=1) + "\n")
+    print(bars_table(report).plain())
+    command = shlex.join(["python", "-m", "benchmarks.run_all", *sys.argv[1:]])
+    write_document(options.document, markdown(report, command, quietness))
+    failed = [name for name in report.absent if name.startswith("bench_")]
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Popular inputs first (Hotline, https://arxiv.org/abs/2204.05436, ISCA 2024).
+
+For a while at the start, the access learning phase counts look-ups. Then the frequent rows stay on the device, their
+only home, and the inputs of a mini-batch that need no other row, the popular ones, are put before the rest.
+
+A mini-batch keeps its inputs and its one optimizer step: their order changes the order of summation and nothing else.
+Hotline trains the popular inputs as a micro-batch of their own while rows for the others are still on their way. That
+takes a trainer with two forward passes for one step and is not done here: the look-ahead fetches the rows of a whole
+mini-batch before its turn. What is missing then are the rows of other inputs only, as counted by `popular_inputs`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive import Batch, Policy, RowStats, TierView
+from policies.inputs import ByRow, count_lookups
+
+
+class Hotline(Policy):
+    """Learnt popular rows stay; of the others the least recently used leaves first.
+
+    A wrong guess of what is popular costs speed, never correctness.
+
+    Args:
+        learn: mini-batches in a learning phase. The paper takes 5 % to 20 % of the first epoch's.
+        every: of the mini-batches in a learning phase one in `every` is counted.
+        min_share: share of the counted look-ups from which on a row is popular; the paper has 1 in 100,000.
+        capacity: share of the device rows that popular rows may take. The rest is for the rows of mini-batches
+            that are being fetched and trained.
+        relearn_every: mini-batches after which learning starts again, for popularity that drifts; 0: never. What was
+            learnt before holds until the phase ends.
+
+    Attributes:
+        popular_rows: number of popular rows.
+        seen_inputs, popular_inputs: samples that came after the first learning phase, and those that were popular.
+    """
+
+    def __init__(
+        self,
+        *,
+        learn: int = 100,
+        every: int = 1,
+        min_share: float = 1e-5,
+        capacity: float = 0.5,
+        relearn_every: int = 0,
+    ) -> None:
+        if learn < 1 or every < 1:
+            raise ValueError(f"learn={learn}, every={every}: needed at least 1 mini-batch")
+        if not (0 <= min_share <= 1 and 0 < capacity <= 1):
+            raise ValueError(f"min_share={min_share}, capacity={capacity}: needed shares from 0 to 1, capacity above 0")
+        if relearn_every and relearn_every <= learn:
+            raise ValueError(f"relearn_every={relearn_every}: needed more than learn={learn} mini-batches, or 0: never")
+        self.learn, self.every, self.min_share = learn, every, min_share
+        self.capacity, self.relearn_every = capacity, relearn_every
+        self.popular_rows = self.seen_inputs = self.popular_inputs = 0
+        self._popular = ByRow(np.bool_)
+        self._counts = ByRow(np.uint32)  # of the learning phase
+        self._batches = 0
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        return np.where(self._popular[rows.rows], rows.last_access + (1 << 40), rows.last_access)
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in batches:
+            rows = view.rows(batch)
+            self._learn(rows, view)
+            if not self.popular_rows:
+                yield batch
+                continue
+            popular = count_lookups(batch, ~self._popular[rows]) == 0
+            self.seen_inputs += batch.num_samples
+            self.popular_inputs += int(popular.sum())
+            yield batch.take(np.argsort(~popular, kind="stable"))
+
+    def _learn(self, rows: NDArray[np.int64], view: TierView) -> None:
+        """Count a mini-batch, if it belongs to a learning phase; with the phase's last one, decide."""
+        place = self._batches % self.relearn_every if self.relearn_every else self._batches
+        self._batches += 1
+        if place < self.learn and place % self.every == 0:
+            distinct, counts = np.unique(rows, return_counts=True)
+            self._counts.reserve(view.num_rows)
+            self._counts[distinct] = self._counts[distinct] + counts.astype(np.uint32)
+        if place == self.learn - 1:
+            self._decide(int(self.capacity * view.device_rows))
+
+    def _decide(self, capacity: int) -> None:
+        rows = self._counts.rows()
+        counts = self._counts[rows].astype(np.int64)
+        frequent = np.flatnonzero(counts >= self.min_share * counts.sum())
+        most = frequent[np.argsort(-counts[frequent], kind="stable")[:capacity]]
+        self._adopt(np.sort(rows[most]))
+        self._counts = ByRow(np.uint32)
+
+    def _adopt(self, popular: NDArray[np.int64]) -> None:
+        self._popular = ByRow(np.bool_)
+        self._popular[popular] = True
+        self.popular_rows = len(popular)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        counted = self._counts.rows()
+        return {
+            "popular": self._popular.rows(),
+            "counted": counted,
+            "counts": self._counts[counted],
+            "seen": np.array([self._batches, self.seen_inputs, self.popular_inputs]),
+        }
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        if sorted(state) != ["counted", "counts", "popular", "seen"]:
+            raise ValueError(f"Hotline: needed popular, counted, counts and seen, found {sorted(state)}")
+        self._adopt(state["popular"])
+        self._counts = ByRow(np.uint32)
+        self._counts[state["counted"]] = state["counts"]
+        self._batches, self.seen_inputs, self.popular_inputs = (int(number) for number in state["seen"])
