@@ -138,10 +138,10 @@ def test_release_share_frees_more_slots_than_are_short() -> None:
 
 
 def test_few_candidates_are_enough_and_the_search_goes_round() -> None:
-    embeddings = one_table(device_rows="4", policy=HighRowsStay, max_candidates=1)
-    done = step_all(embeddings, [bags([1, 2, 3, 4]), bags([5]), bags([6]), bags([7])])
-    # Two candidates (twice the shortage) from where the last search ended: slots 0, 1, then 2, 3, then 0, 1.
-    assert [written_back(plan_of(planned)) for planned in done[1:]] == [{1: 0}, {3: 2}, {2: 1}]
+    embeddings = one_table(20, "16", HighRowsStay, max_candidates=1)
+    done = step_all(embeddings, [bags(list(range(1, 17))), bags([17]), bags([18]), bags([19])])
+    # Eight candidates for the one slot that is short, from where the last search ended: slots 0-7, 8-15, then 0-7.
+    assert [written_back(plan_of(planned)) for planned in done[1:]] == [{1: 0}, {9: 8}, {2: 1}]
 
 
 def test_a_row_that_comes_back_brings_what_it_learnt() -> None:
