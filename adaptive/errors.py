@@ -29,6 +29,12 @@ class CheckpointError(AdaptiveError):
     exit_code = 4
 
 
+class StorageError(AdaptiveError):
+    """A host tier on disk that cannot be written or read (exit code 5)."""
+
+    exit_code = 5
+
+
 class OutputError(AdaptiveError):
     """An output directory that is busy or not empty (exit code 6)."""
 

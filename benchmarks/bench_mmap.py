@@ -54,7 +54,7 @@ class Settings:
 
 SETTINGS = {
     "full": Settings(),
-    "quick": Settings(rows=1_000_000, times=2, lead_in=4, steps=3, rounds=3, fitting_rounds=7),
+    "quick": Settings(rows=1_000_000, batch=128, lead_in=4, steps=4, rounds=3, fitting_rounds=7),
     "smoke": Settings(rows=60_000, dim=16, batch=64, device_rows="20%", lead_in=1, steps=2, rounds=2,
                       fitting_rounds=2),
 }  # fmt: skip
@@ -175,7 +175,7 @@ def _larger_than_memory(report: Report, settings: Settings, folder: Path) -> Non
             told[kind].append(children[kind].ask("steps"))
             return told[kind][-1]["seconds"]
 
-        cases = {kind: lambda kind=kind: block(kind) for kind in children}  # type: ignore[misc]
+        cases = {kind: lambda kind=kind: block(kind) for kind in children}
         times = harness.take_turns(cases, rounds=settings.rounds, warm_up=settings.warm_up)
     report.ratios["mmap_vs_memmap"] = paired(times["memmap"], times["tiered"])
     table = report.table(
@@ -230,7 +230,7 @@ def _fitting(report: Report, settings: Settings, folder: Path) -> None:
             raise AssertionError("batches are left")
         return seconds
 
-    cases = {host: lambda host=host: train_block(host) for host in variants}  # type: ignore[misc]
+    cases = {host: lambda host=host: train_block(host) for host in variants}
     times = harness.take_turns(cases, rounds=settings.fitting_rounds, warm_up=settings.warm_up)
     report.ratios["mmap_vs_memory_fitting"] = paired(times["memory"], times["file"])
     table = report.table("rows in use fit the device tier, memory is plenty", "host", "step ms", "hit rate")
@@ -260,7 +260,7 @@ def _check_fitting(setup: Setup, variants: dict[str, Ours], batches: Sequence[Ba
         train(ours, stream, gradient, 2)
         ours.stop()
         found.append(ours.rows(one_each(setup.tables, batches[:2])))
-    if not np.array_equal(*found):
+    if not np.array_equal(found[0], found[1]):
         raise harness.NotEqual("rows trained with a file and in memory differ")
 
 

@@ -107,7 +107,9 @@ def _two_threads(settings: Settings) -> Report:
     halves = (tables[0::2], tables[1::2])
     num_fill = max(1, settings.fill_lookups // (batch * len(tables)))
     repeats = 4
-    streams = [make_batches(half, num_fill + 2 * repeats * settings.rounds, batch, seed=i) for i, half in enumerate(halves)]
+    streams = [
+        make_batches(half, num_fill + 2 * repeats * settings.rounds, batch, seed=i) for i, half in enumerate(halves)
+    ]
     bags = [_half(half, settings) for half in halves]
     for ours, stream in zip(bags, streams, strict=True):
         for _ in ours.stream(stream[:num_fill]):

@@ -195,7 +195,9 @@ def _bench(path: Path, settings: Settings) -> Report:
         {name: timed(one) for name, one in work.items()}, rounds=settings.rounds, warm_up=settings.warm_up
     )
     megabytes = path.stat().st_size / 1e6
-    table = report.table(f"reading {megabytes:.1f} MB, {num_lines:,} lines, one core", "reader", "MB/s", "lines/s", "over ours")
+    table = report.table(
+        f"reading {megabytes:.1f} MB, {num_lines:,} lines, one core", "reader", "MB/s", "lines/s", "over ours"
+    )
     for name, spent in times.items():
         seconds = median_ms(spent) / 1e3
         table.add(name, megabytes / seconds, num_lines / seconds, paired(spent, times["adaptive"]))

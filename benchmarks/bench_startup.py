@@ -31,7 +31,8 @@ from adaptive.batch import one_hot_batch
 from adaptive.models.dlrm import DLRM, DLRMConfig
 imported = time.perf_counter()
 rng = np.random.default_rng(0)
-batch = one_hot_batch(rng.standard_normal((256, 13), np.float32), rng.integers(0, 1000, (256, 4)), np.ones(256, np.float32))
+dense, ids = rng.standard_normal((256, 13), np.float32), rng.integers(0, 1000, (256, 4))
+batch = one_hot_batch(dense, ids, np.ones(256, np.float32))
 tables = [TableConfig(name=f"t{i}", num_embeddings=1000, embedding_dim=16) for i in range(4)]
 embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="100%", device="cpu"), policy="lru")
 model = DLRM(DLRMConfig(), num_dense=13, num_features=4)

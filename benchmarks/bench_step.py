@@ -15,6 +15,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ class Line:
         marks.append(time.perf_counter())
         self.embeddings.update()
         marks.append(time.perf_counter())
-        self.phases.append([after - before for before, after in zip(marks[:-1], marks[1:], strict=True)])
+        self.phases.append([after - before for before, after in pairwise(marks)])
         return marks[-1] - marks[1]
 
     def _gradients(self, pooled: Any) -> list[Tensor]:
@@ -119,14 +120,12 @@ def bench_embeddings(case: Case, settings: Settings) -> Report:
     batches = make_batches(
         setup.tables, CHECK_STEPS + settings.warm_up + settings.rounds, case.batch, mean_hot=case.mean_hot
     )
-    gradient = torch.randn(
-        (case.batch, len(setup.tables), case.dim), generator=torch.Generator().manual_seed(1)
-    ).mul_(0.01)
+    gradient = torch.randn((case.batch, len(setup.tables), case.dim), generator=torch.Generator().manual_seed(1)).mul_(
+        0.01
+    )
     check_embeddings(case, setup, variants, batches[:CHECK_STEPS], gradient)
     ours.statistics()
-    lines = {
-        key: Line(one, one.stream(batches[CHECK_STEPS:]), gradient, []) for key, one in variants.items()
-    }
+    lines = {key: Line(one, one.stream(batches[CHECK_STEPS:]), gradient, []) for key, one in variants.items()}
     times = harness.take_turns(
         {key: line.step for key, line in lines.items()}, rounds=settings.rounds, warm_up=settings.warm_up
     )
@@ -170,9 +169,7 @@ def check_embeddings(
         )
 
 
-def _embedding_report(
-    case: Case, setup: Setup, lines: dict[str, Line], times: harness.Times, hits: float
-) -> Report:
+def _embedding_report(case: Case, setup: Setup, lines: dict[str, Line], times: harness.Times, hits: float) -> Report:
     report = Report()
     table = report.table(
         f"embedding part, {case.title}, {setup.num_rows:,} rows, {len(times['adaptive'])} rounds (ms)",

@@ -65,7 +65,8 @@ def run(settings: Settings) -> Report:
     report = Report()
     batches = _make_batches(settings)
     table = report.table(
-        f"two tiers beside one, {settings.rows:,} rows, batch {settings.batch}, width {settings.dim}, {settings.optimizer}",
+        f"two tiers beside one, {settings.rows:,} rows, batch {settings.batch}, width {settings.dim}, "
+        f"{settings.optimizer}",
         "device rows", "policy", "depth", "step ms", "single tier ms", "speed over single", "hit rate",
         "rows moved a step", "wait ms", "plan ms",
     )  # fmt: skip
@@ -218,7 +219,9 @@ def _tracker_overhead(report: Report, settings: Settings, batches: list[Batch]) 
     times = _train({"tracked": tracked, "bare": bare}, settings, batches, rounds)
     statistics = tracked.statistics()
     report.ratios["tracker_overhead"] = paired(times["tracked"], times["bare"]) - 1
-    table = report.table("tracker and policy lfu, 10% device rows, depth 4", "variant", "step ms", "policy ms", "hit rate")
+    table = report.table(
+        "tracker and policy lfu, 10% device rows, depth 4", "variant", "step ms", "policy ms", "hit rate"
+    )
     policy_ms = statistics.times_ms["policy"] / max(statistics.batches, 1)
     table.add("lfu", median_ms(times["tracked"]) / settings.steps, policy_ms, f"{hit_rate(statistics):.1%}")
     table.add("recorded answers, no tracking", median_ms(times["bare"]) / settings.steps, None,

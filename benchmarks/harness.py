@@ -152,7 +152,9 @@ def paired(over: Sequence[float], base: Sequence[float]) -> float:
     return statistics.median(one / other for one, other in zip(over, base, strict=True))
 
 
-def check_equal(what: str, found: NDArray[Any], expected: NDArray[Any], *, before: NDArray[Any], tolerance: float) -> None:
+def check_equal(
+    what: str, found: NDArray[Any], expected: NDArray[Any], *, before: NDArray[Any], tolerance: float
+) -> None:
     """Stop unless both changed alike: the difference is at most `tolerance` of the change's norm.
 
     Raises:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from adaptive.batch import Batch
 from benchmarks.variants import EPS, Block, Embeddings, NotAvailable, Setup, feature_spans
 
-torch.sparse.check_sparse_tensor_invariants.disable()  # as it is anyway; said aloud, torch does not warn
+torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call] # as it is anyway; said aloud, torch does not warn
 
 Spans = list[tuple[Tensor, Tensor]]
 
@@ -37,9 +37,9 @@ class EmbeddingBags(Embeddings):
 
     def __init__(self, setup: Setup) -> None:
         self._tables = nn.ModuleList(
-            nn.EmbeddingBag(table.num_embeddings, setup.dim, mode="sum", sparse=True, _weight=_empty(table.num_embeddings, setup.dim))
-            for table in setup.tables
-        )  # fmt: skip
+            nn.EmbeddingBag(rows, setup.dim, mode="sum", sparse=True, _weight=_empty(rows, setup.dim))
+            for rows in [table.num_embeddings for table in setup.tables]
+        )
         self._optimizer = torch_optimizer(self._tables.parameters(), setup)
 
     @torch.no_grad()
@@ -104,4 +104,3 @@ class JoinedTable(Embeddings):
 
 def _empty(rows: int, dim: int) -> Tensor:
     return torch.empty(rows, dim)  # modules would draw initial values, which takes long
-

@@ -7,6 +7,7 @@ from benchmarks.variants import Optimizer
 
 CHECK_STEPS = 3  # batches trained before results are compared
 
+
 @dataclass(frozen=True)
 class Case:
     """One row of the grid."""
@@ -72,5 +73,3 @@ SETTINGS = {
         whole=(Case(64, 16, "sgd"),), whole_rounds=2,
     ),
 }  # fmt: skip
-
-

@@ -34,7 +34,8 @@ def zipf(rng: np.random.Generator, count: int, size: int, exponent: float) -> ND
     step = SCATTER % size
     while gcd(step, size) != 1:
         step += 1
-    return (ranks * step + size // 3) % size
+    ids: NDArray[np.int64] = (ranks * step + size // 3) % size
+    return ids
 
 
 def make_batches(

@@ -6,6 +6,7 @@ Letters: B samples, F features, D width.
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -84,8 +85,8 @@ class Embeddings(ABC):
         values: NDArray[np.float32] = joined(self.pool(self.prepare(_lookups(ids)))).numpy().copy()
         return values
 
-    def close(self) -> None:
-        """Let go of the tables."""
+    def close(self) -> None:  # noqa: B027 (most have nothing to let go of)
+        """End threads and hand files over."""
 
 
 def joined(block: Block) -> Tensor:
@@ -171,7 +172,4 @@ def feature_spans(batch: Batch) -> list[tuple[NDArray[np.int64], NDArray[np.int6
     """For each feature its ids and its bags' offsets (B,), counted from 0."""
     bounds = batch.offsets[:: batch.num_samples]
     starts = batch.offsets[:-1].reshape(batch.num_features, batch.num_samples)
-    return [
-        (batch.ids[first:last], starts[feature] - first)
-        for feature, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
-    ]
+    return [(batch.ids[first:last], starts[feature] - first) for feature, (first, last) in enumerate(pairwise(bounds))]

@@ -56,14 +56,16 @@ class Whole(ABC):
         for _ in self._inputs:
             raise AssertionError("batches are left")
 
-    def close(self) -> None:
-        """Let go of tables and threads."""
+    def close(self) -> None:  # noqa: B027 (most have nothing to let go of)
+        """End threads and hand files over."""
 
 
 class WithModel(Whole):
     """Some embeddings under a dense part in torch."""
 
-    def __init__(self, name: str, embeddings: Embeddings, model: Callable[[Tensor, Tensor], Tensor], layers: Any) -> None:
+    def __init__(
+        self, name: str, embeddings: Embeddings, model: Callable[[Tensor, Tensor], Tensor], layers: Any
+    ) -> None:
         self.name, self.embeddings, self._model = name, embeddings, model
         self._optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
 
@@ -148,7 +150,9 @@ class FromCheckout(Whole):
         return values
 
 
-def bench_whole(case: Case, settings: Settings, peers: dict[str, Callable[[Setup], Embeddings]], setup: Setup) -> Report:
+def bench_whole(
+    case: Case, settings: Settings, peers: dict[str, Callable[[Setup], Embeddings]], setup: Setup
+) -> Report:
     """The step of a case with everybody's embeddings, in float32; and with bfloat16 MLPs where dlrm is given."""
     report = _compare(case, settings, peers, setup, bf16=False)
     if settings.dlrm:
@@ -157,9 +161,7 @@ def bench_whole(case: Case, settings: Settings, peers: dict[str, Callable[[Setup
 
 
 def make_model(case: Case, num_features: int, *, bf16: bool) -> DLRM:
-    config = DLRMConfig(
-        embedding_dim=case.dim, bottom_mlp=(512, 256, 64, case.dim), top_mlp=(512, 256, 1), bf16=bf16
-    )
+    config = DLRMConfig(embedding_dim=case.dim, bottom_mlp=(512, 256, 64, case.dim), top_mlp=(512, 256, 1), bf16=bf16)
     return DLRM(config, num_dense=NUM_DENSE, num_features=num_features)
 
 
@@ -185,9 +187,11 @@ def _compare(
     wholes["dense"] = DenseAlone(make_model(case, len(setup.tables), bf16=bf16), case)
     for whole in wholes.values():
         whole.start(batches[CHECK_STEPS:])
-    ours.statistics(), tiers.statistics()
+    for one in (ours, tiers):
+        one.statistics()
     times = harness.take_turns({key: timed(one.step) for key, one in wholes.items()}, rounds=rounds, warm_up=warm_up)
-    ours.stop(), tiers.stop()
+    for one in (ours, tiers):
+        one.stop()
     _tell(report, case, setup, wholes, times, kind=kind, hits={"adaptive": ours, "tiers": tiers})
     for whole in wholes.values():
         whole.close()

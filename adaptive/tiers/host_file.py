@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from adaptive.errors import AdaptiveError, ConfigError
+from adaptive.errors import ConfigError, StorageError
 from adaptive.kernels import records
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.host import Floats, HostTier, Int64s
@@ -31,7 +31,7 @@ class FileHost(HostTier):
     """See the module. The file has no name: nobody's file is overwritten, and its space is free again whatever ends
     the process. The system's page cache stands between the file and the disk.
 
-    Moving rows raises `AdaptiveError` when the file cannot be written or read. Rows may be lost then, so every later
+    Moving rows raises `StorageError` when the file cannot be written or read. Rows may be lost then, so every later
     move raises it again.
     """
 
@@ -41,7 +41,7 @@ class FileHost(HostTier):
         self._directory = directory
         record_width = self._width + self._state_width
         self._row_bytes = 4 * record_width
-        self._failure: AdaptiveError | None = None
+        self._failure: StorageError | None = None
         self._lock = threading.Lock()
         self._staging = _Staging(record_width)
         self._takes_blocks = False
@@ -144,7 +144,7 @@ class FileHost(HostTier):
     # --- failure ---------------------------------------------------------------------------------------------
 
     def _fail(self, what: str, error: OSError) -> NoReturn:
-        self._failure = AdaptiveError(
+        self._failure = StorageError(
             f"tier.host: cannot {what} rows in {self._directory}: {error}. Changed rows may be lost: go on from the "
             f"last checkpoint. The rows' file takes {self.disk_bytes:,} bytes there, and up to "
             f"{sum(self.num_bytes):,}; free space, or choose another place with tier.host=mmap:DIR"
@@ -153,7 +153,7 @@ class FileHost(HostTier):
 
     def _must_work(self) -> None:
         if self._failure is not None:
-            raise AdaptiveError(str(self._failure))
+            raise StorageError(str(self._failure))
 
     # --- the tier as a whole ---------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class FileHost(HostTier):
     def close(self) -> None:
         """Give the file's space back; of a mapped file, once the last array over it is gone."""
         with self._lock:
-            self._failure = AdaptiveError(f"the rows in {self._directory} are gone: their tables were closed")
+            self._failure = StorageError(f"the rows in {self._directory} are gone: their tables were closed")
             self._close()
 
     @property

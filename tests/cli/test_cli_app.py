@@ -42,7 +42,7 @@ def test_help(cli: Cli, words: list[str]) -> None:
 
 def test_exit_codes_are_in_the_help(cli: Cli) -> None:
     words = " ".join(cli("--help").out.split())
-    for code in (0, 1, 2, 3, 4, 6, 7, 8, 9, 130, 143):
+    for code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 130, 143):
         assert re.search(rf"\b{code} [a-z]", words), code
 
 
@@ -63,6 +63,7 @@ def test_unknown_command_and_flag_are_usage_errors(cli: Cli) -> None:
         (errors.ConfigError, 2),
         (errors.InputError, 3),
         (errors.CheckpointError, 4),
+        (errors.StorageError, 5),
         (errors.OutputError, 6),
         (errors.DeviceMemoryError, 7),
         (errors.NonFiniteError, 8),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.errors import AdaptiveError, ConfigError
+from adaptive.errors import ConfigError, StorageError
 from adaptive.kernels import records
 from adaptive.policy import Policy
 from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -183,7 +183,7 @@ def test_pages_of_several_blocks_get_all_of_them_before_rows_are_used_in_place(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(AdaptiveError, match="No space left on device"):
+    with pytest.raises(StorageError, match="No space left on device"):
         mapped.store_initial(rows(9))
 
 
@@ -239,19 +239,19 @@ def test_a_write_that_fails_says_where_and_why(host: FileHost, monkeypatch: pyte
     weights, state = values(host, 3)
     host.write(rows(1, 2, 3), weights, state)
     monkeypatch.setattr(os, "pwrite", fail)
-    with pytest.raises(AdaptiveError, match=rf"cannot write rows in .*/a/b: .*{os.strerror(code)}.*last checkpoint"):
+    with pytest.raises(StorageError, match=rf"cannot write rows in .*/a/b: .*{os.strerror(code)}.*last checkpoint"):
         host.write(rows(1, 2, 3), weights, state)
     monkeypatch.undo()
-    with pytest.raises(AdaptiveError, match="cannot write rows"):  # what was not written must not be read
+    with pytest.raises(StorageError, match="cannot write rows"):  # what was not written must not be read
         host.read(rows(1))
-    with pytest.raises(AdaptiveError, match="cannot write rows"):
+    with pytest.raises(StorageError, match="cannot write rows"):
         host.flush()
 
 
 def test_a_file_that_was_cut_off_is_noticed(host: FileHost) -> None:
     os.ftruncate(host._fd, 16 * 20 + 3)
     host.read(rows(0, 19))
-    with pytest.raises(AdaptiveError, match=r"cannot read rows in .*: the file ends at byte 323"):
+    with pytest.raises(StorageError, match=r"cannot read rows in .*: the file ends at byte 323"):
         host.read(rows(20))
 
 
@@ -269,7 +269,7 @@ def fill_disk(host: HostTier) -> None:
 @needs_full_disk
 def test_a_full_disk_is_an_error(host: FileHost) -> None:
     fill_disk(host)
-    with pytest.raises(AdaptiveError, match=r"No space left on device.*free space, or choose another place"):
+    with pytest.raises(StorageError, match=r"No space left on device.*free space, or choose another place"):
         host.write(rows(1), *values(host, 1))
 
 
@@ -281,10 +281,10 @@ def test_training_ends_with_the_error_of_a_full_disk(tmp_path: Path, depth: int)
     batches = [bags([k % 40, (7 * k) % 40]) for k in range(60)]
     step_all(embeddings, batches[:20], depth=depth)
     fill_disk(embeddings._pipeline.lanes[0].host)
-    with pytest.raises(AdaptiveError, match="No space left on device"):
+    with pytest.raises(StorageError, match="No space left on device"):
         step_all(embeddings, batches[20:], depth=depth)
     assert not [thread for thread in threading.enumerate() if thread.name == "adaptive-look-ahead"]
-    with pytest.raises(AdaptiveError, match="No space left on device"):
+    with pytest.raises(StorageError, match="No space left on device"):
         embeddings.table_weights("t")
     embeddings.close()
 
@@ -301,9 +301,9 @@ def test_the_file_has_no_name_and_goes_with_the_tier(tmp_path: Path) -> None:
         host.close()
         assert host.disk_bytes == 0
         host.flush()
-        with pytest.raises(AdaptiveError, match="their tables were closed"):
+        with pytest.raises(StorageError, match="their tables were closed"):
             host.read(rows(1))
-        with pytest.raises(AdaptiveError, match="their tables were closed"):
+        with pytest.raises(StorageError, match="their tables were closed"):
             host.write(rows(1), np.zeros((1, 3), np.float32), np.zeros((1, 0), np.float32))
     FileHost(group(), SGD(), tmp_path)  # never closed
     del hosts, host
