@@ -23,8 +23,8 @@ DEBUG = "--debug"
 STOPPED = {130: "interrupted", 143: "terminated"}  # by SIGINT (typer's code for it too), by SIGTERM
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 bug, 2 usage or configuration, 3 bad input data, 4 saved weights unusable, "
-    "5 host tier on disk failing, 6 output directory busy or not empty, 7 device memory too small, 8 loss or gradient not finite, "
-    "9 policy failed, 130 interrupted, 143 terminated."
+    "5 host tier on disk failing, 6 output directory busy or not empty, 7 device memory too small, "
+    "8 loss or gradient not finite, 9 policy failed, 130 interrupted, 143 terminated."
 )
 
 app = typer.Typer(

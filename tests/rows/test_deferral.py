@@ -1,4 +1,4 @@
-"""`DeferralBook`: whose gradient waits, and when the sum is applied. One popular row and one visit a batch, if not said."""
+"""`DeferralBook`: whose gradient waits, and when the sum is applied. One popular row, one visit a batch."""
 
 import numpy as np
 import pytest
