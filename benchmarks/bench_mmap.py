@@ -39,7 +39,8 @@ class Settings:
     folder: str = ""  # of the files; default: the folder for temporary files, which must lie on a disk
     rows: int = 6_000_000
     dim: int = 64
-    batch: int = 2048
+    batch: int = 512
+    fill: int = 400  # batches planned before the first is trained
     times: float = 3.0  # table bytes over the memory given
     device_rows: str = "15%"
     depth: int = 4
@@ -54,8 +55,8 @@ class Settings:
 
 SETTINGS = {
     "full": Settings(),
-    "quick": Settings(rows=1_000_000, batch=128, lead_in=4, steps=4, rounds=3, fitting_rounds=7),
-    "smoke": Settings(rows=60_000, dim=16, batch=64, device_rows="20%", lead_in=1, steps=2, rounds=2,
+    "quick": Settings(rows=1_000_000, batch=128, fill=150, lead_in=4, steps=2, rounds=3, fitting_rounds=7),
+    "smoke": Settings(rows=60_000, dim=16, batch=64, fill=5, device_rows="20%", lead_in=1, steps=2, rounds=2,
                       fitting_rounds=2),
 }  # fmt: skip
 
@@ -135,6 +136,7 @@ def _task(settings: Settings, kind: Any, folder: Path) -> Task:
         steps=settings.steps,
         blocks=settings.rounds + settings.warm_up,
         exponent=settings.exponent,
+        fill=settings.fill,
     )
 
 
@@ -168,6 +170,7 @@ def _larger_than_memory(report: Report, settings: Settings, folder: Path) -> Non
             child.group.limit(limits[kind])
             child.ask("start")
         children["tiered"].ask("touch")  # the other's file was written whole
+        children["tiered"].ask("fill")
         _check_children(children)
         told: dict[str, list[dict[str, float]]] = {kind: [] for kind in children}
 

@@ -2,6 +2,7 @@
 
     {"do": "start"}              build the variant
     {"do": "touch"}              write every row's initial values to the file, where it does not hold them yet
+    {"do": "fill"}               let popular rows come onto the device, without training
     {"do": "rows"}               train the check batches, write the compared rows to `rows.npy`
     {"do": "steps"}              train a block; answers the seconds of its timed part
 
@@ -42,6 +43,7 @@ class Task:
     lead_in: int  # steps of a block before the clock starts
     steps: int  # timed ones
     blocks: int
+    fill: int  # batches planned before the first is trained
     exponent: float
 
     def json(self) -> str:
@@ -134,6 +136,16 @@ class Worker:
             self._train([_all_rows(sizes, first, self._task.batch)], gradient)
         return {}
 
+    def fill(self) -> dict[str, Any]:
+        """Plan batches of the same stream without training them; their ids are not those of the timed ones."""
+        assert isinstance(self._variant, Ours)
+        task = self._task
+        for seed in range(1, task.fill + 1):
+            batches = make_batches(task.setup.tables, 1, task.batch, exponent=task.exponent, seed=seed)
+            for _ in self._variant.bag.look_ahead(batches, depth=0):
+                pass
+        return {}
+
     def _train(self, batches: list[Batch], gradient: Tensor) -> None:
         stream = self._variant.stream(batches)
         train(self._variant, stream, gradient, len(batches))
@@ -188,7 +200,13 @@ def _all_rows(sizes: list[int], first: int, num_samples: int) -> Batch:
 
 def main() -> None:
     worker = Worker(Task(**json.loads(sys.argv[1])))
-    commands = {"start": worker.start, "touch": worker.touch, "rows": worker.rows, "steps": worker.steps}
+    commands = {
+        "start": worker.start,
+        "touch": worker.touch,
+        "fill": worker.fill,
+        "rows": worker.rows,
+        "steps": worker.steps,
+    }
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(commands[json.loads(line)["do"]]()), flush=True)

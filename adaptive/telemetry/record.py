@@ -51,12 +51,17 @@ class TableCounts:
 
     @property
     def skipped_update_share(self) -> float | None:
-        """Share of row updates (one per unique row and batch) left out because the row is saturated."""
+        """Share of row updates (one per unique row and batch) not written: dropped, or deferred."""
         return share(self.skipped_updates, self.unique_rows)
 
     @property
+    def deferred_update_share(self) -> float | None:
+        """Share of row updates not written because their gradient waits to be applied with a later one."""
+        return share(self.deferred_updates, self.unique_rows)
+
+    @property
     def skipped_lookup_share(self) -> float | None:
-        """Share of look-ups whose gradient was left out because the row is saturated."""
+        """Share of look-ups of rows whose update was not written."""
         return share(self.skipped_lookups, self.lookups)
 
     @property

@@ -79,6 +79,7 @@ def run_summary(policy: str, totals: RunTotals, *, auc: float | None, log_loss: 
         "promoted": counts.promoted,
         "demoted": counts.demoted,
         "skipped_update_share": counts.skipped_update_share,
+        "deferred_update_share": counts.deferred_update_share,
         "skipped_lookup_share": counts.skipped_lookup_share,
         "time_ms": totals.time_ms,
     }
@@ -113,10 +114,15 @@ def _skipping(summary: Mapping[str, Any]) -> list[str]:
     """Skipping is the one thing that changes what is trained: said if it happened, nothing otherwise."""
     if not summary["skipped_update_share"] and not summary["skipped_lookup_share"]:
         return []
+    skipped, deferred = summary["skipped_update_share"] or 0.0, summary["deferred_update_share"] or 0.0
+    reasons = []
+    if deferred:
+        reasons.append(f"{percent_text(deferred)} deferred, their gradients applied with a later one")
+    if skipped > deferred:
+        reasons.append(f"{percent_text(skipped - deferred)} dropped, because their rows were saturated")
     return [
-        f"skipped: {percent_text(summary['skipped_update_share'])} of row updates "
-        f"({percent_text(summary['skipped_lookup_share'])} of look-ups), because their rows were saturated; "
-        "the trained tables differ from a run without skipping"
+        f"not written: {percent_text(skipped)} of row updates ({percent_text(summary['skipped_lookup_share'])} of "
+        f"look-ups): {'; '.join(reasons)}. The trained tables differ from a run that skips nothing"
     ]
 
 
@@ -129,7 +135,7 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
     header = ["table", "look-ups", "hit rate", "resident", "to device", "to host"]
     rows = [_cells(name, counts) for name, counts in shown.items()]
     if any(counts.skipped_updates for counts in tables.values()):
-        header += ["saturated", "skipped"]
+        header += ["saturated", "not written"]
         for row, counts in zip(rows, shown.values(), strict=True):
             row += [count_text(counts.saturated_rows), percent_text(counts.skipped_update_share)]
     return _aligned([header, *rows])

@@ -124,6 +124,7 @@ def _table_numbers(table: str, counts: TableCounts) -> dict[str, float | None]:
         f"{saturated}/rows": counts.saturated_rows,
         f"{saturated}/skipped_updates": counts.skipped_updates,
         f"{saturated}/skipped_update_share": counts.skipped_update_share,
+        f"{saturated}/deferred_updates": counts.deferred_updates,
     }
 
 
@@ -145,7 +146,7 @@ def _layout() -> list[Any]:
         events.lines_chart("bytes to the device and to the host", ["tier/all/bytes_h2d", "tier/all/bytes_d2h"]),
         events.lines_chart("resident rows", ["tier/all/resident_rows"]),
         events.lines_chart("saturated rows", ["saturated/all/rows"]),
-        events.lines_chart("share of row updates skipped", ["saturated/all/skipped_update_share"]),
+        events.lines_chart("share of row updates not written", ["saturated/all/skipped_update_share"]),
         events.lines_chart("waiting (ms per step)", ["time/wait_ms"]),
     ]
     return events.layout({"Tier movement": charts})

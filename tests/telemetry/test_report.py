@@ -69,6 +69,7 @@ def test_summary_of_two_intervals():
         "promoted": 40,
         "demoted": 20,
         "skipped_update_share": 0.0,
+        "deferred_update_share": 0.0,
         "skipped_lookup_share": 0.0,
         "time_ms": {"plan": 2.5, "wait": 0.5},
     }
@@ -114,14 +115,21 @@ def test_skipping_is_said_when_it_happened():
     totals = totals_of(interval(10, tables={"site": skipping, "user": USER}))
     text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
     assert (
-        "skipped: 10.0 % of row updates (25.0 % of look-ups), because their rows were saturated; "
-        "the trained tables differ from a run without skipping\n"
+        "not written: 10.0 % of row updates (25.0 % of look-ups): 10.0 % dropped, because their rows were saturated. "
+        "The trained tables differ from a run that skips nothing\n"
     ) in text
     assert (
-        "table  look-ups  hit rate  resident  to device  to host  saturated  skipped\n"
-        "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB          7   25.0 %\n"
-        "user      1,000    50.0 %        70        0 B      0 B          0    0.0 %\n"
+        "table  look-ups  hit rate  resident  to device  to host  saturated  not written\n"
+        "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB          7       25.0 %\n"
+        "user      1,000    50.0 %        70        0 B      0 B          0        0.0 %\n"
     ) in text
+
+
+def test_deferral_is_told_apart_from_dropping():
+    both = replace(SITE, skipped_updates=100, deferred_updates=60, skipped_lookups=500)
+    totals = totals_of(interval(10, tables={"site": both, "user": USER}))
+    text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
+    assert "6.0 % deferred, their gradients applied with a later one; 4.0 % dropped, because" in text
 
 
 def test_ten_largest_tables_and_the_rest_in_one_line():

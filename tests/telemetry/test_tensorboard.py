@@ -31,6 +31,7 @@ COUNTS = TableCounts(
     bytes_d2h=1900,
     saturated_rows=3,
     skipped_updates=10,
+    deferred_updates=4,
     skipped_lookups=20,
 )
 EMPTY = TableCounts()
@@ -47,6 +48,7 @@ TABLE_TAGS = {
     "saturated/{}/rows": 3,
     "saturated/{}/skipped_updates": 10,
     "saturated/{}/skipped_update_share": 0.25,
+    "saturated/{}/deferred_updates": 4,
 }
 
 
@@ -148,7 +150,7 @@ def test_layout_has_one_page_whose_tags_exist(tmp_path):
         "bytes to the device and to the host": ["^tier/all/bytes_h2d$", "^tier/all/bytes_d2h$"],
         "resident rows": ["^tier/all/resident_rows$"],
         "saturated rows": ["^saturated/all/rows$"],
-        "share of row updates skipped": ["^saturated/all/skipped_update_share$"],
+        "share of row updates not written": ["^saturated/all/skipped_update_share$"],
         "waiting (ms per step)": ["^time/wait_ms$"],
     }
     margins = [series for chart in page.chart for series in chart.margin.series]

@@ -1,0 +1,235 @@
+"""Every benchmark at its smallest size: results are compared, ratios come out, the document is written."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive.rows.tracker import Tracker
+from benchmarks import (
+    bench_memory,
+    bench_mmap,
+    bench_plan,
+    bench_reader,
+    bench_startup,
+    bench_step,
+    bench_tiers,
+    harness,
+    run_all,
+    whole_step,
+)
+from benchmarks.bars import BARS, REQUIRED
+from benchmarks.harness import NotEqual, Report
+from benchmarks.peers_torch import EmbeddingBags
+from benchmarks.step_cases import Case
+from benchmarks.streams import kaggle_tables, make_batches, zipf
+from benchmarks.variants import Ours, Setup
+
+DLRM_STUB = '''
+from torch import nn
+
+class DLRM_Net(nn.Module):
+    """The interface of facebookresearch/dlrm that the benchmark uses."""
+
+    def __init__(self, m_spa, ln_emb, ln_bot, ln_top, arch_interaction_op=None, sigmoid_top=-1):
+        super().__init__()
+        assert arch_interaction_op == "dot"
+        self.emb_l = nn.ModuleList([nn.EmbeddingBag(int(n), m_spa, mode="sum", sparse=True) for n in ln_emb])
+        self.bot_l, self.top_l = self._mlp(ln_bot, -1), self._mlp(ln_top, sigmoid_top)
+
+    def _mlp(self, sizes, sigmoid):
+        layers = []
+        for i in range(sizes.size - 1):
+            layers += [nn.Linear(int(sizes[i]), int(sizes[i + 1])), nn.Sigmoid() if i == sigmoid else nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def forward(self, dense_x, lS_o, lS_i):
+        x = self.bot_l(dense_x)
+        vectors = torch.stack([x] + [one(i, o) for one, o, i in zip(self.emb_l, lS_o, lS_i)], dim=1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))
+        rows, columns = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
+        return self.top_l(torch.cat([x, products[:, rows, columns]], dim=1))
+'''
+
+
+@pytest.fixture
+def one_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers that are installed everywhere."""
+    monkeypatch.setattr(bench_step, "PEERS", {"torch": EmbeddingBags})
+
+
+def test_ids_follow_the_law_and_stay_in_the_table() -> None:
+    ids = zipf(np.random.default_rng(0), 200_000, 1000, 1.05)
+    counts = np.sort(np.bincount(ids, minlength=1000))[::-1]
+    assert ids.min() >= 0 and len(counts) == 1000
+    assert counts[0] / counts[9] == pytest.approx(10**1.05, rel=0.35)  # the continuous law favours the first a little
+    assert (counts[:500] > 0).all()
+
+
+def test_multi_hot_bags_hold_the_wanted_number_of_ids_on_average() -> None:
+    (batch,) = make_batches(kaggle_tables(20_000, 4), 1, 256, mean_hot=20)
+    sizes = np.diff(batch.offsets)
+    assert sizes.min() == 1 and sizes.max() == 39
+    assert sizes.mean() == pytest.approx(20, rel=0.05)
+
+
+def test_step(one_peer: None) -> None:
+    settings = bench_step.SETTINGS["smoke"]
+    report = bench_step.run(settings)
+    for case in settings.cases:
+        assert report.ratios[f"embedding_vs_torch_{case.suffix}"] > 0
+        assert report.ratios[f"embedding_with_planning_vs_best_{case.suffix}"] > 0
+    assert report.ratios["step_over_dense_alone_sgd_b64"] > 0
+    assert report.ratios["step_vs_torch_sgd_b64"] > 0
+    assert "--dlrm" in report.absent["step_vs_dlrm_sgd_b64"]
+
+
+def test_names_of_ratios() -> None:
+    assert Case(2048, 16, "sgd").suffix == "sgd"
+    assert Case(16384, 64, "adagrad", 20).suffix == "adagrad_d64_b16384_multihot"
+
+
+def test_a_peer_that_learns_otherwise_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slower(EmbeddingBags):
+        def __init__(self, setup: Setup) -> None:
+            super().__init__(setup)
+            self._optimizer.param_groups[0]["lr"] *= 0.99
+
+    monkeypatch.setattr(bench_step, "PEERS", {"torch": Slower})
+    with pytest.raises(NotEqual, match="results differ"):
+        bench_step.bench_embeddings(Case(32, 4, "sgd"), bench_step.SETTINGS["smoke"])
+
+
+def test_a_missing_optimizer_is_a_reason(one_peer: None) -> None:
+    report = bench_step.bench_embeddings(Case(32, 4, "rowwise_adagrad"), bench_step.SETTINGS["smoke"])
+    assert "rowwise_adagrad" in report.absent["embedding_vs_torch_rowwise_adagrad_d4_b32"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_checkout_of_dlrm_takes_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str, one_peer: None
+) -> None:
+    (tmp_path / "dlrm_s_pytorch.py").write_text(DLRM_STUB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "dlrm_s_pytorch", raising=False)
+    settings = replace(bench_step.SETTINGS["smoke"], dlrm=str(tmp_path))
+    case = Case(64, 16, optimizer)  # type: ignore[arg-type]
+    report = whole_step.bench_whole(case, settings, {}, bench_step.make_setup(case, settings, 4))
+    assert not report.absent
+    assert {f"step_vs_dlrm_{optimizer}_b64", f"step_vs_dlrm_bf16_{optimizer}_b64"} <= set(report.ratios)
+
+
+def test_plan() -> None:
+    report = bench_plan.run(bench_plan.SETTINGS["smoke"])
+    assert report.figures["plan_million_lookups_per_s_lru_10pct_b64"] > 0
+    assert report.figures["plan_scaling_two_threads"] > 0
+
+
+def test_tiers() -> None:
+    report = bench_tiers.run(bench_tiers.SETTINGS["smoke"])
+    assert report.ratios["tiers_10pct_vs_single"] > 0
+    assert report.ratios["tracker_overhead"] > -1
+    hit_rates = {row[3] for row in report.tables[1].rows}
+    assert len(hit_rates) == 1, "recorded answers must move the same rows"
+
+
+def test_switching_the_tracker_off_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup(kaggle_tables(20_000, 4), "sgd")
+    ours = Ours(setup, device_rows="10%", policy=bench_tiers.Replay(bench_tiers.deque()), depth=0)
+    bench_tiers._switch_tracking_off(ours)
+
+    def used(*args: object) -> None:
+        raise AssertionError("the tracker was used")
+
+    monkeypatch.setattr(Tracker, "gather", used)
+    monkeypatch.setattr(Tracker, "add_norms", used)
+    for planned in ours.stream(make_batches(setup.tables, 2, 16)):
+        ours.pool(planned).sum().backward()  # type: ignore[no-untyped-call]
+        ours.update()
+    ours.close()
+
+
+def test_mmap(tmp_path: Path) -> None:
+    report = bench_mmap.run(replace(bench_mmap.SETTINGS["smoke"], folder=str(tmp_path)))
+    assert report.ratios["mmap_vs_memory_fitting"] > 0
+    assert "mmap_vs_memmap" in report.ratios or "control group" in report.absent["mmap_vs_memmap"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_reader() -> None:
+    report = bench_reader.run(bench_reader.SETTINGS["smoke"])
+    assert report.figures["reader_mb_per_s"] > 0
+    assert "reader_vs_polars_per_core" in report.ratios or "polars" in report.absent["reader_vs_polars_per_core"]
+
+
+def test_memory() -> None:
+    report = bench_memory.run(bench_memory.SETTINGS["smoke"])
+    assert 0.9 < report.ratios["peak_memory_ratio"] < 2
+
+
+def test_startup() -> None:
+    report = bench_startup.run(bench_startup.SETTINGS["smoke"])
+    assert {"startup_cold_first_step_s", "startup_warm_first_step_s", "startup_help_s"} <= set(report.figures)
+
+
+# --- harness and document ------------------------------------------------------------------------------------------
+
+
+def test_turns_alternate_and_warm_up_is_dropped() -> None:
+    order: list[str] = []
+
+    def case(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    times = harness.take_turns({"a": lambda: case("a"), "b": lambda: case("b")}, rounds=2, warm_up=1)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert times == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
+    assert harness.paired(times["a"], times["b"]) == pytest.approx((4 / 3 + 5 / 6) / 2)
+
+
+def test_settings_change_by_text() -> None:
+    settings = harness.changed(bench_tiers.SETTINGS["full"], ["rounds=3", "depths=0,4", "policies=lru"])
+    assert (settings.rounds, settings.depths, settings.policies) == (3, (0, 4), ("lru",))
+    with pytest.raises(SystemExit, match="no such setting"):
+        harness.changed(settings, ["speed=9"])
+
+
+def test_nothing_changed_is_not_equal() -> None:
+    same = np.ones(3)
+    with pytest.raises(NotEqual):
+        harness.check_equal("x", same, same, before=same, tolerance=1.0)
+
+
+def _report() -> Report:
+    report = Report(ratios={"embedding_vs_torch_sgd": 7.0, "tracker_overhead": 0.5}, figures={"reader_mb_per_s": 300.0})
+    report.absent["embedding_vs_fbgemm_sgd"] = "fbgemm_gpu cannot be imported"
+    report.table("steps", "variant", "ms").add("ours", 1.25)
+    return report
+
+
+def test_json_holds_a_ratio_or_a_reason_for_every_required_name(tmp_path: Path) -> None:
+    _report().save(tmp_path / "report.json")
+    found = json.loads(json.dumps(run_all.as_json(Report.load(tmp_path / "report.json"))))
+    assert set(found) == {"ratios", "figures", "absent"}
+    assert found["ratios"] == {"embedding_vs_torch_sgd": 7.0, "tracker_overhead": 0.5}
+    assert set(REQUIRED) <= set(found["ratios"]) | set(found["absent"])
+    assert found["absent"]["embedding_vs_fbgemm_sgd"] == "fbgemm_gpu cannot be imported"
+
+
+def test_the_document_keeps_what_stands_around_the_results(tmp_path: Path) -> None:
+    path = tmp_path / "docs" / "benchmarks.md"
+    path.parent.mkdir()
+    path.write_text(f"# Before\n\n{run_all.BEGIN}\nold\n{run_all.END}\n\nafter\n")
+    run_all.write_document(path, run_all.markdown(_report(), "python -m benchmarks.run_all", "load average 0"))
+    text = path.read_text()
+    assert text.startswith("# Before") and text.endswith("after\n") and "old" not in text
+    assert "| ours | 1.25 |" in text and "fbgemm_gpu cannot be imported" in text
+    assert "| 7 | yes |" in text and "| 0.5 | NO |" in text
+
+
+def test_bars_have_names_of_their_own() -> None:
+    names = [bar.name for bar in BARS]
+    assert len(names) == len(set(names))
