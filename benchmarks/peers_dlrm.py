@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.models.dlrm import DLRM
-from benchmarks.variants import EPS, NotAvailable, Setup, feature_spans
+from benchmarks.variants import DENSE_RATE, EPS, NotAvailable, Setup, feature_spans
 
 
 class DlrmCheckout:
@@ -41,7 +41,7 @@ class DlrmCheckout:
         self._load_dense(layers)
         self.tables = list(self.net.emb_l.parameters())
         dense = [*self.net.bot_l.parameters(), *self.net.top_l.parameters()]
-        self.dense_optimizer = torch.optim.SGD(dense, lr=setup.rate)
+        self.dense_optimizer = torch.optim.SGD(dense, lr=DENSE_RATE)
         self.row_optimizer = _optimizer(path, self.tables, setup)
 
     @torch.no_grad()

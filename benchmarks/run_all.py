@@ -1,6 +1,6 @@
 """All benchmarks, one after the other, each in a process of its own; the results go to `docs/benchmarks.md`.
 
-    python -m benchmarks.run_all                       # an hour and a half on two quiet cores
+    python -m benchmarks.run_all                       # about an hour on two quiet cores
     python -m benchmarks.run_all --quick               # two minutes
     python -m benchmarks.run_all --json results.json   # {"ratios": {...}, "figures": {...}, "absent": {name: reason}}
     python -m benchmarks.run_all --only step plan --dlrm ~/src/dlrm

@@ -26,6 +26,7 @@ from adaptive.tiers.statistics import Statistics
 Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
 RATES: dict[Optimizer, float] = {"sgd": 0.1, "rowwise_adagrad": 0.05, "adagrad": 0.05, "adam": 0.001}
 EPS = 1e-8
+DENSE_RATE = 0.1  # of plain SGD, for every MLP
 Block = Tensor | list[Tensor]  # (B, F, D), or F tensors (B, D)
 
 

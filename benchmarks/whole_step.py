@@ -24,7 +24,7 @@ from benchmarks.harness import Report, check_equal, median_ms, paired, timed
 from benchmarks.peers_dlrm import DlrmCheckout
 from benchmarks.step_cases import CHECK_STEPS, Case, Settings
 from benchmarks.streams import NUM_DENSE, make_batches
-from benchmarks.variants import Embeddings, NotAvailable, Ours, Setup, hit_rate, joined
+from benchmarks.variants import DENSE_RATE, Embeddings, NotAvailable, Ours, Setup, hit_rate, joined
 
 TOLERANCE = 0.02  # of the change of the logits
 TOLERANCE_BF16 = 0.1  # of the logits themselves: two bfloat16 models round differently
@@ -67,7 +67,7 @@ class WithModel(Whole):
         self, name: str, embeddings: Embeddings, model: Callable[[Tensor, Tensor], Tensor], layers: Any
     ) -> None:
         self.name, self.embeddings, self._model = name, embeddings, model
-        self._optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        self._optimizer = torch.optim.SGD(layers.parameters(), lr=DENSE_RATE)
 
     def _stream(self, batches: Sequence[Batch]) -> Iterator[Any]:
         tensors = [(torch.from_numpy(batch.dense), torch.from_numpy(batch.labels)) for batch in batches]
@@ -100,7 +100,7 @@ class DenseAlone(Whole):
 
     def __init__(self, model: DLRM, case: Case) -> None:
         self._model, self._case = model, case
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=DENSE_RATE)
         self._pooled = torch.randn(case.batch, model.num_features, case.dim).mul_(0.1).requires_grad_()
 
     def _stream(self, batches: Sequence[Batch]) -> Iterator[Any]:

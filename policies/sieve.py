@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from adaptive import Batch, Policy, RowStats, TierView
 from policies.inputs import ByRow
 
-_ROUND = 1 << 60  # more than there are places in the queue
+_ROUND = 1 << 50  # more than there are places in the queue; scores are compared as float64, exact up to 2**53
 
 
 class Sieve(Policy):

@@ -107,7 +107,8 @@ class Slipstream(Policy):
         self._watched, self._saturated = ByRow(np.bool_), ByRow(np.bool_)  # mode `inputs`
         self._moved = ByRow(np.float32)  # latest known movement, 0 = none; mode `inputs`
         self._norms, self._accesses = ByRow(np.float32), ByRow(np.int64)  # at the last question; metric `movement`
-        self._asked = -1  # batch of a question after which no threshold has been found yet
+        self._asked = -1  # batch of the latest question; its rows wait for a threshold
+        self._waiting: list[NDArray[np.int64]] = []
         self._recent: deque[tuple[Batch, NDArray[np.int64]]] = deque()  # with the rows of the look-ups
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
@@ -133,7 +134,10 @@ class Slipstream(Policy):
         if self.target_drop is None:
             self._saturated[rows.rows] = verdicts
         elif rows.step >= self.warmup:
+            if self._asked != rows.step:  # tables of each width are a question of their own
+                self._waiting.clear()
             self._asked = rows.step
+            self._waiting.append(rows.rows)
         return nothing  # inputs are left out before they are planned; what is trained updates all its rows
 
     def _movement(self, rows: RowStats) -> NDArray[np.float32]:
@@ -160,10 +164,15 @@ class Slipstream(Policy):
     # --- which inputs ----------------------------------------------------------------------------------------
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        if self.metric == "movement":
+            self._norms.reserve(view.num_rows)
+            self._accesses.reserve(view.num_rows)
         return self._filtered(batches, view) if self.drops_inputs else batches
 
     def _filtered(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         refill = Refill()
+        for facts in (self._watched, self._saturated, self._moved):
+            facts.reserve(view.num_rows)
         for batch in batches:
             rows = view.rows(batch)
             if self.target_drop is not None:
@@ -199,16 +208,15 @@ class Slipstream(Policy):
         An input is dropped from that threshold on which its k-th least moved watched row has (k as in `_needed`), so
         the share dropped is known for every threshold at once and no grid of candidates is tried.
         """
-        if self._asked < 0 or self.target_drop is None:
+        if not self._waiting or self.target_drop is None:
             return
         borders = np.concatenate([self._borders(batch, rows) for batch, rows in self._recent])
         values, counts = np.unique(borders[np.isfinite(borders)], return_counts=True)
         allowed = values[np.cumsum(counts) <= self.target_drop * len(borders)]
         self.found_threshold = float(allowed[-1]) if len(allowed) else 0.0
-        watched = self._watched.rows()
-        moved = self._judged(watched)
-        self._saturated[watched] = moved <= self.found_threshold
-        self._asked = -1
+        for rows in self._waiting:
+            self._saturated[rows] = self._judged(rows) <= self.found_threshold
+        self._waiting.clear()
 
     def _borders(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Of each input with watched rows: the threshold from which on it is dropped, or infinity."""

@@ -20,7 +20,7 @@ from adaptive.errors import ConfigError, DeviceMemoryError, OutputError, PolicyE
 from adaptive.settings import load_settings
 
 BUDGET = 0.0005
-EAGER = {"warmup": 0, "threshold": 10.0, "min_accesses": 1, "probe_every": 0}
+EAGER = {"skip": "updates", "warmup": 0, "threshold": 10.0, "min_accesses": 1, "probe_every": 0}
 SKIP = {"interval": 2, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
 
 

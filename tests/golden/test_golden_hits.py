@@ -23,10 +23,12 @@ from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.policy import Policy, make_policy
 from policies.device import Device
+from policies.hotline import Hotline
 from policies.hybrid import Hybrid
 from policies.lfu import LFU
 from policies.lru import LRU
 from policies.scratchpipe import ScratchPipe
+from policies.sieve import Sieve
 from policies.slipstream import Slipstream
 from policies.static import Static
 
@@ -43,6 +45,8 @@ FREE: dict[str, Callable[[], Policy]] = {  # policies for any size of device tie
     "scratchpipe": ScratchPipe,
     "scratchpipe window=64": lambda: ScratchPipe(window=64),
     "slipstream": Slipstream,
+    "hotline learn=20": lambda: Hotline(learn=20),
+    "sieve": Sieve,
 }
 
 
@@ -118,12 +122,43 @@ def test_hits_are_as_frozen(name: str) -> None:
     assert found == json.loads(HITS.read_text())[name]
 
 
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("name", TWINS)
 @pytest.mark.parametrize(("rows", "depth"), [(500, 0), (1000, 2)])
 def test_frozen_hits_equal_those_of_the_twin(name: str, rows: int, depth: int) -> None:
     window = FREE[name]().window
     counted = staged_hits(trace(), rows, TWINS[name], depth=depth, window=window)
     assert counted == json.loads(HITS.read_text())[name][f"{rows} rows, depth {depth}"]
+
+
+def sieve_hits(num_slots: int, depth: int, release_share: float = 0.02) -> int:
+    """Hits of SIEVE: a list, a set of marks and a hand, one row at a time."""
+    queue: list[int] = []  # oldest first
+    marked: set[int] = set()
+    hand = hits = 0
+    for number, batch in enumerate(trace()):
+        held = set().union(*trace()[max(number - depth, 0) : number + 1])
+        coming = sorted(set(batch) - set(queue))
+        hits += len(set(batch)) - len(coming)
+        marked |= set(batch) - set(coming)
+        shortage = len(queue) + len(coming) - num_slots
+        leaving = min(max(shortage, int(release_share * num_slots)), len(set(queue) - held)) if shortage > 0 else 0
+        while leaving:
+            hand = hand if hand < len(queue) else 0
+            if queue[hand] in held:
+                hand += 1
+            elif queue[hand] in marked:
+                marked.remove(queue[hand])
+                hand += 1
+            else:
+                del queue[hand]
+                leaving -= 1
+        queue += coming
+    return hits
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(500, 0), (1000, 2)])
+def test_frozen_hits_of_sieve_equal_those_of_its_twin(rows: int, depth: int) -> None:
+    assert sieve_hits(rows, depth) == json.loads(HITS.read_text())["sieve"][f"{rows} rows, depth {depth}"]
 
 
 def test_no_policy_is_better_than_belady() -> None:

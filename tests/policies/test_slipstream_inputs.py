@@ -202,7 +202,7 @@ def test_a_run_goes_on_from_its_state() -> None:
     samples = [(1, 2), (1, 50), (2, 3), (3, 4), (60, 3)]
     assert kept(restored, samples) == kept(policy, samples)
     assert (restored.seen_inputs, restored.dropped_inputs) == (policy.seen_inputs, policy.dropped_inputs)
-    with pytest.raises(ValueError, match="Slipstream: needed .*, found \\['rows'\\]"):
+    with pytest.raises(ValueError, match=r"Slipstream: needed .*, found \['rows'\]"):
         restored.load_state_dict({"rows": np.arange(2)})
 
 

@@ -1,0 +1,170 @@
+"""Hotline: what it learns and when, what comes first, and that a mini-batch stays the mini-batch it was."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import row_stats
+from numpy.typing import NDArray
+
+from adaptive import SGD, Policy, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive.batch import Batch, one_hot_batch
+from adaptive.errors import PolicyError
+from adaptive.policy import make_policy
+from policies.hotline import Hotline
+from policies.lru import LRU
+
+
+class View:
+    """One table of 100 rows."""
+
+    num_rows = 100
+    device_rows = 8
+    table_starts = np.array([0, 100])
+    row_bytes = np.array([16])
+
+    def rows(self, batch: Batch) -> NDArray[np.int64]:
+        return batch.ids
+
+    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.zeros(len(rows), np.bool_)
+
+    saturated = resident
+
+    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.zeros(len(rows), np.int64)
+
+
+def arranged(policy: Hotline, *batches: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Rows of the first feature of each batch."""
+    made = (
+        one_hot_batch(np.zeros((len(ids), 0), np.float32), np.array(ids), np.zeros(len(ids), np.float32))
+        for ids in batches
+    )
+    return [batch.ids[: batch.num_samples].tolist() for batch in policy.arrange(made, View())]
+
+
+def popular(policy: Hotline) -> list[int]:
+    scores = policy.score(row_stats(100, step=1000, last_access=np.arange(100)))
+    return np.flatnonzero(scores > 999).tolist()
+
+
+LEARNT = [[5], [5], [6], [7]]
+
+
+def test_the_frequent_rows_are_popular_once_learnt() -> None:
+    policy = Hotline(learn=2, capacity=0.25)
+    arranged(policy, LEARNT)
+    assert popular(policy) == []
+    arranged(policy, [[7], [7], [5], [8]])
+    assert popular(policy) == [5, 7]
+    assert policy.popular_rows == 2
+
+
+def test_rows_below_the_least_share_are_not_popular() -> None:
+    policy = Hotline(learn=1, min_share=0.3, capacity=1)
+    arranged(policy, LEARNT)
+    assert popular(policy) == [5]
+
+
+def test_one_in_some_batches_is_counted() -> None:
+    policy = Hotline(learn=4, every=3, capacity=1)
+    arranged(policy, [[1]], [[2]], [[3]], [[4]])
+    assert popular(policy) == [1, 4]
+
+
+def test_popular_rows_stay_and_of_the_others_the_most_recent() -> None:
+    policy = Hotline(learn=1, capacity=0.25)
+    arranged(policy, LEARNT)
+    rows = row_stats(9, step=90, last_access=[9, 80, 40, 7, 6, 2, 30, 88, -1])  # 5 and 6 are popular
+    assert np.argsort(policy.score(rows), kind="stable").tolist() == [8, 4, 3, 0, 2, 1, 7, 5, 6]
+
+
+def test_popular_inputs_come_first_and_keep_their_order() -> None:
+    policy = Hotline(learn=1, capacity=0.5)
+    first, second = arranged(policy, LEARNT, [[9], [7], [50], [5], [6]])
+    assert first == [5, 5, 6, 7]
+    assert second == [7, 5, 6, 9, 50]
+    assert (policy.seen_inputs, policy.popular_inputs) == (9, 7)
+
+
+def test_an_input_is_popular_if_all_its_rows_are() -> None:
+    policy = Hotline(learn=1, capacity=0.5)
+    assert arranged(policy, [[5, 6], [5, 7]], [[5, 60], [60, 5], [7, 5]])[1] == [7, 5, 60]
+
+
+def test_learning_again_follows_drift() -> None:
+    policy = Hotline(learn=2, relearn_every=4, capacity=0.25)
+    old, new = [[1], [2]], [[3], [4]]
+    arranged(policy, old, old, new, new)
+    assert popular(policy) == [1, 2]
+    arranged(policy, new)
+    assert popular(policy) == [1, 2], "what was learnt holds until the phase is over"
+    arranged(policy, new)
+    assert popular(policy) == [3, 4]
+
+
+def test_without_learning_again_it_stays() -> None:
+    policy = Hotline(learn=1, capacity=0.25)
+    arranged(policy, [[1], [2]], *[[[3], [4]]] * 20)
+    assert popular(policy) == [1, 2]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_it_goes_on_from_its_state_within_a_learning_phase_and_after_it(batches: int) -> None:
+    policy, restored = Hotline(learn=2, capacity=0.25), Hotline(learn=2, capacity=0.25)
+    arranged(policy, *[LEARNT] * batches)
+    restored.load_state_dict(policy.state_dict())
+    following = [[7], [1], [5], [5]], [[8], [7], [5], [6]]
+    assert arranged(restored, *following) == arranged(policy, *following)
+    assert popular(restored) == popular(policy)
+    with pytest.raises(ValueError, match="Hotline: needed popular, counted, counts and seen"):
+        restored.load_state_dict({})
+
+
+def weights(policy: Policy, scale: float) -> NDArray[np.float32]:
+    """A table after 30 mini-batches, each gradient row a multiple of `scale`."""
+
+    def batches() -> Iterator[Batch]:
+        random = np.random.default_rng(3)
+        for _ in range(30):
+            ids = random.zipf(1.4, (16, 2)) % 100
+            yield one_hot_batch(np.zeros((16, 0), np.float32), ids, (ids[:, 0] % 4).astype(np.float32))
+
+    table = TableConfig(name="t", num_embeddings=100, embedding_dim=4, features=("a", "b"), init_bound=0.0)
+    tier = TierConfig(device_rows="80%", device="cpu", when_full="shallower")
+    embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=SGD(lr=0.5))
+    for planned in embeddings.look_ahead(batches(), depth=2):
+        (embeddings.stack(planned).sum((1, 2)) * planned.labels * scale).sum().backward()
+        embeddings.step()
+    return embeddings.table_weights("t")
+
+
+def test_a_mini_batch_is_the_same_step_to_the_bit_where_sums_are_exact() -> None:
+    """Gradients are small whole numbers: no order of summation rounds."""
+    policy = Hotline(learn=3)
+    np.testing.assert_array_equal(weights(policy, 1.0), weights(LRU(), 1.0))
+    assert 0 < policy.popular_inputs < policy.seen_inputs
+
+
+def test_and_to_rounding_where_they_are_not() -> None:
+    found, expected = weights(Hotline(learn=3), 0.1), weights(LRU(), 0.1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.abs(expected).max() > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learn": 0}, "learn=0"),
+        ({"every": 0}, "every=0"),
+        ({"capacity": 0}, "capacity=0.0"),
+        ({"min_share": 2}, "min_share=2.0"),
+        ({"relearn_every": 100}, "relearn_every=100: needed more than learn=100"),
+    ],
+)
+def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        make_policy(Hotline, options)
+    assert message in str(error.value)
