@@ -112,6 +112,8 @@ def main() -> None:
     print(harness.hardware())
     print(quietness, flush=True)
     report = Report()
+    if options.size != "full":
+        report.notes.append("small sizes: a first impression, no verdict on the bars.")
     for name in BENCHMARKS:
         if name in options.only:
             report.merge(run_one(name, options.size, options.dlrm))

@@ -136,7 +136,7 @@ def weights(policy: Policy, scale: float) -> NDArray[np.float32]:
     tier = TierConfig(device_rows="80%", device="cpu", when_full="shallower")
     embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=SGD(lr=0.5))
     for planned in embeddings.look_ahead(batches(), depth=2):
-        (embeddings.stack(planned).sum((1, 2)) * planned.labels * scale).sum().backward()
+        (embeddings.stack(planned).sum((1, 2)) * planned.labels * scale).sum().backward()  # type: ignore[no-untyped-call]
         embeddings.step()
     return embeddings.table_weights("t")
 

@@ -61,7 +61,7 @@ def hits(batches: Sequence[Sequence[int]], size: int, depth: int = 0) -> tuple[i
     table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=1)
     with TieredEmbeddingBag([table], tier, policy=Sieve()) as embeddings:
         for planned in embeddings.look_ahead((batch_of(ids) for ids in batches), depth=depth):
-            embeddings.stack(planned).sum().backward()
+            embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
             embeddings.step()
         counts = embeddings.take_statistics().counts
         resident = np.flatnonzero(embeddings.view.resident(np.arange(NUM_ROWS))).tolist()

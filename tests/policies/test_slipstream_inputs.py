@@ -49,7 +49,7 @@ def batch_of(samples: Sequence[Sequence[int]]) -> Batch:
 
 
 def dropping(**options: Any) -> Slipstream:
-    defaults = {"skip": "inputs", "threshold": 0.1, "warmup": 0, "min_accesses": 1, "probe_every": 0}
+    defaults: dict[str, Any] = {"skip": "inputs", "threshold": 0.1, "warmup": 0, "min_accesses": 1, "probe_every": 0}
     return Slipstream(**defaults | options)
 
 
