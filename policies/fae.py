@@ -167,8 +167,10 @@ class FAE(Policy):
             for is_hot_now, number in self.scheduler.phases(len(queues[False]), len(queues[True])):
                 yield from self._phase(is_hot_now, queues[is_hot_now][:number])
                 del queues[is_hot_now][:number]
-        yield from self._phase(False, cold.rest())
-        yield from self._phase(True, hot.rest())
+        mixed = Refill(cold.size)  # so that no more than one batch is smaller than the others, as in the data
+        for batch in (*cold.rest(), *hot.rest()):
+            yield from self._phase(False, mixed.add(batch, np.ones(batch.num_samples, np.bool_)))
+        yield from self._phase(False, mixed.rest())
 
     def _phase(self, is_hot: bool, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:

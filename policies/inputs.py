@@ -29,22 +29,29 @@ def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 class Refill:
-    """Samples put together, in order, to batches of one size: that of the first batch."""
+    """Samples put together, in order, to batches of one size: the given one, or 0: that of the first batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 0) -> None:
+        self.size = size
+        self.filled = 0  # batches
         self._waiting: list[Batch] = []
         self._count = 0
-        self._size = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that do not fill a batch yet."""
+        return self._count
 
     def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
         """Take the chosen (B,) samples; yields the batches that have become full."""
-        self._size = self._size or batch.num_samples
+        self.size = self.size or batch.num_samples
         samples = np.flatnonzero(chosen)
         if len(samples):
             self._waiting.append(batch if len(samples) == batch.num_samples else batch.take(samples))
             self._count += len(samples)
-        while self._count >= self._size:
-            yield self._cut(self._size)
+        while self._count >= self.size:
+            self.filled += 1
+            yield self._cut(self.size)
 
     def rest(self) -> Iterator[Batch]:
         """What is left, as one smaller batch, if anything is."""

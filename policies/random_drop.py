@@ -18,7 +18,7 @@ class RandomDrop(Policy):
     """Rows are worth their look-ups so far; every input is dropped with the same probability.
 
     Args:
-        share: of the inputs, dropped. The others train in full batches.
+        share: of the inputs, dropped. The others train in full batches; those that fill none at the end go, too.
         seed: of the choice.
 
     Attributes:
@@ -47,7 +47,10 @@ class RandomDrop(Policy):
             self.seen_inputs += batch.num_samples
             self.dropped_inputs += int((~kept).sum())
             yield from refill.add(batch, kept)
-        yield from refill.rest()
+        if refill.filled:  # a small last batch would weigh its few inputs like a full one its many
+            self.dropped_inputs += refill.num_waiting
+        else:
+            yield from refill.rest()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {"inputs": np.array([self.seen_inputs, self.dropped_inputs])}

@@ -54,10 +54,12 @@ class Slipstream(Policy):
         probe_every: a saturated row counts as not saturated at one in `probe_every` questions, chosen by a hash of
             row and batch, and is judged anew by how far it then moves; 0: never.
         drop_at: mode `inputs`: share of an input's watched rows that must be saturated for it to be dropped; 1: all of
-            them, 0: any one. An input without watched rows is never dropped, nor more than 90 % of a batch.
+            them, 0: any one. A watched row of which no movement is known is not saturated. An input without watched
+            rows is never dropped, nor more than 90 % of a batch; kept inputs that fill no batch at the end are.
         target_drop: mode `inputs`: share of the inputs with watched rows that is to be dropped, at most. After every
             question the threshold is then found on the latest 4096 inputs (Sampling Block), and `threshold` and
-            `hysteresis` do not count. None: the threshold is fixed.
+            `hysteresis` do not count. A target that is out of reach makes all rows of known movement saturated.
+            None: the threshold is fixed.
 
     Attributes:
         seen_inputs, dropped_inputs: mode `inputs`: samples that came and those left out, so far.
@@ -147,7 +149,9 @@ class Slipstream(Policy):
         else:
             path, accesses = rows.update_norm - self._norms[rows.rows], rows.accesses - self._accesses[rows.rows]
             share = path / np.maximum(rows.update_norm, np.finfo(np.float32).tiny)
-            moved = np.where(rows.saturated, np.float32(np.nan), share)  # hardly an update was let through
+            new = self._norms[rows.rows] == 0
+            # Of a saturated row hardly an update was let through.
+            moved = np.where(rows.saturated | new, np.float32(np.nan), share)
             self._norms[rows.rows], self._accesses[rows.rows] = rows.update_norm, rows.accesses
         known = (moved > 0) & (accesses >= self.min_accesses)
         return np.where(known, moved, np.float32(np.nan))
@@ -182,7 +186,10 @@ class Slipstream(Policy):
             self.seen_inputs += batch.num_samples
             self.dropped_inputs += int(dropped.sum())
             yield from refill.add(batch, ~dropped)
-        yield from refill.rest()
+        if refill.filled:  # a small last batch would weigh its few inputs like a full one its many
+            self.dropped_inputs += refill.num_waiting
+        else:
+            yield from refill.rest()
 
     def _classify(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(B,) inputs to drop: enough of their watched rows are saturated."""

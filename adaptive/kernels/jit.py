@@ -64,12 +64,13 @@ def _promise_no_alias(compiled: Any) -> None:
     compiled._compiler._customize_flags = with_noalias
 
 
-def kernel(*, parallel: bool = False, noalias: bool = False) -> Callable[[F], F]:
+def kernel(*, parallel: bool = False, noalias: bool = False, inline: bool = False) -> Callable[[F], F]:
     """Compile a function over arrays: `@kernel()`, or `@kernel(parallel=True)` for training-thread kernels.
 
     The plain Python function stays reachable as `.py_func`. Division follows IEEE rules (no exceptions), sums are
     never reordered (no fast-math): results do not depend on the machine's vector width. `noalias` promises that no
-    two array arguments overlap, which lets loops become vector instructions.
+    two array arguments overlap, which lets loops become vector instructions. `inline` puts the function into its callers: a call that passes arrays
+    counts references to each, which costs more than the work on a row.
     """
 
     def compile_(function: F) -> F:
@@ -82,6 +83,7 @@ def kernel(*, parallel: bool = False, noalias: bool = False) -> Callable[[F], F]
                 cache=_CACHE_DIR is not None,
                 error_model="numpy",
                 parallel=parallel,
+                inline="always" if inline else "never",
             )(function)
             if noalias:
                 _promise_no_alias(compiled)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from adaptive import TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.errors import PolicyError
 from adaptive.policy import make_policy
@@ -158,6 +159,24 @@ def test_a_large_table_is_estimated_from_chunks() -> None:
     assert again.hot_rows < 41_000
 
 
+def test_bytes_of_rows_are_those_of_their_tables() -> None:
+    """Through real tiers: tables of two widths, of which the small one is hot as a whole."""
+    tables = [
+        TableConfig(name="wide", num_embeddings=200, embedding_dim=16),
+        TableConfig(name="narrow", num_embeddings=100, embedding_dim=2),
+    ]
+    policy = FAE(small_table_bytes=100 * 8 + 1)
+    tier = TierConfig(device_rows="60%", device="cpu")
+    with TieredEmbeddingBag(tables, tier, policy=policy) as embeddings:
+        embeddings.calibrate([batch_of([3, 7], [3, 8])])
+        view = embeddings.view
+        widths = dict(zip(np.diff(view.table_starts).tolist(), view.row_bytes.tolist(), strict=True))
+        assert widths == {200: 64, 100: 8}
+        list(policy.arrange(iter([batch_of([150, 1], [3, 1])] * 2), view))
+    assert policy.hot_rows == 101
+    assert policy.two_home_bytes == policy.swaps * (64 + 100 * 8) > 0
+
+
 def test_the_sample_rate_thins_the_sample() -> None:
     batch = batch_of(*[[row % 100] for row in range(1000)])
     some = FAE(select="top", sample_rate=0.02)
@@ -194,7 +213,14 @@ def test_an_input_is_hot_if_all_its_look_ups_are() -> None:
     policy = FAE(select="top")
     policy.calibrate([batch_of(*[[row, row] for row in range(10)])], view)
     arranged = list(policy.arrange(iter([batch_of([1, 1], [1, 50], [50, 1], [2, 3])]), view))
-    assert [batch.ids.tolist() for batch in arranged] == [[1, 50, 50, 1], [1, 2, 1, 3]]
+    assert [batch.ids.tolist() for batch in arranged] == [[1, 50, 1, 2, 50, 1, 1, 3]]  # cold, cold, hot, hot
+
+
+def test_what_fills_no_batch_at_the_end_is_mixed_so_that_one_batch_at_most_is_small() -> None:
+    policy, view = calibrated(10)
+    numbers = [1, 50, 2, 60, 3, 70, 4, 80, 5, 90, 6]
+    arranged = [batch.ids.tolist() for batch in policy.arrange(stream(numbers, 4), view)]
+    assert arranged == [[50, 60, 70, 80], [1, 2, 3, 4], [90, 5, 6]]
 
 
 def test_two_homes_would_have_copied_the_hot_rows_at_every_swap() -> None:

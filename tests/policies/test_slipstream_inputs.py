@@ -96,7 +96,14 @@ def test_any_saturated_row_is_less_than_half_of_three() -> None:
 def test_kept_inputs_fill_whole_batches() -> None:
     policy = dropping()
     ask(policy, DRIFT)
-    assert kept(policy, [(3,), (1,), (4,)], [(1,), (50,), (51,)], [(2,), (52,), (2,)]) == [[3, 4, 50], [51, 52]]
+    assert kept(policy, [(3,), (1,), (4,)], [(1,), (50,), (51,)], [(53,), (52,), (2,)]) == [[3, 4, 50], [51, 53, 52]]
+
+
+def test_what_fills_no_batch_at_the_end_is_dropped_too() -> None:
+    policy = dropping()
+    ask(policy, DRIFT)
+    assert kept(policy, [(3,), (1,), (4,)], [(50,), (51,), (2,)]) == [[3, 4, 50]]
+    assert (policy.seen_inputs, policy.dropped_inputs) == (6, 3)
 
 
 def test_a_batch_is_never_dropped_as_a_whole() -> None:
@@ -213,7 +220,7 @@ def test_movement_is_the_share_of_the_path_since_the_last_question() -> None:
     """Row 0 went 1 of 10 since, row 1 went 5 of 10; row 2 went nowhere; row 3 was looked up too seldom."""
     policy = Slipstream(skip="updates", metric="movement", threshold=0.2, warmup=0, min_accesses=10, probe_every=0)
     first = row_stats(4, step=64, update_norm=[9, 5, 10, 9], accesses=[100] * 4)
-    assert not policy.saturated(first).any(), "all of the path so far is new"
+    assert not policy.saturated(first).any(), "no one knows which part of the path is new"
     second = row_stats(4, step=128, update_norm=[10, 10, 10, 10], accesses=[110, 110, 110, 109])
     assert policy.saturated(second).tolist() == [True, False, False, False]
 
@@ -297,7 +304,7 @@ def test_random_drop_drops_its_share_and_the_same_inputs_each_time() -> None:
     def remaining(seed: int) -> list[int]:
         policy = RandomDrop(share=0.3, seed=seed)
         arranged = list(policy.arrange((batch_of([[row] for row in range(50)]) for _ in range(40)), View()))
-        assert all(batch.num_samples == 50 for batch in arranged[:-1])
+        assert all(batch.num_samples == 50 for batch in arranged)
         assert policy.seen_inputs == 2000 and 0.26 < policy.dropped_inputs / 2000 < 0.34
         return [int(row) for batch in arranged for row in batch.ids]
 
