@@ -68,9 +68,14 @@ def kernel(*, parallel: bool = False, noalias: bool = False, inline: bool = Fals
     """Compile a function over arrays: `@kernel()`, or `@kernel(parallel=True)` for training-thread kernels.
 
     The plain Python function stays reachable as `.py_func`. Division follows IEEE rules (no exceptions), sums are
-    never reordered (no fast-math): results do not depend on the machine's vector width. `noalias` promises that no
-    two array arguments overlap, which lets loops become vector instructions. `inline` puts the function into its callers: a call that passes arrays
-    counts references to each, which costs more than the work on a row.
+    never reordered (no fast-math; the interaction of `kernels.interaction` is the one exception): results do not
+    depend on the machine's vector width.
+
+    Args:
+        parallel: `prange` runs on several threads; for the training thread only.
+        noalias: promises that no two array arguments overlap, which lets loops become vector instructions.
+        inline: puts the function into its callers. A call that passes arrays counts references to each of them,
+            which costs more than the work on a row.
     """
 
     def compile_(function: F) -> F:
