@@ -1,0 +1,30 @@
+"""The examples run as they stand and print what they say they print. (`custom_policy.py`: tests/policies.)"""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def printed(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_quickstart_learns_and_placement_does_not_matter(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("quickstart.py", capsys)
+    assert "tables equal" in text and "DIFFER" not in text
+    assert float(re.search(r"AUC (0\.\d+)", text)[1]) > 0.7  # type: ignore[index]
+    assert "device tier: 40,000 of 200,000 rows" in text
+    lru, lfu = (re.findall(rf"{policy} .*loss (.*)", text) for policy in ("lru", "lfu"))
+    assert len(lru) == 4 and lru == lfu
+
+
+def test_own_loop_learns_its_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("own_loop.py", capsys)
+    first, *_, last = (float(loss) for loss in re.findall(r"loss (\d\.\d+)", text))
+    assert last < first
+    assert float(re.search(r"right on new samples: (.*)%", text)[1]) > 70  # type: ignore[index]
