@@ -116,6 +116,10 @@ class Policy(ABC):
     drops_inputs: bool = False
     """Whether `arrange` leaves samples out. That changes what is trained, as `saturated` does."""
 
+    seen_inputs: int = 0
+    dropped_inputs: int = 0
+    """Samples that came to `arrange` and those that it left out, so far; counted by a policy that drops inputs."""
+
     watches: bool = True
     """Whether `saturated`, where a policy defines it, is to be asked and given measurements; a policy whose settings
     do without says no, and no snapshots are kept."""

@@ -244,6 +244,7 @@ class _Run:
         )
 
     def _summary(self, found: Evaluation | None) -> dict[str, Any]:
+        policy = self.parts.embeddings.policy
         auc, log_loss = self.recorder.auc.value(), self.recorder.log_loss.value()
         quality = {"auc_of": "training", "auc": auc, "log_loss": log_loss, "eval_samples": 0}
         if found is not None:
@@ -251,6 +252,7 @@ class _Run:
         return {
             **run_summary(self.config.policy, self.recorder.totals, auc=auc, log_loss=log_loss),
             **quality,
+            "skipped_input_share": policy.dropped_inputs / policy.seen_inputs if policy.dropped_inputs else 0.0,
             "device_rows": self.parts.embeddings.view.device_rows,
             "seed": self.config.seed,
             "rejected_lines": self.dataset.rejects(),

@@ -112,18 +112,25 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
 
 def _skipping(summary: Mapping[str, Any]) -> list[str]:
     """Skipping is the one thing that changes what is trained: said if it happened, nothing otherwise."""
+    lines = []
+    if summary.get("skipped_input_share"):
+        lines.append(
+            f"dropped: {percent_text(summary['skipped_input_share'])} of the inputs; compare with `random_drop` at the "
+            f"same share. The trained tables differ from a run that drops nothing"
+        )
     if not summary["skipped_update_share"] and not summary["skipped_lookup_share"]:
-        return []
+        return lines
     skipped, deferred = summary["skipped_update_share"] or 0.0, summary["deferred_update_share"] or 0.0
     reasons = []
     if deferred:
         reasons.append(f"{percent_text(deferred)} deferred, their gradients applied with a later one")
     if skipped > deferred:
         reasons.append(f"{percent_text(skipped - deferred)} dropped, because their rows were saturated")
-    return [
+    lines.append(
         f"not written: {percent_text(skipped)} of row updates ({percent_text(summary['skipped_lookup_share'])} of "
         f"look-ups): {'; '.join(reasons)}. The trained tables differ from a run that skips nothing"
-    ]
+    )
+    return lines
 
 
 def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int] | None) -> list[str]:

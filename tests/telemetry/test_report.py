@@ -125,6 +125,13 @@ def test_skipping_is_said_when_it_happened():
     ) in text
 
 
+def test_dropped_inputs_are_said():
+    totals = totals_of(interval(10, tables={"site": SITE, "user": USER}))
+    summary = run_summary("random_drop", totals, auc=0.75, log_loss=0.4)
+    assert "dropped:" not in summary_text(summary, totals)
+    assert "dropped: 12.5 % of the inputs; compare" in summary_text({**summary, "skipped_input_share": 0.125}, totals)
+
+
 def test_deferral_is_told_apart_from_dropping():
     both = replace(SITE, skipped_updates=100, deferred_updates=60, skipped_lookups=500)
     totals = totals_of(interval(10, tables={"site": both, "user": USER}))
