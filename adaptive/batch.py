@@ -81,6 +81,16 @@ class Batch:
     def num_features(self) -> int:
         return (len(self.offsets) - 1) // max(self.num_samples, 1)
 
+    def feature_span(self, feature: int) -> slice:
+        """Where the look-ups of one feature stand in `ids` and `weights`."""
+        first = feature * self.num_samples
+        return slice(int(self.offsets[first]), int(self.offsets[first + self.num_samples]))
+
+    def num_lookups(self, feature: int) -> int:
+        """Look-ups of one feature."""
+        span = self.feature_span(feature)
+        return int(span.stop - span.start)
+
     def take(self, samples: NDArray[np.int64]) -> "Batch":
         """The batch of the given samples, in the given order.
 
@@ -137,7 +147,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     parts = [
         (batch, feature) for feature in range(num_features.pop()) for batch in batches
     ]  # feature-major over all samples
-    spans = [_feature_span(batch, feature) for batch, feature in parts]
+    spans = [batch.feature_span(feature) for batch, feature in parts]
     sizes = np.concatenate([np.diff(b.offsets)[f * b.num_samples : (f + 1) * b.num_samples] for b, f in parts])
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
@@ -154,11 +164,6 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         weights=weights,
         origin=_join_origins(batches),
     )
-
-
-def _feature_span(batch: Batch, feature: int) -> slice:
-    first = feature * batch.num_samples
-    return slice(int(batch.offsets[first]), int(batch.offsets[first + batch.num_samples]))
 
 
 def _join_origins(batches: Sequence[Batch]) -> Origin | None:

@@ -62,7 +62,7 @@ class GroupWork:
         pooled = sorted((f for f in features if f.column >= 0), key=lambda f: f.column)
         loose = [f for f in features if f.column < 0]
         samples = batch.num_samples
-        sizes = [int(batch.offsets[(f.position + 1) * samples] - batch.offsets[f.position * samples]) for f in loose]
+        sizes = [batch.num_lookups(f.position) for f in loose]
         parts = torch.split(vectors, [samples * len(pooled), *sizes])
         columns = parts[0].view(samples, len(pooled), -1).unbind(1) if pooled else ()
         named = {f.name: column for f, column in zip(pooled, columns, strict=True)}

@@ -5,7 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adaptive.telemetry.text import bytes_text, count_text, percent_text, score_text
+from adaptive.telemetry.text import aligned, bytes_text, count_text, percent_text, score_text
 
 Row = list[str]
 
@@ -19,9 +19,9 @@ def comparison_text(result: Mapping[str, Any]) -> str:
     """Two tables, a verdict for each policy, and what went wrong."""
     return "\n".join(
         [
-            *_aligned(_quality_rows(result)),
+            *aligned(_quality_rows(result)),
             "",
-            *_aligned(_time_rows(result)),
+            *aligned(_time_rows(result)),
             "",
             *_verdicts(result),
             "",
@@ -137,14 +137,6 @@ def _difference(one: Mapping[str, Any]) -> str:
     if mean is None or one["exact"]:
         return "-" if mean is None else "none"
     return f"{mean:+.5f}" if bounds is None else f"{mean:+.5f} [{bounds[0]:+.5f}, {bounds[1]:+.5f}]"
-
-
-def _aligned(rows: Sequence[Row]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
 
 
 def _markdown(rows: Sequence[Row]) -> str:

@@ -2,13 +2,13 @@
 
 import importlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from adaptive.errors import ConfigError, OutputError
 from adaptive.files import write_atomic
-from adaptive.telemetry.text import bytes_text, count_text, percent_text
+from adaptive.telemetry.text import aligned, bytes_text, count_text, percent_text
 
 STEPS = {
     "look_ahead": "look-ahead",
@@ -31,7 +31,7 @@ def simulation_text(result: Mapping[str, Any]) -> str:
         f"depth {result['depth']}; {count_text(result['lookups_per_s'])} look-ups/s planned"
     )
     runs = [run for run in result["runs"] if run["error"] is None]
-    lines = _aligned([[*HEAD, *STEPS.values()], *(_cells(run, result["batches"]) for run in runs)])
+    lines = aligned([[*HEAD, *STEPS.values()], *(_cells(run, result["batches"]) for run in runs)])
     failed = _failures(result)
     return "\n".join([head, "", *lines, "", LEGEND, *(["", *failed] if failed else [])])
 
@@ -57,14 +57,6 @@ def _cells(run: Mapping[str, Any], batches: int) -> list[str]:
         bytes_text(run["bytes_h2d"] / batches),
         bytes_text(run["bytes_d2h"] / batches),
         *("-" if run["step_ms"][name] is None else f"{run['step_ms'][name]:.3f}" for name in STEPS),
-    ]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
     ]
 
 

@@ -1,11 +1,11 @@
 """The end of a run: totals over all intervals, the object that `--json` prints, and the text for people."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from adaptive.telemetry.jsonl import plain
 from adaptive.telemetry.record import IntervalRecord, TableCounts, add_counts, sum_tables
-from adaptive.telemetry.text import bytes_text, count_text, percent_text, score_text
+from adaptive.telemetry.text import aligned, bytes_text, count_text, percent_text, score_text
 
 SCHEMA: Final = 1
 MAX_TABLES: Final = 10  # with a line of their own
@@ -145,7 +145,7 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
         header += ["saturated", "not written"]
         for row, counts in zip(rows, shown.values(), strict=True):
             row += [count_text(counts.saturated_rows), percent_text(counts.skipped_update_share)]
-    return _aligned([header, *rows])
+    return aligned([header, *rows])
 
 
 def _cells(name: str, counts: TableCounts) -> list[str]:
@@ -156,16 +156,4 @@ def _cells(name: str, counts: TableCounts) -> list[str]:
         count_text(counts.resident_rows),
         bytes_text(counts.bytes_h2d),
         bytes_text(counts.bytes_d2h),
-    ]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell: the first to the left, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
     ]

@@ -1,6 +1,7 @@
 """Numbers as people read them, for the progress line and the end of a run. A number that is None is a dash."""
 
 import math
+from collections.abc import Sequence
 
 
 def count_text(number: float | None) -> str:
@@ -41,3 +42,15 @@ def duration_text(seconds: float | None) -> str:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell: the first to the left, numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

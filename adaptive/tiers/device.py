@@ -168,7 +168,7 @@ class CpuDevice(DeviceTier):
         return self._update(sums, self._sums, self.weights, self.state)
 
     def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
-        waiting = np.flatnonzero((entries >= 0) & self._pending[entries]) if len(self._pending) else entries[:0]
+        waiting = waiting_rows(entries, self._pending)
         self._update(one_each(waiting, waiting, entries[waiting]), self._sums, weights, state)
 
     def drift(self, snapshots: Snapshots) -> Floats:
@@ -202,6 +202,12 @@ class CpuDevice(DeviceTier):
     @property
     def num_bytes(self) -> tuple[int, int, int]:
         return self.weights.nbytes, self.state.nbytes, self._snapshots.nbytes + self._sums.nbytes
+
+
+def waiting_rows(entries: Int64s, pending: NDArray[np.bool_]) -> Int64s:
+    """Positions of the rows whose gradient waits; entries (n,) or -1."""
+    watched = np.flatnonzero(entries >= 0)
+    return watched[pending[entries[watched]]]
 
 
 def one_each(rows: Int64s, locations: Int64s, vectors: Int64s) -> Grouping:

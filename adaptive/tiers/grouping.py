@@ -18,7 +18,7 @@ def describe_bags(group: Group, batch: Batch, inverse: NDArray[np.int32], locati
     num_lookups = len(inverse)
     columns = group.num_columns
     max_bags = sum(
-        samples if feature.column >= 0 else _num_lookups(batch, feature.position) for feature in group.features
+        samples if feature.column >= 0 else batch.num_lookups(feature.position) for feature in group.features
     )
     starts, vectors = np.empty(max_bags + 1, np.int64), np.empty(max_bags, np.int32)
     tables = np.empty(max_bags, np.int32)
@@ -26,7 +26,7 @@ def describe_bags(group: Group, batch: Batch, inverse: NDArray[np.int32], locati
     bag = at = 0
     next_vector = samples * columns
     for feature in group.features:
-        size = _num_lookups(batch, feature.position)
+        size = batch.num_lookups(feature.position)
         count = planning.lay_out_bags(
             batch.offsets,
             samples,
@@ -73,18 +73,10 @@ def group_updates(
     return grouping, updated
 
 
-def _num_lookups(batch: Batch, position: int) -> int:
-    first = position * batch.num_samples
-    return int(batch.offsets[first + batch.num_samples] - batch.offsets[first])
-
-
 def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]:
     """(N,) weights of look-ups in the group's order; ones to be filled for mean pooling; empty where all are 1."""
     if batch.weights is not None:
-        parts = []
-        for feature in group.features:
-            first = feature.position * batch.num_samples
-            parts.append(batch.weights[batch.offsets[first] : batch.offsets[first + batch.num_samples]])
+        parts = [batch.weights[batch.feature_span(feature.position)] for feature in group.features]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
     if any(feature.mean for feature in group.features):
         return np.ones(num_lookups, np.float32)

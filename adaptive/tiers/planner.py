@@ -80,8 +80,6 @@ class Planner:
 
     def saturated_per_table(self) -> Int64s:
         """(tables of the group,) rows whose updates are skipped now."""
-        if self.hot is None:
-            return np.zeros(len(self.group.tables), np.int64)
         return self._saturated_per_table
 
     # --- one batch -------------------------------------------------------------------------------------------
@@ -159,8 +157,9 @@ class Planner:
             return _LeftOut(np.zeros(0, np.bool_))
         counts, ends = distinct.counts, distinct.table_ends
         entries = self.hot.admit(distinct.rows, self.tracker.accesses)
-        skipped, due_now = self.hot.visit(number, entries, counts, locations)
-        snapshots = due_now if self._referee.watches_saturation else None
+        skipped, snapshots = np.zeros(len(entries), np.bool_), None
+        if self._referee.watches_saturation:
+            skipped, snapshots = self.hot.visit(number, entries, counts, locations)
         if self.deferral is None:
             planning.count_skipped(ends, counts, skipped, tally)
             return _LeftOut(skipped, snapshots, entries)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adaptive.kernels import cpu, cuda
 from adaptive.rows.optim import RowOptimizer
-from adaptive.tiers.device import DeviceTier, Floats, Int64s, one_each
+from adaptive.tiers.device import DeviceTier, Floats, Int64s, one_each, waiting_rows
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.plan import Deferred, Grouping, Moves, Pooling, Snapshots
 
@@ -31,6 +31,8 @@ class TorchDevice(DeviceTier):
         self._kind = optimizer.kind
         self._settings = optimizer.settings()
         self._corrections = optimizer.corrections()
+        self._numbers = [float(value) for value in self._settings]
+        self._device_corrections = self._tensor(self._corrections)
         fill = float("nan") if poison else 0.0
         self.weights = torch.full((num_slots, host.weights.shape[1]), fill, device=device)
         self.state = torch.full((num_slots, host.state.shape[1]), fill, device=device)
@@ -80,9 +82,7 @@ class TorchDevice(DeviceTier):
         return values
 
     def update(self, grouping: Grouping, gradients: Tensor) -> Floats:
-        summed = cuda.sum_gradients(
-            gradients, self._index(grouping.vectors), self._index(grouping.segments), self._tensor(grouping.scales)
-        )
+        summed = self._summed(grouping, gradients)
         norms = np.empty(len(grouping.rows), np.float32)
         on_device, on_host = np.flatnonzero(grouping.locations >= 0), np.flatnonzero(grouping.locations < 0)
         if len(on_device):
@@ -91,10 +91,19 @@ class TorchDevice(DeviceTier):
             norms[on_host] = self._update_host(grouping.locations[on_host], summed[self._index(on_host)])
         return norms
 
+    def _summed(self, grouping: Grouping, gradients: Tensor) -> Tensor:
+        """(U, D) the gradient of each row."""
+        return cuda.sum_gradients(
+            gradients, self._index(grouping.vectors), self._index(grouping.segments), self._tensor(grouping.scales)
+        )
+
+    def _steps(self, state: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """(changes to subtract, new state) of one optimizer step."""
+        return cuda.steps(self._kind, state, gradients, self._numbers, self._device_corrections)
+
     def _update_slots(self, locations: Int64s, gradients: Tensor) -> Floats:
         slots = self._index(locations)
-        settings = [float(value) for value in self._settings]
-        delta, state = cuda.steps(self._kind, self.state[slots], gradients, settings, self._tensor(self._corrections))
+        delta, state = self._steps(self.state[slots], gradients)
         self.weights[slots] = self.weights[slots] - delta
         self.state[slots] = state
         norms: Floats = cuda.square_root(cuda.square_sum(delta)).cpu().numpy()
@@ -123,9 +132,7 @@ class TorchDevice(DeviceTier):
 
     def defer(self, deferred: Deferred, gradients: Tensor) -> Floats:
         grouping, entries = deferred.grouping, deferred.grouping.locations
-        summed = cuda.sum_gradients(
-            gradients, self._index(grouping.vectors), self._index(grouping.segments), self._tensor(grouping.scales)
-        )
+        summed = self._summed(grouping, gradients)
         going_on = self._tensor(self._pending[entries])[:, None]
         index = self._index(entries)
         self._sums[index] = torch.where(going_on, self._sums[index] + summed, summed)
@@ -135,12 +142,9 @@ class TorchDevice(DeviceTier):
         return self.update(one_each(deferred.due_rows, deferred.due_locations, due), self._sums)
 
     def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
-        waiting = np.flatnonzero((entries >= 0) & self._pending[entries]) if len(self._pending) else entries[:0]
-        sums = self._sums[self._index(entries[waiting])].cpu().numpy()
-        rows = self._tensor(weights[waiting]), self._tensor(state[waiting])
-        settings = [float(value) for value in self._settings]
-        delta, after = cuda.steps(self._kind, rows[1], self._tensor(sums), settings, self._tensor(self._corrections))
-        weights[waiting] = (rows[0] - delta).cpu().numpy()
+        waiting = waiting_rows(entries, self._pending)
+        delta, after = self._steps(self._tensor(state[waiting]), self._sums[self._index(entries[waiting])])
+        weights[waiting] = (self._tensor(weights[waiting]) - delta).cpu().numpy()
         state[waiting] = after.cpu().numpy()
 
     def drift(self, snapshots: Snapshots) -> Floats:
