@@ -10,7 +10,7 @@ from scipy import stats
 from toy import ToyData, toy_config
 
 import adaptive.compare.runs
-import adaptive.trainer
+import adaptive.runs
 from adaptive.compare.contenders import Contender, contenders
 from adaptive.compare.judge import interval, judge
 from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
@@ -26,7 +26,7 @@ SKIP = {"interval": 2, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive.trainer, "open_data", lambda config, run_directory=None: ToyData(num_train=320))
+    monkeypatch.setattr(adaptive.runs.training, "open_data", lambda config, run_directory=None: ToyData(num_train=320))
 
 
 def rival(policy: str, **changed: Any) -> Contender:
@@ -93,7 +93,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("save", [True, False])
 def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: bool) -> None:
-    real = adaptive.trainer.train_run
+    real = adaptive.runs.train_run
 
     def rigged(config: TrainConfig, **options: Any) -> dict[str, Any]:
         if config.policy == "lfu" and config.seed == 1:
@@ -110,7 +110,7 @@ def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal AUC and log loss are not all: the weights themselves are compared, by their digests."""
-    real = adaptive.trainer.train_run
+    real = adaptive.runs.train_run
 
     def rigged(config: TrainConfig, **options: Any) -> dict[str, Any]:
         summary = real(config, **options)

@@ -23,6 +23,7 @@ LAYERS = [
     ["build", "settings", "recorder", "contract"],
     ["simulate"],
     ["trainer"],
+    ["runs"],
     ["compare"],
     ["cli"],
 ]

@@ -17,9 +17,10 @@ from toy_runs import assert_equal, data_fixture, everything, nothing_is_left_beh
 from adaptive.checkpoint import load_checkpoint
 from adaptive.errors import CheckpointError, InputError, OutputError
 from adaptive.rundir import read_record
+from adaptive.runs import evaluate_run, plan_run, train_run
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import EvalRecord, IntervalRecord
-from adaptive.trainer import Trainer, evaluate_run, plan_run, train_run
+from adaptive.trainer import Trainer
 
 KEYS = {
     "schema", "policy", "steps", "samples", "samples_per_s", "auc", "log_loss", "hit_rate", "fetched_rows",

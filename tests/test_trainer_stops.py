@@ -23,9 +23,10 @@ from adaptive.errors import InputError, NonFiniteError, PolicyError
 from adaptive.planned import Planned
 from adaptive.policy import Policy, RowStats
 from adaptive.rundir import read_record
+from adaptive.runs import evaluate_run, train_run
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import EvalRecord, IntervalRecord
-from adaptive.trainer import Trainer, evaluate_run, train_run
+from adaptive.trainer import Trainer
 
 # -- numbers that are not finite ----------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from toy import SIZES, ToyData, toy_config
 
 import adaptive.build
-import adaptive.trainer
 from adaptive.build import Parts, build
 from adaptive.models.dlrm import DLRM
+from adaptive.runs import evaluating, training
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,8 @@ def data_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ToyData]:
 
     def use(*arguments: Any, **options: Any) -> ToyData:
         toy = ToyData(*arguments, **options)
-        monkeypatch.setattr(adaptive.trainer, "open_data", lambda config, run_directory=None: toy)
+        for module in (training, evaluating):
+            monkeypatch.setattr(module, "open_data", lambda config, run_directory=None: toy)
         return toy
 
     use()

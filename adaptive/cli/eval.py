@@ -14,6 +14,6 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the saved weights of a run on its evaluation data."""
-    from adaptive.trainer import evaluate_run
+    from adaptive.runs import evaluate_run
 
     print_result(evaluate_run(run, stream=sys.stderr), as_json=as_json)

@@ -42,7 +42,7 @@ def run(
     from adaptive.settings import load_settings
 
     settings, origins = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
-    from adaptive.trainer import plan_run, train_run
+    from adaptive.runs import plan_run, train_run
 
     if dry_run:
         given = {key: origin for key, origin in origins.items() if origin != "default"}

@@ -21,7 +21,7 @@ from adaptive.compare.contenders import Contender
 from adaptive.config import TrainConfig
 from adaptive.errors import OutputError
 from adaptive.files import write_atomic
-from adaptive.trainer import train_run
+from adaptive.runs import train_run
 
 RECORD: Final = "comparison.json"
 _OURS: Final = re.compile(rf"{RECORD}(\.tmp-\d+)?|seed-\d+")

@@ -66,9 +66,9 @@ class FakeTrainer:
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
-    """In the place of `adaptive.trainer`."""
+    """In the place of `adaptive.runs`."""
     fake = FakeTrainer()
-    module: Any = ModuleType("adaptive.trainer")
+    module: Any = ModuleType("adaptive.runs")
     module.train_run, module.plan_run, module.evaluate_run = fake.train_run, fake.plan_run, fake.evaluate_run
-    monkeypatch.setitem(sys.modules, "adaptive.trainer", module)
+    monkeypatch.setitem(sys.modules, "adaptive.runs", module)
     return fake

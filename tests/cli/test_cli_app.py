@@ -123,7 +123,7 @@ def test_sigterm_unwinds_and_gives_the_handler_back(cli: Cli, trainer: Any, monk
         finally:
             unwound.append(True)
 
-    monkeypatch.setattr(sys.modules["adaptive.trainer"], "evaluate_run", evaluate_run)
+    monkeypatch.setattr(sys.modules["adaptive.runs"], "evaluate_run", evaluate_run)
     before = signal.getsignal(signal.SIGTERM)
     result = cli("eval", "x")
     assert (result.code, unwound) == (143, [True])
