@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,10 @@ def _import(path: Path, name: str) -> Any:
     if str(path) not in sys.path:
         sys.path.insert(0, str(path))
     try:
-        return importlib.import_module(name)
+        with redirect_stdout(sys.stderr):  # it prints which optional packages it does without
+            return importlib.import_module(name)
     except ImportError as error:
-        raise NotAvailable(f"{name}.py of facebookresearch/dlrm cannot be imported: {error}") from error
+        raise NotAvailable(f"facebookresearch/dlrm needs {error.name or error} to import {name}") from error
 
 
 def _optimizer(path: Path, tables: list[nn.Parameter], setup: Setup) -> Any:

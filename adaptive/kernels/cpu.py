@@ -5,8 +5,8 @@ Letters: B bags, N look-ups, V output vectors, U rows to update, D width of a ro
 A *location* says where a row lies: `>= 0` a slot of the device tier, `< 0` row `~location` of the host tier.
 Both tiers are passed to every kernel, so a bag is summed in look-up order wherever its rows lie; this is why
 placement cannot change the numbers. Sums over a row are taken in four fixed parts, so results do not depend on the
-machine. Loops over a row are plain on purpose: numba switches LLVM's straight-line vectoriser off, and loops over
-constant blocks of 8 or 16 values, which it would unroll, measured 4 to 10 times slower.
+machine. What is done to whole rows is written with `row_ops` and `row_sums`: LLVM vectorises a loop of unknown length
+for long rows, and a row of 16 values would be left to the scalar remainder.
 """
 
 import math
@@ -16,6 +16,8 @@ import numpy as np
 
 from adaptive.kernels.jit import kernel
 from adaptive.kernels.prefetch import prefetch_row
+from adaptive.kernels.row_ops import Scalar, row_op, square_root
+from adaptive.kernels.row_sums import square_sum, sum_rows, sum_scaled_rows
 
 AHEAD = 16  # rows fetched into the cache ahead of use; 16 to 48 measure alike
 
@@ -28,76 +30,56 @@ MIX2 = np.uint64(0x94D049BB133111EB)
 S27, S30, S31, S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
 
 
-@kernel(inline=True)
-def copy_row(out, i, rows, j):
+@row_op
+def copy_row(out, row):
     """out[i] = rows[j]"""
-    for d in range(out.shape[1]):
-        out[i, d] = rows[j, d]
+    return row
 
 
-@kernel(inline=True)
-def scale_row(out, i, rows, j, scale):
+@row_op
+def scale_row(out, row, scale: Scalar):
     """out[i] = scale * rows[j]"""
-    for d in range(out.shape[1]):
-        out[i, d] = scale * rows[j, d]
+    return scale * row
 
 
-@kernel(inline=True)
-def add_row(out, i, rows, j):
+@row_op
+def add_row(out, row):
     """out[i] += rows[j]"""
-    for d in range(out.shape[1]):
-        out[i, d] += rows[j, d]
+    return out + row
 
 
-@kernel(inline=True)
-def add_scaled_row(out, i, rows, j, scale):
+@row_op
+def add_scaled_row(out, row, scale: Scalar):
     """out[i] += scale * rows[j]"""
-    for d in range(out.shape[1]):
-        out[i, d] += scale * rows[j, d]
+    return out + scale * row
+
+
+@row_op
+def subtract_row(out, row):
+    """out[i] -= rows[j]"""
+    return out - row
 
 
 @kernel(inline=True)
-def square_sum(rows, i):
-    """Sum of the squares of rows[i], in four parts (columns d with equal d % 4), added as (0 + 1) + (2 + 3)."""
-    dim = rows.shape[1]
-    whole = dim - dim % 4
-    part0 = part1 = part2 = part3 = np.float32(0.0)
-    for d in range(0, whole, 4):
-        part0 += rows[i, d] * rows[i, d]
-        part1 += rows[i, d + 1] * rows[i, d + 1]
-        part2 += rows[i, d + 2] * rows[i, d + 2]
-        part3 += rows[i, d + 3] * rows[i, d + 3]
-    if whole < dim:
-        part0 += rows[i, whole] * rows[i, whole]
-    if whole + 1 < dim:
-        part1 += rows[i, whole + 1] * rows[i, whole + 1]
-    if whole + 2 < dim:
-        part2 += rows[i, whole + 2] * rows[i, whole + 2]
-    return (part0 + part1) + (part2 + part3)
+def clear_row(out, i):
+    for d in range(out.shape[1]):
+        out[i, d] = np.float32(0.0)
 
 
 @kernel(noalias=True)
 def pool_plain(first, last, out, bag_vectors, bag_starts, locations, weights, flip):
     """The bags [first, last) when all rows lie in one tier and nothing is scaled. `flip`: rows are ~location."""
-    dim = out.shape[1]
     ahead = np.uint64(AHEAD)  # unsigned indices throughout: numba need not look for negative ones, 1.4 times faster
     end = np.uint64(bag_starts[last])
     for bag in range(np.uint64(first), np.uint64(last)):
         vector = np.uint64(bag_vectors[bag])
         start, stop = np.uint64(bag_starts[bag]), np.uint64(bag_starts[bag + np.uint64(1)])
+        for p in range(start + ahead, min(stop + ahead, end)):
+            prefetch_row(weights, locations[p] ^ flip)
         if start == stop:
-            for d in range(dim):
-                out[vector, d] = np.float32(0.0)
-        for p in range(start, stop):
-            if p + ahead < end:
-                prefetch_row(weights, locations[p + ahead] ^ flip)
-            row = np.uint64(locations[p] ^ flip)
-            if p == start:
-                for d in range(dim):
-                    out[vector, d] = weights[row, d]
-            else:
-                for d in range(dim):
-                    out[vector, d] += weights[row, d]
+            clear_row(out, vector)
+        else:
+            sum_rows(out, vector, weights, locations, flip, start, stop)
 
 
 @kernel(noalias=True)
@@ -164,52 +146,33 @@ def pool(out, bag_vectors, bag_starts, locations, scales, device_weights, host_w
 def sum_gradients(out, i, start, stop, vectors, scales, gradients):
     """out[i] = sum over p in [start, stop) of scales[p] * gradients[vectors[p]], in order."""
     if scales.size > 0:
-        scale_row(out, i, gradients, vectors[start], scales[start])
-        for p in range(start + 1, stop):
-            add_scaled_row(out, i, gradients, vectors[p], scales[p])
+        sum_scaled_rows(out, i, gradients, vectors, 0, start, stop, scales)
     else:
-        copy_row(out, i, gradients, vectors[start])
-        for p in range(start + 1, stop):
-            add_row(out, i, gradients, vectors[p])
+        sum_rows(out, i, gradients, vectors, 0, start, stop)
 
 
-@kernel(inline=True)
-def sgd_step(delta, g, settings):
-    lr = settings[LR]
-    for d in range(delta.shape[1]):
-        delta[0, d] = lr * g[0, d]
+@row_op
+def sgd_step(weights, delta, g, lr: Scalar):
+    change = lr * g
+    return weights - change, change
 
 
-@kernel(inline=True)
-def adagrad_step(delta, g, state, i, settings):
-    lr, eps = settings[LR], settings[EPS]
-    for d in range(delta.shape[1]):
-        total = state[i, d] + g[0, d] * g[0, d]
-        state[i, d] = total
-        delta[0, d] = lr * g[0, d] / (np.sqrt(total) + eps)
+@row_op
+def adagrad_step(weights, delta, state, g, lr: Scalar, eps: Scalar):
+    total = state + g * g
+    change = lr * g / (square_root(total) + eps)
+    return weights - change, change, total
 
 
-@kernel(inline=True)
-def rowwise_adagrad_step(delta, g, state, i, settings):
-    total = state[i, 0] + square_sum(g, 0) / np.float32(delta.shape[1])
-    state[i, 0] = total
-    scale_row(delta, 0, g, 0, settings[LR] / (np.sqrt(total) + settings[EPS]))
-
-
-@kernel(inline=True)
-def adam_step(delta, g, state, i, settings, corrections):
-    dim = delta.shape[1]
-    one = np.float32(1.0)
-    beta1, beta2, eps = settings[BETA1], settings[BETA2], settings[EPS]
-    # A float32 counts to 2**24 exactly; by then every correction is 1.
-    state[i, 2 * dim] += one
-    size = corrections[min(int(state[i, 2 * dim]), corrections.size) - 1]
-    for d in range(dim):
-        first = beta1 * state[i, d] + (one - beta1) * g[0, d]
-        second = beta2 * state[i, dim + d] + (one - beta2) * (g[0, d] * g[0, d])
-        state[i, d] = first
-        state[i, dim + d] = second
-        delta[0, d] = size * first / (np.sqrt(second) + eps)
+@row_op
+def adam_step(
+    weights, delta, first, second, g, size: Scalar, beta1: Scalar, rest1: Scalar, beta2: Scalar, rest2: Scalar,
+    eps: Scalar,
+):  # fmt: skip
+    first = beta1 * first + rest1 * g
+    second = beta2 * second + rest2 * (g * g)
+    change = size * first / (square_root(second) + eps)
+    return weights - change, change, first, second
 
 
 @kernel(inline=True)
@@ -219,15 +182,24 @@ def apply_update(weights, state, i, g, delta, kind, settings, corrections):
     delta (1, D) is scratch. A gradient of zero is an update too: Adam's moments decay.
     """
     if kind == SGD_:
-        sgd_step(delta, g, settings)
+        sgd_step(weights, i, delta, 0, g, 0, settings[LR])
     elif kind == ADAGRAD:
-        adagrad_step(delta, g, state, i, settings)
+        adagrad_step(weights, i, delta, 0, state, i, g, 0, settings[LR], settings[EPS])
     elif kind == ROWWISE_ADAGRAD:
-        rowwise_adagrad_step(delta, g, state, i, settings)
+        total = state[i, 0] + square_sum(g, 0) / np.float32(delta.shape[1])
+        state[i, 0] = total
+        sgd_step(weights, i, delta, 0, g, 0, settings[LR] / (np.sqrt(total) + settings[EPS]))
     else:
-        adam_step(delta, g, state, i, settings, corrections)
-    for d in range(weights.shape[1]):
-        weights[i, d] -= delta[0, d]
+        dim = delta.shape[1]
+        one = np.float32(1.0)
+        beta1, beta2 = settings[BETA1], settings[BETA2]
+        # A float32 counts to 2**24 exactly; by then every correction is 1.
+        state[i, 2 * dim] += one
+        size = corrections[min(int(state[i, 2 * dim]), corrections.size) - 1]
+        adam_step(
+            weights, i, delta, 0, state, i, state[:, dim:], i, g, 0, size, beta1, one - beta1, beta2, one - beta2,
+            settings[EPS],
+        )  # fmt: skip
     return np.float32(math.sqrt(square_sum(delta, 0)))
 
 
@@ -251,8 +223,6 @@ def update_tier(
     delta,
 ):
     """The rows [first, last) that lie in one tier: slots (flip 0), or rows ~location of the host (flip -1)."""
-    dim = weights.shape[1]
-    scaled = scales.size > 0
     ahead = np.uint64(AHEAD)
     end = np.uint64(segments[last])
     for u in range(np.uint64(first), np.uint64(last)):
@@ -265,22 +235,9 @@ def update_tier(
             if state.shape[1] > 0:
                 prefetch_row(state, coming)
         start, stop = np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
-        for p in range(start, stop):
-            if p + ahead < end:
-                prefetch_row(gradients, vectors[p + ahead])
-            vector = np.uint64(vectors[p])
-            if scaled and p == start:
-                for d in range(dim):
-                    g[0, d] = scales[p] * gradients[vector, d]
-            elif scaled:
-                for d in range(dim):
-                    g[0, d] += scales[p] * gradients[vector, d]
-            elif p == start:
-                for d in range(dim):
-                    g[0, d] = gradients[vector, d]
-            else:
-                for d in range(dim):
-                    g[0, d] += gradients[vector, d]
+        for p in range(start + ahead, min(stop + ahead, end)):
+            prefetch_row(gradients, vectors[p])
+        sum_gradients(g, 0, start, stop, vectors, scales, gradients)
         norms[u] = apply_update(weights, state, np.uint64(location ^ flip), g, delta, kind, settings, corrections)
 
 
@@ -484,8 +441,7 @@ def drift(locations, entries, known, device_weights, host_weights, snapshots, dr
         size = square_sum(delta, 0)
         drifts[i] = np.float32(np.nan)
         if known[i]:
-            for d in range(delta.shape[1]):
-                delta[0, d] -= snapshots[entries[i], d]
+            subtract_row(delta, 0, snapshots, entries[i])
             moved = square_sum(delta, 0)
             drifts[i] = np.float32(0.0) if moved == 0 else np.float32(math.sqrt(moved / size))
         if locations[i] >= 0:

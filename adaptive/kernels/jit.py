@@ -68,14 +68,15 @@ def kernel(*, parallel: bool = False, noalias: bool = False, inline: bool = Fals
     """Compile a function over arrays: `@kernel()`, or `@kernel(parallel=True)` for training-thread kernels.
 
     The plain Python function stays reachable as `.py_func`. Division follows IEEE rules (no exceptions), sums are
-    never reordered (no fast-math; the interaction of `kernels.interaction` is the one exception): results do not
-    depend on the machine's vector width.
+    never reordered (no fast-math): results do not depend on the machine's vector width.
+
+    Arrays are borrowed, not counted: numba would count references, with locked instructions, to each array that a loop
+    hands to another kernel, which took up to half of a kernel's time. So only parallel kernels can make arrays.
 
     Args:
         parallel: `prange` runs on several threads; for the training thread only.
         noalias: promises that no two array arguments overlap, which lets loops become vector instructions.
-        inline: puts the function into its callers. A call that passes arrays counts references to each of them,
-            which costs more than the work on a row.
+        inline: puts the function into its callers.
     """
 
     def compile_(function: F) -> F:
@@ -83,12 +84,14 @@ def kernel(*, parallel: bool = False, noalias: bool = False, inline: bool = Fals
         before = config.CACHE_DIR
         config.CACHE_DIR = _CACHE_DIR or before
         try:
+            options: Any = {"_nrt": parallel}  # numba's run-time, which counts references
             compiled: Any = numba.njit(
                 nogil=True,
                 cache=_CACHE_DIR is not None,
                 error_model="numpy",
                 parallel=parallel,
                 inline="always" if inline else "never",
+                **options,
             )(function)
             if noalias:
                 _promise_no_alias(compiled)

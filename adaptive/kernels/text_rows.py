@@ -115,7 +115,8 @@ def gather_bags(bag_keys: Ids, bag_ends: Ids, num_rows: int, slot: int, keys: Id
     for row in range(num_rows):
         first, stop = bag_ends[row * num_bags + slot], bag_ends[row * num_bags + slot + 1]
         if len(keys):
-            keys[total : total + stop - first] = bag_keys[first:stop]
+            for i in range(stop - first):  # a slice would be an array made here
+                keys[total + i] = bag_keys[first + i]
         total += stop - first
         ends[row] = total
     return total

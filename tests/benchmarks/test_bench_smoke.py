@@ -1,6 +1,8 @@
 """Every benchmark at its smallest size: results are compared, ratios come out, the document is written."""
 
+import importlib
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +32,9 @@ from benchmarks.variants import Ours, Setup
 DLRM_STUB = '''
 import torch
 from torch import nn
+
+print("does without an optional package")
+
 
 class DLRM_Net(nn.Module):
     """The interface of facebookresearch/dlrm that the benchmark uses."""
@@ -108,18 +113,45 @@ def test_a_missing_optimizer_is_a_reason(one_peer: None) -> None:
     assert "rowwise_adagrad" in report.absent["embedding_vs_torch_rowwise_adagrad_d4_b32"]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_a_checkout_of_dlrm_takes_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str, one_peer: None
-) -> None:
-    (tmp_path / "dlrm_s_pytorch.py").write_text(DLRM_STUB)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, "dlrm_s_pytorch", raising=False)
-    settings = replace(bench_step.SETTINGS["smoke"], dlrm=str(tmp_path))
+def run_with_checkout(path: Path, optimizer: str) -> Report:
+    settings = replace(bench_step.SETTINGS["smoke"], dlrm=str(path))
     case = Case(64, 16, optimizer)  # type: ignore[arg-type]
-    report = whole_step.bench_whole(case, settings, {}, bench_step.make_setup(case, settings, 4))
+    return whole_step.bench_whole(case, settings, {}, bench_step.make_setup(case, settings, 4))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for a checkout, importable and not imported yet."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("dlrm_s_pytorch", "optim", "optim.rwsadagrad"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "dlrm_s_pytorch.py").write_text(DLRM_STUB)
+    return tmp_path
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_checkout_of_dlrm_takes_part(checkout: Path, optimizer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run_with_checkout(checkout, optimizer)
     assert not report.absent
     assert {f"step_vs_dlrm_{optimizer}_b64", f"step_vs_dlrm_bf16_{optimizer}_b64"} <= set(report.ratios)
+    printed = capsys.readouterr()
+    assert "does without" in printed.err and not printed.out
+
+
+def test_a_checkout_that_lacks_a_package_or_an_optimizer_is_a_reason(checkout: Path) -> None:
+    report = run_with_checkout(checkout, "rowwise_adagrad")
+    assert "needs optim" in report.absent["step_vs_dlrm_rowwise_adagrad_b64"]
+    (checkout / "dlrm_s_pytorch.py").write_text("import no_such_package_1\n")
+    del sys.modules["dlrm_s_pytorch"]
+    importlib.invalidate_caches()
+    report = run_with_checkout(checkout, "sgd")
+    assert "needs no_such_package_1" in report.absent["step_vs_dlrm_sgd_b64"]
+    assert report.ratios["step_over_dense_alone_sgd_b64"] > 0
+
+
+def test_a_folder_without_dlrm_is_a_reason(tmp_path: Path) -> None:
+    report = run_with_checkout(tmp_path, "sgd")
+    assert "is no checkout" in report.absent["step_vs_dlrm_bf16_sgd_b64"]
 
 
 def test_plan() -> None:

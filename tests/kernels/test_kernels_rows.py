@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from variants import both
 
-from adaptive.kernels import cpu
+from adaptive.kernels import cpu, row_sums
 from adaptive.kernels.prefetch import prefetch_item, prefetch_row
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -53,6 +53,32 @@ def test_operations_on_one_row(choose: Choose, dim: int) -> None:
         out = start.copy()
         choose(operation)(out, 1, rows, 2, *more)
         np.testing.assert_array_equal(out, [start[0], expected])
+
+
+@both
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40, 64])
+@pytest.mark.parametrize("flip", [0, -1])
+def test_sums_of_rows_run_in_order(choose: Choose, dim: int, flip: int) -> None:
+    """Also where `indices` are ~row, and for one row alone. Row 1 of the output is left as it was."""
+    rng = np.random.default_rng(dim)
+    rows, indices = random_rows(rng, 5, dim), np.array([4, 2, 2, 0, 3, 1], np.int32)
+    scales = random_rows(rng, 6)
+    for start, stop in ((0, 6), (1, 4), (5, 6)):
+        span = indices[start:stop]
+        out = np.full((2, dim), 7, np.float32)
+        choose(row_sums.sum_rows)(out, 0, rows, indices ^ flip, flip, start, stop)
+        np.testing.assert_array_equal(out, [reference.weighted_sum(rows[span], None), out[1]])
+        choose(row_sums.sum_scaled_rows)(out, 0, rows, indices ^ flip, flip, start, stop, scales)
+        np.testing.assert_array_equal(out, [reference.weighted_sum(rows[span], scales[start:stop]), out[1]])
+        assert (out[1] == 7).all()
+
+
+def test_kernels_count_no_references() -> None:
+    """Counting them costs a locked instruction for each array handed over in a loop."""
+    kernels = [value for value in vars(cpu).values() if hasattr(value, "targetoptions")]
+    assert len(kernels) > 10
+    for kernel in kernels:
+        assert kernel.targetoptions["_nrt"] == kernel.targetoptions["parallel"], kernel
 
 
 @both

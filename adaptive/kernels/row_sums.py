@@ -1,0 +1,109 @@
+"""Sums over rows and within a row of float32 arrays, kept in registers.
+
+A loop that adds row after row to an output row loads and stores that row each time. Here a block of columns is summed
+over all rows before the next block. Each column is added up by itself, in order, and nothing is fused, so results do
+not depend on the width of the blocks.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import lower_builtin
+
+from adaptive.kernels.row_code import (
+    FLOAT,
+    INT64,
+    callable_in_kernels,
+    in_blocks,
+    item,
+    load,
+    row_place,
+    row_width,
+    splat,
+    store,
+)
+
+
+def sum_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
+    """out[i] = rows[indices[start] ^ flip] + ... + rows[indices[stop - 1] ^ flip], in this order; start < stop.
+
+    The sum is kept in registers. `indices` is one-dimensional; flip is 0, or -1 where indices are ~row.
+    """
+    out[i] = rows[int(indices[start]) ^ flip]
+    for p in range(start + 1, stop):
+        out[i] += rows[int(indices[p]) ^ flip]
+
+
+def sum_scaled_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any, scales: Any) -> None:
+    """The same with rows[indices[p] ^ flip] * scales[p]."""
+    out[i] = scales[start] * rows[int(indices[start]) ^ flip]
+    for p in range(start + 1, stop):
+        out[i] += scales[p] * rows[int(indices[p]) ^ flip]
+
+
+callable_in_kernels(sum_rows)
+callable_in_kernels(sum_scaled_rows)
+
+
+@lower_builtin(sum_rows, types.VarArg(types.Any))
+@lower_builtin(sum_scaled_rows, types.VarArg(types.Any))
+def _lower_sum(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    kinds = typed.args
+    out = row_place(context, builder, kinds[0], arguments[0], kinds[1], arguments[1])
+    flip, start, stop = (context.cast(builder, arguments[k], kinds[k], types.int64) for k in (4, 5, 6))
+    first_after = builder.add(start, ir.Constant(INT64, 1))
+
+    def term(p: Any, column: Any, lanes: int) -> Any:
+        index = context.cast(builder, item(context, builder, kinds[3], arguments[3], p), kinds[3].dtype, types.int64)
+        row = row_place(context, builder, kinds[2], arguments[2], types.int64, builder.xor(index, flip))
+        values = load(builder, row, column, lanes)
+        if len(kinds) == 7:
+            return values
+        return builder.fmul(splat(builder, item(context, builder, kinds[7], arguments[7], p), lanes), values)
+
+    def block(column: Any, lanes: int) -> None:
+        total = cgutils.alloca_once_value(builder, term(start, column, lanes))
+        with cgutils.for_range_slice(builder, first_after, stop, ir.Constant(INT64, 1), intp=INT64) as (p, _):
+            builder.store(builder.fadd(builder.load(total), term(p, column, lanes)), total)
+        store(builder, builder.load(total), out, column, lanes)
+
+    in_blocks(builder, row_width(context, builder, kinds[0], arguments[0]), block)
+    return context.get_dummy_value()
+
+
+def square_sum(rows: Any, i: Any) -> Any:
+    """Sum of the squares of rows[i], in four parts (columns d with equal d % 4), added as (0 + 1) + (2 + 3)."""
+    width = rows.shape[1]
+    parts = np.zeros(4, np.float32)
+    for start in range(0, width, 4):
+        block = rows[i, start : start + 4]
+        parts[: len(block)] += block * block
+    return (parts[0] + parts[1]) + (parts[2] + parts[3])
+
+
+callable_in_kernels(square_sum, types.float32)
+
+
+@lower_builtin(square_sum, types.VarArg(types.Any))
+def _lower_square_sum(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    place = row_place(context, builder, typed.args[0], arguments[0], typed.args[1], arguments[1])
+    width = row_width(context, builder, typed.args[0], arguments[0])
+    whole = builder.and_(width, ir.Constant(INT64, -4))
+    kind = ir.VectorType(FLOAT, 4)
+    parts = cgutils.alloca_once_value(builder, ir.Constant(kind, [0.0] * 4))
+    zero, i32 = ir.Constant(INT64, 0), ir.IntType(32)
+    with cgutils.for_range_slice(builder, zero, whole, ir.Constant(INT64, 4), intp=INT64) as (column, _):
+        values = load(builder, place, column, 4)
+        builder.store(builder.fadd(builder.load(parts), builder.fmul(values, values)), parts)
+    with cgutils.for_range_slice(builder, whole, width, ir.Constant(INT64, 1), intp=INT64) as (column, _):
+        value = load(builder, place, column, 1)
+        lane = builder.trunc(builder.sub(column, whole), i32)
+        before = builder.load(parts)
+        added = builder.fadd(builder.extract_element(before, lane), builder.fmul(value, value))
+        builder.store(builder.insert_element(before, added, lane), parts)
+    found = builder.load(parts)
+    one, two, three, four = (builder.extract_element(found, ir.Constant(i32, k)) for k in range(4))
+    return builder.fadd(builder.fadd(one, two), builder.fadd(three, four))
