@@ -1,0 +1,112 @@
+"""Shared by the kernels: reading and writing rows of either tier, number formats, sums of squares.
+
+Letters in shapes: R rows and C columns of a tile. Row numbers and locations are int64 before they are multiplied by a
+width: offsets pass 2**31.
+"""
+
+import triton
+import triton.language as tl
+
+UNROLL = tl.constexpr(4)  # how many terms are on their way from memory at once, where a sum is taken in order
+
+
+@triton.jit
+def minus_zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(R, C) -0.0: adding it changes no number, not even 0.0 or -0.0. (A literal -0.0 loses its sign in Triton.)"""
+    return tl.full([ROWS, COLUMNS], 0x80000000, tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def widen(x):
+    """float32 of float32, float16 or bfloat16: exact. bfloat16 is the upper half of a float32."""
+    if x.dtype == tl.bfloat16:
+        wide = (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        wide = x.to(tl.float32)
+    return wide
+
+
+@triton.jit
+def narrow(x, to: tl.constexpr):
+    """float32 rounded to nearest, ties to even, as `to`: float32, float16 or bfloat16.
+
+    bfloat16 is rounded by integer arithmetic because Triton's interpreter would cut it off.
+    """
+    if to == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        narrowed = tl.where(x == x, rounded, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        narrowed = x.to(to)
+    return narrowed
+
+
+@triton.jit
+def load_rows(device, host, locations, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr, HOST: tl.constexpr):
+    """(R, C) float32 values of rows from either tier; -0.0 outside.
+
+    locations (R,) int64, `>= 0` a row of `device`, `< 0` row ~location of `host`; live (R,); columns (1, C). Rows are
+    STRIDE values apart, WIDTH of them are read. Without HOST a location < 0 reads nothing and gives NaN.
+    """
+    near = locations[:, None] >= 0
+    inside = live[:, None] & (columns < WIDTH)
+    values = widen(tl.load(device + locations[:, None] * STRIDE + columns, mask=inside & near))
+    if HOST:
+        far = tl.load(host + (-1 - locations[:, None]) * STRIDE + columns, mask=inside & (near == 0))
+        values = tl.where(near, values, widen(far))
+    else:
+        values = tl.where(near, values, float("nan"))
+    return tl.where(inside, values, minus_zeros(1, 1))
+
+
+@triton.jit
+def store_rows(
+    device, host, locations, live, columns, values, STRIDE: tl.constexpr, WIDTH: tl.constexpr, HOST: tl.constexpr
+):
+    """Write values (R, C) where `load_rows` reads them, rounded to the tier's format."""
+    near = locations[:, None] >= 0
+    inside = live[:, None] & (columns < WIDTH)
+    values = narrow(values, device.dtype.element_ty)
+    tl.store(device + locations[:, None] * STRIDE + columns, values, mask=inside & near)
+    if HOST:
+        tl.store(host + (-1 - locations[:, None]) * STRIDE + columns, values, mask=inside & (near == 0))
+
+
+@triton.jit
+def add_quarters(parts, ROWS: tl.constexpr):
+    """(R, 1) sums (0 + 1) + (2 + 3) of parts (R, 4)."""
+    even, odd = tl.split(tl.reshape(parts, [ROWS, 2, 2]))
+    low, high = tl.split(even + odd)
+    return (low + high)[:, None]
+
+
+@triton.jit
+def kept_square_sum(kept, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """(R, 1) sums of squares of `scale` times the rows kept at `kept` (R, C), in the parts of `kernels.cpu.square_sum`.
+
+    A sum in a given order needs its terms one after the other, and the columns of a row are spread over threads. So the
+    caller writes the row down and waits at a barrier, and four threads a row walk along it. scale: number or (R, 1).
+    """
+    lane = tl.arange(0, 4)[None, :]
+    rows = kept + tl.arange(0, ROWS)[:, None] * BLOCK + lane
+    parts = tl.zeros([ROWS, 4], tl.float32)
+    for column in tl.range(0, WIDTH, 4, loop_unroll_factor=2 * UNROLL):
+        values = scale * tl.load(rows + column, mask=lane + column < WIDTH, other=0.0)
+        parts += values * values
+    return add_quarters(parts, ROWS)
+
+
+@triton.jit
+def last_start(starts, positions, num_starts, num_steps, ROWS: tl.constexpr):
+    """(R,) number of the last of `starts` (num_starts, ascending, from 0) that is <= the position.
+
+    num_steps: bits of num_starts.
+    """
+    low = tl.zeros([ROWS], tl.int64)
+    high = low + num_starts
+    for _ in range(num_steps):
+        middle = (low + high) >> 1
+        later = tl.load(starts + middle) > positions
+        high = tl.where(later, middle, high)
+        low = tl.where(later, low, middle)
+    return low

@@ -1,0 +1,48 @@
+"""How kernels are launched. Nothing here is tuned at run time: results must not depend on what measured faster.
+
+A program works on a tile: a few rows, their columns padded to a power of two. One warp holds 256 values, eight for
+each thread, so that a row of 64 bytes does not leave half a warp idle; wider rows take more warps.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from torch import Tensor
+
+MAX_WIDTH = 1024
+WARP_VALUES = 256
+MAX_ROWS = 32
+MAX_PROGRAMS = 4096  # of kernels that loop over tiles because each program needs scratch; 31 for each of 132 processors
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and (padded) columns of one program's work."""
+
+    rows: int
+    block: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of a launch."""
+        return {"num_warps": max(1, self.rows * self.block // WARP_VALUES), **EXACT_ARITHMETIC}
+
+    def programs(self, num_rows: int) -> int:
+        """How many tiles hold `num_rows` rows."""
+        return -(-num_rows // self.rows)
+
+
+EXACT_ARITHMETIC: dict[str, Any] = {"enable_fp_fusion": False}  # no multiplication is fused with an addition
+
+
+def tile_of(width: int) -> Tile:
+    """The tile for rows of `width` values, 1 to 1024."""
+    assert 1 <= width <= MAX_WIDTH, width
+    block = int(triton.next_power_of_2(width))
+    return Tile(min(MAX_ROWS, max(1, WARP_VALUES // block)), block)
+
+
+def dense(*tensors: Tensor | None) -> None:
+    """Kernels compute offsets from shapes: rows must lie one after the other."""
+    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors)

@@ -1,0 +1,138 @@
+"""The Triton kernels on a GPU, at sizes where programs run side by side: bits as on the CPU, again and again."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton_setup
+from torch import Tensor
+from triton_setup import DEVICE, INTERPRETED, OPTIMIZERS, assert_same_bits, needs_gpu, random_rows, ready, settings_of
+
+from adaptive.kernels import cpu
+from adaptive.rows.optim import SGD, RowOptimizer
+
+pytestmark = [pytest.mark.gpu, needs_gpu]
+
+NUM_SLOTS, NUM_HOST, NUM_VECTORS = (40_000, 20_000, 5_000) if not INTERPRETED else (40, 20, 9)
+
+
+def pinned(array: Any) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if INTERPRETED else tensor.pin_memory()
+
+
+def on_device(*arrays: Any) -> list[Tensor]:
+    return [torch.from_numpy(array).to(DEVICE) for array in arrays]
+
+
+@pytest.fixture
+def _never_waiting() -> Iterator[None]:
+    """What waits for the GPU raises."""
+    if INTERPRETED:
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+class Case:
+    """Rows of both tiers, and an update of most of them in which a few rows have very many look-ups."""
+
+    def __init__(self, optimizer: RowOptimizer, dim: int) -> None:
+        rng = np.random.default_rng(dim)
+        self.optimizer, self.dim = optimizer, dim
+        width = optimizer.state_width(dim)
+        self.rows = [random_rows(rng, NUM_SLOTS, dim), np.zeros((NUM_SLOTS, width), np.float32)]
+        self.rows += [random_rows(rng, NUM_HOST, dim), np.zeros((NUM_HOST, width), np.float32)]
+        self.locations = rng.permutation(np.arange(-NUM_HOST, NUM_SLOTS))[: NUM_SLOTS // 2]
+        sizes = np.minimum(rng.zipf(1.5, len(self.locations)), 3000 if not INTERPRETED else 40)
+        segments = np.concatenate([[0], np.cumsum(sizes)])
+        vectors = rng.integers(0, NUM_VECTORS, segments[-1]).astype(np.int32)
+        self.grouping = segments, vectors, random_rows(rng, segments[-1]), random_rows(rng, NUM_VECTORS, dim)
+
+    def update(self, *, exact: bool) -> list[Any]:
+        """[weights, state, host weights, host state, norms] after one update on the device."""
+        device, device_state, host, host_state = (array.copy() for array in self.rows)
+        tensors = [*on_device(device, device_state), pinned(host), pinned(host_state)]
+        tensors += on_device(self.locations, *self.grouping)
+        corrections, norms = on_device(self.optimizer.corrections(), np.empty(len(self.locations), np.float32))
+        with ready():
+            triton_setup.update(
+                *tensors, self.optimizer.kind, settings_of(self.optimizer), corrections, norms, exact=exact
+            )
+        return [tensor.cpu().numpy() for tensor in (*tensors[:4], norms)]
+
+    def update_by_twin(self) -> list[Any]:
+        rows, norms = [array.copy() for array in self.rows], np.empty(len(self.locations), np.float32)
+        optimizer, scratch = self.optimizer, np.empty((1, 2 * self.dim), np.float32)
+        cpu.update(
+            self.locations, *self.grouping, *rows,
+            optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, scratch,
+        )  # fmt: skip
+        return [*rows, norms]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("dim", [16, 100, 300])
+def test_updates_have_the_bits_of_the_cpu_every_time(optimizer: RowOptimizer, dim: int) -> None:
+    case = Case(optimizer, dim)
+    expected = case.update_by_twin()
+    for _ in range(3):
+        for found, wanted in zip(case.update(exact=True), expected, strict=True):
+            assert_same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("dim", [17, 128])
+def test_sums_by_chunks_have_the_same_bits_every_time(dim: int) -> None:
+    case = Case(SGD(), dim)
+    first = case.update(exact=False)
+    for _ in range(5):
+        for found, wanted in zip(case.update(exact=False), first, strict=True):
+            assert_same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("dim", [16, 100, 300])
+def test_pooling_has_the_bits_of_the_cpu(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    device, host = random_rows(rng, NUM_SLOTS, dim), random_rows(rng, NUM_HOST, dim)
+    starts = np.concatenate([[0], np.cumsum(rng.integers(0, 30, NUM_VECTORS))])
+    locations, scales = rng.integers(-NUM_HOST, NUM_SLOTS, starts[-1]), random_rows(rng, starts[-1])
+    vectors, expected = rng.permutation(NUM_VECTORS).astype(np.int32), np.empty((NUM_VECTORS, dim), np.float32)
+    cpu.pool(expected, vectors, starts, locations, scales, device, host, 1)
+    (weights, *indices), out = on_device(device, locations, vectors, starts, scales), torch.empty(expected.shape)
+    out = out.to(DEVICE)
+    with ready():
+        triton_setup.pool(weights, pinned(host), *indices, out)
+    assert_same_bits(out.cpu().numpy(), expected)
+
+
+@pytest.mark.usefixtures("_never_waiting")
+def test_nothing_waits_for_the_gpu() -> None:
+    """Counts, and whether a row lies on the host, are decided on the device."""
+    slots = torch.arange(8, device=DEVICE)
+    weights, state, out = (torch.zeros(8, 4, device=DEVICE) for _ in range(3))
+    host, host_state = pinned(np.zeros((8, 4), np.float32)), pinned(np.zeros((8, 4), np.float32))
+    starts = torch.arange(9, device=DEVICE)
+    none, flags = torch.zeros(0, device=DEVICE), torch.zeros(8, dtype=torch.bool, device=DEVICE)
+    with ready():
+        triton_setup.fetch(weights, state, slots, host, host_state, slots)
+        triton_setup.pool(weights, host, slots, slots, starts, none, out)
+        triton_setup.pool(weights, None, slots, slots, starts, none, out)
+        triton_setup.update(
+            weights, state, host, host_state, slots, starts, slots, none, out, 1, [0.1] * 5, none, out[:, 0].clone(),
+            exact=False,
+        )  # fmt: skip
+        triton_setup.accumulate(slots, starts, slots, none, out, weights, flags, exact=False)
+        triton_setup.drift(slots, slots, flags, weights, host, out, state[:, 0].clone())
+        triton_setup.initial_rows(weights, state, slots, slots, starts[:2], starts[:1], out[0, :1], 0.5)
+        triton_setup.write_back(weights, state, slots, host, host_state, slots)
+
+
+def test_memory_that_is_not_pinned_is_refused() -> None:
+    weights, rows = torch.zeros(2, 4, device=DEVICE), torch.arange(2, device=DEVICE)
+    with ready(), pytest.raises(ValueError, match="cpu tensor"):
+        triton_setup.fetch(weights, weights, rows, torch.zeros(2, 4), torch.zeros(2, 4), rows)

@@ -1,0 +1,107 @@
+"""Offsets beyond 2**31 elements in the Triton kernels. Memory is only taken for the pages that are touched."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton_setup
+from torch import Tensor
+from triton_setup import DEVICE, INTERPRETED, ready, settings_of
+
+from adaptive.rows.optim import SGD, Adagrad
+
+NUM, DIM = 2**27 + 3, 17
+LAST = NUM - 1
+assert LAST * DIM > 2**31
+
+
+@pytest.fixture(scope="module")
+def huge() -> Tensor:
+    """(NUM, 17) float32, 9 GB: of the GPU's memory, or of address space.
+
+    The interpreter copies whole storages, so there the tensor is as short as its head; its memory is not.
+    """
+    try:
+        if not INTERPRETED:
+            return torch.empty(NUM, DIM, device=DEVICE)
+        array = np.empty((NUM, DIM), np.float32)
+        head = torch.from_numpy(array[:1])
+        head.whole = array  # type: ignore[attr-defined]
+        return head
+    except (MemoryError, torch.OutOfMemoryError):
+        pytest.skip("9 GB are not to be had here")
+
+
+def last(huge: Tensor) -> Any:
+    """(17,) the last row, to read and write."""
+    return huge[LAST] if not INTERPRETED else torch.from_numpy(huge.whole[LAST])  # type: ignore[attr-defined]
+
+
+def row(start: int = 1) -> Tensor:
+    return torch.arange(start, start + DIM, dtype=torch.float32, device=DEVICE)[None]
+
+
+def on_device(*values: int, kind: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(values, dtype=kind, device=DEVICE)
+
+
+NONE = torch.zeros(0, device=DEVICE)
+
+
+def test_pool_reads_and_writes_the_last_row(huge: Tensor) -> None:
+    last(huge)[:] = row(5)[0]
+    out = torch.empty_like(row())
+    with ready():
+        triton_setup.pool(huge, None, on_device(LAST), on_device(0), on_device(0, 1), NONE, out)
+        assert torch.equal(out, row(5))
+        vector = on_device(LAST, kind=torch.int32)  # a product of an int32 and a width must not be 32 bits wide
+        triton_setup.pool(row(9), None, on_device(0), vector, on_device(0, 1), NONE, huge)
+    assert torch.equal(last(huge)[None], row(9))
+
+
+def test_update_steps_the_last_row_and_its_state(huge: Tensor) -> None:
+    last(huge)[:] = row(5)[0]
+    grouping = on_device(0, 1), on_device(0, kind=torch.int32), NONE, row()
+    for optimizer, state in ((SGD(0.5), torch.zeros(1, 0, device=DEVICE)), (Adagrad(0.5), huge)):
+        norms = torch.empty(1, device=DEVICE)
+        tail = optimizer.kind, settings_of(optimizer), NONE, norms
+        with ready():
+            triton_setup.update(huge, state, None, None, on_device(LAST), *grouping, *tail)
+        if isinstance(optimizer, SGD):
+            assert torch.equal(last(huge)[None], row(5) - 0.5 * row())
+    assert norms.isfinite().all()
+
+
+def test_gradients_lie_beyond_2_31_values(huge: Tensor) -> None:
+    last(huge)[:] = row(5)[0]
+    vectors = on_device(*[LAST] * 40, kind=torch.int32)
+    sums, pending = torch.zeros(1, DIM, device=DEVICE), torch.zeros(1, dtype=torch.bool, device=DEVICE)
+    for exact in (True, False):
+        with ready():
+            triton_setup.accumulate(on_device(0), on_device(0, 40), vectors, NONE, huge, sums, pending, exact=exact)
+    assert torch.equal(sums, 80 * row(5))
+
+
+def test_rows_move_are_made_and_measured_at_the_far_end(huge: Tensor) -> None:
+    empty, near, far = torch.zeros(1, 0, device=DEVICE), on_device(0), on_device(LAST)
+    to = torch.zeros(1, DIM, device=DEVICE)
+    last(huge)[:] = row(5)[0]
+    with ready():
+        triton_setup.fetch(to, empty, near, huge, empty, far)
+        assert torch.equal(to, row(5))
+        triton_setup.write_back(row(9), empty, near, huge, empty, far)
+        assert torch.equal(last(huge)[None], row(9))
+        entries = on_device(LAST, kind=torch.int32)
+        known, drifts = torch.ones(1, dtype=torch.bool, device=DEVICE), torch.empty(1, device=DEVICE)
+        triton_setup.drift(near, entries, known, 2 * row(9), None, huge, drifts)
+        assert drifts.item() == 0.5
+        assert torch.equal(last(huge)[None], 2 * row(9))
+        triton_setup.drift(far, on_device(0), known, huge, None, row(9), drifts)
+        assert drifts.item() == 0.5
+        made, bounds = torch.zeros(1, DIM, device=DEVICE), torch.ones(1, device=DEVICE)
+        tables = on_device(0, 2**40), on_device(7), bounds
+        triton_setup.initial_rows(huge, empty, far, on_device(2**39), *tables, 0.0)
+        triton_setup.initial_rows(made, empty, near, on_device(2**39), *tables, 0.0)
+    assert torch.equal(last(huge)[None], made)
+    assert made.abs().max() > 0.1

@@ -1,0 +1,131 @@
+"""Pooling in Triton: written-out cases, then bit for bit as `kernels.cpu.pool`, interpreted or on a GPU."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton_setup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
+
+from adaptive.kernels import cpu
+
+
+def floats(*values: Any) -> Floats:
+    return np.array(values, np.float32)
+
+
+def ints(*values: int) -> NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+def pooled(
+    weights: Floats, host: Floats | None, locations: Any, vectors: Any, starts: Any, scales: Floats, num_vectors: int
+) -> Floats:
+    out = np.full((num_vectors, weights.shape[1]), np.nan, np.float32)
+    run(
+        triton_setup.pool, weights, None if host is None else Pinned(host), np.asarray(locations, np.int64),
+        np.asarray(vectors, np.int32), np.asarray(starts, np.int64), scales, out,
+    )  # fmt: skip
+    return out
+
+
+def test_bags_are_summed_over_both_tiers() -> None:
+    """Bag 0 = slot 0 + host row 1; bag 1 is empty; bag 2 = slot 1 twice."""
+    device, host = floats([1, 2], [3, 4]), floats([10, 20], [30, 40])
+    found = pooled(device, host, [0, ~1, 1, 1], [2, 0, 1], [0, 2, 2, 4], floats(), 3)
+    assert_same_bits(found, floats([0, 0], [6, 8], [31, 42]))
+
+
+def test_look_ups_are_scaled() -> None:
+    found = pooled(floats([1, 2]), floats([10, 20]), [0, ~0, ~0], [0, 1], [0, 2, 3], floats(2, 0.5, -1), 2)
+    assert_same_bits(found, floats([7, 14], [-10, -20]))
+
+
+def test_sums_run_in_look_up_order_wherever_rows_lie() -> None:
+    """1e8 + 1 - 1e8 is 0 in float32 and 1e8 - 1e8 + 1 is 1."""
+    for order, expected in (([0, ~0, 1], 0), ([0, 1, ~0], 1)):
+        found = pooled(floats([1e8], [-1e8]), floats([1]), order, [0], [0, 3], floats(), 1)
+        assert_same_bits(found, floats([expected]))
+
+
+def test_a_sum_starts_from_its_first_term_and_an_empty_one_is_plus_zero() -> None:
+    found = pooled(floats([-0.0], [0.0]), None, [0, 0, 0, 1], [0, 1, 2], [0, 2, 2, 4], floats(), 3)
+    assert_same_bits(found, floats([-0.0], [0.0], [0.0]))
+
+
+def test_no_bags() -> None:
+    assert pooled(floats([1.0]), None, [], [], [0], floats(), 0).shape == (0, 1)
+
+
+def test_a_row_of_a_tier_that_was_not_given_is_never_read() -> None:
+    if INTERPRETED:
+        with pytest.raises(AssertionError):
+            pooled(floats([1.0]), None, [0, ~0], [0], [0, 2], floats(), 1)
+    else:  # the host does not look at what is on the device
+        assert np.isnan(pooled(floats([1.0]), None, [0, ~0], [0], [0, 2], floats(), 1)).all()
+
+
+def random_case(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool) -> tuple[Any, ...]:
+    """(device, host, locations, bag vectors, bag starts, scales, number of vectors)"""
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return (
+        random_rows(rng, 5, dim),
+        random_rows(rng, 4, dim),
+        rng.integers(-4, 5, starts[-1]),
+        rng.permutation(len(sizes)),
+        starts,
+        random_rows(rng, starts[-1] if scaled else 0),
+        len(sizes),
+    )
+
+
+def assert_equals_twin(case: tuple[Any, ...]) -> None:
+    device, host, locations, vectors, starts, scales, num_vectors = case
+    expected = np.full((num_vectors, device.shape[1]), np.nan, np.float32)
+    cpu.pool(expected, vectors.astype(np.int32), starts, locations, scales, device, host, 1)
+    assert_same_bits(pooled(*case), expected)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 16, 17, 64, 100, 130, 1024])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_every_width_equals_the_twin(dim: int, scaled: bool) -> None:
+    sizes = [3, 0, 1] if dim == 1024 else [0, 1, 9, 1, 2, 0, 1, 1, 5, 1, 1, 1]
+    assert_equals_twin(random_case(np.random.default_rng(dim), dim, sizes, scaled))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    dim=st.sampled_from([1, 3, 16, 40]),
+    sizes=st.lists(st.sampled_from([0, 1, 2, 5, 30]), max_size=40),
+    scaled=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_bags_equal_the_twin(dim: int, sizes: list[int], scaled: bool, seed: int) -> None:
+    assert_equals_twin(random_case(np.random.default_rng(seed), dim, sizes, scaled))
+
+
+def test_values_that_are_not_finite_stay_in_their_column() -> None:
+    case = random_case(np.random.default_rng(0), 3, [2, 3, 1, 4], scaled=True)
+    case[0][:, 0], case[0][1, 1], case[1][:, 2] = np.inf, np.nan, -np.inf
+    assert_equals_twin(case)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [3, 64])
+def test_narrow_rows_are_pooled_in_float32(kind: torch.dtype, dim: int) -> None:
+    """Also subnormal numbers of the format, infinities and NaN."""
+    device, host, locations, vectors, starts, scales, num = random_case(np.random.default_rng(1), dim, [2, 0, 5], True)
+    device[0, :3], host[0, :3] = (1e-7, np.inf, -0.0), (1e-40, np.nan, 65504)
+    narrow, narrow_host = torch.from_numpy(device).to(kind), torch.from_numpy(host).to(kind)
+    out = torch.empty(num, dim, device=DEVICE)
+    indices = [torch.from_numpy(array).to(DEVICE) for array in (locations, vectors, starts, scales)]
+    with ready():
+        triton_setup.pool(narrow.to(DEVICE), narrow_host if INTERPRETED else narrow_host.pin_memory(), *indices, out)
+    expected = np.empty((num, dim), np.float32)
+    wide, wide_host = narrow.float().numpy(), narrow_host.float().numpy()
+    cpu.pool(expected, vectors.astype(np.int32), starts, locations, scales, wide, wide_host, 1)
+    assert_same_bits(out.cpu().numpy(), expected)
