@@ -109,13 +109,14 @@ def pool_mixed(first, last, out, bag_vectors, bag_starts, locations, scales, dev
 @kernel()
 def pool_range(first, last, out, bag_vectors, bag_starts, locations, scales, device_weights, host_weights):
     """The bags [first, last): see `pool`."""
+    # np.int64(0) and not 0 below: for each literal the kernel would be compiled anew.
     num_host = 0
     for p in range(bag_starts[first], bag_starts[last]):
         num_host += locations[p] < 0
     if scales.size == 0 and num_host == 0:
-        pool_plain(first, last, out, bag_vectors, bag_starts, locations, device_weights, 0)
+        pool_plain(first, last, out, bag_vectors, bag_starts, locations, device_weights, np.int64(0))
     elif scales.size == 0 and num_host == bag_starts[last] - bag_starts[first]:
-        pool_plain(first, last, out, bag_vectors, bag_starts, locations, host_weights, -1)
+        pool_plain(first, last, out, bag_vectors, bag_starts, locations, host_weights, np.int64(-1))
     else:
         pool_mixed(first, last, out, bag_vectors, bag_starts, locations, scales, device_weights, host_weights)
 
@@ -269,7 +270,7 @@ def update_range(
         update_tier(
             first,
             last,
-            0,
+            np.int64(0),
             row_locations,
             segments,
             vectors,
@@ -288,7 +289,7 @@ def update_range(
         update_tier(
             first,
             last,
-            -1,
+            np.int64(-1),
             row_locations,
             segments,
             vectors,

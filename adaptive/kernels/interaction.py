@@ -15,7 +15,6 @@ forward / backward: 0.8 / 1.4 ms, against 3.8 / 5.5 ms for cat, bmm and indexing
 
 import numpy as np
 from numba import prange
-from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from adaptive.kernels.jit import kernel
@@ -55,7 +54,7 @@ def _copy_rows(
             _copy(source, at + row * stride, target, to + row * to_stride, items)
 
 
-@register_jitable
+@kernel(makes_arrays=True)
 def _forward(
     bottom: NDArray[np.float32],
     pooled: NDArray[np.float32],
@@ -126,7 +125,7 @@ def _fill_weights(weights: Items, rows: int, num_vectors: int, num_own: int, gra
             dot += one
 
 
-@register_jitable
+@kernel(makes_arrays=True)
 def _backward(
     bottom: NDArray[np.float32],
     pooled: NDArray[np.float32],
@@ -183,5 +182,6 @@ def dot_backward(
     """Fill the gradients of both inputs, in their shapes, from `grad` (B, P); its padding is not read."""
     num_samples, num_own = pooled.shape[0], 1 if include_self else 0
     for chunk in prange((num_samples + _CHUNK - 1) // _CHUNK):
-        begin, end = chunk * _CHUNK, min(num_samples, (chunk + 1) * _CHUNK)
+        begin = chunk * _CHUNK
+        end = min(num_samples, begin + _CHUNK)
         _backward(bottom, pooled, num_own, grad, grad_bottom, grad_pooled, begin, end)

@@ -64,19 +64,23 @@ def _promise_no_alias(compiled: Any) -> None:
     compiled._compiler._customize_flags = with_noalias
 
 
-def kernel(*, parallel: bool = False, noalias: bool = False, inline: bool = False) -> Callable[[F], F]:
+def kernel(
+    *, parallel: bool = False, noalias: bool = False, inline: bool = False, makes_arrays: bool = False
+) -> Callable[[F], F]:
     """Compile a function over arrays: `@kernel()`, or `@kernel(parallel=True)` for training-thread kernels.
 
     The plain Python function stays reachable as `.py_func`. Division follows IEEE rules (no exceptions), sums are
     never reordered (no fast-math): results do not depend on the machine's vector width.
 
     Arrays are borrowed, not counted: numba would count references, with locked instructions, to each array that a loop
-    hands to another kernel, which took up to half of a kernel's time. So only parallel kernels can make arrays.
+    hands to another kernel, which took up to half of a kernel's time. So a kernel that makes
+    arrays must say so.
 
     Args:
         parallel: `prange` runs on several threads; for the training thread only.
         noalias: promises that no two array arguments overlap, which lets loops become vector instructions.
         inline: puts the function into its callers.
+        makes_arrays: such as scratch for a whole loop.
     """
 
     def compile_(function: F) -> F:
@@ -84,7 +88,7 @@ def kernel(*, parallel: bool = False, noalias: bool = False, inline: bool = Fals
         before = config.CACHE_DIR
         config.CACHE_DIR = _CACHE_DIR or before
         try:
-            options: Any = {"_nrt": parallel}  # numba's run-time, which counts references
+            options: Any = {"_nrt": parallel or makes_arrays}  # numba's run-time, which counts references
             compiled: Any = numba.njit(
                 nogil=True,
                 cache=_CACHE_DIR is not None,
