@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-PACKAGES = ("torch", "numba", "numpy", "fbgemm-gpu-cpu", "torchrec", "polars", "pyarrow")
+PACKAGES = ("torch", "triton", "numba", "numpy", "fbgemm-gpu-cpu", "torchrec", "polars", "pyarrow")
 BUSY_SHARE = 0.1  # of the cores used by others, above which a machine counts as busy
 
 Times = dict[str, list[float]]  # variant -> seconds per round

@@ -1,0 +1,140 @@
+"""What is timed: the GPU, or the CPU in its place, where every call does the same work and nothing is a GPU number.
+
+With `cpu-torch` the device tier runs the GPU's code on the CPU; clocks are the host's and waiting is a no-op. So
+the tests walk through all of `benchmarks.gpu` on a machine without a GPU.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
+from benchmarks import harness
+
+TierDevice = Literal["cuda", "cpu-torch"]
+NO_GPU = "torch finds no CUDA device here: nothing was checked and nothing was timed"
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")  # calls in which the host waits
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a profiler saw of some work on the device."""
+
+    kernels: int  # kernels, copies and fills
+    device_ms: float
+    host_waits: int  # calls in which a host thread waited for the device
+
+
+class Accelerator:
+    """A device with its clock. `tier` is what `TierConfig.device` takes."""
+
+    def __init__(self, tier: TierDevice) -> None:
+        self.tier = tier
+        self.is_gpu = tier == "cuda"
+        self.device = torch.device("cuda" if self.is_gpu else "cpu")
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.is_gpu:
+            torch.cuda.synchronize()
+
+    def mark(self) -> Any:
+        """A point in the work of the current stream."""
+        if not self.is_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def milliseconds(self, first: Any, last: Any) -> float:
+        """Between two marks; call after `synchronize`."""
+        return float(first.elapsed_time(last) if self.is_gpu else (last - first) * 1e3)
+
+    def times_ms(self, work: Callable[[], object], *, rounds: int, warm_up: int = 2) -> list[float]:
+        """The time of the current stream for each call of `work`."""
+        pairs = []
+        for _ in range(warm_up + rounds):
+            first = self.mark()
+            work()
+            pairs.append((first, self.mark()))
+        self.synchronize()
+        return [self.milliseconds(*pair) for pair in pairs[warm_up:]]
+
+    def pinned(self, *shape: int) -> Tensor:
+        """A float32 tensor in host memory that the device reaches by itself."""
+        return torch.ones(shape, pin_memory=self.is_gpu)
+
+    def free_bytes(self) -> int:
+        """Device memory that can be taken."""
+        if not self.is_gpu:
+            return harness.available_bytes()
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info()[0])
+
+    def allocated_bytes(self) -> int:
+        """Device memory in tensors of this process; 0 on the CPU, which does not count."""
+        return torch.cuda.memory_allocated() if self.is_gpu else 0
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """Work inside goes to a stream of its own."""
+        if not self.is_gpu:
+            yield
+            return
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            yield
+
+    def profile(self, work: Callable[[], object]) -> Work:
+        """Do the work once under torch's profiler, which slows the host."""
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.is_gpu:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self.synchronize()
+        with torch.profiler.profile(activities=activities) as seen:
+            work()
+            self.synchronize()
+        events = seen.events() or []
+        on_device = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
+        waits = sum(event.name in WAITS for event in events if event.device_type == DeviceType.CPU)
+        return Work(len(on_device), sum(event.time_range.elapsed_us() for event in on_device) / 1e3, waits)
+
+
+def open_accelerator(tier: str) -> Accelerator:
+    """The device meant by `cuda` or `cpu-torch`.
+
+    Raises:
+        SystemExit: for any other name, and for `cuda` where torch finds none.
+    """
+    if tier == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit(f"{NO_GPU}. torch {torch.__version__} is built for {built_for()}.")
+        return Accelerator("cuda")
+    if tier == "cpu-torch":
+        return Accelerator("cpu-torch")
+    raise SystemExit(f"device={tier}: needed cuda, or cpu-torch for a rehearsal")
+
+
+def built_for() -> str:
+    """The CUDA version of torch's build, in words."""
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
+
+
+def describe(tier: str) -> str:
+    """Host, versions and GPU, in words. The GPU is asked by nvidia-smi: no context is made on it."""
+    return f"{harness.hardware()}. {_describe_gpu() if tier == 'cuda' else 'A rehearsal on the CPU: no GPU numbers'}"
+
+
+def _describe_gpu() -> str:
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        name, memory, driver = answer.stdout.strip().split(", ")
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return f"GPU: nvidia-smi does not answer; torch is built for {built_for()}"
+    return f"GPU: {name}, {memory}, driver {driver}; torch is built for {built_for()}"

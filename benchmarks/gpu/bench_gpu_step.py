@@ -1,0 +1,203 @@
+"""The whole training step with rows in two tiers, beside all rows on the device and beside what one would use instead.
+
+    python -m benchmarks.gpu.bench_gpu_step [--smoke] [--set gigabytes=10 shares=1,25 seconds=500]
+
+One base case (`dlrm`, 10 GB, width 64, row-wise Adagrad, batch 16384, 10 % of the rows on the device, `lru`,
+look-ahead 4), and one dimension varied at a time. `speed` is the time of all rows on the device over the variant's, in
+the same turn. `floor` is the larger of what the device needs (bytes of the embeddings over memory bandwidth, plus the
+dense part alone, measured) and what the link needs (`benchmarks/gpu/floors.py`).
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+
+from adaptive.counters import Counter
+from benchmarks import harness
+from benchmarks.gpu.accelerator import Accelerator, open_accelerator
+from benchmarks.gpu.comparison import Comparison, Effort
+from benchmarks.gpu.floors import Rates, measure_rates
+from benchmarks.gpu.parts import WholeStep
+from benchmarks.gpu.timing import Point, Timing
+from benchmarks.gpu.variants import DEVICE, Spec, Transfer
+from benchmarks.gpu.workloads import ModelName, Workload
+from benchmarks.harness import Report, Table
+from benchmarks.variants import Optimizer
+
+HYBRID, TORCH, TORCH_HOST = Spec("hybrid", 0), Spec("torch"), Spec("torch_host", 0)
+Wanted = dict[Workload, dict[Spec, list[Point]]]
+HEADER = (
+    "workload", "batch", "variant", "depth", "step ms", "all on device ms", "speed", "floor ms", "over floor",
+    "hit rate", "rows moved", "forward ms", "dense ms", "update ms", "wait ms", "plan ms",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    device: str = "cuda"
+    gigabytes: float = 10.0
+    dim: int = 64
+    optimizer: str = "rowwise_adagrad"
+    batch: int = 16_384
+    share: int = 10  # per cent of the rows on the device
+    policy: str = "lru"
+    depth: int = 4
+    policies: tuple[str, ...] = ("lfu", "scratchpipe", "slipstream")
+    depths: tuple[int, ...] = (0, 1, 2, 8)
+    shares: tuple[int, ...] = (1, 5, 25, 100)
+    batches: tuple[int, ...] = (2048, 4096, 8192, 32_768, 65_536)
+    optimizers: tuple[str, ...] = ("sgd", "adam")  # torch has no row-wise Adagrad, so these come with its variants
+    dims: tuple[int, ...] = (128,)
+    sizes: tuple[float, ...] = (1.0,)
+    models: tuple[str, ...] = ("heavy",)
+    ways: tuple[str, ...] = ("staged",)  # of rows over the link, besides the usual one; and sums in chunks
+    bf16: int = 1  # 1: the base case with bf16 MLPs, too
+    copy_megabytes: int = 512
+    rounds: int = 5
+    steps: int = 16
+    turn_seconds: float = 0.3
+    check_samples: int = 2048
+    seconds: float = 520.0
+
+
+SETTINGS = {
+    "full": Settings(),
+    "quick": Settings(
+        gigabytes=2.0, policies=("lfu",), depths=(0,), shares=(25,), batches=(2048,), optimizers=("sgd",), dims=(),
+        sizes=(), models=(), ways=(), bf16=0, rounds=3, seconds=180.0,
+    ),
+    "smoke": Settings(
+        gigabytes=0.5, batch=4096, policies=(), depths=(), shares=(), batches=(), optimizers=("sgd",), dims=(),
+        sizes=(), models=(), ways=(), bf16=0, copy_megabytes=256, rounds=3, seconds=40.0,
+    ),
+}  # fmt: skip
+
+
+def run(settings: Settings) -> Report:
+    until = time.monotonic() + settings.seconds
+    accelerator = open_accelerator(settings.device)
+    report = Report()
+    rates = measure_rates(accelerator, settings.copy_megabytes)
+    table = report.table(f"whole step, {settings.steps} steps a turn at most, {settings.rounds} turns", *HEADER)
+    effort = Effort(settings.rounds, settings.steps, settings.turn_seconds, settings.check_samples)
+    for workload, wanted in plan(settings).items():
+        comparison = Comparison(accelerator, workload, "whole", effort, report)
+        dense = DensePart(accelerator, workload)
+        timings = []
+        for timing in comparison.run(wanted, seconds=until - time.monotonic()):
+            _tell(table, workload, timing, rates, dense)
+            timings.append(timing)
+        _ratios(report, settings, workload, timings)
+    return report
+
+
+def plan(settings: Settings) -> Wanted:
+    """The base case, and one dimension varied at a time."""
+    base = Workload("dlrm", settings.gigabytes, settings.dim, _optimizer(settings.optimizer))
+    staged, here = _staged(settings), Point(settings.batch, settings.depth)
+    wanted: Wanted = defaultdict(lambda: defaultdict(list))
+    for spec in (DEVICE, staged, HYBRID):
+        wanted[base][spec] = [here, *(Point(batch, settings.depth) for batch in settings.batches)]
+    wanted[base][staged] += [Point(settings.batch, depth) for depth in settings.depths]
+    if settings.ways:
+        wanted[base][replace(staged, exact=False)] = [here]
+    for way in settings.ways:
+        wanted[base][replace(staged, transfer=_way(way))] = [here]
+    for policy in settings.policies:
+        wanted[base][Spec(policy, settings.share)] = [here]
+    for share in settings.shares:
+        wanted[base][Spec(settings.policy, share)] = [here]
+    for workload in _other_workloads(base, settings):
+        peers = (TORCH, TORCH_HOST) if workload.optimizer != "rowwise_adagrad" else ()
+        for spec in (DEVICE, staged, HYBRID, *peers):
+            wanted[workload][spec] = [here]
+    return wanted
+
+
+def _other_workloads(base: Workload, settings: Settings) -> Iterator[Workload]:
+    yield from (replace(base, optimizer=_optimizer(name)) for name in settings.optimizers)
+    yield from (replace(base, dim=dim) for dim in settings.dims)
+    yield from (replace(base, model=_model(name)) for name in settings.models)
+    yield from (replace(base, gigabytes=size) for size in settings.sizes)
+    if settings.bf16:
+        yield replace(base, bf16=True)
+
+
+def _staged(settings: Settings) -> Spec:
+    return Spec(settings.policy, settings.share)
+
+
+def _optimizer(name: str) -> Optimizer:
+    return name  # type: ignore[return-value]
+
+
+def _way(name: str) -> Transfer:
+    return name  # type: ignore[return-value]
+
+
+def _model(name: str) -> ModelName:
+    return name  # type: ignore[return-value]
+
+
+class DensePart:
+    """The time of the dense part alone, for each batch size once."""
+
+    def __init__(self, accelerator: Accelerator, workload: Workload) -> None:
+        self._accelerator, self._workload = accelerator, workload
+        self._ms: dict[int, float] = {}
+
+    def ms(self, samples: int) -> float:
+        if samples not in self._ms:
+            (batch,) = self._workload.batches(1, samples, seed=0)
+            work = WholeStep(self._workload, self._accelerator).dense_alone(batch)
+            self._ms[samples] = median(self._accelerator.times_ms(work, rounds=7, warm_up=3))
+        return self._ms[samples]
+
+
+def _tell(table: Table, workload: Workload, timing: Timing, rates: Rates, dense: DensePart) -> None:
+    point, it = timing.point, timing.it
+    ours = it if it.statistics is not None else timing.reference
+    traffic = ours.traffic(workload, point.batch)
+    if it.statistics is None:  # the bytes of the link are those of our own tiers
+        traffic = replace(traffic, fetched=0, written_back=0)
+    floor = traffic.step_ms(rates, dense.ms(point.batch))
+    moved = it.per_step(Counter.FETCHED, Counter.WRITTEN_BACK) if it.statistics else None
+    hits = None if it.hit_rate is None else f"{it.hit_rate:.1%}"
+    title = timing.spec.title if timing.side_by_side else f"{timing.spec.title} (not side by side)"
+    table.add(
+        workload.title, point.batch, title, point.depth, it.ms, timing.reference.ms, timing.speed, floor, it.ms / floor,
+        hits, moved, *it.phases.values(), it.host_ms("wait"), it.host_ms("plan"),
+    )  # fmt: skip
+
+
+def _ratios(report: Report, settings: Settings, workload: Workload, timings: list[Timing]) -> None:
+    """Of the points at the base's batch and depth."""
+    here = {one.spec: one for one in timings if one.point == Point(settings.batch, settings.depth)}
+    suffix = _suffix(settings, workload)
+    staged = here.get(_staged(settings))
+    for spec, timing in here.items():
+        if spec.is_staged:
+            name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
+            name += ("" if spec.exact else "_chunked") + ("" if spec.transfer == "auto" else f"_{spec.transfer}")
+            report.ratios[f"gpu_staged_vs_device{name}{suffix}"] = timing.speed
+        elif spec != DEVICE and staged is not None:
+            # Both were measured beside the reference, not beside each other.
+            report.ratios[f"gpu_staged_vs_{spec.kind}{suffix}"] = timing.over_reference * staged.speed
+
+
+def _suffix(settings: Settings, workload: Workload) -> str:
+    """What a ratio's name ends with; nothing for the base case."""
+    parts = (
+        (f"_{workload.optimizer}", workload.optimizer != settings.optimizer),
+        (f"_d{workload.dim}", workload.dim != settings.dim),
+        (f"_{workload.model}", workload.model != "dlrm"),
+        (f"_{workload.gigabytes:g}gb", workload.gigabytes != SETTINGS["full"].gigabytes),
+        ("_bf16", workload.bf16),
+    )
+    return "".join(text for text, wanted in parts if wanted)
+
+
+if __name__ == "__main__":
+    harness.main(__doc__, run, SETTINGS)

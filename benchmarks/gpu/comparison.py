@@ -1,0 +1,242 @@
+"""Variants of one workload: built, checked, filled, and timed beside the reference, which has all rows on the device.
+
+Each variant is first trained on a few batches; the rows these look up must come out as the reference's do: bit for
+bit where both are ours, up to the order of sums otherwise. Then its device tier is filled with the most popular rows,
+trained so that they have to be written back when they leave, and only then it is timed.
+
+Where the reference and a variant do not fit in memory together, they are timed one after the other.
+"""
+
+import gc
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from benchmarks import harness
+from benchmarks.gpu.accelerator import Accelerator, Work
+from benchmarks.gpu.parts import EmbeddingPart, Part, WholeStep
+from benchmarks.gpu.timing import Measured, Point, Timing
+from benchmarks.gpu.turns import Line, batches_needed
+from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers, fits, open_variant
+from benchmarks.gpu.workloads import Workload, covering_batches
+from benchmarks.harness import NotEqual, Report, check_equal
+from benchmarks.streams import one_each
+from benchmarks.variants import Embeddings, NotAvailable
+
+PartName = Literal["embedding", "whole"]
+PARTS: dict[PartName, Callable[[Workload, Accelerator], Part]] = {"embedding": EmbeddingPart, "whole": WholeStep}
+CHECK_STEPS = 3
+TOLERANCE: dict[PartName, float] = {"embedding": 2e-3, "whole": 2e-2}  # of the change; others round in another order
+FILLING_LOOKUPS = 1 << 20  # of a batch that fills the device tier
+CHECK_SEED, TIMED_SEED = 1_000, 1_000_000
+REFERENCE_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure."""
+
+    rounds: int
+    steps: int  # of a turn, at most
+    turn_seconds: float  # of a turn, about
+    check_samples: int
+    warm_up: int = 1
+
+
+class Comparison:
+    """All variants of a workload against the reference; what could not be measured is told to `report`."""
+
+    def __init__(
+        self, accelerator: Accelerator, workload: Workload, part: PartName, effort: Effort, report: Report
+    ) -> None:
+        self.accelerator, self.workload, self.effort, self.report = accelerator, workload, effort, report
+        self._part_name: PartName = part
+        self._expected: NDArray[np.float32] | None = None
+        self._batches: dict[Point, list[Batch]] = {}
+
+    def run(self, wanted: Mapping[Spec, Sequence[Point]], *, seconds: float) -> Iterator[Timing]:
+        """Every point of every variant, until the time is over. A variant that fails does not stop the others."""
+        name = f"{self._part_name}, {self.workload.title}"
+        try:
+            if seconds <= 0:
+                raise NotAvailable("the time was over")
+            yield from self._run(wanted, time.monotonic() + seconds)
+        except NotAvailable as reason:
+            self.report.absent[name] = str(reason)
+        except Exception as error:  # GPU time is dear: whatever happens to one workload, the others go on
+            self._failed(name, error)
+
+    def _run(self, wanted: Mapping[Spec, Sequence[Point]], until: float) -> Iterator[Timing]:
+        gc.collect()  # of the workload before
+        if all(fits(self.workload, {DEVICE, spec}, self.accelerator) for spec in wanted):
+            with self._open(DEVICE) as reference:
+                for spec, points in wanted.items():
+                    yield from self._try(spec, points, reference, {}, until)
+            return
+        alone = self._reference_alone(dict.fromkeys(point for points in wanted.values() for point in points))
+        for spec, points in wanted.items():
+            yield from self._try(spec, points, None, alone, until)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        traceback.print_exception(error)
+        self.report.absent[f"bench_gpu {name}"] = f"{type(error).__name__}: {error}"
+
+    def _reference_alone(self, points: Sequence[Point] | dict[Point, None]) -> dict[Point, Measured]:
+        with self._open(DEVICE) as reference:
+            return {point: self._measure({"reference": reference}, point)["reference"] for point in points}
+
+    def _try(
+        self,
+        spec: Spec,
+        points: Sequence[Point],
+        reference: Embeddings | None,
+        alone: Mapping[Point, Measured],
+        until: float,
+    ) -> Iterator[Timing]:
+        name = f"{self._part_name}, {self.workload.title}: {spec.title}"
+        timings = self._points(spec, points, reference, alone)
+        try:
+            for number in range(len(points)):
+                if time.monotonic() > until:
+                    raise NotAvailable(f"the time was over before point {number + 1} of {len(points)}")
+                timing = next(timings)
+                print(f"  {name}, {timing.text}", flush=True)
+                yield timing
+        except NotAvailable as reason:
+            self.report.absent[name] = str(reason)
+        except Exception as error:  # nor does a variant stop the others
+            self._failed(name, error)
+        finally:
+            timings.close()
+
+    def _points(
+        self,
+        spec: Spec,
+        points: Sequence[Point],
+        reference: Embeddings | None,
+        alone: Mapping[Point, Measured],
+    ) -> Generator[Timing, None, None]:
+        if spec == DEVICE:
+            for point in points:
+                it = alone[point] if reference is None else self._measure({"it": reference}, point)["it"]
+                yield Timing(spec, point, it, it, True, self._profile(spec, reference, point))
+            return
+        with self._open(spec) as variant:
+            for point in points:
+                work = self._profile(spec, variant, point)
+                if reference is None:
+                    yield Timing(spec, point, self._measure({"it": variant}, point)["it"], alone[point], False, work)
+                else:
+                    both = self._measure({"it": variant, "reference": reference}, point)
+                    yield Timing(spec, point, both["it"], both["reference"], True, work)
+
+    # --- one variant ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _open(self, spec: Spec) -> Iterator[Embeddings]:
+        """Built, checked, and filled."""
+        embeddings = open_variant(spec, self.workload, self.accelerator)
+        try:
+            self._check(spec, embeddings)
+            if isinstance(embeddings, Tiers):
+                fill(embeddings, self.workload, train=spec.is_staged)
+            yield embeddings
+        finally:
+            embeddings.close()
+
+    def _check(self, spec: Spec, embeddings: Embeddings) -> None:
+        """Train a few batches and compare the rows that they look up.
+
+        Adam counts steps per row here and per table elsewhere: it gets one batch several times, where both agree.
+        """
+        batches = self.workload.batches(CHECK_STEPS, self.effort.check_samples, seed=CHECK_SEED)
+        if self.workload.optimizer == "adam":
+            batches = batches[:1] * CHECK_STEPS
+        line = self._line(embeddings, batches, depth=0)
+        line.train(CHECK_STEPS)
+        line.stop()
+        found = embeddings.rows(one_each(self.workload.setup().tables, batches))
+        if self._expected is None:
+            self._expected = found
+        what, before = f"{self.workload.title}: {spec.title}", np.full_like(found, STORED)
+        check_equal(what, found, self._expected, before=before, tolerance=TOLERANCE[self._part_name])
+        if spec.is_ours and spec.exact and not np.array_equal(found, self._expected):
+            self._not_bit_for_bit(what)
+
+    def _not_bit_for_bit(self, what: str) -> None:
+        if self._part_name == "embedding":
+            raise NotEqual(f"{what}: rows differ from those that are all on the device; they must agree bit for bit")
+        self.report.notes.append(
+            f"{what}: rows agree with all on the device, but NOT bit for bit, dense part included."
+        )
+
+    def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
+        part = PARTS[self._part_name](self.workload, self.accelerator)
+        return Line(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
+
+    def _measure(self, variants: Mapping[str, Embeddings], point: Point) -> dict[str, Measured]:
+        """Turn by turn; `reference` looks ahead as it is used to."""
+        effort, batches = self.effort, self._timed_batches(point)
+        lines: dict[str, Line] = {}
+        try:
+            for name, embeddings in variants.items():
+                depth = REFERENCE_DEPTH if name == "reference" else point.depth
+                lines[name] = self._line(embeddings, batches, depth=depth)
+                lines[name].choose_steps(effort.turn_seconds)
+            ours = {name: one for name, one in variants.items() if isinstance(one, Tiers)}
+            for one in ours.values():
+                one.statistics()
+            cases = {name: line.turn for name, line in lines.items()}
+            times = harness.take_turns(cases, rounds=effort.rounds, warm_up=effort.warm_up)
+        finally:
+            for line in lines.values():
+                line.stop()
+        return {
+            name: Measured(times[name], line.phases, ours[name].statistics() if name in ours else None)
+            for name, line in lines.items()
+        }
+
+    def _profile(self, spec: Spec, embeddings: Embeddings | None, point: Point, steps: int = 4) -> Work | None:
+        """Of one step of the embeddings alone, all rows on the device, on average."""
+        if self._part_name != "embedding" or spec.kind != DEVICE.kind or embeddings is None:
+            return None
+        line = self._line(embeddings, self._timed_batches(point), depth=point.depth)
+        try:
+            line.train(2)
+            seen = self.accelerator.profile(lambda: line.train(steps))
+        finally:
+            line.stop()
+        return Work(seen.kernels // steps, seen.device_ms / steps, seen.host_waits)
+
+    def _timed_batches(self, point: Point) -> list[Batch]:
+        """Equal for all variants, and others at every point: a tier must not have seen them before."""
+        if point not in self._batches:
+            while len(self._batches) > 1:
+                del self._batches[next(iter(self._batches))]
+            depth = max(point.depth, REFERENCE_DEPTH)
+            count = batches_needed(depth, self.effort.steps, self.effort.rounds + self.effort.warm_up)
+            seed = TIMED_SEED * (1 + point.depth) + 10 * point.batch
+            self._batches[point] = self.workload.batches(count, point.batch, seed=seed)
+        return self._batches[point]
+
+
+def fill(tiers: Tiers, workload: Workload, *, train: bool) -> None:
+    """Bring the most popular rows onto the device, as many as it has slots; with `train`, change them."""
+    bag, slots = tiers.bag, tiers.bag.view.device_rows
+    if not slots:
+        return
+    lookups = max(1, min(FILLING_LOOKUPS, slots // 2))
+    for planned in bag.look_ahead(covering_batches(workload.setup().tables, slots, lookups), depth=0):
+        if train:
+            pooled = bag.stack(planned)
+            pooled.backward(torch.full_like(pooled, 1e-4))  # type: ignore[no-untyped-call]
+            bag.step()
+    bag.take_statistics()

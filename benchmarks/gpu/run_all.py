@@ -1,0 +1,144 @@
+"""Everything about the GPU: builds, checks, times. Where there is no CUDA device it says so and exits with code 1.
+
+    python -m benchmarks.gpu.run_all                             # half an hour
+    python -m benchmarks.gpu.run_all --smoke                     # two minutes: does everything run, is it right?
+    python -m benchmarks.gpu.run_all --only suite floors embedding --reports out   # in parts of ten minutes, ...
+    python -m benchmarks.gpu.run_all --only step --reports out                     # ... put together in one document
+    python -m benchmarks.gpu.run_all --only large --reports out --json results.json
+    python -m benchmarks.gpu.run_all --smoke --device cpu-torch  # a rehearsal on the CPU; no GPU numbers
+
+Run it in the root of the repository; nothing needs to be installed but what `docs/gpu.md` lists. The tables go to
+that page.
+"""
+
+import argparse
+import importlib.util
+import json
+import shlex
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+from benchmarks import harness, run_all
+from benchmarks.gpu.bars import BARS, REQUIRED
+from benchmarks.harness import Report
+
+STAGES = ("suite", "floors", "embedding", "step", "large")
+SECONDS: dict[str, dict[str, float]] = {  # allowed to each stage; those that measure in turns end by themselves
+    "full": {"suite": 240, "floors": 60, "embedding": 270, "step": 520, "large": 520},
+    "quick": {"suite": 120, "floors": 40, "embedding": 120, "step": 180, "large": 180},
+    "smoke": {"suite": 120, "floors": 20, "embedding": 25, "step": 30, "large": 15},
+}
+START_SECONDS = 30  # imports, and kernels to compile, of a stage that ends by itself
+TINY = {  # sizes of a rehearsal
+    "floors": ("megabytes=1", "table_megabytes=1", "rows=64", "launches=5", "rounds=1"),
+    "embedding": ("gigabytes=0.0008", "dims=8", "batch=32", "check_samples=16", "rounds=1", "steps=1",
+                  "copy_megabytes=1", "moved_rows=64", "tier=50KB"),
+    "step": ("gigabytes=0.0008", "dim=8", "batch=32", "check_samples=16", "rounds=1", "steps=1", "copy_megabytes=1"),
+}  # fmt: skip
+TINY["large"] = TINY["step"]
+PACKAGES = ("torch", "numba", "numpy", "scipy", "pydantic", "pytest", "hypothesis")
+BEGIN, END = "<!-- results: written by python -m benchmarks.gpu.run_all -->", "<!-- end of results -->"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
+
+
+def missing_packages() -> list[str]:
+    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
+def check_machine(tier: str) -> None:
+    """
+    Raises:
+        SystemExit: if packages are missing, or there is no CUDA device.
+    """
+    missing = missing_packages()
+    if missing:
+        raise SystemExit(f"missing here: {', '.join(missing)}; install them, or put them on PYTHONPATH (docs/gpu.md)")
+    from benchmarks.gpu.accelerator import open_accelerator
+
+    open_accelerator(tier)
+
+
+def run_stage(stage: str, size: str, tier: str, seconds: float) -> Report:
+    """The report of a stage that takes about `seconds` at most."""
+    if stage == "suite":
+        from benchmarks.gpu.suite import run_suite
+
+        return run_suite(tier, size, seconds)
+    changes = [f"device={tier}", *(TINY[stage] if tier != "cuda" else ())]
+    if stage != "floors":
+        changes.append(f"seconds={seconds:.0f}")
+    arguments = [f"--{size}"] if size != "full" else []
+    limit = seconds + START_SECONDS + seconds / 4
+    return run_all.run_module(f"benchmarks.gpu.bench_gpu_{stage}", *arguments, "--set", *changes, limit=limit)
+
+
+def gather(folder: Path) -> Report:
+    """The reports of all stages that are there, in order."""
+    report = Report()
+    for stage in STAGES:
+        path = folder / f"{stage}.json"
+        if path.is_file():
+            report.merge(Report.load(path))
+    return report
+
+
+def run(options: argparse.Namespace, folder: Path) -> Report:
+    """Run the stages wanted; the reports of these and of earlier commands, together."""
+    until = time.monotonic() + options.seconds if options.seconds else float("inf")
+    command = shlex.join(["python", "-m", "benchmarks.gpu.run_all", *sys.argv[1:]])
+    for stage in [stage for stage in STAGES if stage in options.only]:
+        seconds = min(SECONDS[options.size][stage], until - time.monotonic())
+        if seconds < 5:
+            report = Report(absent={f"gpu {stage}": f"no time was left of {options.seconds} s"})
+        else:
+            report = run_stage(stage, options.size, options.device, seconds)
+        report.notes.append(f"{stage}: {date.today().isoformat()}, `{command}`.")
+        report.save(folder / f"{stage}.json")
+        report = gather(folder)
+        if options.json is not None:  # after each stage: what was measured survives a later fault
+            options.json.write_text(json.dumps(run_all.as_json(report, REQUIRED), indent=1) + "\n")
+    return gather(folder)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag, size, text in harness.SIZES:
+        parser.add_argument(flag, action="store_const", const=size, dest="size", default="full", help=text)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, figures and what is absent as JSON")
+    parser.add_argument("--only", nargs="+", choices=STAGES, default=STAGES, help="run only these")
+    parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep what each stage found, and add to it")
+    parser.add_argument("--seconds", type=float, metavar="N", help="end after about so long; what is left out is said")
+    parser.add_argument("--device", choices=("cuda", "cpu-torch"), default="cuda", help="cpu-torch: a rehearsal")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/gpu.md)")
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    check_machine(options.device)
+    from benchmarks.gpu.accelerator import describe
+
+    machine, quietness = describe(options.device), harness.quietness()
+    print(machine, quietness, sep="\n", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.reports or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        report = run(options, folder)
+    if options.size != "full" or options.device != "cuda":
+        report.notes.append("small sizes: a first impression, no verdict on the bars.")
+    print(run_all.bars_table(report, BARS).plain())
+    if options.device == "cuda":
+        command = shlex.join(["python", "-m", "benchmarks.gpu.run_all", *sys.argv[1:]])
+        section = run_all.markdown(report, command, quietness, machine=machine, bars=BARS)
+        run_all.write_document(options.document, section, begin=BEGIN, end=END)
+    failed = [name for name in report.absent if name.startswith("bench_")]
+    failed += ["tests"] if report.ratios.get("gpu_tests_failed") else []
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

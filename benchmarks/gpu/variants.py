@@ -1,0 +1,237 @@
+"""Who is timed on the GPU: our tiers, and what one would use instead.
+
+Letters: B samples, F features, D width.
+"""
+
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adaptive.batch import Batch, one_hot_batch
+from adaptive.config import SkipConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.kernels.planning import ON_HOST
+from adaptive.policy import load_policy_class
+from benchmarks.gpu.accelerator import Accelerator
+from benchmarks.gpu.workloads import RECORD_BYTES, TORCH_COPIES, Workload, in_threads
+from benchmarks.harness import available_bytes
+from benchmarks.peers_torch import EmbeddingBags, JoinedTable, Spans, torch_optimizer
+from benchmarks.variants import Block, Embeddings, NotAvailable, Ours, Setup, joined, row_optimizer
+
+Transfer = Literal["auto", "direct", "staged"]
+
+# As module:Class, so that policies are found where the package is not installed.
+POLICIES = {
+    "lru": "policies.lru:LRU",
+    "lfu": "policies.lfu:LFU",
+    "scratchpipe": "policies.scratchpipe:ScratchPipe",
+    "slipstream": "policies.slipstream:Slipstream",
+    "hybrid": "policies.hybrid:Hybrid",
+    "device": "policies.device:Device",
+}
+BLOCK_ROWS = 1 << 16
+STORED = 0.01  # every value of every row before training
+SPARE = 1.1  # memory that must be free, over what is counted
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A variant."""
+
+    kind: str  # a policy of POLICIES, torch, torch_joined or torch_host
+    share: int = 100  # per cent of the rows on the device, for policies that take any
+    exact: bool = True  # see `TierConfig`, as for `transfer`
+    transfer: Transfer = "auto"
+
+    @property
+    def is_ours(self) -> bool:
+        return self.kind in POLICIES
+
+    @property
+    def is_staged(self) -> bool:
+        return self.is_ours and self.kind not in ("hybrid", "device")
+
+    @property
+    def title(self) -> str:
+        parts = [TITLES.get(self.kind, self.kind)]
+        parts += [f"{self.share}%"] if self.is_staged else []
+        parts += [] if self.exact else ["sums in chunks"]
+        parts += [] if self.transfer == "auto" else [self.transfer]
+        return ", ".join(parts)
+
+    def memory_bytes(self, workload: Workload) -> tuple[int, int]:
+        """(host, device) that it takes, about."""
+        rows = workload.num_rows
+        if not self.is_ours:
+            everything = rows * 4 * workload.dim * TORCH_COPIES.get(workload.optimizer, 1)
+            return (everything, 0) if self.kind == "torch_host" else (0, everything)
+        share = {"hybrid": 0, "device": 100}.get(self.kind, self.share)
+        return rows * (workload.row_bytes + RECORD_BYTES), rows * workload.row_bytes * share // 100
+
+
+TITLES = {
+    "torch": "torch on the GPU, one EmbeddingBag a table",
+    "torch_joined": "torch on the GPU, one joined table",
+    "torch_host": "torch sparse on the CPU, dense part on the GPU",
+}
+DEVICE = Spec("device")  # the reference: all rows in device memory
+
+
+def fits(workload: Workload, specs: Iterable[Spec], accelerator: Accelerator) -> bool:
+    """Whether all of them together fit in what is free now."""
+    return not lacking(workload, specs, accelerator)
+
+
+def lacking(workload: Workload, specs: Iterable[Spec], accelerator: Accelerator) -> str:
+    """What is short, in words; nothing if all fit."""
+    host, device = (sum(sizes) * SPARE for sizes in zip(*(s.memory_bytes(workload) for s in specs), strict=True))
+    if not accelerator.is_gpu:
+        host, device = host + device, 0.0
+    for name, needed, free in (
+        ("host", host, available_bytes()),
+        ("device", device, accelerator.free_bytes()),
+    ):
+        if needed > free:
+            return f"needs {needed / 1e9:.1f} GB of {name} memory, {free / 1e9:.1f} GB are free"
+    return ""
+
+
+def open_variant(spec: Spec, workload: Workload, accelerator: Accelerator) -> Embeddings:
+    """Built, every value of every row being `STORED`.
+
+    Raises:
+        NotAvailable: if it does not fit in memory, or has no such optimizer.
+    """
+    gc.collect()  # whoever was there before may hold itself in a circle
+    short = lacking(workload, [spec], accelerator)
+    if short:
+        raise NotAvailable(short)
+    setup = workload.setup()
+    if spec.is_ours:
+        return Tiers(setup, spec, accelerator)
+    kinds: dict[str, Callable[[Setup, torch.device], Embeddings]] = {
+        "torch": BagsOnDevice,
+        "torch_joined": JoinedOnDevice,
+        "torch_host": BagsOnHost,
+    }
+    return kinds[spec.kind](setup, accelerator.device)
+
+
+class Tiers(Ours):
+    """`TieredEmbeddingBag` on the accelerator; every row is stored on the host as if it had been trained."""
+
+    def __init__(self, setup: Setup, spec: Spec, accelerator: Accelerator, *, device_rows: str | None = None) -> None:
+        policy = load_policy_class(POLICIES[spec.kind])
+        wanted = policy.device_rows or device_rows or f"{spec.share}%"
+        tier = TierConfig(
+            device_rows=wanted,
+            device=accelerator.tier,
+            when_full="shallower",
+            exact=spec.exact,
+            transfer=spec.transfer,
+        )
+        skip = SkipConfig() if spec.kind == "slipstream" else None
+        optimizer = row_optimizer(setup.optimizer)
+        self.title = spec.title
+        self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
+        self._depth = 0
+        self._running = None
+        self._store_every_row()
+
+    def _store_every_row(self) -> None:
+        """What loading a checkpoint of all rows would do, without arrays of their size."""
+        (lane,) = self.bag._pipeline.lanes
+        weights = np.full((BLOCK_ROWS, lane.host.weights.shape[1]), STORED, np.float32)
+        state = np.zeros((BLOCK_ROWS, lane.host.state.shape[1]), np.float32)
+
+        def store(first: int) -> None:
+            rows = np.arange(first, min(first + BLOCK_ROWS, lane.group.num_rows))
+            lane.host.write(rows, weights[: len(rows)], state[: len(rows)])
+
+        in_threads(store, range(0, lane.group.num_rows, BLOCK_ROWS))
+        lane.planner.tracker.codes[:] = ON_HOST
+
+    def look_ahead(self, depth: int) -> None:
+        """How far, from the next `stream` on."""
+        self._depth = depth
+
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        return _rows(self, ids)
+
+
+class BagsOnDevice(EmbeddingBags):
+    """`nn.EmbeddingBag(sparse=True)` for each table."""
+
+    name = TITLES["torch"]
+
+    def __init__(self, setup: Setup, device: torch.device) -> None:
+        self._device = device
+        self._tables = nn.ModuleList(
+            nn.EmbeddingBag(rows, setup.dim, mode="sum", sparse=True, _weight=_stored(rows, setup.dim, device))
+            for rows in (table.num_embeddings for table in setup.tables)
+        )
+        self._optimizer = torch_optimizer(self._tables.parameters(), setup)
+
+    def prepare(self, batch: Batch) -> Spans:
+        return [(ids.to(self._device), starts.to(self._device)) for ids, starts in super().prepare(batch)]
+
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        return _rows(self, ids)
+
+
+class BagsOnHost(BagsOnDevice):
+    """The same on the CPU; pooled vectors cross the link, and so do their gradients."""
+
+    name = TITLES["torch_host"]
+
+    def __init__(self, setup: Setup, device: torch.device) -> None:
+        super().__init__(setup, torch.device("cpu"))
+        self._target = device
+
+    def pool(self, inputs: Spans) -> Block:
+        return joined(super().pool(inputs)).to(self._target)
+
+
+class JoinedOnDevice(JoinedTable):
+    """All tables in one module."""
+
+    name = TITLES["torch_joined"]
+
+    def __init__(self, setup: Setup, device: torch.device) -> None:
+        self._device = device
+        sizes = [table.num_embeddings for table in setup.tables]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        self._one_hot = setup.one_hot
+        self._dim = setup.dim
+        weight = _stored(sum(sizes), setup.dim, device)
+        self._table = (
+            nn.Embedding(sum(sizes), setup.dim, sparse=True, _weight=weight)
+            if setup.one_hot
+            else nn.EmbeddingBag(sum(sizes), setup.dim, mode="sum", sparse=True, _weight=weight)
+        )
+        self._optimizer = torch_optimizer(self._table.parameters(), setup)
+
+    def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        ids, offsets = super().prepare(batch)
+        return ids.to(self._device), offsets.to(self._device)
+
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        return _rows(self, ids)
+
+
+def _stored(rows: int, dim: int, device: torch.device) -> Tensor:
+    return torch.full((rows, dim), STORED, device=device)
+
+
+@torch.no_grad()
+def _rows(embeddings: Any, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """(n, F, D) the rows `ids` (n, F), as the embeddings look them up themselves."""
+    batch = one_hot_batch(np.zeros((len(ids), 0), np.float32), ids, np.zeros(len(ids), np.float32))
+    values: NDArray[np.float32] = joined(embeddings.pool(embeddings.prepare(batch))).cpu().numpy().copy()
+    return values

@@ -1,0 +1,147 @@
+"""What is trained on the GPU: two models, tables of any size, batches made on all cores.
+
+`dlrm`: MLPerf's layer sizes over 26 tables in Criteo's shape, one id a bag. `heavy`: ten ids a bag and hardly any
+dense part, so that embeddings are nearly all of a step.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.config import TableConfig
+from adaptive.data.synthetic_fields import CRITEO_KAGGLE
+from adaptive.models.dlrm import DLRM, DLRMConfig
+from benchmarks.streams import NUM_DENSE, SCATTER, kaggle_tables, make_batches
+from benchmarks.variants import Optimizer, Setup, row_optimizer
+
+T = TypeVar("T")
+ModelName = Literal["dlrm", "heavy"]
+LAYERS: dict[ModelName, tuple[tuple[int, ...], tuple[int, ...]]] = {  # of the bottom MLP before its last, of the top
+    "dlrm": ((512, 256), (1024, 1024, 512, 256, 1)),
+    "heavy": ((), (64, 1)),
+}
+EXPONENT = 1.05  # of Zipf's law, by which ids are drawn
+NUM_TABLES = len(CRITEO_KAGGLE)  # and features
+RECORD_BYTES = 16  # of a row in the tracker
+TORCH_COPIES: dict[Optimizer, int] = {"sgd": 1, "adagrad": 2, "adam": 3}  # tables and state, in tables
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Tables and a model. `gigabytes` (10**9 bytes) are of weights; state comes on top."""
+
+    model: ModelName = "dlrm"
+    gigabytes: float = 10.0
+    dim: int = 64
+    optimizer: Optimizer = "rowwise_adagrad"
+    bf16: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.gigabytes:g} GB, width {self.dim}, {self.optimizer}{', bf16' if self.bf16 else ''}"
+
+    @property
+    def mean_hot(self) -> int:
+        return 10 if self.model == "heavy" else 1
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.gigabytes * 1e9) // (4 * self.dim)
+
+    @property
+    def state_width(self) -> int:
+        return row_optimizer(self.optimizer).state_width(self.dim)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row with its state."""
+        return 4 * (self.dim + self.state_width)
+
+    def setup(self) -> Setup:
+        return Setup(kaggle_tables(self.num_rows, self.dim), self.optimizer, self.mean_hot == 1)
+
+    def batches(self, count: int, samples: int, *, seed: int) -> list[Batch]:
+        """`count` batches; batch i depends on seed + i only."""
+        tables = self.setup().tables
+
+        def one(number: int) -> Batch:
+            return make_batches(tables, 1, samples, mean_hot=self.mean_hot, exponent=EXPONENT, seed=number)[0]
+
+        return in_threads(one, range(seed, seed + count))
+
+    def make_model(self, device: torch.device) -> DLRM:
+        """With the same initial weights each time."""
+        bottom, top = LAYERS[self.model]
+        config = DLRMConfig(
+            embedding_dim=self.dim,
+            bottom_mlp=(*bottom, self.dim),
+            top_mlp=top,
+            interaction="dot" if self.model == "dlrm" else "cat",
+            bf16=self.bf16,
+        )
+        return DLRM(config, num_dense=NUM_DENSE, num_features=NUM_TABLES).to(device)
+
+
+def in_threads(work: Callable[[int], T], numbers: range) -> list[T]:
+    """`work` of each number, on up to 8 cores: for work that lets go of the interpreter."""
+    with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
+        return list(pool.map(work, numbers))
+
+
+def popular_counts(sizes: Sequence[int], wanted: int) -> list[int]:
+    """How many of each table's most popular rows are among the `wanted` most popular of all, each feature being
+    looked up once a sample: a row of rank r has weight r ** -EXPONENT over its table's total (continuous law)."""
+    power = 1 - EXPONENT
+    totals = [((size + 1.0) ** power - 1) / power for size in sizes]
+
+    def counts(limit: float) -> list[int]:
+        ranks = [(limit * total) ** (-1 / EXPONENT) for total in totals]
+        return [int(min(size, max(rank, 1))) for size, rank in zip(sizes, ranks, strict=True)]
+
+    low, high = -80.0, 0.0  # of the limit's logarithm
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(counts(np.exp(middle))) > wanted else (low, middle)
+    return counts(np.exp(high))
+
+
+def rank_ids(ranks: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """The ids that `benchmarks.streams.zipf` gives to ranks counted from 0."""
+    step = SCATTER % size
+    while gcd(step, size) != 1:
+        step += 1
+    ids: NDArray[np.int64] = (ranks * step + size // 3) % size
+    return ids
+
+
+def covering_batches(tables: Sequence[TableConfig], wanted: int, lookups: int) -> Iterator[Batch]:
+    """Batches of about `lookups` look-ups, in which the `wanted` most popular rows come once each, the most popular
+    ones last."""
+    sizes = [table.num_embeddings for table in tables]
+    counts = popular_counts(sizes, wanted)
+    number = max(1, -(-sum(counts) // lookups))
+    cuts = [np.linspace(count, 0, number + 1).astype(np.int64) for count in counts]
+    for i in range(number):
+        spans = [(cut[i + 1], cut[i]) for cut in cuts]
+        yield _spread([rank_ids(np.arange(*span), size) for span, size in zip(spans, sizes, strict=True)])
+
+
+def _spread(ids: Sequence[NDArray[np.int64]], samples: int = 64) -> Batch:
+    """The batch in which the ids of each feature are spread over the samples."""
+    sizes = np.concatenate([np.diff(np.linspace(0, len(one), samples + 1).astype(np.int64)) for one in ids])
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return Batch(
+        dense=np.zeros((samples, NUM_DENSE), np.float32),
+        ids=np.concatenate(ids),
+        offsets=offsets,
+        labels=np.zeros(samples, np.float32),
+    )

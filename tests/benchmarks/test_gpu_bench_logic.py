@@ -1,0 +1,305 @@
+"""The arithmetic of `benchmarks.gpu`: floors, popular rows, the plan of a stage, bars, and its one command."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adaptive.batch import Batch
+from benchmarks import run_all as cpu_run_all
+from benchmarks.gpu import accelerator, bench_gpu_embedding, bench_gpu_step, run_all, suite
+from benchmarks.gpu.accelerator import Accelerator
+from benchmarks.gpu.bars import BARS, REQUIRED
+from benchmarks.gpu.floors import Rates, distinct_rows, measure_rates, traffic
+from benchmarks.gpu.timing import Point
+from benchmarks.gpu.turns import batches_needed
+from benchmarks.gpu.variants import DEVICE, POLICIES, Spec
+from benchmarks.gpu.workloads import Workload, covering_batches, popular_counts, rank_ids
+from benchmarks.harness import Report
+from benchmarks.streams import kaggle_tables, zipf
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# --- floors --------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_step() -> None:
+    # 10 rows of 4 floats with 1 float of state; 5 samples of 2 features: 40 floats of vectors
+    found = traffic(10, samples=5, features=2, dim=4, state_width=1, moved=(100, 60))
+    assert found.forward == 10 * 16 + 160
+    assert found.update == 160 + 2 * 10 * (16 + 4)
+    assert found.on_device == found.forward + found.update == 880
+    rates = Rates(memory=880_000, to_device=10_000, to_host=10_000)
+    assert found.memory_ms(rates) == pytest.approx(1)
+    assert found.link_ms(rates) == pytest.approx(10)  # both ways at once
+    assert found.step_ms(rates, dense_ms=2) == pytest.approx(10)
+    assert found.step_ms(rates, dense_ms=20) == pytest.approx(21)
+
+
+def test_rows_of_a_batch_are_counted_per_feature() -> None:
+    batch = Batch(np.zeros((2, 1), np.float32), np.array([3, 3, 3, 4]), np.arange(5), np.zeros(2, np.float32))
+    assert distinct_rows(batch) == 3
+
+
+def test_rates_are_measured() -> None:
+    rates = measure_rates(Accelerator("cpu-torch"), megabytes=1, rounds=3)
+    assert min(rates.memory, rates.to_device, rates.to_host) > 0
+
+
+# --- rows that fill a tier -----------------------------------------------------------------------------------------
+
+
+def test_popular_rows_are_those_that_the_stream_looks_up_most() -> None:
+    ids = zipf(np.random.default_rng(0), 200_000, 1000, 1.05)
+    most = np.argsort(-np.bincount(ids, minlength=1000))[:5]
+    assert set(most) == set(rank_ids(np.arange(5), 1000))
+    assert sorted(rank_ids(np.arange(1000), 1000)) == list(range(1000))
+
+
+def test_popular_counts_take_the_largest_weights() -> None:
+    sizes, wanted = [3, 50, 400], 40
+    counts = popular_counts(sizes, wanted)
+    weights = []
+    for table, size in enumerate(sizes):
+        total = ((size + 1) ** -0.05 - 1) / -0.05
+        weights += [(rank**-1.05 / total, table) for rank in range(1, size + 1)]
+    best = [table for _, table in sorted(weights, reverse=True)[:wanted]]
+    assert 0 <= wanted - sum(counts) < 3
+    assert all(abs(best.count(table) - count) <= 1 for table, count in enumerate(counts))
+    assert popular_counts(sizes, 1_000_000) == sizes
+
+
+def test_covering_batches_bring_every_wanted_row_once_the_most_popular_last() -> None:
+    tables = kaggle_tables(20_000, 4)
+    batches = list(covering_batches(tables, 20_000, 3000))
+    assert len(batches) == 7
+    for feature, table in enumerate(tables):
+        ids = np.concatenate([batch.ids[batch.feature_span(feature)] for batch in batches])
+        assert sorted(ids) == list(range(table.num_embeddings))
+    largest = int(np.argmax([table.num_embeddings for table in tables]))
+    last = batches[-1].ids[batches[-1].feature_span(largest)]
+    assert rank_ids(np.array([0]), tables[largest].num_embeddings)[0] in last
+
+
+def test_batches_depend_on_their_number_only() -> None:
+    workload = Workload(gigabytes=20_000 * 16 / 1e9, dim=4)
+    (one,), two = workload.batches(1, 8, seed=6), workload.batches(2, 8, seed=5)
+    assert np.array_equal(one.ids, two[1].ids) and not np.array_equal(one.ids, two[0].ids)
+
+
+# --- plans ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_dimension_is_varied_at_a_time() -> None:
+    wanted = bench_gpu_step.plan(bench_gpu_step.SETTINGS["full"])
+    base = Workload("dlrm", 10.0, 64, "rowwise_adagrad")
+    staged, here = Spec("lru", 10), Point(16_384, 4)
+    assert {point.batch for point in wanted[base][staged]} == {2048, 4096, 8192, 16_384, 32_768, 65_536}
+    assert {point.depth for point in wanted[base][staged]} == {0, 1, 2, 4, 8}
+    assert all(point.batch == here.batch or point.depth == here.depth for point in wanted[base][staged])
+    assert {spec.share for spec in wanted[base] if spec.kind == "lru"} == {1, 5, 10, 25, 100}
+    assert {spec.kind for spec in wanted[base]} == {"device", "hybrid", "lru", "lfu", "scratchpipe", "slipstream"}
+    assert {replace(staged, exact=False), replace(staged, transfer="staged")} <= set(wanted[base])
+    for workload in wanted:
+        differs = [name for name, value in vars(workload).items() if value != vars(base)[name]]
+        assert len(differs) <= 1 and next(iter(wanted[workload])) == DEVICE
+    assert {one.optimizer for one in wanted} == {"sgd", "adam", "rowwise_adagrad"}
+    assert set(POLICIES) >= {spec.kind for spec in wanted[base]}
+
+
+def test_memory_is_counted_before_it_is_taken() -> None:
+    workload = Workload(gigabytes=1.0, dim=64, optimizer="adam")
+    rows, row = 3_906_250, 4 * (3 * 64 + 1)
+    assert Spec("lru", 10).memory_bytes(workload) == (rows * (row + 16), rows * row // 10)
+    assert Spec("hybrid").memory_bytes(workload) == (rows * (row + 16), 0)
+    assert DEVICE.memory_bytes(workload) == (rows * (row + 16), rows * row)
+    assert Spec("torch").memory_bytes(workload) == (0, rows * 4 * 64 * 3)
+    assert Spec("torch_host").memory_bytes(workload) == (rows * 4 * 64 * 3, 0)
+
+
+def test_batches_last_for_all_turns() -> None:
+    assert batches_needed(depth=4, steps=16, turns=6) >= (4 + 2 + 2) + 6 * (4 + 2 + 16)
+
+
+def test_the_worst_kernel_counts() -> None:
+    report = Report(ratios={"gpu_kernels_over_floor_sgd_d64_b2048": 9.0, "gpu_kernels_over_floor_sgd_d64_b16384": 1.2,
+                            "gpu_kernels_over_floor_adam_d128_b65536": 1.4,
+                            "gpu_chunked_kernels_over_floor_sgd_d64_b16384": 1.1})  # fmt: skip
+    bench_gpu_embedding._worst(report)
+    assert report.ratios["gpu_kernels_over_floor"] == 1.4
+    assert report.ratios["gpu_chunked_kernels_over_floor"] == 1.1
+
+
+def test_every_bar_has_a_ratio_that_a_stage_gives() -> None:
+    names = [bar.name for bar in BARS]
+    assert len(names) == len(set(names)) and names == list(REQUIRED)
+    source = "".join(path.read_text() for path in (ROOT / "benchmarks" / "gpu").glob("*.py") if path.stem != "bars")
+    for name in names:
+        stem = name.removesuffix("_torch_sgd").removesuffix("_torch_adam").removesuffix("_hybrid")
+        assert f'"{stem}' in source, name
+
+
+# --- the accelerator -----------------------------------------------------------------------------------------------
+
+
+def test_marks_and_profiles_work_on_the_cpu() -> None:
+    here = Accelerator("cpu-torch")
+    first = here.mark()
+    seen = here.profile(lambda: torch.ones(3).add_(1))
+    with here.side_stream():
+        assert here.milliseconds(first, here.mark()) > 0
+    assert (seen.kernels, seen.host_waits) == (0, 0)
+    assert here.pinned(2, 3).shape == (2, 3) and here.free_bytes() > 0 and here.allocated_bytes() == 0
+
+
+def test_only_two_devices_are_known() -> None:
+    with pytest.raises(SystemExit, match="device=tpu: needed cuda, or cpu-torch"):
+        accelerator.open_accelerator("tpu")
+
+
+def test_the_gpu_is_described_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = SimpleNamespace(stdout="NVIDIA H100 80GB HBM3, 81559 MiB, 580.1\n")
+    monkeypatch.setattr(accelerator.subprocess, "run", lambda *_, **__: answer)
+    assert "GPU: NVIDIA H100 80GB HBM3, 81559 MiB, driver 580.1" in accelerator.describe("cuda")
+    answer.stdout = "No devices were found"
+    assert "nvidia-smi does not answer" in accelerator.describe("cuda")
+    assert "no GPU numbers" in accelerator.describe("cpu-torch")
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.run_all", "--smoke", "--document", str(tmp_path / "gpu.md")]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+                           env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
+    assert found.returncode == 1
+    assert "no CUDA device here: nothing was checked and nothing was timed" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_all.importlib.util, "find_spec", lambda name: None if name == "pydantic" else object())
+    with pytest.raises(SystemExit, match=r"missing here: pydantic; .*PYTHONPATH"):
+        run_all.check_machine("cpu-torch")
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+    """Stages that do nothing but say what they were asked for."""
+    asked: list[tuple[str, float]] = []
+
+    def stage(name: str, size: str, tier: str, seconds: float) -> Report:
+        asked.append((name, seconds))
+        report = Report(ratios={f"ratio_{name}": 1.0, "gpu_tests_failed": 0.0})
+        report.table(f"table of {name}", "what").add(1)
+        return report
+
+    monkeypatch.setattr(run_all, "run_stage", stage)
+    monkeypatch.setattr(run_all, "check_machine", lambda tier: None)
+    monkeypatch.setattr(run_all.harness, "quietness", lambda: "load average 0")
+    return asked
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_all", *arguments])
+    run_all.main()
+
+
+def test_parts_are_put_together_in_one_document(
+    stages: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, found = tmp_path / "gpu.md", tmp_path / "results.json"
+    document.write_text(f"# GPU\n\n{run_all.BEGIN}\nold\n{run_all.END}\n\nafter\n")
+    common = ("--reports", str(tmp_path / "out"), "--document", str(document), "--json", str(found))
+    call(monkeypatch, "--only", "suite", "floors", *common)
+    call(monkeypatch, "--only", "step", *common)
+    assert [name for name, _ in stages] == ["suite", "floors", "step"]
+    text = document.read_text()
+    assert text.startswith("# GPU") and text.endswith("after\n") and "old" not in text
+    assert all(f"table of {name}" in text for name in ("suite", "floors", "step"))
+    assert "GPU" in text and "floors: 20" in text
+    result = json.loads(found.read_text())
+    assert result["ratios"]["ratio_step"] == 1.0 and result["absent"]["gpu_staged_vs_device"]
+
+
+def test_the_document_has_the_marks() -> None:
+    text = run_all.DOCUMENT.read_text()
+    assert text.count(run_all.BEGIN) == text.count(run_all.END) == 1
+
+
+def test_no_stage_begins_without_time(
+    stages: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("--reports", str(tmp_path), "--device", "cpu-torch", "--json", str(tmp_path / "results.json"))
+    call(monkeypatch, "--seconds", "100", "--only", "floors", "large", *common)
+    assert [name for name, _ in stages] == ["floors", "large"]
+    assert stages[0][1] == 60 and 95 < stages[1][1] <= 100
+    call(monkeypatch, "--seconds", "1", "--only", "step", *common)
+    assert (
+        len(stages) == 2
+        and "no time was left" in json.loads((tmp_path / "results.json").read_text())["absent"]["gpu step"]
+    )
+
+
+def test_a_failed_stage_fails_the_command(
+    stages: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_all, "run_stage", lambda *_: Report(absent={"bench_gpu_step": "ended with code 1"}))
+    with pytest.raises(SystemExit, match="failed: bench_gpu_step"):
+        call(monkeypatch, "--only", "step", "--device", "cpu-torch")
+    monkeypatch.setattr(run_all, "run_stage", lambda *_: Report(ratios={"gpu_tests_failed": 2.0}))
+    with pytest.raises(SystemExit, match="failed: tests"):
+        call(monkeypatch, "--only", "suite", "--device", "cpu-torch")
+
+
+def test_a_stage_is_a_process_with_the_settings_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(cpu_run_all, "run_module", lambda *a, limit: calls.append((*a, limit)) or Report())
+    run_all.run_stage("step", "smoke", "cuda", 100)
+    assert calls == [("benchmarks.gpu.bench_gpu_step", "--smoke", "--set", "device=cuda", "seconds=100", 155.0)]
+    settings: Any = {"floors": "bench_gpu_floors", "embedding": "bench_gpu_embedding", "step": "bench_gpu_step",
+                     "large": "bench_gpu_large"}  # fmt: skip
+    for stage, module in settings.items():
+        loaded = __import__(f"benchmarks.gpu.{module}", fromlist=["SETTINGS"])
+        for size in run_all.SECONDS:
+            cpu_run_all.harness.changed(loaded.SETTINGS[size], ["device=cpu-torch", *run_all.TINY[stage]])
+
+
+def test_what_ends_too_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_late(command: list[str], **settings: Any) -> None:
+        raise subprocess.TimeoutExpired(command, settings["timeout"])
+
+    monkeypatch.setattr(cpu_run_all.subprocess, "run", too_late)
+    report = cpu_run_all.run_module("benchmarks.gpu.bench_gpu_step", limit=3)
+    assert report.absent == {"bench_gpu_step": "did not end within 3 s"}
+
+
+def test_results_of_the_tests_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.xml"
+    path.write_text(
+        '<testsuites><testsuite><testcase classname="a.b" name="one" time="1"/>'
+        '<testcase classname="a.b" name="two" time="1"><failure/></testcase>'
+        '<testcase classname="a.c" name="three" time="0"><skipped/></testcase></testsuite></testsuites>'
+    )
+    report = suite._report(path, "cuda")
+    assert report.tables[0].rows == [["a.b", "1", "1", "0", "2"], ["a.c", "0", "0", "1", "0"]]
+    assert report.ratios == {"gpu_tests_failed": 1.0} and report.figures == {"gpu_tests_passed": 1.0}
+    assert report.notes == ["FAILED: a.b::two"]
+    path.write_text("<testsuites/>")
+    assert suite._report(path, "cuda").absent == {"bench_gpu_suite": "no test was found"}
+
+
+def test_the_plan_shrinks_with_its_settings() -> None:
+    none = replace(bench_gpu_step.SETTINGS["smoke"], optimizers=())
+    (wanted,) = bench_gpu_step.plan(none).values()
+    assert {spec.kind: len(points) for spec, points in wanted.items()} == {"device": 1, "lru": 1, "hybrid": 1}

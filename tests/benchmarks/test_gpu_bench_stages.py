@@ -1,0 +1,222 @@
+"""Every stage of `benchmarks.gpu` at tiny sizes on the CPU: the first run on a GPU must not end at a typo."""
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaptive.counters import Counter
+from benchmarks.gpu import bench_gpu_embedding, bench_gpu_floors, bench_gpu_large, bench_gpu_step, workloads
+from benchmarks.gpu.accelerator import Accelerator
+from benchmarks.gpu.comparison import Comparison, Effort, fill
+from benchmarks.gpu.timing import Point, Timing
+from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers
+from benchmarks.gpu.workloads import Workload
+from benchmarks.harness import Report
+from benchmarks.peers_torch import EmbeddingBags
+
+TINY: dict[str, Any] = {
+    "device": "cpu-torch", "copy_megabytes": 1, "rounds": 1, "steps": 1, "turn_seconds": 0.01, "check_samples": 16,
+    "batch": 16, "gigabytes": 20_000 * 16 / 1e9, "seconds": 600.0,
+}  # fmt: skip
+EFFORT = Effort(rounds=1, steps=1, turn_seconds=0.01, check_samples=16)
+SMALL = Workload(gigabytes=20_000 * 16 / 1e9, dim=4, optimizer="sgd")
+HERE = Point(32, 1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small dense part, and no collections of all that a test session has loaded."""
+    monkeypatch.setitem(workloads.LAYERS, "dlrm", ((8,), (8, 1)))
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+def no_faults(report: Report) -> None:
+    assert [reason for name, reason in report.absent.items() if name.startswith("bench_")] == []
+
+
+def test_floors() -> None:
+    smoke = bench_gpu_floors.SETTINGS["smoke"]
+    settings = replace(smoke, device="cpu-torch", megabytes=1, table_megabytes=1, rows=64, launches=5, rounds=2)
+    report = bench_gpu_floors.run(settings)
+    figures = {"gpu_memory_gb_per_s", "gpu_to_device_gb_per_s", "gpu_to_host_gb_per_s", "gpu_both_ways_gb_per_s",
+               "gpu_launch_host_us", "gpu_gather_d64_gb_per_s", "gpu_staged_d128_gb_per_s"}  # fmt: skip
+    assert figures <= set(report.figures) and all(value > 0 for value in report.figures.values())
+
+
+def test_embedding_part() -> None:
+    settings = replace(
+        bench_gpu_embedding.SETTINGS["full"], **TINY, dims=(4, 6), optimizers=("sgd", "adam", "rowwise_adagrad"),
+        batches=(64,), moved_rows=100, tier="100KB",
+    )  # fmt: skip
+    report = bench_gpu_embedding.run(settings)
+    no_faults(report)
+    for optimizer in ("sgd", "adam"):
+        for peer in ("torch", "torch_joined"):
+            assert report.ratios[f"gpu_embedding_vs_{peer}_{optimizer}"] > 0
+    assert report.ratios["gpu_embedding_vs_torch_sgd_heavy"] > 0
+    assert any("no rowwise_adagrad" in reason for reason in report.absent.values())
+    assert "gpu_kernels_over_floor_sgd_d6_b16" in report.ratios
+    assert "gpu_chunked_kernels_over_floor_sgd_d4_b64" in report.ratios
+    assert report.ratios["gpu_link_over_floor"] > 0 and "gpu_fetch_over_floor_adam_d4_staged" in report.ratios
+    assert report.ratios["gpu_tier_memory_off"] <= 0.03
+    assert {row[1] for row in report.tables[0].rows} == {"16", "64"}
+
+
+def test_whole_step() -> None:
+    settings = replace(
+        bench_gpu_step.SETTINGS["full"], **TINY, dim=4, shares=(25,), batches=(64,), depths=(0,), dims=(6,),
+        sizes=(0.0004,),
+    )  # fmt: skip
+    report = bench_gpu_step.run(settings)
+    no_faults(report)
+    size = "_0.00032gb"
+    variants = {
+        "",
+        "_lru_10pct_chunked",
+        "_lru_10pct_staged",
+        "_lfu_10pct",
+        "_scratchpipe_10pct",
+        "_slipstream_10pct",
+        "_lru_25pct",
+    }
+    assert {f"gpu_staged_vs_device{one}{size}" for one in variants} <= set(report.ratios)
+    for ratio in ("gpu_staged_vs_hybrid", "gpu_staged_vs_torch_sgd", "gpu_staged_vs_torch_host_adam",
+                  "gpu_staged_vs_hybrid_d6", "gpu_staged_vs_hybrid_heavy"):  # fmt: skip
+        assert report.ratios[f"{ratio}{size}"] > 0
+    assert "gpu_staged_vs_device_0.00032gb_bf16" in report.ratios and "gpu_staged_vs_device_0.0004gb" in report.ratios
+    assert not [note for note in report.notes if "NOT bit for bit" in note]
+    rows = {(row[2], row[3]): row for row in report.tables[0].rows if row[0].endswith("width 4, rowwise_adagrad")}
+    assert rows["device", "4"][9] == "100.0%" and rows["hybrid", "4"][9] == "0.0%"
+    assert ("lru, 10%", "0") in rows
+
+
+def test_large() -> None:
+    report = bench_gpu_large.run(replace(bench_gpu_large.SETTINGS["full"], **TINY, dim=4))
+    no_faults(report)
+    assert {row[2] for row in report.tables[0].rows} == {
+        "device", "lru, 10%", "lru, 10%, sums in chunks", "lru, 10%, direct", "lfu, 10%", "hybrid",
+    }  # fmt: skip
+
+
+# --- the comparison ------------------------------------------------------------------------------------------------
+
+
+def timings(workload: Workload, wanted: dict[Spec, list[Point]], report: Report, seconds: float = 600) -> list[Timing]:
+    comparison = Comparison(Accelerator("cpu-torch"), workload, "embedding", EFFORT, report)
+    return list(comparison.run(wanted, seconds=seconds))
+
+
+def test_what_does_not_fit_together_is_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    alive: list[Any] = []
+    before, close = Tiers.__init__, Tiers.close
+
+    def noted(self: Tiers, *arguments: Any, **settings: Any) -> None:
+        before(self, *arguments, **settings)
+        assert not alive, "the reference was still there"
+        opened.append(self.title)
+        alive.append(self)
+
+    def closed(self: Tiers) -> None:
+        alive.remove(self)
+        close(self)
+
+    monkeypatch.setattr(Tiers, "__init__", noted)
+    monkeypatch.setattr(Tiers, "close", closed)
+    monkeypatch.setattr("benchmarks.gpu.comparison.fits", lambda *_: False)
+    report = Report()
+    found = timings(SMALL, {DEVICE: [HERE], Spec("lru", 20): [HERE]}, report)
+    no_faults(report)
+    assert opened == ["device", "lru, 20%"]
+    assert [one.side_by_side for one in found] == [True, False]
+    assert found[1].reference is found[0].reference
+
+
+def test_a_variant_without_memory_is_absent() -> None:
+    report = Report()
+    workload = replace(SMALL, gigabytes=1e6)
+    assert timings(workload, {DEVICE: [HERE]}, report) == []
+    (reason,) = report.absent.values()
+    assert "GB of host memory" in reason and "are free" in reason
+
+
+def test_variants_that_learn_otherwise_are_not_timed_and_do_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(EmbeddingBags, "update", lambda self: None)
+    report = Report()
+    found = timings(SMALL, {Spec("torch"): [HERE], Spec("lfu", 20): [HERE]}, report)
+    assert [one.spec.kind for one in found] == ["lfu"]
+    ((name, reason),) = report.absent.items()
+    assert name.startswith("bench_gpu embedding") and "results differ" in reason
+
+
+def test_our_own_must_agree_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Tiers.rows
+
+    def nudged(self: Tiers, ids: Any) -> Any:
+        values = rows(self, ids)
+        if self.title.startswith("lru"):
+            values[0, 0, 0] = np.nextafter(values[0, 0, 0], np.float32(1))
+        return values
+
+    monkeypatch.setattr(Tiers, "rows", nudged)
+    report = Report()
+    assert timings(SMALL, {Spec("lru", 20): [HERE]}, report) == []
+    assert any("must agree bit for bit" in reason for reason in report.absent.values())
+
+
+def test_every_row_is_stored_and_what_leaves_is_written_back() -> None:
+    workload = replace(SMALL, optimizer="adam")
+    tiers = Tiers(workload.setup(), Spec("lru", 10), Accelerator("cpu-torch"))
+    arrays = tiers.bag.state_arrays()
+    assert len(arrays["rows0.changed"]) == workload.num_rows == 20_000
+    assert (arrays["rows0.weights"] == np.float32(STORED)).all() and not arrays["rows0.state"].any()
+    fill(tiers, workload, train=True)
+    assert tiers.statistics().resident_rows.sum() == pytest.approx(2000, abs=26)
+    tiers.close()
+    report = Report()
+    (timing,) = timings(SMALL, {Spec("lru", 10): [HERE]}, report)
+    fetched, back = (timing.it.per_step(counter) for counter in (Counter.FETCHED, Counter.WRITTEN_BACK))
+    assert fetched > 0 and back > 0.9 * timing.it.per_step(Counter.DEMOTED) > 0
+
+
+def test_the_time_is_over() -> None:
+    report = Report()
+    assert timings(SMALL, {DEVICE: [HERE]}, report, seconds=0) == []
+    assert list(report.absent.values()) == ["the time was over"]
+
+
+def test_a_turn_leaves_out_what_was_looked_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu import turns
+
+    trained: list[int] = []
+
+    class Counting(turns.Line):
+        def train(self, steps: int) -> float:
+            trained.append(steps)
+            return super().train(steps)
+
+    monkeypatch.setattr("benchmarks.gpu.comparison.Line", Counting)
+    report = Report()
+    effort = replace(EFFORT, rounds=2, steps=3, turn_seconds=60.0)
+    comparison = Comparison(Accelerator("cpu-torch"), SMALL, "embedding", effort, report)
+    (timing,) = comparison.run({Spec("torch"): [Point(32, 4)]}, seconds=600)
+    no_faults(report)
+    check, ours, others = 3, [6, 3], [1, 3]
+    chosen = [1, 2, 6, 2]  # for the peer, then the reference
+    assert trained[:2] == [check, check] and trained[2:6] == chosen
+    pairs = [trained[i : i + 2] for i in range(6, len(trained), 2)]
+    assert sorted(pairs) == sorted([ours, others] * 3)
+    assert len(timing.it.seconds) == 2
+
+
+def test_policies_are_found_where_the_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adaptive.policy.entry_points", lambda **_: ())
+    report = Report()
+    specs = [DEVICE, *(Spec(kind, 20) for kind in ("lru", "lfu", "scratchpipe", "slipstream", "hybrid"))]
+    assert [one.spec for one in timings(SMALL, {spec: [HERE] for spec in specs}, report)] == specs
+    no_faults(report)

@@ -1,0 +1,69 @@
+"""Where rows lie never changes the numbers, on a GPU either: placements, tiers, look-ahead, optimizers, widths."""
+
+import numpy as np
+import pytest
+from gpu_helpers import EXAMPLES, train_on
+from helpers import LFU, Trained, random_batches, train_slowly
+from hypothesis import HealthCheck, given, settings
+from test_invariance import OPTIMIZERS, Case, cases
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.policy import Policy
+from adaptive.rows.optim import RowOptimizer
+from policies.device import Device
+from policies.hybrid import Hybrid
+from policies.lru import LRU
+
+pytestmark = pytest.mark.gpu
+
+ONE_TIER = TierConfig(device_rows="100%", poison=True)
+TOLERANCE = 1e-5  # of an array's norm: another processor may round a root, or a product and a sum, differently
+
+
+def assert_near(found: Trained, expected: Trained) -> None:
+    """Equal but for rounding; and finite."""
+    for name, weights in expected.weights.items():
+        for one, other in ((found.weights[name], weights), (found.state[name], expected.state[name])):
+            assert np.linalg.norm(one - other) <= TOLERANCE * np.linalg.norm(other), name
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=TOLERANCE)
+
+
+def check(device: str, case: Case) -> None:
+    def run(policy: type[Policy], tier: TierConfig, depth: int) -> Trained:
+        return train_on(device, case.tables, case.batches, case.optimizer, policy, tier, depth)
+
+    single = run(LRU, ONE_TIER, 0)
+    run(case.policy, case.tier, case.depth).assert_equals(single)
+    assert_near(single, train_slowly(case.tables, case.batches, case.optimizer))
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_placement_never_changes_the_numbers_on_the_gpu(device: str, case: Case) -> None:
+    check(device, case)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("width", [1, 3, 63, 128, 257, 1024])
+def test_any_width(device: str, width: int, optimizer: RowOptimizer) -> None:
+    tables = [TableConfig(name="t", num_embeddings=50, embedding_dim=width)]
+    batches = random_batches(tables, 5, samples=6)
+
+    def run(policy: type[Policy], share: str, depth: int) -> Trained:
+        tier = TierConfig(device_rows=share, poison=True, when_full="shallower")
+        return train_on(device, tables, batches, optimizer, policy, tier, depth)
+
+    single = run(Device, "100%", 0)
+    run(LFU, "60%", 2).assert_equals(single)
+    run(Hybrid, "0", 2).assert_equals(single)
+    assert_near(single, train_slowly(tables, batches, optimizer))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+def test_rows_looked_up_ten_thousand_times(device: str, optimizer: RowOptimizer) -> None:
+    tables = [TableConfig(name="t", num_embeddings=4, embedding_dim=8)]
+    batches = random_batches(tables, 3, samples=5000, max_bag=8)
+    tier = TierConfig(device_rows="100%", poison=True)
+    single = train_on(device, tables, batches, optimizer, LRU, tier, 0)
+    train_on(device, tables, batches, optimizer, LRU, tier, 2).assert_equals(single)
+    train_on(device, tables, batches, optimizer, Hybrid, TierConfig(device_rows="0"), 2).assert_equals(single)

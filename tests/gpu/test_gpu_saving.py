@@ -1,0 +1,30 @@
+"""Rows that were trained on a GPU go on anywhere."""
+
+import pytest
+from gpu_helpers import HostTrainee
+from helpers import random_batches, snapshot, train_more
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.rows.optim import Adam
+from policies.lru import LRU
+
+pytestmark = pytest.mark.gpu
+
+
+def test_saved_there_and_loaded_here(device: str) -> None:
+    tables = [TableConfig(name="t", num_embeddings=60, embedding_dim=8)]
+    batches = random_batches(tables, 6)
+
+    def opened(where: str) -> TieredEmbeddingBag:
+        tier = TierConfig(device_rows="70%", device=where, poison=True)  # type: ignore[arg-type]
+        return TieredEmbeddingBag(tables, tier, policy=LRU, optimizer=Adam())
+
+    there, here, trainee = opened(device), opened("cpu"), HostTrainee(tables)
+    train_more(there, trainee, batches, 2)
+    here.load_state_arrays(there.state_arrays())
+    snapshot(here, trainee).assert_equals(snapshot(there, trainee))
+    there.flush()
+    snapshot(there, trainee).assert_equals(snapshot(here, trainee))
+    there.load_state_arrays(here.state_arrays())
+    snapshot(there, trainee).assert_equals(snapshot(here, trainee))

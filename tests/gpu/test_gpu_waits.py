@@ -1,0 +1,93 @@
+"""A training step gives the device work and never waits for it; the device tier takes the memory it was given."""
+
+import gc
+
+import pytest
+import torch
+from gpu_helpers import Running, Training, waiting_is_an_error
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.policy import Policy
+from adaptive.rows.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
+from benchmarks.gpu.accelerator import open_accelerator
+from policies.device import Device
+from policies.lfu import LFU
+from policies.lru import LRU
+
+pytestmark = pytest.mark.gpu
+
+WARM_UP = 4  # steps in which kernels are compiled, buffers made
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad(), Adam()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("policy", [LRU, LFU, Device], ids=lambda one: one.__name__)
+def test_no_host_waits_in_a_step(device: str, policy: type[Policy], optimizer: RowOptimizer) -> None:
+    training = Training(device, policy, optimizer)
+    running = training.open()
+    with running.embeddings:
+        steps = running.train(training.batches(), training.depth)
+        for _ in range(WARM_UP):
+            next(steps)
+        with waiting_is_an_error(device):
+            done = sum(1 for _ in steps)
+    assert done == training.num_batches - WARM_UP
+
+
+def test_twice_the_steps_cost_no_more_waits(device: str) -> None:
+    """The profiler waits itself, when it begins and ends; what grows with the steps is ours."""
+    training = Training(device, LRU, RowwiseAdagrad(), num_batches=40)
+    running, accelerator = training.open(), open_accelerator(device)
+    with running.embeddings:
+        steps = running.train(training.batches(), training.depth)
+        advance(steps, WARM_UP)
+        accelerator.profile(lambda: advance(steps, 1))
+        few = accelerator.profile(lambda: advance(steps, 4))
+        many = accelerator.profile(lambda: advance(steps, 8))
+    assert many.host_waits <= few.host_waits
+    if device == "cuda":
+        assert 0 < few.kernels < many.kernels
+
+
+def advance(steps: "object", count: int) -> None:
+    for _ in range(count):
+        next(steps)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad(), Adam()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("size", ["64MB", "25%"])
+def test_a_tier_takes_the_memory_it_was_given(device: str, size: str, optimizer: RowOptimizer) -> None:
+    tables = [TableConfig(name="t", num_embeddings=1_000_000, embedding_dim=64)]
+    row_bytes = 4 * (64 + optimizer.state_width(64))
+    configured = 64e6 if size == "64MB" else 0.25 * 1_000_000 * row_bytes
+    gc.collect()
+    before = taken(device)
+    with TieredEmbeddingBag(
+        tables, TierConfig(device_rows=size, device=device), optimizer=optimizer, policy=LRU
+    ) as one:  # type: ignore[arg-type]
+        memory = one.memory()
+        assert memory["device_weights"] + memory["device_state"] == pytest.approx(configured, rel=0.03)
+        if device == "cuda":
+            assert taken(device) - before == pytest.approx(configured, rel=0.03)
+
+
+def taken(device: str) -> int:
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def test_training_longer_takes_no_more_memory(device: str) -> None:
+    training = Training(device, LRU, RowwiseAdagrad(), num_batches=15)
+    running = training.open()
+    with running.embeddings:
+        steps = running.train(training.batches() * 4, training.depth)
+        peaks = [peak(device, running, steps) for _ in range(4)]
+    assert peaks[3] <= 1.1 * peaks[1]
+
+
+def peak(device: str, running: Running, steps: "object") -> int:
+    """Most bytes taken in the course of 15 steps, losses kept aside."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    advance(steps, 15)
+    running.losses.clear()
+    return torch.cuda.max_memory_allocated() if device == "cuda" else 0

@@ -1,0 +1,80 @@
+"""bfloat16 stays in the dense part: rows, their state and gradients are float32, on either kind of device tier."""
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import random_batches
+from numpy.typing import NDArray
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.rows.optim import Adam
+from policies.lru import LRU
+
+Around = Callable[[], AbstractContextManager[object]]
+TABLES = [TableConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=8) for n, rows in enumerate((40, 20, 5))]
+
+
+def outer_autocast() -> AbstractContextManager[object]:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def learn(device: str, *, bf16: bool, around: Around = contextlib.nullcontext) -> dict[str, NDArray[Any]]:
+    """All numbers after a few steps; `around` is what a user wraps around forward and loss."""
+    tier = TierConfig(device_rows="80%", device=device, poison=True)  # type: ignore[arg-type]
+    model = DLRM(
+        DLRMConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16, 1), bf16=bf16), num_dense=1, num_features=3
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TieredEmbeddingBag(TABLES, tier, policy=LRU, optimizer=Adam(lr=0.01)) as embeddings:
+        for planned in embeddings.look_ahead(random_batches(TABLES, 6, samples=8), depth=2):
+            with around():
+                pooled = embeddings.stack(planned)
+                logits = model(planned.dense, pooled)
+                loss = binary_cross_entropy_with_logits(logits, planned.labels)
+            assert (pooled.dtype, logits.dtype) == (torch.float32, torch.float32)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            gradients = [work.gradients for work in planned.works]
+            assert all(one is None or one.dtype == torch.float32 for one in gradients)
+            optimizer.step()
+            embeddings.step()
+        found = {name: embeddings.table_weights(name) for name in embeddings.table_names}
+        found["state"] = embeddings.state_arrays()["rows0.state"]
+    return found | {name: value.detach().numpy() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("bf16", "around"), [(True, contextlib.nullcontext), (False, outer_autocast)])
+def test_rows_stay_float32_and_agree_on_both_kinds_of_tier(bf16: bool, around: Around) -> None:
+    plain, torch_tier = (learn(device, bf16=bf16, around=around) for device in ("cpu", "cpu-torch"))
+    for name, array in plain.items():
+        assert array.dtype == np.float32 and np.isfinite(array).all(), name
+        assert np.array_equal(array, torch_tier[name]), name
+
+
+def test_bf16_rounds_the_dense_part_and_learns_about_the_same() -> None:
+    exact, rounded = learn("cpu", bf16=False), learn("cpu", bf16=True)
+    assert not np.array_equal(exact["t0"], rounded["t0"])
+    for name in ("t0", "t1", "t2"):
+        assert np.linalg.norm(rounded[name] - exact[name]) < 0.1 * np.linalg.norm(exact[name]), name
+
+
+def test_autocast_is_that_of_the_inputs_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same layers run under bfloat16 wherever the inputs are; on `meta` as a stand-in for another device."""
+    asked: list[tuple[str, torch.dtype]] = []
+
+    def autocast(device: str, dtype: torch.dtype) -> AbstractContextManager[object]:
+        asked.append((device, dtype))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch, "autocast", autocast)
+    model = DLRM(DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(1,), bf16=True), num_dense=1, num_features=3)
+    model.to("meta")(torch.zeros(2, 1, device="meta"), torch.zeros(2, 3, 8, device="meta"))
+    assert asked == [("meta", torch.bfloat16)] * 2
