@@ -1,0 +1,112 @@
+"""Lists of events as delimited files with labels: what came next, and cancelled lines of invoices."""
+
+import csv
+import gzip
+import io
+import tarfile
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+
+Sequences = list[list[int]]
+Part = Literal["all", "but last", "last"]
+HISTORY: Final = 10  # items before the last one
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_lines(path: Path) -> Sequences:
+    """A sequence per line, items separated by spaces."""
+    return [[int(item) for item in line.split()] for line in _lines(path)]
+
+
+def read_pairs(path: Path) -> Sequences:
+    """`user item` per line, the lines of a user together and in time order."""
+    pairs = (line.split() for line in _lines(path))
+    return [[int(item) for _, item in mine] for _, mine in groupby(pairs, key=lambda pair: pair[0])]
+
+
+def read_user_log(path: Path) -> Sequences:
+    """`user,item,category,behaviour,time` per line, the lines of a user together (UserBehavior.csv of Taobao)."""
+    lines = sorted((line.split(",") for line in _lines(path)), key=lambda line: (int(line[0]), int(line[4])))
+    return [_changes(int(line[1]) for line in mine) for _, mine in groupby(lines, key=lambda line: line[0])]
+
+
+def read_behaviours(path: Path) -> Sequences:
+    """Steps `sku+behaviour+...` in a line per session; several behaviours on one product in a row count once."""
+    return [_changes(int(step.partition("+")[0]) for step in line.split()) for line in _lines(path)]
+
+
+def _changes(items: Iterable[int]) -> list[int]:
+    return [item for item, _ in groupby(items)]
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            if line.strip():
+                yield line.rstrip("\n")
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def write_next_items(sequences: Sequences, path: Path, *, part: Part = "all", seed: int = 0) -> None:
+    """Write `label,target,last,history`: for each item after the first of its sequence a line, and a negative.
+
+    A negative's target is that of a line drawn at random among all of `part`.
+    """
+    places = [place for sequence in sequences for place in _places(sequence, part)]
+    targets = np.array([sequence[at] for sequence, at in places], np.int64)
+    drawn = targets[np.random.default_rng(seed).integers(len(targets), size=len(targets))]
+    _write(path, ("label", "target", "last", "history"), _next_item_rows(places, drawn.tolist()))
+
+
+def _places(sequence: list[int], part: Part) -> Iterator[tuple[list[int], int]]:
+    first = len(sequence) - 1 if part == "last" else 1
+    end = len(sequence) - 1 if part == "but last" else len(sequence)
+    for at in range(max(first, 1), end):
+        yield sequence, at
+
+
+def _next_item_rows(places: list[tuple[list[int], int]], drawn: list[int]) -> Iterator[tuple[object, ...]]:
+    for (sequence, at), other in zip(places, drawn, strict=True):
+        history = "|".join(map(str, sequence[max(at - 1 - HISTORY, 0) : at - 1]))
+        yield 1, sequence[at], sequence[at - 1], history
+        yield 0, other, sequence[at - 1], history
+
+
+def write_invoices(archive: Path, path: Path) -> None:
+    """Put the daily files of Online Retail together, with the columns that its schema names."""
+    names = ("cancelled", "units", "UnitPrice", "StockCode", "CustomerID", "Country", "weekday", "hour")
+    with tarfile.open(archive, "r:gz") as files:
+        members = sorted((member for member in files if member.isfile()), key=lambda member: member.name)
+        texts = (_text(files, member) for member in members)
+        _write(path, names, (row for text in texts for row in _invoice_rows(text)))
+
+
+def _text(files: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    file = files.extractfile(member)
+    assert file is not None
+    return file.read().decode("utf-8")
+
+
+def _invoice_rows(text: str) -> Iterator[tuple[object, ...]]:
+    for line in csv.DictReader(io.StringIO(text)):
+        time = datetime.fromisoformat(line["InvoiceDate"])
+        cancelled = int(line["InvoiceNo"].startswith("C"))
+        units, price = abs(int(line["Quantity"])), line["UnitPrice"]
+        ids = line["StockCode"], line["CustomerID"], line["Country"]
+        yield cancelled, units, price, *ids, time.weekday(), time.hour
+
+
+def _write(path: Path, names: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows(rows)

@@ -1,0 +1,161 @@
+"""The study's tables, put between markers into `docs/skipping.md`; the words around them are written by people.
+
+A table stands between `<!-- table NAME -->` and `<!-- end of NAME -->`. Every number in it is from
+`adaptive.compare.judge`: means over seeds, differences paired by seed, Student's t intervals.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from adaptive.compare.judge import judge
+from adaptive.files import write_atomic
+from adaptive.telemetry.text import percent_text
+from benchmarks.study_cells import Block, Setting, blocks
+from benchmarks.study_runs import Run, Runs
+
+DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "skipping.md"
+BUDGET: Final = 0.0005
+BUDGET_DRIFT: Final = 0.001
+WANTED_SHARE: Final = 0.45
+NONE_YET: Final = "(no runs yet)"
+
+Facts = Mapping[str, Any]
+Cells = list[str]
+
+
+def write_document(runs: Runs, document: Path = DOCUMENT) -> None:
+    """Renew all tables of the document; a table without a run says so."""
+    text = document.read_text("utf-8")
+    made = {**{block.name: block_table(block, runs) for block in blocks()}, "bars": bars_table(runs)}
+    made["by epoch"] = epochs_table([block for block in blocks() if block.name.startswith("epochs")], runs)
+    for name, table in made.items():
+        text = put(text, name, table)
+    write_atomic(document, text.encode())
+
+
+def put(text: str, name: str, table: str) -> str:
+    """Replace what stands between the markers of `name`; a text without them stays as it is."""
+    begin, end = f"<!-- table {name} -->", f"<!-- end of {name} -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    return pattern.sub(lambda _: f"{begin}\n\n{table}\n\n{end}", text)
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def block_table(block: Block, runs: Runs) -> str:
+    """A line for each setting and way that has a run."""
+    head = ["data", "way", "AUC", "change of AUC [95 %]", "log loss", "updates", "look-ups", "inputs", "seeds"]
+    lines = [_line(setting, facts) for setting in block.settings for facts in judged(block, setting, runs)]
+    return markdown([head, *lines]) if lines else NONE_YET
+
+
+def _line(setting: Setting, facts: Facts) -> Cells:
+    is_control = facts["policy"] == "off"
+    shares = ("skipped_update_share", "skipped_lookup_share", "skipped_input_share")
+    return [
+        setting.name,
+        facts["policy"],
+        f"{facts['auc']:.5f}",
+        "control" if is_control else change_text(facts),
+        "" if is_control else f"{facts['log_loss_difference']:+.5f}",
+        *(percent_text(facts[name]) if facts.get(name) else "" for name in shares),
+        str(len(facts["seeds"])),
+    ]
+
+
+def epochs_table(chosen: Sequence[Block], runs: Runs) -> str:
+    """Change of AUC after each epoch: does dropping stop hurting when a run goes on?"""
+    lines = [line for block in chosen for setting in block.settings for line in _by_epoch(block, setting, runs)]
+    columns = max(map(len, lines), default=2)
+    head = ["data", "way", *(f"epoch {number + 1}" for number in range(columns - 2))]
+    return markdown([head, *(line + [""] * (columns - len(line)) for line in lines)]) if lines else NONE_YET
+
+
+def _by_epoch(block: Block, setting: Setting, runs: Runs) -> list[Cells]:
+    by_epoch = [judged(block, setting, runs, after=after_epoch(epoch)) for epoch in range(setting.config["epochs"])]
+    lines = []
+    for ways in zip(*by_epoch, strict=True):
+        is_control = ways[0]["policy"] == "off"
+        cells = [f"{facts['auc']:.4f}" if is_control else f"{facts['auc_difference']:+.4f}" for facts in ways]
+        lines.append([setting.name, ways[0]["policy"], *cells])
+    return lines
+
+
+def bars_table(runs: Runs) -> str:
+    """What `slipstream` at its default was to reach, and what it did."""
+    wanted = {"bar": BUDGET, "bar-drift": BUDGET_DRIFT, "real": BUDGET, "real-tiny": BUDGET}
+    lines = []
+    for block in (block for block in blocks() if block.name in wanted):
+        for setting in block.settings:
+            found = {facts["policy"]: facts for facts in judged(block, setting, runs)}
+            if "defer" in found:
+                lines.append(_bar_line(setting, found["defer"], found["off"], wanted[block.name], runs))
+    head = ["data", "not written", "of >= 45 %", "updates after a row's 64th", "change of AUC [95 %]", "budget", "mean"]
+    return markdown([head, *lines]) if lines else NONE_YET
+
+
+def _bar_line(setting: Setting, facts: Facts, control: Facts, budget: float, runs: Runs) -> Cells:
+    late = [run.summary["late_update_share"] for run in runs if _is_control(run, setting)]
+    share = facts["skipped_update_share"]
+    return [
+        setting.name,
+        percent_text(share),
+        "reached" if share >= WANTED_SHARE else "missed",
+        percent_text(late[0]) if late else "",
+        change_text(facts),
+        f"-{budget:g}",
+        "reached" if facts["auc_difference"] >= -budget else "missed",
+    ]
+
+
+def _is_control(run: Run, setting: Setting) -> bool:
+    return run.setting == setting.name and run.label == "off" and "late_update_share" in run.summary
+
+
+# --- judging -------------------------------------------------------------------------------------------------------
+
+
+def judged(block: Block, setting: Setting, runs: Runs, *, after: Callable[[Run], Run] = lambda run: run) -> list[Facts]:
+    """What a comparison says about the ways of a block, in their order; ways without a run are left out."""
+    found = (
+        runs.get(setting, way, seed, control=control)
+        for way in block.ways
+        for control in (False, True)
+        for seed in range(block.seeds)
+    )
+    outcomes = [after(run).outcome for run in found if run is not None]
+    facts: list[Facts] = judge(outcomes, auc_budget=BUDGET)["policies"] if outcomes else []
+    return [one for one in facts if one["seeds"]]
+
+
+def after_epoch(epoch: int) -> Callable[[Run], Run]:
+    """The quality of a run as it was after an epoch, counted from 0."""
+
+    def earlier(run: Run) -> Run:
+        found = run.evaluations[epoch]
+        return replace(run, summary={**run.summary, "auc": found["auc"], "log_loss": found["log_loss"]})
+
+    return earlier
+
+
+def change_text(facts: Facts) -> str:
+    """Mean difference to the control, with its interval."""
+    mean, bounds = facts["auc_difference"], facts["auc_difference_ci"]
+    if mean is None:
+        return "-"
+    return f"{mean:+.5f}" if bounds is None else f"{mean:+.5f} [{bounds[0]:+.5f}, {bounds[1]:+.5f}]"
+
+
+def markdown(rows: Sequence[Cells]) -> str:
+    """The first row is the head; the first two columns are texts."""
+    head, *rest = rows
+    line = ["---", "---", *("---:" for _ in head[2:])]
+    return "\n".join(_joined(cells) for cells in (head, line, *rest))
+
+
+def _joined(cells: Cells) -> str:
+    return "| " + " | ".join(cells) + " |"

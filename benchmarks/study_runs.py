@@ -1,0 +1,170 @@
+"""The runs of the study and the file that keeps them: one JSON line per run, so that a stopped study goes on.
+
+A run is `adaptive-train compare`'s: the same seeds, streams and outcomes (`adaptive.compare.runs`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from adaptive.build import open_data
+from adaptive.compare.contenders import Contender
+from adaptive.compare.runs import Outcome, train_all, with_seed
+from adaptive.config import TrainConfig
+from adaptive.data.tables import tables_of
+from adaptive.files import write_atomic
+from benchmarks.study_cells import OFF, Setting, Way
+
+FIRST_VISITS: Final = 64  # of a row, which `defer` never leaves out at its default
+Key = tuple[str, str, int]  # setting, label of the way, seed
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training that came to its end, or the error that stopped it."""
+
+    setting: str
+    label: str
+    seed: int
+    fingerprint: str  # of all that was asked for
+    summary: dict[str, Any]
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # after each epoch: step, auc, log_loss
+    error: str | None = None
+    beside: str | None = None  # the way whose share of dropped inputs this run dropped at random
+
+    @property
+    def key(self) -> Key:
+        return self.setting, self.label, self.seed
+
+    @property
+    def outcome(self) -> Outcome:
+        """As a comparison judges it."""
+        bits = None if self.error else json.dumps([self.summary["auc"], self.summary["log_loss"]])
+        error = RuntimeError(self.error) if self.error else None
+        arranges = bool(self.summary.get("skipped_input_share"))
+        summary = {**self.summary, "time_ms": {}} if self.summary else {}  # nothing is timed here
+        return Outcome(self.label, self.seed, "", arranges, summary, bits, error, self.beside)
+
+
+class Runs:
+    """The runs of a file; a run that was asked for differently since counts as not there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._runs: dict[Key, Run] = {}
+        if path.is_file():
+            *whole, rest = path.read_text("utf-8").split("\n")
+            if rest:  # of a process that was killed while it wrote
+                write_atomic(path, "".join(f"{line}\n" for line in whole).encode())
+            for line in whole:
+                run = Run(**json.loads(line))
+                self._runs[run.key] = run
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
+
+    def get(self, setting: Setting, way: Way, seed: int, *, control: bool = False) -> Run | None:
+        """The run of a way, or of the control that dropped as many inputs."""
+        label = control_label(way) if control else way.label
+        run = self._runs.get((setting.name, label, seed))
+        return run if run is not None and run.fingerprint == fingerprint(setting, way) else None
+
+    def add(self, run: Run) -> None:
+        """Append it to the file."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(run.__dict__) + "\n")
+        self._runs[run.key] = run
+
+
+def fingerprint(setting: Setting, way: Way) -> str:
+    """Of the settings of a run, without its seed and without where files lie."""
+    asked = [setting.data, setting.config, setting.stream, way.policy, way.options, way.config]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=dict).encode()).hexdigest()[:16]
+
+
+def control_label(way: Way) -> str:
+    """Of the run that drops as many inputs at random."""
+    return f"random as {way.label}"
+
+
+def train(setting: Setting, way: Way, seed: int, *, folder: Path) -> list[Run]:
+    """Train one run in `folder`, which is overwritten, and its control if it dropped inputs."""
+    config = with_seed(config_of(setting, way, folder=folder), seed)
+    directory = folder / "run"
+    directory.mkdir(parents=True, exist_ok=True)
+    found = train_all([Contender(way.label, config)], 1, directory, overwrite=True)
+    runs = [_run(setting, way, outcome) for outcome in found]
+    if setting.is_real and way == OFF and not runs[0].error:
+        runs[0].summary["late_update_share"] = late_update_share(config, folder / "counted" / setting.name)
+    return runs
+
+
+def _run(setting: Setting, way: Way, outcome: Outcome) -> Run:
+    error = None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
+    return Run(
+        setting.name,
+        way.label if outcome.beside is None else control_label(way),
+        outcome.seed,
+        fingerprint(setting, way),
+        {name: value for name, value in outcome.summary.items() if name not in ("run_dir", "time_ms")},
+        [] if error else _evaluations(Path(outcome.run_dir)),
+        error,
+        outcome.beside,
+    )
+
+
+def config_of(setting: Setting, way: Way, *, folder: Path) -> TrainConfig:
+    """The settings of a run, before its seed is set."""
+    values: Mapping[str, Any] = {
+        "policy": way.policy,
+        "policy_options": dict(way.options),
+        "save": False,
+        "tensorboard": False,
+        "log_every": 1000,
+        **setting.config,
+        **way.config,
+        **_data(setting, folder),
+    }
+    return TrainConfig.model_validate(values)
+
+
+def late_update_share(config: TrainConfig, directory: Path) -> float:
+    """Share of the row updates that come after a row's first 64: only these can be deferred (k = visits // 32 >= 2).
+
+    `directory` keeps the vocabulary that is fitted on the way.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    dataset = open_data(config, directory)
+    tables = tables_of(dataset)
+    sizes = {name: feature.num_embeddings for name, feature in zip(tables, dataset.features, strict=True)}
+    visits = {name: np.zeros(size, np.int64) for name, size in sizes.items()}
+    late = total = 0
+    for epoch in range(config.epochs):
+        for batch in dataset.train(config.batch_size, epoch=epoch):
+            bounds = batch.offsets[:: batch.num_samples]
+            for name, counts in visits.items():
+                mine = [batch.ids[bounds[f] : bounds[f + 1]] for f, table in enumerate(tables) if table == name]
+                rows = np.unique(np.concatenate(mine))
+                counts[rows] += 1
+                late += int((counts[rows] > FIRST_VISITS).sum())
+                total += len(rows)
+    return late / total
+
+
+def _data(setting: Setting, folder: Path) -> dict[str, Any]:
+    if setting.stream is not None:
+        return {"data": "synthetic", "data_options": {"synthetic": dict(setting.stream)}}
+    from benchmarks.study_sets import data_of
+
+    return data_of(setting.data, folder / "sets")
+
+
+def _evaluations(run_directory: Path) -> list[dict[str, Any]]:
+    lines = (json.loads(line) for line in (run_directory / "metrics.jsonl").read_text("utf-8").splitlines())
+    wanted = [line for line in lines if line.get("kind") == "eval"]
+    return [{name: line[name] for name in ("step", "auc", "log_loss")} for line in wanted]

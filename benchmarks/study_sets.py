@@ -1,0 +1,146 @@
+"""Real data for the study of skipping, from the folder that ADAPTIVE_DATA names (default `../shared/data`).
+
+Sets with labels of their own are read as they are. Lists of what somebody looked at or bought have none: there each
+item that came next is a sample with label 1, and the same place with another item, drawn from those of all samples
+(so as often as they come), one with label 0, as TBSM is trained (https://github.com/facebookresearch/tbsm).
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import study_events as events
+from benchmarks.study_cells import Setting
+
+SCHEMAS: Final = Path(__file__).resolve().parent.parent / "examples" / "schemas"
+_MODEL: Final = {"embedding_dim": 8, "bottom_mlp": "32-8", "top_mlp": "64-32-1"}
+
+Data = dict[str, Any]  # of a TrainConfig: data and data_options
+
+
+def data_folder() -> Path:
+    """Where real data would lie."""
+    return Path(os.environ.get("ADAPTIVE_DATA", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
+
+
+def is_there(setting: Setting) -> bool:
+    """The stream is built in; a real set must have its files."""
+    return not setting.is_real or (data_folder() / _FILES[setting.data]).is_file()
+
+
+def data_of(name: str, folder: Path) -> Data:
+    """`data` and `data_options` of a set; files that must be made first are kept in `folder`."""
+    return _MAKERS[name](data_folder() / _FILES[name], folder)
+
+
+# --- sets with labels ----------------------------------------------------------------------------------------------
+
+
+def _labelled(schema: str, **options: Any) -> Callable[[Path, Path], Data]:
+    def data(source: Path, folder: Path) -> Data:
+        return {"data": f"csv:{source}", "data_options": {"schema_path": SCHEMAS / schema, **options}}
+
+    return data
+
+
+def _criteo(source: Path, folder: Path) -> Data:
+    return {"data": f"criteo:{source}", "data_options": {"holdout": 0.25, "vocabulary": True}}
+
+
+def _retail(source: Path, folder: Path) -> Data:
+    made = _made(folder / "online-retail.csv", lambda path: events.write_invoices(source, path))
+    return {"data": f"csv:{made}", "data_options": {"schema_path": SCHEMAS / "online-retail.toml", "holdout": 0.1}}
+
+
+# --- what came next ------------------------------------------------------------------------------------------------
+
+
+def _in_time(read: Callable[[Path], events.Sequences]) -> Callable[[Path, Path], Data]:
+    """Sequences in the order of their time: the last tenth of the samples is for evaluation."""
+
+    def data(source: Path, folder: Path) -> Data:
+        made = _made(folder / f"{source.name}.csv", lambda path: events.write_next_items(read(source), path))
+        options = {"schema_path": SCHEMAS / "next-item.toml", "holdout": 0.1}
+        return {"data": f"csv:{made}", "data_options": options}
+
+    return data
+
+
+def _by_user(read: Callable[[Path], events.Sequences]) -> Callable[[Path, Path], Data]:
+    """Sequences of users without a common time: each one's last item is for evaluation, the others are shuffled."""
+
+    def data(source: Path, folder: Path) -> Data:
+        train, last = folder / f"{source.name}.train.csv", folder / f"{source.name}.last.csv"
+        _made(train, lambda path: events.write_next_items(read(source), path, part="but last"))
+        _made(last, lambda path: events.write_next_items(read(source), path, part="last"))
+        schema = SCHEMAS / "next-item.toml"
+        options = {"schema_path": schema, "eval_data": str(last), "shuffle_buffer": 1 << 20}
+        return {"data": f"csv:{train}", "data_options": options}
+
+    return data
+
+
+def _gowalla(source: Path, folder: Path) -> Data:
+    """The user-item loader draws the negatives: one for each pair here, evenly from all items."""
+    text = (SCHEMAS / "gowalla.toml").read_text("utf-8").replace("num_negatives = 4", "num_negatives = 1")
+    schema = _made(folder / "gowalla.toml", lambda path: path.write_text(text, "utf-8"))
+    tested = source.parent.parent / "test.txt.gz"
+    options = {"schema_path": schema, "eval_data": str(tested), "shuffle_buffer": 1 << 20}
+    return {"data": f"csv:{source}", "data_options": options}
+
+
+def _made(path: Path, make: Callable[[Path], object]) -> Path:
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make(path)
+    return path
+
+
+_FILES: Final[Mapping[str, str]] = {
+    "kdd12-click": "kdd12-click/Click_prediction_small.first32000.csv.gz",
+    "online-retail": "online-retail/by-day_2010-12-01_2011-09-30.tar.gz",
+    "diginetica": "diginetica-sessions/derived/all_train_seq.lines.txt.gz",
+    "amazon-games": "amazon-sequences/Video.txt.gz",
+    "gowalla": "gowalla/derived/train_from_s_adj_mat.txt.gz",
+    "jd": "jd-micro-behaviors/JD_Applicances_sample.gz",
+    "open-bandit": "open-bandit-women/bts/women.csv.gz",
+    "criteo-1tb": "criteo-1tb-sample/day_11_rows_0001_2000.tsv.gz",
+    "taobao": "taobao-userbehavior-sample/UserBehavior.csv.gz",
+    "taobao-ad": "alimama-dmr-sample/alimama_sampled_train.txt.gz",
+}
+_MAKERS: Final[Mapping[str, Callable[[Path, Path], Data]]] = {
+    "kdd12-click": _labelled("kdd12-click.toml", holdout=0.2, shuffle_buffer=1 << 16),
+    "online-retail": _retail,
+    "diginetica": _in_time(events.read_lines),
+    "amazon-games": _by_user(events.read_pairs),
+    "gowalla": _gowalla,
+    "jd": _by_user(events.read_behaviours),
+    "open-bandit": _labelled("open-bandit-women.toml", holdout=0.25),
+    "criteo-1tb": _criteo,
+    "taobao": _by_user(events.read_user_log),
+    "taobao-ad": _labelled("taobao-ad-dmr.toml", holdout=0.25, shuffle_buffer=1 << 12),
+}
+
+
+def _setting(data: str, batch_size: int, epochs: int = 1, name: str = "", **config: Any) -> Setting:
+    return Setting(
+        f"{data}{name}", data, {"batch_size": batch_size, "epochs": epochs, "model_options": _MODEL, **config}
+    )
+
+
+LARGE: Final = (
+    _setting("kdd12-click", 16),
+    _setting("online-retail", 64),
+    _setting("diginetica", 256),
+    _setting("amazon-games", 256, epochs=3),
+    _setting("jd", 64, epochs=4),
+)
+TINY: Final = (
+    _setting("open-bandit", 32, epochs=4),
+    _setting("criteo-1tb", 16, epochs=4),
+    _setting("taobao", 16, epochs=4),
+    _setting("taobao-ad", 4, epochs=4),
+)
+PAIRS: Final = (_setting("gowalla", 512, epochs=3),)
+SLOW: Final = (_setting("jd", 64, epochs=4, name=", lr 0.005", optimizer={"lr": 0.005}),)

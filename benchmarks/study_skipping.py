@@ -1,0 +1,80 @@
+"""What skipping costs and saves, mode by mode: the study behind `docs/skipping.md`.
+
+    python -m benchmarks.study_skipping --runs study.jsonl                  # all: about two hours; goes on if stopped
+    python -m benchmarks.study_skipping --runs study.jsonl --only bar real  # these blocks
+    python -m benchmarks.study_skipping --runs study.jsonl --minutes 30     # start nothing later than that
+    python -m benchmarks.study_skipping --runs study.jsonl --report         # train nothing, write the document
+
+Runs are trained one after the other in this process, on one thread, by the code of `adaptive-train compare`. Real data
+is read from the folder that ADAPTIVE_DATA names; sets that are not there are left out, and the document says so.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.study_cells import Block, Setting, blocks, cells
+from benchmarks.study_runs import Runs, train
+
+
+def wanted(names: Sequence[str] | None) -> tuple[Block, ...]:
+    """The blocks of these names, all by default.
+
+    Raises:
+        SystemExit: for a name that is none.
+    """
+    known = {block.name: block for block in blocks()}
+    unknown = [name for name in names or [] if name not in known]
+    if unknown:
+        raise SystemExit(f"--only {' '.join(unknown)}: no such block; there are {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else tuple(known.values())
+
+
+def run_blocks(
+    chosen: Sequence[Block], runs: Runs, folder: Path, *, until: float, is_there: Callable[[Setting], bool]
+) -> None:
+    """Train what the file does not hold yet; errors end their own run only and are kept in the file."""
+    for block in chosen:
+        for setting, way, seed in cells(block):
+            if runs.get(setting, way, seed) is not None or not is_there(setting):
+                continue
+            if time.monotonic() > until:
+                print("time is up", file=sys.stderr)
+                return
+            start = time.perf_counter()
+            for run in train(setting, way, seed, folder=folder):
+                runs.add(run)
+                auc = run.summary.get("auc")
+                found = run.error or f"auc {'-' if auc is None else f'{auc:.5f}'}"
+                print(f"{block.name}: {setting.name} | {run.label} | seed {seed}: {found}", flush=True)
+            print(f"  {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, metavar="FILE", help="JSON lines, one per run")
+    parser.add_argument("--only", nargs="+", metavar="BLOCK", help="blocks to train")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run later than that")
+    parser.add_argument("--report", action="store_true", help="write the document from what is there, train nothing")
+    given = parser.parse_args(arguments)
+    chosen, runs = wanted(given.only), Runs(given.runs)
+    if not given.report:
+        from benchmarks.study_sets import is_there
+
+        torch.set_num_threads(1)
+        with tempfile.TemporaryDirectory() as folder:
+            until = time.monotonic() + 60 * given.minutes
+            run_blocks(chosen, runs, Path(folder), until=until, is_there=is_there)
+        return
+    from benchmarks.study_report import write_document
+
+    write_document(runs)
+
+
+if __name__ == "__main__":
+    main()

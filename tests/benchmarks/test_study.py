@@ -1,0 +1,188 @@
+"""The study of skipping: runs are kept and not repeated, controls get their share, tables say what was found."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptive.build import open_data
+from benchmarks import study_report, study_runs, study_sets
+from benchmarks.study_cells import OFF, Block, Setting, Way, blocks, cells, stream
+from benchmarks.study_report import after_epoch, block_table, judged, put
+from benchmarks.study_runs import Run, Runs, fingerprint, late_update_share, train
+from benchmarks.study_skipping import main, run_blocks, wanted
+
+DEFER = Way("defer", options={"warmup": 0, "every": 1})
+DROP = Way("inputs", options={"skip": "inputs", "drop_at": 0.0, "threshold": 1e9, "warmup": 0})
+SKIP: dict[str, Any] = {"interval": 2, "min_accesses": 1, "lag": 0}
+
+
+def tiny(**config: Any) -> Setting:
+    model = {"embedding_dim": 2, "bottom_mlp": "2", "top_mlp": "4-1"}
+    usual: dict[str, Any] = {"batch_size": 100, "model_options": model, "skip": SKIP, "epochs": 2}
+    return stream("easy", 2000, evaluated=500, **(usual | config))
+
+
+def made(setting: Setting, way: Way, seed: int, auc: float, **summary: Any) -> Run:
+    """A run as it stands in the file, without training."""
+    zero = ("hit_rate", "row_hit_rate", "bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps")
+    more = ("samples", "samples_per_s", "skipped_update_share", "skipped_lookup_share", "deferred_update_share")
+    found: dict[str, Any] = {"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", **dict.fromkeys(zero + more, 0)}
+    return Run(setting.name, way.label, seed, fingerprint(setting, way), {**found, **summary})
+
+
+# --- runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = tiny()
+    block = Block("b", (setting,), (OFF, DEFER, DROP), seeds=1)
+    path = tmp_path / "runs.jsonl"
+
+    def study(until: float = math.inf) -> None:
+        run_blocks([block], Runs(path), tmp_path, until=until, is_there=lambda _: True)
+
+    study(until=0)
+    assert not path.exists()
+    study()
+    runs = {run.label: run for run in Runs(path)}
+    assert list(runs) == ["off", "defer", "inputs", "random as inputs"]
+    assert not any(run.error for run in runs.values())
+    assert runs["off"].summary["skipped_update_share"] == 0 < runs["defer"].summary["skipped_update_share"]
+    dropped = runs["inputs"].summary["skipped_input_share"]
+    assert dropped > 0.05
+    assert runs["random as inputs"].summary["skipped_input_share"] == pytest.approx(dropped, abs=0.1)
+    assert len(runs["off"].evaluations) == 2
+    assert runs["off"].evaluations[-1]["auc"] == runs["off"].summary["auc"]
+
+    monkeypatch.setattr("benchmarks.study_skipping.train", lambda *_, **__: pytest.fail("trained again"))
+    study()
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_a_run_that_was_asked_for_differently_is_not_there(tmp_path: Path) -> None:
+    setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
+    runs.add(made(setting, DEFER, 0, 0.7))
+    assert Runs(runs.path).get(setting, DEFER, 0) is not None
+    assert runs.get(setting, DEFER, 1) is None
+    assert runs.get(tiny(batch_size=50), DEFER, 0) is None
+    assert runs.get(setting, Way("defer", options={"warmup": 1}), 0) is None
+
+
+def test_a_line_cut_short_is_removed(tmp_path: Path) -> None:
+    setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
+    runs.add(made(setting, OFF, 0, 0.7))
+    with runs.path.open("a") as file:
+        file.write('{"setting": "ea')
+    again = Runs(runs.path)
+    again.add(made(setting, OFF, 1, 0.7))
+    assert [run.seed for run in Runs(runs.path)] == [0, 1]
+
+
+def test_a_run_that_fails_is_kept_and_told(tmp_path: Path) -> None:
+    setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
+    (run,) = train(setting, Way("bad", options={"warmup": -1}), 0, folder=tmp_path)
+    assert run.error is not None
+    assert "warmup" in run.error
+    runs.add(run)
+    assert judged(Block("b", (setting,), (Way("bad", options={"warmup": -1}),)), setting, runs) == []
+
+
+def test_late_updates_are_counted_by_row_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a count by dictionary."""
+    monkeypatch.setattr(study_runs, "FIRST_VISITS", 3)
+    setting = tiny()
+    config = study_runs.config_of(setting, OFF, folder=tmp_path)
+    dataset = open_data(config)
+    visits: dict[tuple[int, int], int] = {}
+    late = total = 0
+    for batch in [*dataset.train(100), *dataset.train(100, epoch=1)]:
+        by_feature = batch.ids.reshape(batch.num_features, batch.num_samples)  # one id a bag
+        for row in {(f, int(one)) for f, ids in enumerate(by_feature) for one in ids}:
+            visits[row] = visits.get(row, 0) + 1
+            late += visits[row] > 3
+            total += 1
+    assert late_update_share(config, tmp_path) == pytest.approx(late / total, abs=1e-12)
+
+
+# --- what is trained -----------------------------------------------------------------------------------------------
+
+
+def test_names_mean_one_thing() -> None:
+    asked: dict[tuple[str, str], str] = {}
+    for block in blocks():
+        labels = [way.label for way in block.ways]
+        assert len(set(labels)) == len(labels)
+        assert labels[0] == "off"
+        assert block.seeds >= 3
+        for setting, way, _ in cells(block):
+            mine = fingerprint(setting, way)
+            assert asked.setdefault((setting.name, way.label), mine) == mine
+
+
+def test_only_known_blocks() -> None:
+    assert [block.name for block in wanted(["long", "bar"])] == ["long", "bar"]
+    with pytest.raises(SystemExit, match="no such block; there are bar, "):
+        wanted(["bra"])
+
+
+def test_real_sets_that_are_absent_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPTIVE_DATA", str(tmp_path))
+    assert not any(study_sets.is_there(setting) for setting in study_sets.LARGE)
+    assert study_sets.is_there(tiny())
+
+
+# --- the report ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_seeds(tmp_path: Path) -> tuple[Block, Runs]:
+    """Differences -0.001, -0.002, -0.003: mean -0.002, and 4.303 * 0.001 / sqrt(3) = 0.00248 to each side."""
+    setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
+    for seed in range(3):
+        runs.add(made(setting, OFF, seed, 0.7))
+        runs.add(made(setting, DEFER, seed, 0.699 - seed / 1000, skipped_update_share=0.5))
+    return Block("bar", (setting,), (OFF, DEFER)), runs
+
+
+def test_a_table_has_means_and_intervals(three_seeds: tuple[Block, Runs]) -> None:
+    lines = block_table(*three_seeds).splitlines()
+    assert lines[2].split(" | ")[:4] == ["| easy", "off", "0.70000", "control"]
+    assert "-0.00200 [-0.00448, +0.00048]" in lines[3]
+    assert "50.0 %" in lines[3]
+
+
+def test_the_quality_after_an_epoch(three_seeds: tuple[Block, Runs]) -> None:
+    _, runs = three_seeds
+    one = next(iter(runs))
+    told = [{"step": 1, "auc": 0.6, "log_loss": 0.9}, {"step": 2, "auc": 0.7, "log_loss": 0.5}]
+    earlier = after_epoch(0)(Run(**{**one.__dict__, "evaluations": told}))
+    assert (earlier.summary["auc"], earlier.summary["log_loss"]) == (0.6, 0.9)
+
+
+def test_tables_go_between_their_markers() -> None:
+    text = "a\n<!-- table x -->\nold\n<!-- end of x -->\nb\n<!-- table y --><!-- end of y -->\n"
+    put_in = put(text, "x", r"new \1")
+    assert put_in.startswith("a\n<!-- table x -->\n\nnew \\1\n\n<!-- end of x -->\nb\n<!-- table y -->")
+    assert put(put_in, "x", r"new \1") == put_in
+    assert put(text, "z", "?") == text
+
+
+def test_every_table_has_its_place_in_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = study_report.DOCUMENT.read_text("utf-8")
+    for block in blocks():
+        assert f"<!-- table {block.name} -->" in text
+    copy = tmp_path / "skipping.md"
+    copy.write_text(text, "utf-8")
+    monkeypatch.setattr(study_report, "DOCUMENT", copy)
+    study_report.write_document(Runs(tmp_path / "none.jsonl"), copy)
+    assert copy.read_text("utf-8").count("(no runs yet)") == len(blocks()) + 2
+
+
+def test_report_only_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Runs] = []
+    monkeypatch.setattr(study_report, "write_document", written.append)
+    main(["--runs", str(tmp_path / "runs.jsonl"), "--report"])
+    assert len(written) == 1
+    assert not (tmp_path / "runs.jsonl").exists()
