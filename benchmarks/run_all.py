@@ -16,14 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.bars import BARS, REQUIRED
+from benchmarks.bars import BARS, REQUIRED, Bar
 from benchmarks.harness import Report, Table
 
-BENCHMARKS = ("plan", "step", "tiers", "mmap", "reader", "startup", "memory")
+BENCHMARKS = ("plan", "step", "tiers", "overhead", "backward", "deferral", "mmap", "reader", "startup", "memory")
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- results: written by python -m benchmarks.run_all -->", "<!-- end of results -->"
 HEADING = "# Benchmarks\n\n"
@@ -31,24 +32,34 @@ HEADING = "# Benchmarks\n\n"
 
 def run_one(name: str, size: str, dlrm: str | None) -> Report:
     """The report of one benchmark; if it fails, a report that says so."""
-    command = [sys.executable, "-m", f"benchmarks.bench_{name}"]
-    command += [f"--{size}"] if size != "full" else []
-    command += ["--dlrm", dlrm] if dlrm and name == "step" else []
+    arguments = [f"--{size}"] if size != "full" else []
+    arguments += ["--dlrm", dlrm] if dlrm and name == "step" else []
+    return run_module(f"benchmarks.bench_{name}", *arguments)
+
+
+def run_module(module: str, *arguments: str, limit: float | None = None) -> Report:
+    """The report of a benchmark in a process of its own; if it fails or exceeds `limit` seconds, one that says so."""
+    name = module.rpartition(".")[2]
+    command = [sys.executable, "-m", module, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         print(f"\n=== {shlex.join(command[1:])}", flush=True)
         start = time.perf_counter()
-        code = subprocess.run([*command, "--report", str(path)], check=False, cwd=Path(__file__).parents[1]).returncode
+        command += ["--report", str(path)]
+        try:
+            code = subprocess.run(command, check=False, cwd=Path(__file__).parents[1], timeout=limit).returncode
+        except subprocess.TimeoutExpired:
+            return Report(absent={name: f"did not end within {limit:.0f} s"})
         print(f"({time.perf_counter() - start:.0f} s)", flush=True)
         if code or not path.is_file():
-            return Report(absent={f"bench_{name}": f"ended with code {code}; its message stands above"})
+            return Report(absent={name: f"ended with code {code}; its message stands above"})
         return Report.load(path)
 
 
-def as_json(report: Report) -> dict[str, dict[str, float] | dict[str, str]]:
+def as_json(report: Report, required: Sequence[str] = REQUIRED) -> dict[str, dict[str, float] | dict[str, str]]:
     """What `--json` holds: every required name is a ratio or has a reason why it is absent."""
     absent = dict(report.absent)
-    for name in REQUIRED:
+    for name in required:
         found = any(ratio == name or (name.endswith("*") and ratio.startswith(name[:-1])) for ratio in report.ratios)
         known = any(ratio.startswith(name.rstrip("*")) for ratio in absent)
         if not found and not known:
@@ -56,11 +67,11 @@ def as_json(report: Report) -> dict[str, dict[str, float] | dict[str, str]]:
     return {"ratios": report.ratios, "figures": report.figures, "absent": absent}
 
 
-def bars_table(report: Report) -> Table:
+def bars_table(report: Report, bars: Sequence[Bar] = BARS) -> Table:
     """Where we stand against the bars that have been measured."""
     table = Table("bars", ["what", "name", "bar", "measured", "reached"])
     values = report.ratios | report.figures
-    for bar in BARS:
+    for bar in bars:
         if bar.name in values:
             reached = bar.reached(values[bar.name])
             sign = ">=" if bar.at_least else "<="
@@ -68,7 +79,9 @@ def bars_table(report: Report) -> Table:
     return table
 
 
-def markdown(report: Report, command: str, quietness: str) -> str:
+def markdown(
+    report: Report, command: str, quietness: str, *, machine: str | None = None, bars: Sequence[Bar] = BARS
+) -> str:
     """The section of the document."""
     ratios = Table("all ratios and figures", ["name", "value"])
     for name, value in (report.ratios | report.figures).items():
@@ -76,8 +89,8 @@ def markdown(report: Report, command: str, quietness: str) -> str:
     absent = [f"- `{name}`: {reason}" for name, reason in report.absent.items()]
     parts = [
         f"Measured {date.today().isoformat()} with `{command}`.",
-        f"{harness.hardware()}. Before the run: {quietness}.",
-        bars_table(report).markdown(),
+        f"{machine or harness.hardware()}. Before the run: {quietness}.",
+        bars_table(report, bars).markdown(),
         *[table.markdown() for table in report.tables],
         ratios.markdown(),
         *(["Absent:", "\n".join(absent)] if absent else []),
@@ -86,16 +99,16 @@ def markdown(report: Report, command: str, quietness: str) -> str:
     return "\n\n".join(parts)
 
 
-def write_document(path: Path, section: str) -> None:
+def write_document(path: Path, section: str, begin: str = BEGIN, end: str = END) -> None:
     """Put the section between its marks, at the end of the document if it has none yet."""
     text = path.read_text() if path.is_file() else HEADING
-    if BEGIN not in text:
-        text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    if begin not in text:
+        text = f"{text.rstrip()}\n\n{begin}\n{end}\n"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".new")
-    temporary.write_text(f"{before}{BEGIN}\n\n{section}\n\n{END}{after}")
+    temporary.write_text(f"{before}{begin}\n\n{section}\n\n{end}{after}")
     os.replace(temporary, path)
 
 

@@ -14,7 +14,8 @@ class LFU(Policy):
     """A row is worth its look-ups so far, halved for every `half_life` batches without one.
 
     Args:
-        half_life: batches; None: a count never fades. Choose one where popularity drifts.
+        half_life: batches; None: a count never fades. Where popularity drifts, choose about a tenth of the batches in
+            which it turns over.
     """
 
     def __init__(self, *, half_life: float | None = None) -> None:

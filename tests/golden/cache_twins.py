@@ -4,7 +4,7 @@ A batch needs all its distinct rows on the device at once. A *hit* is a distinct
 planned. A row may leave only if no held batch (this one, or one planned and not yet trained) needs it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 Batches = Sequence[Sequence[int]]  # look-ups of each batch, in the planner's order: table by table
 
@@ -26,19 +26,22 @@ def belady_hits(batches: Batches, num_slots: int) -> int:
     That no eviction does better is Belady's theorem; that batches need several rows at once changes nothing in its
     proof, since the rows of the present batch are the ones whose next use is nearest.
     """
+    return sum(len(hits) for hits in belady_hit_rows(batches, num_slots))
+
+
+def belady_hit_rows(batches: Batches, num_slots: int) -> Iterator[set[int]]:
+    """The rows of each batch that hit under that eviction."""
     uses = next_uses(batches)
     resident: set[int] = set()
-    hits = 0
     for batch in batches:
         needed = set(batch)
         assert len(needed) <= num_slots, (len(needed), num_slots)
-        hits += len(needed & resident)
+        yield needed & resident
         for row in needed:
             uses[row].pop(0)
         surplus = len(needed | resident) - num_slots
         idle = sorted(resident - needed, key=lambda row: (uses[row] or [NEVER])[0], reverse=True)
         resident = (needed | resident) - set(idle[: max(surplus, 0)])
-    return hits
 
 
 class History:

@@ -1,8 +1,10 @@
-"""Writes `trace.npy`, the look-ups on which hit counts are frozen: `python tests/golden/make_trace.py`.
+"""Writes `ranks.npy`, from which both golden traces follow: `python tests/golden/make_trace.py`.
 
-A trace of two tables (6000 and 400 rows) whose popularity follows Zipf's law and drifts: every rank of popularity
-gets another row each 100 batches, at a time of its own. Random numbers are raw bits of PCG64, which numpy promises
-never to change.
+A trace looks up two tables (6000 and 400 rows) whose popularity follows Zipf's law. In `still_trace` a rank of
+popularity belongs to one row; in `drifting_trace` every rank gets another row each 100 batches, at a time of its own,
+so that with every batch one per cent of what is popular changes. Random numbers are raw bits of PCG64, which numpy
+promises never to change. Ranks are stored because the powers behind them may differ between machines; the rest is
+whole numbers.
 """
 
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-TRACE = Path(__file__).with_name("trace.npy")
+RANKS = Path(__file__).with_name("ranks.npy")
 NUM_EMBEDDINGS = (6000, 400)
 NUM_BATCHES, BATCH_SIZE = 200, 192
 _EXPONENTS = (1.05, 0.9)
@@ -18,24 +20,43 @@ _PERIOD = 100  # batches until every rank has got another row
 _STRIDES = (2017, 143)  # coprime to the tables' sizes: neighbours in rank are not neighbours in memory
 
 
-def make_trace(seed: int = 2026) -> NDArray[np.uint16]:
+def still_trace() -> NDArray[np.int64]:
     """(batches, samples, tables) ids."""
+    return _ids(stored_ranks(), np.zeros(1, np.int64))
+
+
+def drifting_trace() -> NDArray[np.int64]:
+    """(batches, samples, tables) ids."""
+    ranks = stored_ranks()
+    return _ids(ranks, (np.arange(NUM_BATCHES)[:, None, None] + ranks * 37 % _PERIOD) // _PERIOD)
+
+
+def _ids(ranks: NDArray[np.int64], changes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`changes`: how often the rank of each look-up has got another row so far."""
+    sizes = np.array(NUM_EMBEDDINGS)
+    ids: NDArray[np.int64] = (ranks + changes * (sizes // 3)) * np.array(_STRIDES) % sizes
+    return ids
+
+
+def stored_ranks() -> NDArray[np.int64]:
+    """(batches, samples, tables), 0 = the most popular."""
+    ranks: NDArray[np.int64] = np.load(RANKS, allow_pickle=False).astype(np.int64)
+    return ranks
+
+
+def make_ranks(seed: int = 2026) -> NDArray[np.uint16]:
+    """(batches, samples, tables)."""
     bits = np.random.PCG64(seed)
-    columns = [
-        _ids(bits, rows, exponent, stride)
-        for rows, exponent, stride in zip(NUM_EMBEDDINGS, _EXPONENTS, _STRIDES, strict=True)
-    ]
+    columns = [_zipf(bits, rows, exponent) for rows, exponent in zip(NUM_EMBEDDINGS, _EXPONENTS, strict=True)]
     return np.stack(columns, axis=2).astype(np.uint16)
 
 
-def _ids(bits: np.random.PCG64, num_rows: int, exponent: float, stride: int) -> NDArray[np.int64]:
+def _zipf(bits: np.random.PCG64, num_rows: int, exponent: float) -> NDArray[np.int64]:
     popularity = np.cumsum(np.arange(1, num_rows + 1) ** -exponent)
     uniform = (bits.random_raw(NUM_BATCHES * BATCH_SIZE) >> np.uint64(11)) * 2.0**-53
-    ranks = np.searchsorted(popularity / popularity[-1], uniform).reshape(NUM_BATCHES, BATCH_SIZE)
-    batches = np.arange(NUM_BATCHES)[:, None]
-    changes = (batches + ranks * 37 % _PERIOD) // _PERIOD
-    return (ranks + changes * (num_rows // 3)) * stride % num_rows
+    ranks: NDArray[np.int64] = np.searchsorted(popularity / popularity[-1], uniform).reshape(NUM_BATCHES, BATCH_SIZE)
+    return ranks
 
 
 if __name__ == "__main__":
-    np.save(TRACE, make_trace())
+    np.save(RANKS, make_ranks())
