@@ -375,9 +375,15 @@ def accumulate(entries, segments, vectors, scales, gradients, sums, pending, g):
 
     entries (U,) int64, each once; sums (H, D) float32; pending (H,) bool; g (1, D) is scratch.
     """
-    for u in range(entries.size):
-        entry = entries[u]
-        sum_gradients(g, 0, segments[u], segments[u + 1], vectors, scales, gradients)
+    ahead, num_rows = np.uint64(AHEAD), np.uint64(entries.size)
+    end = np.uint64(segments[num_rows])
+    for u in range(num_rows):
+        if u + ahead < num_rows:
+            prefetch_row(sums, entries[u + ahead])
+        entry, start, stop = np.uint64(entries[u]), np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
+        for p in range(start + ahead, min(stop + ahead, end)):
+            prefetch_row(gradients, vectors[p])
+        sum_gradients(g, 0, start, stop, vectors, scales, gradients)
         if pending[entry]:
             add_row(sums, entry, g, 0)
         else:

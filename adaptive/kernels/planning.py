@@ -25,6 +25,7 @@ LOOKUP_HITS, ROW_HITS = int(Counter.LOOKUP_HITS), int(Counter.ROW_HITS)
 FETCHED, WRITTEN_BACK = int(Counter.FETCHED), int(Counter.WRITTEN_BACK)
 PROMOTED, DEMOTED = int(Counter.PROMOTED), int(Counter.DEMOTED)
 SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)
+DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)
 
 
 @kernel()
@@ -262,24 +263,31 @@ def lookup_locations(inverse, locations, lookups):
 
 
 @kernel()
-def group_by_row(counts, skipped, inverse, bag_starts, bag_vectors, cursors, segments, updated, vectors, origins):
-    """Group the look-ups by row, in look-up order, leaving out the rows with skipped[u].
+def group_by_row(
+    counts, skipped, later, inverse, bag_starts, bag_vectors, cursors, segments, updated, vectors, origins
+):
+    """Group the look-ups by row, in look-up order: first the rows without later[u], then those with it.
 
-    Outputs: updated (int64) the distinct rows that remain, segments (updated + 1,) int64, vectors int32 the output
-    vector of each grouped look-up, origins int64 its look-up (where scales need it; else empty). cursors (U,) int64
-    is scratch. Returns the number of rows that remain.
+    Rows with skipped[u] are left out; skipped and later are (U,) bool, or empty: none. Outputs: updated (int64) the
+    distinct rows that remain, segments (updated + 1,) int64, vectors int32 the output vector of each grouped look-up,
+    origins int64 its look-up (where scales need it; else empty). cursors (U,) int64 is scratch. Returns how many rows
+    remain, and how many of them come first.
     """
-    kept = 0
-    at = 0
-    for u in range(counts.size):
-        if skipped.size > 0 and skipped[u]:
-            cursors[u] = -1
-            continue
-        updated[kept] = u
-        segments[kept] = at
-        cursors[u] = at
-        at += counts[u]
-        kept += 1
+    kept = at = first = 0
+    for turn in range(2 if later.size > 0 else 1):
+        for u in range(counts.size):
+            if skipped.size > 0 and skipped[u]:
+                cursors[u] = -1
+                continue
+            if later.size > 0 and later[u] != (turn == 1):
+                continue
+            updated[kept] = u
+            segments[kept] = at
+            cursors[u] = at
+            at += counts[u]
+            kept += 1
+        if turn == 0:
+            first = kept
     segments[kept] = at
     for bag in range(bag_vectors.size):
         for p in range(bag_starts[bag], bag_starts[bag + 1]):
@@ -289,7 +297,7 @@ def group_by_row(counts, skipped, inverse, bag_starts, bag_vectors, cursors, seg
                 if origins.size > 0:
                     origins[cursor] = p
                 cursors[inverse[p]] = cursor + 1
-    return kept
+    return kept, first
 
 
 @kernel()
@@ -302,14 +310,23 @@ def mark_dirty(updated, locations, slot_flags):
 
 
 @kernel()
-def count_skipped(table_ends, counts, skipped, tally):
-    """Add the skipped rows and their look-ups to tally."""
+def count_skipped(table_ends, counts, skipped, summed, due, tally):
+    """Add to tally the rows without an update, and their look-ups: saturated ones, and those whose gradient waits.
+
+    skipped, summed, due: (U,) bool; the latter two see `defer_visits`.
+    """
     first = 0
     for table in range(table_ends.size):
+        updates = lookups = waiting = 0
         for u in range(first, table_ends[table]):
-            if skipped[u]:
-                tally[table, SKIPPED_UPDATES] += 1
-                tally[table, SKIPPED_LOOKUPS] += counts[u]
+            waits = summed[u] and not due[u]
+            if skipped[u] or waits:
+                updates += 1
+                lookups += counts[u]
+            waiting += waits
+        tally[table, SKIPPED_UPDATES] += updates
+        tally[table, SKIPPED_LOOKUPS] += lookups
+        tally[table, DEFERRED_UPDATES] += waiting
         first = table_ends[table]
 
 
@@ -366,6 +383,8 @@ def find_entries(rows, accesses, min_accesses, keys, places, entry_rows, num_ent
     """
     mask = keys.size - 1
     for u in range(rows.size):
+        if u + AHEAD < rows.size:
+            prefetch_item(keys, np.int64((np.uint64(rows[u + AHEAD]) * HASH) >> S32) & mask)
         entries[u] = -1
         row = rows[u]
         if np.int64(accesses[row]) < min_accesses:
@@ -436,11 +455,11 @@ def lookup_entries(rows, keys, places, entries):
 
 
 @kernel()
-def defer_visits(entries, counts, accesses, skipped, every, at_most, visits, waiting, summed, due):
+def defer_visits(rows, entries, counts, accesses, skipped, every, at_most, visits, waiting, summed, due):
     """Decide for the distinct rows of a batch whether their gradient waits; see `adaptive.policy.Deferral`.
 
-    entries (U,) int32 or -1; accesses (U,) look-ups so far; visits (H,) uint32 and waiting (H,) uint8 are the books.
-    Outputs, bool (U,): summed, the gradient goes to the row's sum; due, the sum is applied after this batch.
+    entries (U,) int32 or -1; accesses (all rows,) look-ups so far; visits (H,) uint32 and waiting (H,) uint8 are the
+    books. Outputs, bool (U,): summed, the gradient goes to the row's sum; due, the sum is applied after this batch.
     """
     for u in range(entries.size):
         entry = entries[u]
@@ -448,7 +467,7 @@ def defer_visits(entries, counts, accesses, skipped, every, at_most, visits, wai
         if entry < 0 or skipped[u]:
             continue
         if visits[entry] == 0:  # admitted just now: as many visits as its look-ups make at this batch's rate
-            visits[entry] = max(np.int64(accesses[u]) // np.int64(counts[u]), 1)
+            visits[entry] = max(np.int64(accesses[rows[u]]) // np.int64(counts[u]), 1)
         else:
             visits[entry] += np.uint32(1)
         k = min(max(np.int64(visits[entry]) // every, 1), at_most)

@@ -30,19 +30,32 @@ class DeferralBook:
     def decide(
         self,
         number: int,
+        rows: NDArray[np.int64],
         entries: NDArray[np.int32],
         counts: NDArray[np.int32],
         accesses: NDArray[np.uint32],
         skipped: NDArray[np.bool_],
+        allowance: float = 1.0,
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """For the distinct rows (U,) of batch `number`: whose gradient goes to a sum, and whose sum is due then.
 
-        A row counts its visits during the warm-up too; nothing waits until it is over.
+        A row counts its visits during the warm-up too; nothing waits until it is over. `allowance`, from 0 to 1, is
+        what a guard leaves of `at_most` beyond 1. accesses (all rows,): look-ups so far.
         """
         summed, due = np.empty(len(entries), np.bool_), np.empty(len(entries), np.bool_)
-        at_most = self.at_most if number >= self.deferral.warmup else 1
+        at_most = 1 + int(allowance * (self.at_most - 1)) if number >= self.deferral.warmup else 1
         planning.defer_visits(
-            entries, counts, accesses, skipped, self.deferral.every, at_most, self.visits, self.waiting, summed, due
+            rows,
+            entries,
+            counts,
+            accesses,
+            skipped,
+            self.deferral.every,
+            at_most,
+            self.visits,
+            self.waiting,
+            summed,
+            due,
         )
         return summed, due
 

@@ -1,23 +1,28 @@
 """Makes the tiers and the planner of every group."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from adaptive.config import TierConfig
 from adaptive.errors import ConfigError
+from adaptive.policy import Policy
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.device import CpuDevice, DeviceTier
 from adaptive.tiers.distinct import DistinctFinder
 from adaptive.tiers.host import HostTier, MemoryHost
 from adaptive.tiers.host_file import FileHost
 from adaptive.tiers.layout import Group
+from adaptive.tiers.mover import Mover
 from adaptive.tiers.pipeline import Lane
 from adaptive.tiers.planner import Planner
 from adaptive.tiers.referee import Referee
-from adaptive.tiers.sizing import row_bytes
+from adaptive.tiers.sizing import Sizes, row_bytes, shrunk
 from adaptive.tiers.torch_device import TorchDevice
+from adaptive.tiers.torch_rows import row_kernels
+from adaptive.tiers.ways import Ways, choose_ways
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -34,26 +39,67 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def build_lanes(
-    groups: Sequence[Group], slots: Sequence[int], tier: TierConfig, optimizer: RowOptimizer, referee: Referee
-) -> list[Lane]:
-    """One lane for each group."""
-    lanes = []
-    for group, num_slots in zip(groups, slots, strict=True):
-        host = _make_host(group, optimizer, tier.host, in_place=referee.policy.misses == "host")
-        planner = Planner(group, num_slots, tier, referee, row_bytes(group, optimizer))
-        device = _make_device(host, num_slots, tier, optimizer)
-        lanes.append(Lane(group, host, device, planner, DistinctFinder(group), DistinctFinder(group)))
-    return lanes
+    groups: Sequence[Group], sizes: Sizes, tier: TierConfig, optimizer: RowOptimizer, referee: Referee, mover: Mover
+) -> tuple[list[Lane], Sizes]:
+    """One lane for each group, and the sizes for which there was memory.
+
+    Raises:
+        ConfigError: if the host tier cannot be as set.
+        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
+    """
+    policy = referee.policy
+    in_place = policy.misses == "host"
+    own_pages = tier.transfer == "direct" or (tier.transfer == "auto" and mover.device.type == "cuda")
+    hosts = [_make_host(group, optimizer, tier.host, in_place=in_place, own_pages=own_pages) for group in groups]
+    if mover.device.type == "cpu" and tier.device != "cpu-torch":
+        devices: Sequence[DeviceTier] = [
+            CpuDevice(host, number, optimizer, poison=tier.poison)
+            for host, number in zip(hosts, sizes.slots, strict=True)
+        ]
+    else:
+        ways = choose_ways(hosts, tier, mover.device, lands=in_place)
+        devices, sizes = _allocate(hosts, sizes, tier, optimizer, policy, mover, ways)
+        sizes = replace(sizes, text=f"{sizes.text}; {ways.text}")
+    lanes = [
+        Lane(
+            host.group,
+            host,
+            device,
+            Planner(host.group, device.num_slots, tier, referee, row_bytes(host.group, optimizer)),
+            DistinctFinder(host.group),
+            DistinctFinder(host.group),
+        )
+        for host, device in zip(hosts, devices, strict=True)
+    ]
+    return lanes, sizes
 
 
-def _make_host(group: Group, optimizer: RowOptimizer, host: str, *, in_place: bool) -> HostTier:
+def _make_host(group: Group, optimizer: RowOptimizer, host: str, *, in_place: bool, own_pages: bool) -> HostTier:
     if host == "memory":
-        return MemoryHost(group, optimizer)
+        return MemoryHost(group, optimizer, own_pages=own_pages)
     return FileHost(group, optimizer, Path(host.removeprefix("mmap:")), in_place=in_place)
 
 
-def _make_device(host: HostTier, num_slots: int, tier: TierConfig, optimizer: RowOptimizer) -> DeviceTier:
-    device = choose_device(tier.device)
-    if device.type == "cpu" and tier.device != "cpu-torch":
-        return CpuDevice(host, num_slots, optimizer, poison=tier.poison)
-    return TorchDevice(host, num_slots, optimizer, device, poison=tier.poison)
+def _allocate(
+    hosts: Sequence[HostTier],
+    sizes: Sizes,
+    tier: TierConfig,
+    optimizer: RowOptimizer,
+    policy: Policy,
+    mover: Mover,
+    ways: Ways,
+) -> tuple[list[TorchDevice], Sizes]:
+    """The devices, with fewer slots than wanted if memory runs out."""
+    groups = [host.group for host in hosts]
+    while True:
+        try:
+            devices = []
+            for host, num_slots in zip(hosts, sizes.slots, strict=True):
+                kernels = row_kernels(mover.device, host.group.embedding_dim)
+                transfer = ways.transfer(host, mover, kernels, optimizer)
+                options = {"poison": tier.poison, "exact": tier.exact}
+                devices.append(TorchDevice(host, num_slots, optimizer, mover, kernels, transfer, **options))
+            return devices, sizes
+        except torch.OutOfMemoryError:
+            devices.clear()
+        sizes = shrunk(sizes, groups, tier, optimizer, policy)

@@ -5,6 +5,7 @@ plan leaves on the host (`misses = "host"`) take part at their place in the sum.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numba
 import numpy as np
@@ -15,10 +16,11 @@ from torch import Tensor
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.host import HostTier
-from adaptive.tiers.plan import Deferred, Grouping, Moves, Pooling, Snapshots
+from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Later = Callable[[], Floats]  # numbers that may still be on their way; asked for once, it waits for them
 
 
 class DeviceTier(ABC):
@@ -26,6 +28,19 @@ class DeviceTier(ABC):
 
     num_slots: int
     poison: bool = False
+
+    def send(self, array: Floats) -> Tensor:
+        """A batch's own numbers on the device; they do not change when the array does."""
+        # torch refuses read-only memory; a copy keeps the promise that batches do not change.
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+    def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
+        """The plan with all that training needs of it on the device. `buffer`: see `Mover.start_moves`."""
+        return plan
+
+    def ship_again(self, plan: GroupPlan) -> None:
+        """A shipped plan's rows have other slots now, which its arrays tell."""
+        return
 
     @abstractmethod
     def write_back(self, moves: Moves) -> None:
@@ -35,16 +50,28 @@ class DeviceTier(ABC):
     def fetch(self, moves: Moves) -> None:
         """Copy, or make, the rows `moves.fetch_rows` into their slots; give `moves.fresh_rows` their initial values."""
 
+    def land(self) -> None:
+        """All copies are done: return when the host has stored what they brought."""
+        return
+
+    def close(self) -> None:
+        """Let go of the host's memory, at rest. Closing twice is fine."""
+        return
+
+    @abstractmethod
+    def resize(self, num_slots: int) -> None:
+        """Have another number of slots, all empty."""
+
     @abstractmethod
     def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
         """(V, D) the vectors of one batch, from slots and host, or from `rows` (U, D) that were read out."""
 
     @abstractmethod
-    def update(self, grouping: Grouping, gradients: Tensor) -> Floats:
+    def update(self, grouping: Grouping, gradients: Tensor) -> Later:
         """Update rows from the gradients of the vectors (V, D); returns the L2 norm of each update (U,)."""
 
     @abstractmethod
-    def defer(self, deferred: Deferred, gradients: Tensor) -> Floats:
+    def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
         """Add gradients to the sums, then apply the sums that are due; returns the L2 norms of those updates (n,)."""
 
     @abstractmethod
@@ -52,7 +79,7 @@ class DeviceTier(ABC):
         """Apply to copies of rows (n, ...) whatever gradients wait for them; entries (n,) or -1. Changes no row."""
 
     @abstractmethod
-    def drift(self, snapshots: Snapshots) -> Floats:
+    def drift(self, snapshots: Snapshots) -> Later:
         """Movement of tracked rows since their snapshot (n,), which is then renewed."""
 
     @abstractmethod
@@ -85,16 +112,18 @@ class CpuDevice(DeviceTier):
     """Slots in ordinary memory; every operation is one numba kernel."""
 
     def __init__(self, host: HostTier, num_slots: int, optimizer: RowOptimizer, *, poison: bool = False) -> None:
-        self.num_slots = num_slots
+        self.poison = poison
         self._host = host
         self._kind, self._settings, self._corrections = optimizer.kind, optimizer.settings(), optimizer.corrections()
-        width = host.weights.shape[1]
-        fill = np.nan if poison else 0.0
-        self.weights = np.full((num_slots, width), fill, np.float32)
-        self.state = np.full((num_slots, host.state.shape[1]), fill, np.float32)
+        self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
-        self.poison = poison
-        self._scratch = np.zeros((max(numba.get_num_threads(), 1), 2 * width), np.float32)
+        self._scratch = np.zeros((max(numba.get_num_threads(), 1), 2 * host.weights.shape[1]), np.float32)
+
+    def resize(self, num_slots: int) -> None:
+        fill = np.nan if self.poison else 0.0
+        self.num_slots = num_slots
+        self.weights = np.full((num_slots, self._host.weights.shape[1]), fill, np.float32)
+        self.state = np.full((num_slots, self._host.state.shape[1]), fill, np.float32)
 
     def write_back(self, moves: Moves) -> None:
         self._host.copy_in(moves.back_rows, self.weights, self.state, moves.back_slots)
@@ -128,8 +157,9 @@ class CpuDevice(DeviceTier):
         )
         return torch.from_numpy(out)
 
-    def update(self, grouping: Grouping, gradients: Tensor) -> Floats:
-        return self._update(grouping, gradients.numpy(), self.weights, self.state)
+    def update(self, grouping: Grouping, gradients: Tensor) -> Later:
+        norms = self._update(grouping, gradients.numpy(), self.weights, self.state)
+        return lambda: norms
 
     def _update(self, grouping: Grouping, gradients: Floats, weights: Floats, state: Floats) -> Floats:
         norms = np.empty(len(grouping.rows), np.float32)
@@ -151,7 +181,7 @@ class CpuDevice(DeviceTier):
         )
         return norms
 
-    def defer(self, deferred: Deferred, gradients: Tensor) -> Floats:
+    def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
         grouping, due = deferred.grouping, deferred.due_entries
         cpu.accumulate(
             grouping.locations,
@@ -165,13 +195,14 @@ class CpuDevice(DeviceTier):
         )
         self._pending[due] = False
         sums = one_each(deferred.due_rows, deferred.due_locations, due)
-        return self._update(sums, self._sums, self.weights, self.state)
+        norms = self._update(sums, self._sums, self.weights, self.state)
+        return lambda: norms
 
     def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
         waiting = waiting_rows(entries, self._pending)
         self._update(one_each(waiting, waiting, entries[waiting]), self._sums, weights, state)
 
-    def drift(self, snapshots: Snapshots) -> Floats:
+    def drift(self, snapshots: Snapshots) -> Later:
         drifts = np.empty(len(snapshots.entries), np.float32)
         width = self.weights.shape[1]
         cpu.drift(
@@ -184,7 +215,7 @@ class CpuDevice(DeviceTier):
             drifts,
             np.empty((1, width), np.float32),
         )
-        return drifts
+        return lambda: drifts
 
     def read(self, slots: Int64s) -> tuple[Floats, Floats]:
         return self.weights[slots], self.state[slots]

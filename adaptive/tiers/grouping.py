@@ -1,5 +1,7 @@
 """From a batch's ids to the two descriptions the kernels need: bags to pool, and look-ups grouped by row."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,27 +52,57 @@ def describe_bags(group: Group, batch: Batch, inverse: NDArray[np.int32], locati
     return Pooling(next_vector, vectors[:bag], starts[: bag + 1], tables[:bag], lookups, scales)
 
 
+@dataclass(frozen=True)
+class Updates:
+    """The rows of a batch to update, in two groups; `now` and `later` are places among its distinct rows."""
+
+    grouping: Grouping  # of the rows `now`
+    now: Int64s
+    later: Int64s
+    segments: Int64s  # of the rows `later`, as in `Grouping`
+    vectors: NDArray[np.int32]
+    scales: NDArray[np.float32]
+
+
 def group_updates(
     rows: Int64s,
     counts: NDArray[np.int32],
     locations: Int64s,
     inverse: NDArray[np.int32],
     skipped: NDArray[np.bool_],
+    later: NDArray[np.bool_],
     pooling: Pooling,
-) -> tuple[Grouping, Int64s]:
-    """The update of one group without the rows that are skipped; also which distinct rows remain."""
+) -> Updates:
+    """The update of one group without the rows that are skipped; those to be updated later are apart."""
     num_rows, num_lookups = len(rows), len(inverse)
     scaled = len(pooling.scales) > 0
     cursors, segments = np.empty(num_rows, np.int64), np.empty(num_rows + 1, np.int64)
     updated, vectors = np.empty(num_rows, np.int64), np.empty(num_lookups, np.int32)
     origins = np.empty(num_lookups if scaled else 0, np.int64)
-    kept = planning.group_by_row(
-        counts, skipped, inverse, pooling.bag_starts, pooling.bag_vectors, cursors, segments, updated, vectors, origins
+    kept, first = planning.group_by_row(
+        counts,
+        skipped,
+        later,
+        inverse,
+        pooling.bag_starts,
+        pooling.bag_vectors,
+        cursors,
+        segments,
+        updated,
+        vectors,
+        origins,
     )
-    updated, grouped = updated[:kept], int(segments[kept])
+    now, middle, grouped = updated[:first], int(segments[first]), int(segments[kept])
     scales = pooling.scales[origins[:grouped]] if scaled else pooling.scales
-    grouping = Grouping(rows[updated], locations[updated], segments[: kept + 1], vectors[:grouped], scales)
-    return grouping, updated
+    grouping = Grouping(rows[now], locations[now], segments[: first + 1], vectors[:middle], scales[:middle])
+    return Updates(
+        grouping,
+        now,
+        updated[first:kept],
+        segments[first : kept + 1] - middle,
+        vectors[middle:grouped],
+        scales[middle:],
+    )
 
 
 def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.layout import Group
+from adaptive.tiers.pinned import whole_pages
 from adaptive.tiers.plan import Grouping
 
 Int64s = NDArray[np.int64]
@@ -125,9 +126,12 @@ class HostTier(ABC):
 class MemoryHost(HostTier):
     """Two arrays; rows are copied by numba kernels."""
 
-    def __init__(self, group: Group, optimizer: RowOptimizer) -> None:
+    def __init__(self, group: Group, optimizer: RowOptimizer, *, own_pages: bool = False) -> None:
+        """`own_pages`: so that they can be pinned."""
         super().__init__(group, optimizer)
         self.weights, self.state = self._empty(group.num_rows)  # pages are taken when a row is first written
+        if own_pages:
+            self.weights, self.state = (whole_pages(*array.shape) for array in (self.weights, self.state))
 
     def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
         cpu.copy_rows(weights, state, to_rows, self.weights, self.state, rows)

@@ -6,9 +6,13 @@
     write back rows that leave, device -> host          ...        forward, backward, update
     fetch      rows that come, host -> device           next batch: batch k counts as trained
 
+A batch in parts whose first part needs nothing that is fetched for it is handed over before its rows move: training
+starts with that part, and waits for the rest (`Ready.arrived`) when it comes to the next.
+
 The thread boundary is one queue and one number, `trained`. Batch n is planned, and its rows move, only when batch
 n - depth - 1 has been trained; holds are counted in batches, never tied to backward passes, so a forward without
-backward leaks nothing. With depth 0 there is no thread and the same steps run in the training thread.
+backward leaks nothing. With depth 0 there is no thread, the same steps run in the training thread, and nothing
+overlaps: a batch comes when all its rows are there, in parts or not.
 """
 
 import threading
@@ -18,21 +22,21 @@ from collections.abc import Callable, Generator, Iterator
 from adaptive.batch import Batch
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.tiers.pipeline import Pipeline
-from adaptive.tiers.plan import GroupPlan
+from adaptive.tiers.ready import Ready
 
-Ready = tuple[Batch, list[GroupPlan]]
 JOIN_SECONDS = 60.0  # a source that does not return within this time is reported instead of waited for
 
 
 def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[Ready, None, None]:
-    """Yield every batch with its plans. Asking for the next one declares the last one trained."""
+    """Yield every batch when it may be trained. Asking for the next one declares the last one trained."""
     pipeline.begin(depth)
     worker = _Worker(pipeline, batches, depth) if depth else None
     source = worker.ready() if worker else _prepare(pipeline, batches, 0, lambda number: None)
     try:
         for ready in source:
+            pipeline.start_training(ready)
             yield ready
-            pipeline.trained = ready[1][0].number
+            pipeline.end_training(ready)
             if worker:
                 worker.wake()
     finally:
@@ -42,7 +46,11 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
 
 
 def _prepare(
-    pipeline: Pipeline, batches: Iterator[Batch], depth: int, wait_until_trained: Callable[[int], None]
+    pipeline: Pipeline,
+    batches: Iterator[Batch],
+    depth: int,
+    wait_until_trained: Callable[[int], None],
+    start_early: Callable[[Ready], None] = lambda ready: None,
 ) -> Iterator[Ready]:
     for batch, distinct, windows in pipeline.windowed(pipeline.read(batches)):
         number = pipeline.next_number
@@ -51,14 +59,14 @@ def _prepare(
         held = depth
         while True:
             try:
-                plans = pipeline.advance(batch, distinct, windows, held)
+                ready = pipeline.advance(batch, distinct, windows, held, start_early)
                 break
             except DeviceMemoryError:
                 if not pipeline.may_look_less_far or held == 0:
                     raise
             held -= 1
             wait_until_trained(number - held - 1)
-        yield batch, plans
+        yield ready
 
 
 class _Stopped(Exception):  # noqa: N818 (not an error: the training thread wants no more batches)
@@ -110,12 +118,13 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            for ready in _prepare(self._pipeline, self._batches, self._depth, self._wait_until_trained):
-                with self._changed:
-                    if self._stopping:
-                        return
-                    self._queue.append(ready)
-                    self._changed.notify_all()
+            for ready in _prepare(
+                self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over
+            ):
+                if self._stopping:
+                    return
+                if not ready.may_start:  # or else it has been handed over
+                    self._hand_over(ready)
         except _Stopped:
             pass
         except BaseException as error:  # handed to the training thread, which raises it
@@ -124,6 +133,11 @@ class _Worker:
             with self._changed:
                 self._done = True
                 self._changed.notify_all()
+
+    def _hand_over(self, ready: Ready) -> None:
+        with self._changed:
+            self._queue.append(ready)
+            self._changed.notify_all()
 
     def _wait_until_trained(self, number: int) -> None:
         with self._changed:

@@ -6,7 +6,7 @@ Whoever calls it (the look-ahead thread, or the training thread when there is no
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,16 +15,20 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.errors import ConfigError, InputError
-from adaptive.tiers.device import DeviceTier
+from adaptive.tiers.device import CpuDevice, DeviceTier
 from adaptive.tiers.distinct import Distinct, DistinctFinder
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.layout import Group
+from adaptive.tiers.mover import Mover
+from adaptive.tiers.parts import GroupPart, describe_parts
 from adaptive.tiers.plan import Feedback, GroupPlan, Moves
 from adaptive.tiers.planner import Arrival, Planner
+from adaptive.tiers.ready import Ready
 from adaptive.tiers.referee import Referee
 from adaptive.tiers.statistics import Stopwatch
 
 Int64s = NDArray[np.int64]
+LOSS_LAG = 8  # batches after which the policy learns of a loss, at least: decisions are equal for any depth up to it
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,11 @@ class Pipeline:
         num_features: int,
         tier: TierConfig,
         skip: SkipConfig | None,
+        mover: Mover,
     ) -> None:
         self.lanes = tuple(lanes)
         self.referee = referee
+        self.mover = mover
         self.lock = threading.Lock()
         self.watch = Stopwatch()
         self.next_number = 0
@@ -60,9 +66,12 @@ class Pipeline:
         self._tier = tier
         self._depth = 0
         self._skip = skip
-        self._feedback: dict[int, list[Feedback]] = {}
+        self._feedback: dict[int, list[Callable[[], Feedback]]] = {}
+        self._losses: dict[int, float] = {}
         self.running = False  # a look-ahead is
+        self._planned: list[Ready] = []  # the latest, those in flight among them
         self._learnt = 0  # feedback of all batches before this one has been taken in
+        self._observed = 0  # the policy knows the losses measured after all batches before this one
 
     @property
     def may_look_less_far(self) -> bool:
@@ -79,19 +88,34 @@ class Pipeline:
         self.running = True
         self._depth = depth
         self.trained = self.next_number - 1
+        self.mover.begin(self.trained)
 
     def end(self) -> None:
         """A look-ahead is over, its thread joined: no batch is in flight."""
         self.running = False
         self.trained = self.next_number - 1
         self.learn_until(self.next_number)
+        self.observe_until(self.next_number)
+        with self.lock:
+            self.settle()
 
     def restart(self, number: int) -> None:
         """Other rows have been loaded; batches are counted from `number` on."""
         assert not self.running
-        self.next_number = self._learnt = number
+        self.next_number = self._learnt = self._observed = number
         self.trained = number - 1
         self._feedback.clear()
+        self._losses.clear()
+
+    def start_training(self, ready: Ready) -> None:
+        """From the training thread, which has got a batch and will ask the device to train it."""
+        if not ready.may_start:
+            self.mover.start_training(ready.number)
+
+    def end_training(self, ready: Ready) -> None:
+        """From the training thread, which asks the device for no more of this batch."""
+        self.mover.end_training(ready.number)
+        self.trained = ready.number
 
     # --- batches ---------------------------------------------------------------------------------------------
 
@@ -135,9 +159,17 @@ class Pipeline:
         return batch, distinct, [[later[i] for _, later in ahead] for i in range(len(self.lanes))]
 
     def advance(
-        self, batch: Batch, distinct: list[Distinct], windows: list[list[Distinct]], depth: int
-    ) -> list[GroupPlan]:
-        """Plan the next batch in every group and carry the plans out. If planning fails, nothing has moved."""
+        self,
+        batch: Batch,
+        distinct: list[Distinct],
+        windows: list[list[Distinct]],
+        depth: int,
+        start_early: Callable[[Ready], None] = lambda ready: None,
+    ) -> Ready:
+        """Plan the next batch in every group and carry the plans out. If planning fails, nothing has moved.
+
+        `start_early` is given a batch whose first part may be trained while rows for the others are on their way.
+        """
         with self.lock:
             with self.watch.stage("plan"):
                 number = self.next_number
@@ -145,9 +177,34 @@ class Pipeline:
                 plans = [
                     lane.planner.commit(batch, arrival) for lane, arrival in zip(self.lanes, arrivals, strict=True)
                 ]
+                parts = self._parts(batch, plans, arrivals) if batch.part_sizes else []
+                buffer = self.mover.start_moves(number, after=number - depth - 1)
+                plans = [lane.device.ship(plan, buffer) for lane, plan in zip(self.lanes, plans, strict=True)]
+                ready = Ready(batch, plans, parts, self.watch)
                 self.next_number = number + 1
-            self._move(plans)
-        return plans
+                self._planned = [*self.in_flight(), ready]
+            if ready.may_start:
+                start_early(ready)
+            try:
+                self._move(plans)
+                if not ready.may_start:
+                    self.mover.end_moves(number)
+            except BaseException as error:
+                ready.arrived.set_exception(error)
+                raise
+            ready.arrived.set_result(None)
+        return ready
+
+    def _parts(
+        self, batch: Batch, plans: Sequence[GroupPlan], arrivals: Sequence[Arrival]
+    ) -> list[tuple[GroupPart, ...]]:
+        found = []
+        for lane, plan, arrival in zip(self.lanes, plans, arrivals, strict=True):
+            coming = np.zeros(len(arrival.distinct.rows), np.bool_)
+            coming[arrival.takers] = True
+            alone = isinstance(lane.device, CpuDevice)  # elsewhere what pooling needs is sent with the rows
+            found.append(describe_parts(lane.group, batch, plan, arrival.distinct.inverse, coming, alone=alone))
+        return found
 
     def _prepare(
         self, distinct: list[Distinct], number: int, depth: int, windows: list[list[Distinct]]
@@ -178,14 +235,20 @@ class Pipeline:
 
     # --- feedback --------------------------------------------------------------------------------------------
 
-    def report(self, number: int, feedback: list[Feedback]) -> None:
-        """From the training thread: what batch `number` did. Read by the planning thread, a fixed age later."""
+    def report(self, number: int, feedback: list[Callable[[], Feedback]]) -> None:
+        """From the training thread: what batch `number` did, once it is known. Read by the planning thread, a fixed
+        age later."""
         self._feedback[number] = feedback
+
+    def report_loss(self, number: int, loss: float) -> None:
+        """From the training thread: the loss on held-back samples once batch `number` was trained."""
+        self._losses[number] = loss
 
     def learn(self) -> None:
         """Before planning: take in feedback of exactly the batches that are old enough, whatever the timing."""
         lag = max(self._depth, self._skip.lag if self._skip else 0)
         self.learn_until(self.next_number - lag)
+        self.observe_until(self.next_number - max(self._depth, LOSS_LAG))
         if self._skip is not None and self.next_number and self.next_number % self._skip.interval == 0:
             for lane in self.lanes:
                 lane.planner.ask_saturated(self.next_number)
@@ -194,16 +257,34 @@ class Pipeline:
         """Take in the feedback of all batches before `number`. A batch that was not trained left none."""
         for past in range(self._learnt, number):
             for lane, feedback in zip(self.lanes, self._feedback.pop(past, ()), strict=False):
-                lane.planner.learn(feedback)
+                lane.planner.learn(feedback())
         self._learnt = max(self._learnt, number)
 
+    def observe_until(self, number: int) -> None:
+        """Tell the policy the losses that were measured after batches before `number`."""
+        for past in range(self._observed, number):
+            if (loss := self._losses.pop(past, None)) is not None:
+                self.referee.observe(past, loss)
+        self._observed = max(self._observed, number)
+
     # --- rows at rest ----------------------------------------------------------------------------------------
+
+    def in_flight(self) -> list[Ready]:
+        """Batches that are planned and not trained yet, of the look-ahead that is running."""
+        return [ready for ready in self._planned if ready.number > self.trained]
+
+    def settle(self) -> None:
+        """Return when every row that was moved is where it was moved to. The caller holds the lock."""
+        self.mover.settle()
+        for lane in self.lanes:
+            lane.device.land()
 
     def values(self, lane: Lane, rows: Int64s) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(weights, state) copies of local rows (n,), wherever they lie, with gradients that wait for them applied.
 
         The caller holds the lock.
         """
+        self.settle()
         codes = lane.planner.tracker.codes[rows]
         weights = np.empty((len(rows), lane.host.weights.shape[1]), np.float32)
         state = np.empty((len(rows), lane.host.state.shape[1]), np.float32)
@@ -219,9 +300,16 @@ class Pipeline:
     def flush(self) -> None:
         """Write every changed row back to the host; rows keep their slots."""
         with self.lock:
+            self.write_all_back()
             for lane in self.lanes:
-                slots = lane.planner.slots.dirty()
-                lane.device.write_back(Moves(slots, lane.planner.slots.rows[slots]))
-                # A batch that is planned but not trained yet will change its rows: they stay dirty.
-                lane.planner.slots.clean(slots[lane.planner.slots.used[slots] <= self.trained])
                 lane.host.flush()
+
+    def write_all_back(self) -> None:
+        """Changed rows go to the host and keep their slots. The caller holds the lock."""
+        self.mover.catch_up()
+        for lane in self.lanes:
+            slots = lane.planner.slots.dirty()
+            lane.device.write_back(Moves(slots, lane.planner.slots.rows[slots]))
+            # A batch that is planned but not trained yet will change its rows: they stay dirty.
+            lane.planner.slots.clean(slots[lane.planner.slots.used[slots] <= self.trained])
+        self.settle()

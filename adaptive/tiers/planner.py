@@ -24,9 +24,9 @@ from adaptive.rows.optim import RowOptimizer
 from adaptive.rows.saturation import HotSet
 from adaptive.rows.tracker import Tracker
 from adaptive.tiers.distinct import Distinct
-from adaptive.tiers.grouping import describe_bags, group_updates
+from adaptive.tiers.grouping import Updates, describe_bags, group_updates
 from adaptive.tiers.layout import Group
-from adaptive.tiers.plan import Deferred, Feedback, GroupPlan, Moves, Pooling, Snapshots, no_rows
+from adaptive.tiers.plan import Deferred, Feedback, Grouping, GroupPlan, Moves, Pooling, Snapshots, no_rows
 from adaptive.tiers.referee import Referee, lowest
 from adaptive.tiers.slots import SlotTable
 
@@ -52,6 +52,7 @@ class Planner:
         self._referee = referee
         self._row_bytes = row_bytes
         self._saturated_per_table = np.zeros(len(group.tables), np.int64)
+        self._allowance = referee.policy.allowance  # to which the verdicts have been cut
 
     def watch(self, capacity: int, skip: SkipConfig, optimizer: RowOptimizer) -> None:
         """Watch the hottest rows for saturation, and defer their updates if the policy says so, from now on."""
@@ -117,23 +118,20 @@ class Planner:
         planning.touch(rows, counts, locations, number, tracker.accesses, tracker.last_access, self.slots.used)
         left_out = self._left_out(number, distinct, locations, tally)
         pooling = describe_bags(self.group, batch, distinct.inverse, locations)
-        grouping, updated = group_updates(rows, counts, locations, distinct.inverse, left_out.plain, pooling)
-        planning.mark_dirty(updated, locations, self.slots.flags)
-        deferred = self._defer(distinct, locations, left_out, pooling)
+        updates = group_updates(rows, counts, locations, distinct.inverse, left_out.skipped, left_out.summed, pooling)
+        planning.mark_dirty(updates.now, locations, self.slots.flags)
+        deferred = self._defer(rows, locations, left_out, updates)
         self._count_bytes(pooling, tally)
-        return GroupPlan(number, pooling, grouping, moves, tally, left_out.snapshots, deferred)
+        return GroupPlan(number, pooling, updates.grouping, moves, tally, left_out.snapshots, deferred)
 
-    def _defer(self, distinct: Distinct, locations: Int64s, left_out: "_LeftOut", pooling: Pooling) -> Deferred | None:
-        if left_out.summed is None or not left_out.summed.any():
+    def _defer(self, rows: Int64s, locations: Int64s, left_out: "_LeftOut", updates: Updates) -> Deferred | None:
+        if not len(updates.later):
             return None
-        entries = left_out.entries.astype(np.int64)
-        grouping, _ = group_updates(
-            distinct.rows, distinct.counts, entries, distinct.inverse, ~left_out.summed, pooling
-        )
-        assert left_out.due is not None
+        entries, mine = left_out.entries.astype(np.int64), updates.later
+        grouping = Grouping(rows[mine], entries[mine], updates.segments, updates.vectors, updates.scales)
         due = np.flatnonzero(left_out.due)
         planning.mark_dirty(due, locations, self.slots.flags)
-        return Deferred(grouping, distinct.rows[due], locations[due], entries[due])
+        return Deferred(grouping, rows[due], locations[due], entries[due])
 
     def _count_bytes(self, pooling: Pooling, tally: Int64s) -> None:
         tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * self._row_bytes
@@ -154,22 +152,19 @@ class Planner:
     def _left_out(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> "_LeftOut":
         """Which distinct rows this batch does not update in the plain way."""
         if self.hot is None:
-            return _LeftOut(np.zeros(0, np.bool_))
-        counts, ends = distinct.counts, distinct.table_ends
-        entries = self.hot.admit(distinct.rows, self.tracker.accesses)
-        skipped, snapshots = np.zeros(len(entries), np.bool_), None
+            return _LeftOut()
+        self._obey_guard()
+        rows, counts = distinct.rows, distinct.counts
+        entries = self.hot.admit(rows, self.tracker.accesses)
+        skipped = summed = due = np.zeros(len(entries), np.bool_)
+        snapshots = None
         if self._referee.watches_saturation:
             skipped, snapshots = self.hot.visit(number, entries, counts, locations)
-        if self.deferral is None:
-            planning.count_skipped(ends, counts, skipped, tally)
-            return _LeftOut(skipped, snapshots, entries)
-        accesses = self.tracker.accesses[distinct.rows]
-        summed, due = self.deferral.decide(number, entries, counts, accesses, skipped)
-        waiting = summed & ~due
-        planning.count_skipped(ends, counts, skipped | waiting, tally)
-        starts = np.concatenate([[0], ends[:-1]])
-        tally[:, Counter.DEFERRED_UPDATES] += [waiting[a:b].sum() for a, b in zip(starts, ends, strict=True)]
-        return _LeftOut(skipped | summed, snapshots, entries, summed, due)
+        if self.deferral is not None:
+            accesses = self.tracker.accesses
+            summed, due = self.deferral.decide(number, rows, entries, counts, accesses, skipped, self._allowance)
+        planning.count_skipped(distinct.table_ends, counts, skipped, summed, due, tally)
+        return _LeftOut(skipped, snapshots, entries, summed, due)
 
     # --- rows that are not on the device ---------------------------------------------------------------------
 
@@ -190,9 +185,10 @@ class Planner:
         advice = f"raise device_rows to at least {have + lacking}, or lower the batch size"
         if depth > 0:
             advice += f", or lower depth (now {depth}), or set tier.when_full=shallower"
+        policy, width = type(self._referee.policy).__name__, self.group.embedding_dim
         return DeviceMemoryError(
-            f"batch {question.number}: {have + lacking} device rows of width {self.group.embedding_dim} are needed to "
-            f"hold the rows of the {depth + 1} batches in flight, {have} are there: {advice}."
+            f"batch {question.number}: {have + lacking} device rows of width {width} are needed to "
+            f"hold the rows of the {depth + 1} batches in flight, {have} are there: {advice} (policy {policy})."
         )
 
     def _promote(self, question: "_Question") -> tuple[Int64s, Int64s]:
@@ -219,8 +215,19 @@ class Planner:
             return
         entries = slice(0, self.hot.num_entries)
         stats = self.stats(self.hot.rows[entries].copy(), number, entries=np.arange(self.hot.num_entries))
-        self.hot.saturated[entries] = verdicts = self._referee.saturated(stats)
-        tables = stats.table[verdicts] - self.group.first_table
+        self._adopt(self.hot, self._referee.saturated(stats))
+
+    def _obey_guard(self) -> None:
+        """Verdicts stand until the policy is asked again; what a guard has forbidden since then does not."""
+        policy = self._referee.policy
+        if self.hot is not None and policy.allowance != self._allowance:
+            self._allowance = policy.allowance
+            rows = self.hot.rows[: self.hot.num_entries] + self.group.first_row
+            self._adopt(self.hot, self.hot.saturated[: self.hot.num_entries] & policy.allows(rows))
+
+    def _adopt(self, hot: HotSet, verdicts: NDArray[np.bool_]) -> None:
+        hot.saturated[: hot.num_entries] = verdicts
+        tables = self.group.tables_of(hot.rows[: hot.num_entries][verdicts])
         self._saturated_per_table = np.bincount(tables, minlength=len(self.group.tables))
 
     def learn(self, feedback: Feedback) -> None:
@@ -253,7 +260,7 @@ class Planner:
     def _movement(self, rows: Int64s, entries: Int64s | None) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
         drift = np.full(len(rows), np.nan, np.float32)
         accesses, saturated = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
-        if self.hot is None:
+        if self.hot is None or not self._referee.watches_saturation:
             return drift, accesses, saturated
         if entries is None:
             entries = self.hot.entries_of(rows)
@@ -277,15 +284,19 @@ class Planner:
         return following
 
 
+def _nobody() -> NDArray[np.bool_]:
+    return np.zeros(0, np.bool_)
+
+
 @dataclass(frozen=True)
 class _LeftOut:
-    """Distinct rows (U,) without a plain update: `plain` covers saturated rows and rows with a running sum."""
+    """Distinct rows (U,) without a plain update: saturated, or with a running sum, which may be due."""
 
-    plain: NDArray[np.bool_]
+    skipped: NDArray[np.bool_] = field(default_factory=_nobody)
     snapshots: Snapshots | None = None
     entries: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    summed: NDArray[np.bool_] | None = None
-    due: NDArray[np.bool_] | None = None
+    summed: NDArray[np.bool_] = field(default_factory=_nobody)
+    due: NDArray[np.bool_] = field(default_factory=_nobody)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """`Referee`: asks the policy and checks the answers, in one place, before any row moves.
 
 Whatever valid thing a policy returns, only speed changes (and, for saturated rows, what the report says was
-skipped). Anything else stops training with a `PolicyError` that names policy, method and batch; rows and slots are
-then as they were.
+skipped). Anything else, no answer included, stops training with a `PolicyError` that names policy, method and batch;
+rows and slots are then as they were.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +17,47 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.errors import AdaptiveError, PolicyError
 from adaptive.policy import Policy, RowStats, TierView
+from adaptive.tiers.policy_thread import Overdue, PolicyThread
+
+Answer = TypeVar("Answer")
+_DONE: Final = object()
 
 
 class Referee:
-    """One policy, its answers checked and its time measured."""
+    """One policy, its answers checked and its time measured.
 
-    def __init__(self, policy: Policy) -> None:
+    Args:
+        policy: to be asked.
+        timeout: seconds that a method may take inside `listening`; 0: as long as it likes, without a thread.
+    """
+
+    def __init__(self, policy: Policy, timeout: float = 0.0) -> None:
         self.policy = policy
         self.seconds = 0.0
         self.watches_saturation = policy.watches and type(policy).saturated is not Policy.saturated
+        self._timeout = timeout
+        self._thread: PolicyThread | None = None
+        self._stuck: PolicyThread | None = None  # has been left behind
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the policy's methods run in a thread of its own and are waited for no longer than the timeout.
+
+        Raises:
+            PolicyError: if a method that was given up earlier is still running: they run one at a time.
+        """
+        if self._stuck is not None and self._stuck.is_stuck:
+            raise PolicyError(f"policy {self._name}: a method that was given up still runs; make another instance.")
+        if self._timeout == 0 or self._thread is not None:
+            yield
+            return
+        self._thread = thread = PolicyThread(self._timeout)
+        try:
+            yield
+        finally:
+            self._thread = None
+            thread.close()
+            self._stuck = thread if thread.is_stuck else None
 
     def score(self, stats: RowStats) -> NDArray[np.float64]:
         """(n,) float64 scores without NaN."""
@@ -40,45 +73,69 @@ class Referee:
         return scores
 
     def saturated(self, stats: RowStats) -> NDArray[np.bool_]:
-        """(n,) bool verdicts."""
+        """(n,) bool verdicts, of which no more stand than a guard allows."""
         answer = self._ask("saturated", stats.step, lambda: self.policy.saturated(_read_only(stats)))
         array = self._array("saturated", stats, answer)
         if array.dtype != np.bool_:
             raise self._wrong("saturated", stats.step, f"an array of bool, found dtype {array.dtype}")
-        return array
+        return array & self.policy.allows(stats.rows)
 
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
         """The policy's batches, each checked to be one."""
-        source = _Source(batches)
+        if getattr(self.policy.arrange, "__func__", None) is Policy.arrange:
+            for batch in batches:  # noqa: UP028 (`yield from` would close the caller's iterator with this one)
+                yield batch
+            return
+        source = _Source(batches, self._thread)
+        try:
+            yield from self._arranged(source, view)
+        finally:
+            source.closed = True
+
+    def _arranged(self, source: "_Source", view: TierView) -> Iterator[Batch]:
         arranged = self._ask("arrange", -1, lambda: iter(self.policy.arrange(source, view)))
         while True:
             try:
-                batch = next(arranged)
-            except StopIteration:
-                return
+                batch = self._run("arrange", -1, lambda: next(arranged, _DONE))
             except AdaptiveError:
                 raise
             except Exception as error:
                 if error is source.error:
                     raise
                 raise self._failed("arrange", -1, error) from error
+            if batch is _DONE:
+                return
             if not isinstance(batch, Batch):
                 raise self._wrong("arrange", -1, f"batches, found {type(batch).__name__}")
             yield batch
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
-        self._ask("calibrate", -1, lambda: self.policy.calibrate(sample, view))
+        with self.listening():
+            self._ask("calibrate", -1, lambda: self.policy.calibrate(sample, view))
 
-    def _ask(self, method: str, step: int, question: Callable[[], Any]) -> Any:
+    def observe(self, number: int, loss: float) -> None:
+        """Tell it of a loss, unless it has been given up."""
+        if self._thread is None or not self._thread.is_stuck:
+            self._ask("observe", number, lambda: self.policy.observe(number, loss))
+
+    def _ask(self, method: str, step: int, question: Callable[[], Answer]) -> Answer:
         started = time.perf_counter()
         try:
-            return question()
+            return self._run(method, step, question)
         except AdaptiveError:
             raise
         except Exception as error:
             raise self._failed(method, step, error) from error
         finally:
             self.seconds += time.perf_counter() - started
+
+    def _run(self, method: str, step: int, question: Callable[[], Answer]) -> Answer:
+        if self._thread is None:
+            return question()
+        try:
+            return self._thread.ask(question)
+        except Overdue:
+            raise self._overdue(method, step) from None
 
     def _array(self, method: str, stats: RowStats, answer: object) -> NDArray[Any]:
         if not isinstance(answer, np.ndarray) or answer.shape != (len(stats),):
@@ -90,6 +147,13 @@ class Referee:
         return PolicyError(
             f"policy {self._name}.{method}{_at(step)} raised {type(error).__name__}: {error}. "
             f"Nothing was moved; run `adaptive-train policies check` on it."
+        )
+
+    def _overdue(self, method: str, step: int) -> PolicyError:
+        return PolicyError(
+            f"policy {self._name}.{method}{_at(step)} has not returned for {self._timeout:g} s and is left behind. "
+            f"Nothing was moved; look there for a loop or a wait without an end. For a method that is only slow raise "
+            f"the limit: --set tier.policy_timeout_s={10 * self._timeout:g} (0: none)."
         )
 
     def _wrong(self, method: str, step: int, needed: str) -> PolicyError:
@@ -104,15 +168,20 @@ class Referee:
 
 
 class _Source(Iterator[Batch]):
-    """Batches on their way to the policy; remembers an error of theirs, which is not the policy's."""
+    """Batches on their way to the policy; an error of theirs, and the time they take, is not the policy's."""
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
+    def __init__(self, batches: Iterator[Batch], thread: PolicyThread | None) -> None:
         self.error: Exception | None = None
+        self.closed = False  # a method that was given up reads no more
         self._batches = batches
+        self._thread = thread
 
     def __next__(self) -> Batch:
+        if self.closed:
+            raise StopIteration
         try:
-            return next(self._batches)
+            with nullcontext() if self._thread is None else self._thread.elsewhere():
+                return next(self._batches)
         except StopIteration:
             raise
         except Exception as error:

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.errors import CheckpointError, ConfigError
-from adaptive.kernels.planning import ON_HOST
+from adaptive.kernels.planning import INITIAL, ON_HOST
 from adaptive.tiers.pipeline import Lane, Pipeline
+from adaptive.tiers.plan import Moves
 
 Arrays = dict[str, NDArray[Any]]
 RECORDS = ("accesses", "last_access", "update_norm")
@@ -57,12 +58,35 @@ def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
         pipeline.restart(int(arrays["next_batch"][0]))
 
 
+def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """See `TieredEmbeddingBag.overwrite_rows`. Called by the training thread between two steps."""
+    parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
+    for lane, part in zip(pipeline.lanes, parts, strict=True):
+        _check(lane, part)
+    with pipeline.lock:
+        pipeline.mover.catch_up()  # steps asked for so far come first
+        pipeline.settle()
+        for lane, part in zip(pipeline.lanes, parts, strict=True):
+            _overwrite_lane(lane, part)
+        pipeline.settle()
+
+
+def _overwrite_lane(lane: Lane, part: Arrays) -> None:
+    codes, rows = lane.planner.tracker.codes, part["changed"]
+    lane.host.write(rows, part["weights"], part["state"])
+    codes[rows[codes[rows] == INITIAL]] = ON_HOST
+    here = rows[codes[rows] > 0]
+    taken = codes[here].astype(np.int64) - 1
+    lane.device.fetch(Moves(fetch_slots=taken, fetch_rows=here, fetch_initial=np.zeros(len(here), np.bool_)))
+    lane.device.forget_watched()  # what waits is in the new values; snapshots are of the old ones
+
+
 def _parts(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
     names = ("table_starts", "table_keys", "changed", "weights", "state", "seen", *RECORDS)
     missing = [prefix + name for name in names if prefix + name not in arrays]
     if missing or "next_batch" not in arrays:
         raise CheckpointError(f"checkpoint lacks {', '.join(missing or ['next_batch'])}; it is not of these tables")
-    return {name: arrays[prefix + name] for name in names}
+    return {name: np.ascontiguousarray(arrays[prefix + name]) for name in names}  # as kernels need rows to lie
 
 
 def _check(lane: Lane, part: Arrays) -> None:
@@ -76,6 +100,8 @@ def _check(lane: Lane, part: Arrays) -> None:
         found, needed = part[name].shape, (len(part["changed"]), array.shape[1])
         if found != needed:
             raise CheckpointError(f"checkpoint array {name}: shape {needed} is needed, found {found}; other optimizer?")
+        if part[name].dtype != np.float32:
+            raise CheckpointError(f"checkpoint array {name}: float32 is needed, found {part[name].dtype}")
     if any(part[name].shape != part["seen"].shape for name in RECORDS):
         raise CheckpointError(f"checkpoint records {', '.join(RECORDS)} must be as many as rows seen")
     for rows in (part["changed"], part["seen"]):

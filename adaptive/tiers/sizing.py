@@ -8,12 +8,15 @@ import numpy as np
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig, parse_size
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.policy import Policy
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.layout import Group
+from adaptive.tiers.memory_left import reserve_bytes
 
 AUTO_SHARE = "10%"
+LEAST_HOT_ROWS = 100_000
+SHRINK = 0.1  # share of the slots given up when the device's memory runs out
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,25 @@ def row_bytes(group: Group, optimizer: RowOptimizer) -> int:
     return 4 * (group.embedding_dim + optimizer.state_width(group.embedding_dim))
 
 
-def choose_slots(groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, policy: Policy) -> Sizes:
+def choose_slots(
+    groups: Sequence[Group],
+    tier: TierConfig,
+    optimizer: RowOptimizer,
+    policy: Policy,
+    room: int | None = None,
+) -> Sizes:
     """Slots per group: of every group the same share, whatever the unit of `device_rows`.
+
+    Args:
+        groups: the tables.
+        tier: settings.
+        optimizer: of the rows; its state takes memory too.
+        policy: may know its size.
+        room: bytes free on a GPU, for `device_rows = "auto"`; None: the device tier is ordinary memory.
 
     Raises:
         ConfigError: if the policy needs another size than the one given.
+        DeviceMemoryError: if what the look-ahead must hold is more than there is room for.
     """
     wanted, reason = tier.device_rows, "as set"
     if policy.device_rows is not None:
@@ -43,17 +60,77 @@ def choose_slots(groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimi
                 f"leave it at auto or choose another policy"
             )
         wanted, reason = policy.device_rows, f"policy {type(policy).__name__} needs {policy.device_rows}"
-    num_rows = sum(group.num_rows for group in groups)
-    if wanted == "auto":
+    if wanted != "auto":
+        slots = _shared_out(groups, wanted, optimizer)
+    elif room is None:
         slots = [_auto(group, tier.held_rows) for group in groups]
         reason = "auto: 10% of the rows"
         if sum(slots) > sum(-(-group.num_rows // 10) for group in groups):
             reason = f"auto: what the look-ahead must hold (about {tier.held_rows:,} rows)"
     else:
-        slots = _shared_out(groups, wanted, optimizer)
-    size = sum(n * row_bytes(group, optimizer) for n, group in zip(slots, groups, strict=True))
+        slots, reason = _auto_on_gpu(groups, tier, optimizer, room)
+    return _sizes(groups, slots, optimizer, reason)
+
+
+def _sizes(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer, reason: str) -> Sizes:
+    num_rows, size = sum(group.num_rows for group in groups), _bytes(groups, slots, optimizer)
     text = f"device tier: {sum(slots):,} of {num_rows:,} rows, {size / 2**20:.1f} MiB ({reason})"
     return Sizes(tuple(slots), text)
+
+
+def _bytes(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer) -> int:
+    return sum(n * row_bytes(group, optimizer) for n, group in zip(slots, groups, strict=True))
+
+
+def _auto_on_gpu(
+    groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, room: int
+) -> tuple[list[int], str]:
+    """As many as there is room for beside the reserve; what must be held comes first."""
+    kept = reserve_bytes(tier.reserve, room)
+    share = (room - kept) / _bytes(groups, [group.num_rows for group in groups], optimizer)
+    fitting = [min(group.num_rows, int(share * group.num_rows)) for group in groups]
+    floors = [least_slots(group, tier.held_rows) for group in groups]
+    slots = [max(fit, floor) for fit, floor in zip(fitting, floors, strict=True)]
+    if _bytes(groups, slots, optimizer) > room:
+        raise DeviceMemoryError(
+            f"the look-ahead must hold about {tier.held_rows:,} rows, {_gib(_bytes(groups, floors, optimizer))}; "
+            f"{_gib(room)} are free on the GPU: lower batch_size or depth"
+        )
+    if slots != fitting:
+        return slots, f"auto: what the look-ahead must hold (about {tier.held_rows:,} rows)"
+    if sum(slots) == sum(group.num_rows for group in groups):
+        return slots, f"auto: all rows fit into the {_gib(room)} that are free on the GPU"
+    return slots, f"auto: {_gib(room)} are free on the GPU, {_gib(kept)} are left to model and batches"
+
+
+def least_slots(group: Group, held_rows: int) -> int:
+    """What a group cannot do without: what the look-ahead must hold, as far as it is known."""
+    return min(group.num_rows, max(held_rows, 1))
+
+
+def shrunk(sizes: Sizes, groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, policy: Policy) -> Sizes:
+    """A tenth less, because the device's memory ran out.
+
+    Raises:
+        DeviceMemoryError: if less would not hold what it must.
+    """
+    floors = [least_slots(group, tier.held_rows) for group in groups]
+    slots = [max(int((1 - SHRINK) * n), min(n, floor)) for n, floor in zip(sizes.slots, floors, strict=True)]
+    if policy.device_rows is not None or sum(slots) == sum(sizes.slots):
+        raise DeviceMemoryError(
+            f"out of GPU memory with {sum(sizes.slots):,} device rows, {_gib(_bytes(groups, sizes.slots, optimizer))}, "
+            f"and fewer will not do: lower batch_size or depth, or choose another policy or GPU"
+        )
+    return resized(groups, slots, optimizer)
+
+
+def resized(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer) -> Sizes:
+    """Fewer slots than were wanted, because the device's memory ran out."""
+    return _sizes(groups, slots, optimizer, "fewer than wanted: out of GPU memory")
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def _auto(group: Group, held_rows: int) -> int:
@@ -76,10 +153,18 @@ def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -
 
 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
-    """Rows of a group watched for saturation."""
-    wanted = "5%" if skip.hot_rows == "auto" else skip.hot_rows
-    size = parse_size(wanted, row_bytes=row_bytes(group, optimizer), num_rows=group.num_rows)
-    return max(1, size)
+    """Rows of a group that are watched, so that their updates can be skipped.
+
+    5 % are plenty of millions of rows and too few of some thousands, hence the minimum; see docs/skipping.md.
+    """
+    if skip.hot_rows == "auto":
+        return max(group.num_rows // 20, min(group.num_rows, LEAST_HOT_ROWS))
+    return max(1, parse_size(skip.hot_rows, row_bytes=row_bytes(group, optimizer), num_rows=group.num_rows))
+
+
+def watched_bytes(groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer, arrays: int) -> int:
+    """Bytes on the device of so many arrays (snapshots, sums) of watched rows."""
+    return arrays * sum(4 * group.embedding_dim * hot_rows(group, skip, optimizer) for group in groups)
 
 
 def held_rows(sample: Sequence[Batch], depth: int) -> int:

@@ -84,8 +84,24 @@ class SlotTable:
         """The rows in `slots` have been copied to the host and stay."""
         self.flags[slots] = planning.CHANGED
 
+    def compact(self, num_slots: int) -> Int64s:
+        """Have fewer slots, with the rows in the first of them, in order; returns (slots,) old -> new."""
+        taken = np.flatnonzero(self.rows >= 0)
+        new = np.full(len(self), -1, np.int64)
+        new[taken] = np.arange(len(taken))
+        fresh = SlotTable(num_slots, self._table_starts, self._tracker)
+        fresh.rows[: len(taken)] = self.rows[taken]
+        fresh.used[: len(taken)] = self.used[taken]
+        fresh.flags[: len(taken)] = self.flags[taken]
+        self._become(fresh)
+        self.num_free = num_slots - len(taken)
+        self._tracker.codes[self.rows[: len(taken)]] = new[taken] + 1
+        return new
+
     def empty(self) -> None:
         """Forget all rows; for loading other values."""
-        fresh = SlotTable(len(self), self._table_starts, self._tracker)
-        self.rows, self.used, self.flags = fresh.rows, fresh.used, fresh.flags
-        self.free, self.num_free, self._search_from = fresh.free, fresh.num_free, 0
+        self._become(SlotTable(len(self), self._table_starts, self._tracker))
+
+    def _become(self, other: "SlotTable") -> None:
+        self.rows, self.used, self.flags = other.rows, other.used, other.flags
+        self.free, self.num_free, self._search_from = other.free, other.num_free, 0

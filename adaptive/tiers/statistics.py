@@ -21,6 +21,8 @@ class Statistics:
     update_norm_edges: NDArray[np.float64]  # (n + 1,)
     update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm
     update_norm_sum: float
+    batches_in_parts: int = 0  # of the batches
+    batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
 
 
 class Stopwatch:

@@ -1,178 +1,245 @@
-"""`TorchDevice`: slots in the memory of any torch device, worked on with plain torch operations.
+"""`TorchDevice`: slots in the memory of a GPU, or of any torch device.
 
-Rows that a plan leaves on the host cross the link one by one and are summed on the device, in look-up order; their
-summed gradients return and are applied by the host's kernel. That is slower than pooling on the host, and exact.
-All work goes to the current stream, so copies and training are in order without events.
+Nothing in a training step waits for the device: the plan was sent ahead of time (`shipping`), rows move on a stream of
+their own (`transfer`, `mover`), and norms and drifts come back through pinned memory, to be read a fixed number of
+batches later. One exception, by nature: a batch that updates rows on the host (`misses = "host"`) waits there for their
+gradients (`host_work`).
+
+What is bit-equal to what. On any torch device, with torch operations: everything to `CpuDevice`, so to every other
+placement, depth and way of transfer. On a GPU with Triton's kernels: the same, unless `exact` is false; then sums of
+rows with more than 32 look-ups in a batch are taken in fixed chunks, and only runs that leave no such row on the host
+agree. Nothing depends on timing: every sum has one order, and whatever is measured is used at a fixed age.
 """
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.kernels import cpu, cuda
 from adaptive.rows.optim import RowOptimizer
-from adaptive.tiers.device import DeviceTier, Floats, Int64s, one_each, waiting_rows
+from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, one_each
 from adaptive.tiers.host import HostTier
-from adaptive.tiers.plan import Deferred, Grouping, Moves, Pooling, Snapshots
+from adaptive.tiers.host_work import HostWork
+from adaptive.tiers.mover import Mover
+from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
+from adaptive.tiers.sent import Segments, SentDeferred, SentGrouping, SentPlan, SentPooling, SentSnapshots
+from adaptive.tiers.shipping import send_plan, send_pooling
+from adaptive.tiers.staging import Link, Parcel, take_rows
+from adaptive.tiers.torch_rows import RowKernels
+from adaptive.tiers.transfer import RowArrays, Transfer
 
 
 class TorchDevice(DeviceTier):
     """See the module."""
 
     def __init__(
-        self, host: HostTier, num_slots: int, optimizer: RowOptimizer, device: torch.device, *, poison: bool = False
+        self,
+        host: HostTier,
+        num_slots: int,
+        optimizer: RowOptimizer,
+        mover: Mover,
+        kernels: RowKernels,
+        transfer: Transfer,
+        *,
+        poison: bool = False,
+        exact: bool = True,
     ) -> None:
-        self.num_slots = num_slots
         self.poison = poison
-        self.device = device
-        self._host = host
-        self._kind = optimizer.kind
-        self._settings = optimizer.settings()
-        self._corrections = optimizer.corrections()
-        self._numbers = [float(value) for value in self._settings]
-        self._device_corrections = self._tensor(self._corrections)
-        fill = float("nan") if poison else 0.0
-        self.weights = torch.full((num_slots, host.weights.shape[1]), fill, device=device)
-        self.state = torch.full((num_slots, host.state.shape[1]), fill, device=device)
+        self._mover, self._kernels, self._transfer = mover, kernels, transfer
+        self._exact = exact
+        self._link = Link(mover)
+        self._host_work = HostWork(host, optimizer, self._link)
+        self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
+        self._corrections = torch.from_numpy(optimizer.corrections()).to(mover.device)
+        self._widths = host.weights.shape[1], host.state.shape[1]
+        self._parcels: list[Parcel] = []
+        self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
 
+    def resize(self, num_slots: int) -> None:
+        def rows(number: int, width: int) -> Tensor:
+            found = self._mover.compute.empty((number, width))
+            self._mover.compute.run(lambda: _fill(found, torch.nan if self.poison else 0.0))
+            return found
+
+        weights, state = self._widths
+        self.num_slots = 0
+        self.slots = RowArrays(rows(0, weights), rows(0, state))  # the old ones make room first
+        if self._mover.device.type == "cuda":
+            torch.cuda.empty_cache()  # the new ones would keep the old ones' blocks, of which nobody could use the rest
+        self.slots = RowArrays(rows(num_slots, weights), rows(num_slots, state))
+        self.num_slots = num_slots
+
+    # --- ahead of training, on the copy stream -------------------------------------------------------------------
+
+    def send(self, array: NDArray[np.float32]) -> Tensor:
+        return self._link.send(array)
+
+    def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
+        while len(self._parcels) <= buffer:
+            self._parcels.append(Parcel(self._mover))
+        return send_plan(plan, self._parcels[buffer])
+
+    def ship_again(self, plan: GroupPlan) -> None:
+        assert isinstance(plan, SentPlan)
+        send_plan(plan.original, plan.parcel)
+
     def write_back(self, moves: Moves) -> None:
-        self._host.write(moves.back_rows, *self.read(moves.back_slots))
+        self._transfer.write_back(self.slots, moves)
 
     def fetch(self, moves: Moves) -> None:
-        host = self._host
-        host.store_initial(moves.fresh_rows)
-        weights = np.empty((len(moves.fetch_rows), host.weights.shape[1]), np.float32)
-        state = np.empty((len(moves.fetch_rows), host.state.shape[1]), np.float32)
-        initial, stored = np.flatnonzero(moves.fetch_initial), np.flatnonzero(~moves.fetch_initial)
-        host.copy_out(moves.fetch_rows[stored], weights, state, stored)
-        host.initial(weights, state, initial, moves.fetch_rows[initial])
-        slots = self._index(moves.fetch_slots)
-        self.weights[slots] = self._tensor(weights)
-        self.state[slots] = self._tensor(state)
+        self._transfer.fetch(self.slots, moves)
+
+    def land(self) -> None:
+        self._transfer.land()
+
+    def close(self) -> None:
+        self._transfer.close()
 
     def poison_slots(self, slots: Int64s) -> None:
-        self.weights[self._index(slots)] = torch.nan
-        self.state[self._index(slots)] = torch.nan
+        self._transfer.poison_slots(self.slots, slots)
 
     def poison_host(self, rows: Int64s) -> None:
-        self._host.poison(rows)
+        self._transfer.poison_host(rows)
+
+    # --- training, on the compute stream -------------------------------------------------------------------------
 
     def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
-        weights = self.weights if rows is None else self._tensor(rows)
-        return cuda.pool(
-            self._values(weights, pooling.locations),
-            self._index(pooling.bag_vectors),
-            self._index(pooling.bag_starts),
-            self._tensor(pooling.scales),
-            pooling.num_vectors,
-        )
+        if not isinstance(pooling, SentPooling):
+            pooling = send_pooling(pooling, self._link)
+        if pooling.bags is None:
+            assert pooling.on_host is not None
+            return self._host_work.pool(pooling.on_host)
+        weights = None if rows is None else self._link.send(rows)
+        out = self._mover.compute.empty((pooling.num_vectors, self._widths[0]))
+        crossing, bags = self._host_work.rows(pooling.crossing), pooling.bags
 
-    def _values(self, weights: Tensor, locations: Int64s) -> Tensor:
-        """(n, D) the rows at `locations`, from both tiers."""
-        on_host = np.flatnonzero(locations < 0)
-        if not len(on_host):
-            return weights[self._index(locations)]
-        values = torch.empty((len(locations), self._host.weights.shape[1]), device=self.device)
-        on_device = np.flatnonzero(locations >= 0)
-        values[self._index(on_device)] = weights[self._index(locations[on_device])]
-        values[self._index(on_host)] = self._tensor(self._host.weights[~locations[on_host]])
-        return values
+        def pool_here() -> None:
+            table = self.slots.weights if weights is None else weights
+            self._kernels.pool(table, crossing, bags.locations, bags.vectors, bags.starts, bags.scales, out)
 
-    def update(self, grouping: Grouping, gradients: Tensor) -> Floats:
-        summed = self._summed(grouping, gradients)
-        norms = np.empty(len(grouping.rows), np.float32)
-        on_device, on_host = np.flatnonzero(grouping.locations >= 0), np.flatnonzero(grouping.locations < 0)
-        if len(on_device):
-            norms[on_device] = self._update_slots(grouping.locations[on_device], summed[self._index(on_device)])
-        if len(on_host):
-            norms[on_host] = self._update_host(grouping.locations[on_host], summed[self._index(on_host)])
-        return norms
+        self._mover.compute.run(pool_here)
+        if pooling.on_host is not None:
+            vectors, places = self._host_work.pool(pooling.on_host), pooling.host_vectors
+            self._mover.compute.run(lambda: _put_rows(out, places, vectors))
+        return out
 
-    def _summed(self, grouping: Grouping, gradients: Tensor) -> Tensor:
-        """(U, D) the gradient of each row."""
-        return cuda.sum_gradients(
-            gradients, self._index(grouping.vectors), self._index(grouping.segments), self._tensor(grouping.scales)
-        )
+    def update(self, grouping: Grouping, gradients: Tensor) -> Later:
+        """Rows on the host are updated when this returns, rows in slots when the device comes to it."""
+        assert isinstance(grouping, SentGrouping)
+        there = grouping.there
+        coming = None
+        if len(there):
+            coming = self._link.bring_view(self._gradients(grouping.needed, gradients))
+        norms = self._update_slots(grouping.segments_here, gradients)
+        if coming is None:
+            return norms
+        norms_there = self._host_work.update(grouping.on_host, coming.view())
+        coming.done()
 
-    def _steps(self, state: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """(changes to subtract, new state) of one optimizer step."""
-        return cuda.steps(self._kind, state, gradients, self._numbers, self._device_corrections)
+        def all_norms() -> Floats:
+            found = np.empty(len(grouping.rows), np.float32)
+            found[grouping.here], found[there] = norms(), norms_there
+            return found
 
-    def _update_slots(self, locations: Int64s, gradients: Tensor) -> Floats:
-        slots = self._index(locations)
-        delta, state = self._steps(self.state[slots], gradients)
-        self.weights[slots] = self.weights[slots] - delta
-        self.state[slots] = state
-        norms: Floats = cuda.square_root(cuda.square_sum(delta)).cpu().numpy()
-        return norms
+        return all_norms
 
-    def _update_host(self, locations: Int64s, gradients: Tensor) -> Floats:
-        num_rows, width = gradients.shape
-        norms = np.empty(num_rows, np.float32)
-        cpu.update(
-            locations,
-            np.arange(num_rows + 1),
-            np.arange(num_rows, dtype=np.int32),
-            np.zeros(0, np.float32),
-            gradients.cpu().numpy(),
-            np.zeros((0, width), np.float32),
-            np.zeros((0, self._host.state.shape[1]), np.float32),
-            self._host.weights,
-            self._host.state,
-            self._kind,
-            self._settings,
-            self._corrections,
-            norms,
-            np.zeros((max(numba.get_num_threads(), 1), 2 * width), np.float32),
-        )
-        return norms
+    def _gradients(self, needed: Tensor | None, gradients: Tensor) -> Tensor:
+        if needed is None:
+            return gradients
+        found = self._mover.compute.empty((len(needed), self._widths[0]))
+        self._mover.compute.run(lambda: take_rows(gradients, needed, found))
+        return found
 
-    def defer(self, deferred: Deferred, gradients: Tensor) -> Floats:
-        grouping, entries = deferred.grouping, deferred.grouping.locations
-        summed = self._summed(grouping, gradients)
-        going_on = self._tensor(self._pending[entries])[:, None]
-        index = self._index(entries)
-        self._sums[index] = torch.where(going_on, self._sums[index] + summed, summed)
-        self._pending[entries] = True
-        due = deferred.due_entries
-        self._pending[due] = False
-        return self.update(one_each(deferred.due_rows, deferred.due_locations, due), self._sums)
+    def _update_slots(self, segments: Segments, gradients: Tensor) -> Later:
+        norms = self._mover.compute.empty(len(segments.locations))
+        if len(segments.locations):
+            self._mover.compute.run(
+                lambda: self._kernels.update(
+                    self.slots.weights,
+                    self.slots.state,
+                    None,
+                    None,
+                    segments.locations,
+                    segments.starts,
+                    segments.vectors,
+                    segments.scales,
+                    gradients,
+                    self._kind,
+                    self._settings,
+                    self._corrections,
+                    norms,
+                    exact=self._exact,
+                )
+            )
+        return self._link.bring(norms)
+
+    def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
+        assert isinstance(deferred, SentDeferred)
+        segments, due = deferred.segments_sent, deferred.due_sent
+
+        def add() -> None:
+            self._kernels.accumulate(
+                segments.locations,
+                segments.starts,
+                segments.vectors,
+                segments.scales,
+                gradients,
+                self._sums,
+                self._pending,
+                exact=self._exact,
+            )
+            self._pending.index_fill_(0, due, False)
+
+        self._mover.compute.run(add)
+        return self.update(deferred.due, self._sums)
+
+    def drift(self, snapshots: Snapshots) -> Later:
+        assert isinstance(snapshots, SentSnapshots)
+        sent = snapshots.arguments
+        crossing = self._host_work.rows(snapshots.crossing)
+        drifts = self._mover.compute.empty(len(sent.locations))
+        if len(drifts):
+            self._mover.compute.run(
+                lambda: self._kernels.drift(
+                    sent.locations, sent.entries, sent.known, self.slots.weights, crossing, self._snapshots, drifts
+                )
+            )
+        return self._link.bring(drifts)
+
+    # --- reading: waits ------------------------------------------------------------------------------------------
 
     def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
-        waiting = waiting_rows(entries, self._pending)
-        delta, after = self._steps(self._tensor(state[waiting]), self._sums[self._index(entries[waiting])])
-        weights[waiting] = (self._tensor(weights[waiting]) - delta).cpu().numpy()
-        state[waiting] = after.cpu().numpy()
-
-    def drift(self, snapshots: Snapshots) -> Floats:
-        rows, entries = self._values(self.weights, snapshots.locations), self._index(snapshots.entries)
-        drifts: Floats = cuda.drift(rows, self._snapshots[entries], self._tensor(snapshots.known)).cpu().numpy()
-        self._snapshots[entries] = rows
-        return drifts
+        watched = np.flatnonzero(entries >= 0)
+        waiting = watched[self._link.read(self._pending[:, None], entries[watched])[:, 0] > 0]
+        sums = self._link.read(self._sums, entries[waiting])
+        self._host_work.step(one_each(waiting, ~waiting, np.arange(len(waiting))), sums, weights, state)
 
     def read(self, slots: Int64s) -> tuple[Floats, Floats]:
-        index = self._index(slots)
-        return self.weights[index].cpu().numpy(), self.state[index].cpu().numpy()
+        return self._link.read(self.slots.weights, slots), self._link.read(self.slots.state, slots)
+
+    # --- the tier as a whole -------------------------------------------------------------------------------------
 
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
-        width = self.weights.shape[1]
-        self._snapshots = torch.full((capacity if snapshots else 0, width), torch.nan, device=self.device)
-        self._sums = torch.full((capacity if sums else 0, width), torch.nan, device=self.device)
-        self._pending = np.zeros(len(self._sums), np.bool_)
+        width, device = self._widths[0], self._mover.device
+        self._snapshots = torch.full((capacity if snapshots else 0, width), torch.nan, device=device)
+        self._sums = torch.full((capacity if sums else 0, width), torch.nan, device=device)
+        self._pending = torch.zeros(len(self._sums), dtype=torch.bool, device=device)
 
     def forget_watched(self) -> None:
         self._snapshots.fill_(torch.nan)
-        self._pending.fill(False)
+        self._pending.fill_(False)
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:
-        return self.weights.nbytes, self.state.nbytes, self._snapshots.nbytes + self._sums.nbytes
+        watched = self._snapshots.nbytes + self._sums.nbytes + self._pending.nbytes
+        return self.slots.weights.nbytes, self.slots.state.nbytes, watched
 
-    def _index(self, array: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(self.device)
 
-    def _tensor(self, array: NDArray[np.float32] | NDArray[np.bool_]) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+def _fill(table: Tensor, value: float) -> None:
+    table.fill_(value)
+
+
+def _put_rows(table: Tensor, places: Tensor | None, rows: Tensor) -> None:
+    assert places is not None
+    table.index_copy_(0, places.long(), rows)

@@ -182,9 +182,11 @@ def test_count_tables(choose: Choose) -> None:
 
 @both
 def test_count_skipped(choose: Choose) -> None:
+    """Table 0: a saturated row, a plain one, one whose gradient waits. Table 1: a sum that is due, one that waits."""
     tally = new_tally()
-    choose(planning.count_skipped)(ints(2, 3), i32(3, 1, 4), np.array([True, False, True]), tally)
-    assert counted(tally) == {"SKIPPED_UPDATES": [1, 1], "SKIPPED_LOOKUPS": [3, 4]}
+    skipped, summed, due = np.array([[1, 0, 0, 0, 0], [0, 0, 1, 1, 1], [0, 0, 0, 1, 0]], np.bool_)
+    choose(planning.count_skipped)(ints(3, 5), i32(3, 1, 4, 8, 16), skipped, summed, due, tally)
+    assert counted(tally) == {"SKIPPED_UPDATES": [2, 1], "SKIPPED_LOOKUPS": [7, 16], "DEFERRED_UPDATES": [1, 1]}
 
 
 @both
@@ -363,7 +365,7 @@ def test_lookup_locations(choose: Choose) -> None:
 
 
 def group_look_ups(choose: Choose, inverse: Any, skipped: Any, bag_starts: Any, bag_vectors: Any, num_rows: int,
-          scaled: bool = True) -> tuple[Any, ...]:  # fmt: skip
+          scaled: bool = True, later: Any = ()) -> tuple[Any, ...]:  # fmt: skip
     """(updated, segments, vectors, origins) as lists."""
     counts = np.bincount(inverse, minlength=num_rows).astype(np.int32)
     cursors, segments, updated = (
@@ -373,10 +375,11 @@ def group_look_ups(choose: Choose, inverse: Any, skipped: Any, bag_starts: Any, 
     )
     vectors = np.full(len(inverse), -9, np.int32)
     origins = np.full(len(inverse) if scaled else 0, -9, np.int64)
-    kept = choose(planning.group_by_row)(
-        counts, np.array(skipped, np.bool_), np.array(inverse, np.int32), np.array(bag_starts, np.int64),
-        np.array(bag_vectors, np.int32), cursors, segments, updated, vectors, origins,
+    kept, first = choose(planning.group_by_row)(
+        counts, np.array(skipped, np.bool_), np.array(later, np.bool_), np.array(inverse, np.int32),
+        np.array(bag_starts, np.int64), np.array(bag_vectors, np.int32), cursors, segments, updated, vectors, origins,
     )  # fmt: skip
+    assert not any(later[u] for u in updated[:first] if later) and all(later[u] for u in updated[first:kept])
     grouped = segments[kept]
     return (
         updated[:kept].tolist(),
@@ -405,21 +408,30 @@ def test_skipped_rows_are_left_out_of_the_groups(choose: Choose) -> None:
 
 
 @both
+def test_rows_to_be_updated_later_are_grouped_behind_the_others(choose: Choose) -> None:
+    inverse, *bags = ([0, 1, 2, 0, 1], [0, 2, 5], [0, 1], 3)
+    updated, segments, vectors, origins = group_look_ups(choose, inverse, [], *bags, later=[True, False, False])
+    assert (updated, segments, vectors, origins) == ([1, 2, 0], [0, 2, 3, 5], [0, 1, 1, 0, 1], [1, 4, 2, 0, 3])
+    skipped = [False, False, True]
+    assert group_look_ups(choose, inverse, skipped, *bags, later=[True, False, True])[0] == [1, 0]
+
+
+@both
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), sizes=st.lists(st.sampled_from([0, 1, 2, 30]), max_size=8))
 def test_groups_equal_the_twin(choose: Choose, data: st.DataObject, sizes: list[int]) -> None:
     ids = data.draw(st.lists(st.integers(0, 5), min_size=sum(sizes), max_size=sum(sizes)))
     distinct = reference.distinct_rows([ids], [0])
     num_rows = len(distinct.rows)
-    skipped = data.draw(st.lists(st.booleans(), min_size=num_rows, max_size=num_rows))
+    skipped, later = (data.draw(st.lists(st.booleans(), min_size=num_rows, max_size=num_rows)) for _ in range(2))
     starts = [0, *np.cumsum(sizes).tolist()]
     vectors_of = np.repeat(np.arange(len(sizes)), sizes)
     expected = reference.group_by_row(distinct.inverse, skipped, num_rows)
     updated, segments, vectors, origins = group_look_ups(
-        choose, distinct.inverse, skipped, starts, np.arange(len(sizes)), num_rows
+        choose, distinct.inverse, skipped, starts, np.arange(len(sizes)), num_rows, later=later
     )
-    assert updated == list(expected)
-    assert [origins[a:b] for a, b in itertools.pairwise(segments)] == list(expected.values())
+    assert updated == sorted(expected, key=lambda u: later[u])
+    assert [origins[a:b] for a, b in itertools.pairwise(segments)] == [expected[u] for u in updated]
     assert vectors == [int(vectors_of[p]) for p in origins]
 
 

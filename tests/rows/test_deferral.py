@@ -15,9 +15,10 @@ def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1)
     for number in range(first, first + count):
         summed, due = book.decide(
             number,
+            np.array([3]),
             np.zeros(1, np.int32),
             np.ones(1, np.int32),
-            np.array([accesses], np.uint32),
+            np.array([0, 0, 0, accesses], np.uint32),
             np.zeros(1, np.bool_),
         )
         story += "A" if due[0] else "w" if summed[0] else "."
@@ -50,7 +51,12 @@ def test_saturated_rows_and_rows_without_an_entry_do_not_visit() -> None:
     mine = book()
     for entries, skipped in (([-1], [False]), ([0], [True])):
         summed, due = mine.decide(
-            5, np.array(entries, np.int32), np.ones(1, np.int32), np.full(1, 99, np.uint32), np.array(skipped)
+            5,
+            np.zeros(1, np.int64),
+            np.array(entries, np.int32),
+            np.ones(1, np.int32),
+            np.full(1, 99, np.uint32),
+            np.array(skipped),
         )
         assert not summed[0]
         assert not due[0]

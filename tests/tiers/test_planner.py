@@ -189,7 +189,7 @@ def test_what_was_needed_what_there_was_and_what_to_do() -> None:
     assert str(error.value) == (
         "batch 2: 5 device rows of width 4 are needed to hold the rows of the 3 batches in flight, 4 are there: "
         "raise device_rows to at least 5, or lower the batch size, or lower depth (now 2), "
-        "or set tier.when_full=shallower."
+        "or set tier.when_full=shallower (policy LRU)."
     )
     step_all(one_table(device_rows="5"), batches, depth=2)
     step_all(one_table(device_rows="4"), batches, depth=1)

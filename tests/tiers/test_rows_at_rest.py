@@ -216,6 +216,17 @@ def test_saving_what_was_loaded_gives_the_same_arrays() -> None:
     assert int(again["next_batch"][0]) == 12
 
 
+def test_arrays_may_lie_in_memory_in_any_way() -> None:
+    first = build()
+    train(first, TABLES, BATCHES[:12], 2)
+    arrays = first.state_arrays()
+    for arrange in (np.asfortranarray, lambda array: np.repeat(array, 2, axis=-1)[..., ::2]):
+        second = build()
+        second.load_state_arrays({name: arrange(array) for name, array in arrays.items()})
+        again = second.state_arrays()
+        assert all(np.array_equal(again[name], arrays[name]) for name in arrays)
+
+
 @pytest.mark.parametrize("depth", [0, 3])
 def test_saving_between_batches_while_others_are_in_flight(depth: int) -> None:
     """What is saved after a batch's step is the state after that batch, however far ahead rows have moved."""
@@ -268,10 +279,12 @@ def damaged(change: str) -> dict[str, NDArray[Any]]:
         arrays["rows1.table_keys"] = arrays["rows1.table_keys"] + np.uint64(1)
     elif change == "tables":
         arrays["rows1.table_starts"] = arrays["rows1.table_starts"] + np.arange(2)
+    elif change == "dtype":
+        arrays["rows0.weights"] = arrays["rows0.weights"].astype(np.float64)
     return arrays
 
 
-@pytest.mark.parametrize("change", ["lacks", "shape", "order", "range", "records", "seed", "tables"])
+@pytest.mark.parametrize("change", ["lacks", "shape", "order", "range", "records", "seed", "tables", "dtype"])
 def test_arrays_that_do_not_fit_are_refused_and_nothing_has_changed(change: str) -> None:
     embeddings = build()
     trained = train(embeddings, TABLES, BATCHES[:5], 0)

@@ -4,11 +4,12 @@ import pytest
 from helpers import LFU, bags, featured, rows_held
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.policy import Policy
 from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.tiers.layout import make_groups
-from adaptive.tiers.sizing import Sizes, choose_slots, held_rows, hot_rows, row_bytes
+from adaptive.tiers.memory_left import reserve_bytes
+from adaptive.tiers.sizing import Sizes, choose_slots, held_rows, hot_rows, row_bytes, shrunk, watched_bytes
 from policies.device import Device
 from policies.hybrid import Hybrid
 from policies.lru import LRU
@@ -21,9 +22,10 @@ def chosen(
     *tables: TableConfig,
     policy: Policy | None = None,
     optimizer: RowOptimizer = SGD(),  # noqa: B008 (immutable)
+    room: int | None = None,
     **tier: object,
 ) -> Sizes:
-    return choose_slots(make_groups(tables, 0), TierConfig.model_validate(tier), optimizer, policy or LRU())
+    return choose_slots(make_groups(tables, 0), TierConfig.model_validate(tier), optimizer, policy or LRU(), room)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,86 @@ def test_held_rows_are_enough() -> None:
 
 def test_hot_rows() -> None:
     group = make_groups([NARROW], 0)[0]
-    sizes = {"auto": 50, "5%": 50, "7": 7, "160B": 10, "0": 1}
+    sizes = {"auto": 1000, "5%": 50, "7": 7, "160B": 10, "0": 1}
     for text, rows in sizes.items():
         assert hot_rows(group, SkipConfig(hot_rows=text), SGD()) == rows
+
+
+@pytest.mark.parametrize(("rows", "hot"), [(7, 7), (99_999, 99_999), (1_000_000, 100_000), (4_000_000, 200_000)])
+def test_hot_rows_by_default(rows: int, hot: int) -> None:
+    group = make_groups([TableConfig(name="t", num_embeddings=rows, embedding_dim=4)], 0)[0]
+    assert hot_rows(group, SkipConfig(), SGD()) == hot
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+
+GIB = 1 << 30
+BIG = TableConfig(name="big", num_embeddings=100_000_000, embedding_dim=64)  # 23.8 GiB
+WIDER = TableConfig(name="wider", num_embeddings=50_000_000, embedding_dim=128)  # as many bytes
+
+
+def test_auto_takes_what_is_free_but_a_reserve() -> None:
+    sizes = chosen(BIG, room=10 * GIB)
+    assert sizes.slots == (8 * GIB // 256,)
+    assert sizes.text.endswith("(auto: 10.00 GiB are free on the GPU, 2.00 GiB are left to model and batches)")
+
+
+def test_every_width_gets_the_same_share_of_what_is_free() -> None:
+    narrow, wide = chosen(BIG, WIDER, room=10 * GIB).slots
+    assert narrow * 256 == pytest.approx(4 * GIB, rel=1e-6) and wide * 512 == pytest.approx(4 * GIB, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [SGD(), Adagrad(), RowwiseAdagrad(), Adam()], ids=["sgd", "adagrad", "rowwise_adagrad", "adam"]
+)
+def test_memory_taken_is_what_was_set_within_three_per_cent(optimizer: RowOptimizer) -> None:
+    groups = make_groups([BIG, WIDER], 0)
+    for size in (GIB, 7 * GIB + 12345):
+        slots = chosen(BIG, WIDER, optimizer=optimizer, device_rows=f"{size}B", room=80 * GIB).slots
+        taken = sum(n * row_bytes(group, optimizer) for n, group in zip(slots, groups, strict=True))
+        assert 0.97 * size < taken <= size
+
+
+def test_auto_takes_all_rows_if_they_fit() -> None:
+    sizes = chosen(BIG, room=80 * GIB)
+    assert sizes.slots == (BIG.num_embeddings,)
+    assert sizes.text.endswith("(auto: all rows fit into the 80.00 GiB that are free on the GPU)")
+
+
+def test_what_must_be_held_comes_before_the_reserve() -> None:
+    sizes = chosen(BIG, room=10 * GIB, held_rows=9 * GIB // 256)
+    assert sizes.slots == (9 * GIB // 256,)
+    assert "what the look-ahead must hold" in sizes.text
+
+
+def test_more_to_be_held_than_is_free_is_an_error() -> None:
+    with pytest.raises(DeviceMemoryError, match=r"must hold about 50,000,000 rows, 11.92 GiB; 10.00 GiB are free"):
+        chosen(BIG, room=10 * GIB, held_rows=50_000_000)
+
+
+def test_a_size_as_set_does_not_look_at_what_is_free() -> None:
+    for size in ("10%", "2GiB", "12345"):
+        assert chosen(BIG, device_rows=size, room=GIB).slots == chosen(BIG, device_rows=size).slots
+
+
+def test_the_reserve() -> None:
+    assert reserve_bytes("auto", 100 * GIB) == 20 * GIB
+    assert reserve_bytes("auto", 3 * GIB) == GIB
+    assert reserve_bytes("auto", GIB) == GIB // 2
+    assert reserve_bytes("5GiB", 100 * GIB) == 5 * GIB
+    assert reserve_bytes("50%", 100 * GIB) == 50 * GIB
+    assert chosen(BIG, room=10 * GIB, reserve="0").slots == (10 * GIB // 256,)
+
+
+def test_a_tenth_less_at_a_time_until_nothing_can_go() -> None:
+    groups, tier = make_groups([NARROW, WIDE], 0), TierConfig(held_rows=80)
+    sizes = chosen(NARROW, WIDE, device_rows="10%")
+    found = [sizes := shrunk(sizes, groups, tier, SGD(), LRU()) for _ in range(3)]
+    assert [each.slots for each in found] == [(90, 50), (81, 50), (80, 50)]  # wide has fewer than must be held
+    with pytest.raises(DeviceMemoryError, match=r"out of GPU memory with 130 device rows, 0.00 GiB, and fewer will"):
+        shrunk(sizes, groups, tier, SGD(), LRU())
+
+
+def test_bytes_of_watched_rows() -> None:
+    groups, skip = make_groups([NARROW, WIDE], 0), SkipConfig(hot_rows="10%")
+    assert watched_bytes(groups, skip, SGD(), 2) == 2 * 4 * (100 * 4 + 50 * 16)

@@ -1,0 +1,81 @@
+"""`HostWork`: what a device leaves to the host's processor: rows that a plan leaves there (`misses = "host"`).
+
+Pooled vectors go to the device and their gradients come back, so the link carries vectors, not rows. The kernels and
+the order of every sum are those of a device tier in ordinary memory: bits do not depend on who does the work.
+"""
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.kernels import cpu
+from adaptive.rows.optim import RowOptimizer
+from adaptive.tiers.host import HostTier
+from adaptive.tiers.plan import Grouping, Int64s, Pooling
+from adaptive.tiers.staging import Link
+
+Floats = NDArray[np.float32]
+
+
+class HostWork:
+    """On the rows of one group, in the training thread."""
+
+    def __init__(self, host: HostTier, optimizer: RowOptimizer, link: Link) -> None:
+        self._host, self._link = host, link
+        self._kind, self._settings, self._corrections = optimizer.kind, optimizer.settings(), optimizer.corrections()
+        self._threads = max(numba.get_num_threads(), 1)
+        width = host.weights.shape[1]
+        self._no_rows = np.zeros((0, width), np.float32), np.zeros((0, host.state.shape[1]), np.float32)
+        self._scratch = np.zeros((self._threads, 2 * width), np.float32)
+
+    def pool(self, pooling: Pooling) -> Tensor:
+        """(V, D) on the device: bags of which every row lies on the host."""
+
+        def fill(out: Floats) -> None:
+            cpu.pool(
+                out,
+                pooling.bag_vectors,
+                pooling.bag_starts,
+                pooling.locations,
+                pooling.scales,
+                self._no_rows[0],
+                self._host.weights,
+                self._threads,
+            )
+
+        return self._link.send_filled(np.float32, (pooling.num_vectors, self._no_rows[0].shape[1]), fill)
+
+    def rows(self, rows: Int64s) -> Tensor | None:
+        """(n, D) rows on the device; None if there are none."""
+        if not len(rows):
+            return None
+
+        def fill(out: Floats) -> None:
+            np.take(self._host.weights, rows, axis=0, out=out, mode="clip")  # "raise" would copy twice
+
+        return self._link.send_filled(np.float32, (len(rows), self._no_rows[0].shape[1]), fill)
+
+    def update(self, grouping: Grouping, gradients: Floats) -> Floats:
+        """Update rows of the host from gradients (V, D); returns the L2 norm of each update (U,)."""
+        return self.step(grouping, gradients, self._host.weights, self._host.state)
+
+    def step(self, grouping: Grouping, gradients: Floats, weights: Floats, state: Floats) -> Floats:
+        """The same for rows ~location of any arrays."""
+        norms = np.empty(len(grouping.rows), np.float32)
+        cpu.update(
+            grouping.locations,
+            grouping.segments,
+            grouping.vectors,
+            grouping.scales,
+            gradients,
+            *self._no_rows,
+            weights,
+            state,
+            self._kind,
+            self._settings,
+            self._corrections,
+            norms,
+            self._scratch,
+        )
+        return norms

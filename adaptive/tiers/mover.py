@@ -1,0 +1,231 @@
+"""`Mover`: the order of copying and training on a device. The only file that knows streams and events.
+
+Work on a device is asked for now and done later. Two streams, each of which does its work in the order it was asked:
+
+    copy stream      asked by the look-ahead thread: plans and rows to the device, rows back to the host
+    compute stream   asked by the training thread: forward, backward, update. On CUDA it is whatever stream is current
+                     in the training loop when a batch is asked for; a batch is trained on one stream.
+
+What one stream needs of the other, or the host of either, is waited for by exactly one of the methods `await_*`:
+
+    await_trained    copies for batch n start when batch n - depth - 1 has been trained: it may use what they overwrite
+    await_moved      batch n starts when its rows and its plan have come
+    await_computed   a flush copies rows as all work asked for so far leaves them
+    await_sent       the host writes into a pinned buffer again when its last contents have been sent
+    await_brought    the host reads a pinned buffer when numbers or rows have come
+    await_copies     the host touches rows of the tiers itself when every copy asked for is done
+
+Only `await_trained`, `await_moved` and `await_computed` take no time of the host. The training thread waits in
+`await_brought` if a batch updates rows on the host, and in `await_sent` if the device is several batches behind;
+`tests/tiers/test_mover.py` delays and reorders the streams at random, and drops each wait in turn to see it missed.
+
+Whatever crosses between the streams lies in memory that is owned for the whole run (slots, plan buffers, staging
+blocks), so no allocator can hand it out while the other stream still uses it. The same code runs without streams
+(`inline`: everything is done when it is asked for) and on simulated ones.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Shape = int | tuple[int, ...]
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def wait(self) -> None:
+        """Block this thread until the stream has come to it."""
+
+
+class Stream(Protocol):
+    """Work done in the order it is asked for."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do torch operations or kernels. They write to memory that exists; results are read from there."""
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Copy between device and pinned memory; neither may be touched from outside until it is done."""
+
+    def empty(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Device memory for work on this stream."""
+
+    def record(self) -> Event:
+        """The point behind all work asked for so far."""
+
+    def after(self, event: Event) -> None:
+        """Work asked for from now on starts behind `event`."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A device's two streams and the host memory it copies from."""
+
+    device: torch.device
+    copies: Stream
+    compute: Stream
+    pinned: Callable[[int], Tensor]  # (num_bytes,) uint8 on the host, for copies that do not wait
+
+
+class Mover:
+    """See the module. `trained` and number arguments count batches; -1 and below: before the first."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.device = streams.device
+        self.copies, self.compute = streams.copies, streams.compute
+        self.pinned = streams.pinned
+        self._waited_for = -1
+        self._trained: dict[int, Event] = {}
+        self._moved: dict[int, Event] = {}
+        self._buffers: list[int] = []  # of each plan buffer: the batch that uses it
+
+    # --- the order of batches --------------------------------------------------------------------------------
+
+    def begin(self, trained: int) -> None:
+        """A look-ahead starts: no batch is in flight. Moves come behind everything asked for so far."""
+        self._waited_for = trained
+        self._trained = {trained: self.compute.record()}
+        self._moved = {}
+        self._buffers = []
+
+    def start_moves(self, number: int, after: int) -> int:
+        """From the look-ahead thread: what is asked of the copy stream from now on is for batch `number`, and `after`
+        must be trained before. Returns the number of a plan buffer that is free then; there are depth + 1."""
+        after = self._waited_for = max(after, self._waited_for)  # an earlier batch may have asked for more
+        self.await_trained(self._trained[after])
+        for past in [past for past in list(self._trained) if past < after]:
+            del self._trained[past]
+        free = [buffer for buffer, user in enumerate(self._buffers) if user <= after]
+        if free:
+            self._buffers[free[0]] = number
+            return free[0]
+        self._buffers.append(number)
+        return len(self._buffers) - 1
+
+    def end_moves(self, number: int) -> None:
+        """All that batch `number` needs has been asked of the copy stream."""
+        self._moved[number] = self.copies.record()
+
+    def start_training(self, number: int) -> None:
+        """From the training thread: what is asked of the compute stream from now on is batch `number`."""
+        self.await_moved(self._moved.pop(number))
+
+    def end_training(self, number: int) -> None:
+        """The training thread asks for no more work of batch `number`."""
+        self._trained[number] = self.compute.record()
+
+    def catch_up(self) -> None:
+        """Copies asked for from now on see rows as all work so far leaves them."""
+        self.await_computed(self.compute.record())
+
+    def settle(self) -> None:
+        """Return when every copy is done."""
+        self.await_copies(self.copies.record())
+
+    # --- waits -----------------------------------------------------------------------------------------------
+
+    def await_trained(self, event: Event) -> None:
+        self.copies.after(event)
+
+    def await_moved(self, event: Event) -> None:
+        self.compute.after(event)
+
+    def await_computed(self, event: Event) -> None:
+        self.copies.after(event)
+
+    def await_sent(self, event: Event) -> None:
+        event.wait()
+
+    def await_brought(self, event: Event) -> None:
+        event.wait()
+
+    def await_copies(self, event: Event) -> None:
+        event.wait()
+
+
+def streams_of(device: torch.device) -> Streams:
+    """The streams of a device."""
+    if device.type != "cuda":
+        return inline(device)
+    if device.index is None:  # "the current device" is another one in another thread
+        device = torch.device("cuda", torch.cuda.current_device())
+    copies = _CudaStream(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return Streams(device, copies, _CudaStream(device, None), _pinned)
+
+
+def inline(device: torch.device) -> Streams:
+    """No streams: everything is done when it is asked for."""
+    now = _Now(device)
+    return Streams(device, now, now, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+
+
+class _Now:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def run(self, work: Callable[[], None]) -> None:
+        work()
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        to.copy_(source)
+
+    def empty(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def record(self) -> Event:
+        return _Past()
+
+    def after(self, event: Event) -> None:
+        pass
+
+
+class _Past:
+    def wait(self) -> None:
+        pass
+
+
+class _CudaStream:
+    """A stream of its own, or whichever is current in the calling thread."""
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
+        self._device, self._own = device, stream
+
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        return self._own or torch.cuda.current_stream(self._device)
+
+    def run(self, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(self._stream):
+            work()
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            to.copy_(source, non_blocking=True)
+
+    def empty(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
+        with torch.cuda.stream(self._stream):
+            return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def record(self) -> Event:
+        return _CudaEvent(self._stream)
+
+    def after(self, event: Event) -> None:
+        assert isinstance(event, _CudaEvent)
+        self._stream.wait_event(event.event)
+
+
+class _CudaEvent:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        # A thread that waits sleeps and leaves the core to the readers.
+        self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+def _pinned(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

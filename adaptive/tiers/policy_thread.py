@@ -1,0 +1,98 @@
+"""`PolicyThread`: a policy's methods run in a thread of their own, so that one that does not return can be reported.
+
+Python cannot end a thread. One that is stuck is left behind, the only thread this project does not join: it is a
+daemon, so it does not keep the process from ending, and it holds nothing but the policy and read-only arrays.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import TypeVar, cast
+
+Answer = TypeVar("Answer")
+Question = Callable[[], object]
+JOIN_SECONDS = 5.0  # for a question that was given up halfway, as when the user interrupts
+
+
+class Overdue(Exception):  # noqa: N818 (becomes a PolicyError where policy and method are known)
+    """There is no answer within the time allowed."""
+
+
+class PolicyThread:
+    """Answers questions one at a time.
+
+    Args:
+        seconds: allowed for an answer; time spent in `elsewhere` does not count.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._questions: SimpleQueue[tuple[int, Question] | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[int, object, BaseException | None]] = SimpleQueue()
+        self._asked = self._answered = 0
+        self._since = 0.0
+        self._away = False
+        self._thread = threading.Thread(target=self._run, name="adaptive-policy", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_stuck(self) -> bool:
+        """A question has no answer yet."""
+        return self._asked > self._answered
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """The answer to a question; raises what it raises.
+
+        Raises:
+            Overdue: if it takes too long.
+        """
+        assert not self.is_stuck
+        self._asked += 1
+        self._since = time.monotonic()
+        self._questions.put((self._asked, question))
+        answer, error = self._wait()
+        if error is not None:
+            raise error
+        return cast(Answer, answer)
+
+    def _wait(self) -> tuple[object, BaseException | None]:
+        while True:
+            away = self._away  # read before the time from which it counts
+            left = self._since + self._seconds - time.monotonic()
+            if left <= 0 and not away:
+                raise Overdue
+            try:
+                number, answer, error = self._answers.get(timeout=self._seconds if away else left)
+            except Empty:
+                continue
+            if number == self._asked:  # or else it was given up
+                return answer, error
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """From inside a question: what is done here is not the policy's doing, and its time begins anew after it."""
+        self._away = True
+        try:
+            yield
+        finally:
+            self._since, self._away = time.monotonic(), False
+
+    def close(self) -> None:
+        """End the thread and wait for it; a stuck one is waited for a few seconds."""
+        self._questions.put(None)
+        self._thread.join(min(self._seconds, JOIN_SECONDS) if self.is_stuck else None)
+
+    def _run(self) -> None:
+        while (asked := self._questions.get()) is not None:
+            number, question = asked
+            answer: object = None
+            error: BaseException | None = None
+            try:
+                answer = question()
+            except BaseException as found:  # raised in the thread that asked
+                error = found
+            self._answered = number
+            self._answers.put((number, answer, error))
+            del asked, question, answer, error  # they may hold the data source, which is closed when nothing holds it

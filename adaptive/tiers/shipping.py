@@ -1,0 +1,197 @@
+"""What training needs of a plan, sent to the device ahead of time: slots, look-ups by row, bags; in one copy.
+
+A plan may leave rows on the host (`misses = "host"`); it is cut here:
+
+    bags whose rows all lie on the host     are pooled there; their vectors cross, and their gradients return
+    other bags                              are pooled on the device; host rows among theirs cross one by one
+    rows to update                          are updated where they lie, from gradients of vectors
+
+Either way a sum runs in look-up order, so the cut does not change the numbers.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.tiers.device import one_each
+from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Int64s, Pooling, Snapshots, no_rows
+from adaptive.tiers.sent import (
+    Bags,
+    Segments,
+    SentDeferred,
+    SentGrouping,
+    SentPlan,
+    SentPooling,
+    SentSnapshots,
+    SnapshotArguments,
+)
+from adaptive.tiers.staging import Link, Parcel
+
+T = TypeVar("T")
+Sent = Callable[[list[Tensor]], T]  # from all that was sent to what was asked for
+
+
+def send_plan(plan: GroupPlan, parcel: Parcel) -> SentPlan:
+    """Send a plan, by one copy. A plan that changed in slots only can be sent again to its parcel: its tensors stay."""
+    packing = _Packing()
+    pooling = _cut_pooling(plan.pooling, packing)
+    grouping = _cut_grouping(plan.grouping, plan.pooling.num_vectors, packing)
+    snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
+    deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
+    sent = packing.send(parcel)
+    return SentPlan(
+        number=plan.number,
+        pooling=pooling(sent),
+        grouping=grouping(sent),
+        moves=plan.moves,
+        tally=plan.tally,
+        snapshots=None if snapshots is None else snapshots(sent),
+        deferred=None if deferred is None else deferred(sent),
+        original=plan,
+        parcel=parcel,
+    )
+
+
+def send_pooling(pooling: Pooling, link: Link) -> SentPooling:
+    """Send a forward pass alone, from the training thread."""
+    packing = _Packing()
+    return _cut_pooling(pooling, packing)([link.send(array) for array in packing.arrays])
+
+
+class _Packing:
+    """Arrays to be sent together."""
+
+    def __init__(self) -> None:
+        self.arrays: list[NDArray[Any]] = []
+
+    def add(self, *arrays: NDArray[Any]) -> slice:
+        """Where the tensors of these arrays will be."""
+        self.arrays += arrays
+        return slice(len(self.arrays) - len(arrays), len(self.arrays))
+
+    def send(self, parcel: Parcel) -> list[Tensor]:
+        parcel.take([(array.dtype, array.shape) for array in self.arrays])
+        for to, array in zip(parcel.arrays, self.arrays, strict=True):
+            to[...] = array
+        parcel.send()
+        return parcel.tensors
+
+
+def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
+    on_host = pooling.locations < 0
+    if not on_host.any():
+        bags = packing.add(pooling.locations, pooling.bag_vectors, pooling.bag_starts, pooling.scales)
+        return lambda sent: _cut(pooling, Bags(*sent[bags]), no_rows(), None, None)
+    if on_host.all():  # empty bags need no device either
+        return lambda sent: _cut(pooling, None, no_rows(), pooling, None)
+    sums = np.concatenate([[0], np.cumsum(on_host)])
+    found, counts = np.diff(sums[pooling.bag_starts]), np.diff(pooling.bag_starts)
+    whole = (found == counts) & (counts > 0)
+    here, there = _take_bags(pooling, ~whole), _take_bags(pooling, whole)
+    locations, crossing = _crossing(here.locations)
+    bags = packing.add(locations, here.bag_vectors, here.bag_starts, here.scales)
+    if not whole.any():
+        return lambda sent: _cut(pooling, Bags(*sent[bags]), crossing, None, None)
+    vectors = packing.add(there.bag_vectors)
+    numbered = replace(there, num_vectors=len(there.bag_vectors), bag_vectors=_count(there.bag_vectors))
+    return lambda sent: _cut(pooling, Bags(*sent[bags]), crossing, numbered, sent[vectors][0])
+
+
+def _cut(
+    pooling: Pooling, bags: Bags | None, crossing: Int64s, on_host: Pooling | None, host_vectors: Tensor | None
+) -> SentPooling:
+    return SentPooling(**vars(pooling), bags=bags, crossing=crossing, on_host=on_host, host_vectors=host_vectors)
+
+
+def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
+    if which.all():
+        return pooling
+    lookups, starts = _spans(pooling.bag_starts, np.flatnonzero(which))
+    scales = pooling.scales[lookups] if len(pooling.scales) else pooling.scales
+    vectors, tables = pooling.bag_vectors[which], pooling.bag_tables[which]
+    return Pooling(pooling.num_vectors, vectors, starts, tables, pooling.locations[lookups], scales)
+
+
+def _cut_grouping(grouping: Grouping, num_vectors: int, packing: _Packing) -> Sent[SentGrouping]:
+    on_host = grouping.locations < 0
+    here, there = _take_rows(grouping, ~on_host), _take_rows(grouping, on_host)
+    segments = packing.add(here.locations, here.segments, here.vectors, here.scales)
+    needed: slice | None = None
+    if on_host.any() and not on_host.all():
+        wanted = np.zeros(num_vectors, np.bool_)
+        wanted[there.vectors] = True
+        needed = packing.add(np.flatnonzero(wanted))
+        there = replace(there, vectors=(np.cumsum(wanted, dtype=np.int32) - 1)[there.vectors])
+    return lambda sent: SentGrouping(
+        **vars(grouping),
+        here=np.flatnonzero(~on_host),
+        segments_here=Segments(*sent[segments]),
+        there=np.flatnonzero(on_host),
+        on_host=there,
+        needed=None if needed is None else sent[needed][0],
+    )
+
+
+def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentGrouping]:
+    """The update from sums that are due; the host gets those of its rows."""
+    due = one_each(deferred.due_rows, deferred.due_locations, deferred.due_entries)
+    on_host = due.locations < 0
+    here, there = _take_rows(due, ~on_host), _take_rows(due, on_host)
+    segments = packing.add(here.locations, here.segments, here.vectors, here.scales)
+    needed = packing.add(there.vectors)
+    return lambda sent: SentGrouping(
+        **vars(due),
+        here=np.flatnonzero(~on_host),
+        segments_here=Segments(*sent[segments]),
+        there=np.flatnonzero(on_host),
+        on_host=replace(there, vectors=_count(there.vectors)),
+        needed=sent[needed][0],
+    )
+
+
+def _take_rows(grouping: Grouping, which: NDArray[np.bool_]) -> Grouping:
+    if which.all():
+        return grouping
+    lookups, segments = _spans(grouping.segments, np.flatnonzero(which))
+    scales = grouping.scales[lookups] if len(grouping.scales) else grouping.scales
+    return Grouping(grouping.rows[which], grouping.locations[which], segments, grouping.vectors[lookups], scales)
+
+
+def _send_snapshots(snapshots: Snapshots, packing: _Packing) -> Sent[SentSnapshots]:
+    locations, crossing = _crossing(snapshots.locations)
+    parts = packing.add(locations, snapshots.entries, snapshots.known)
+    return lambda sent: SentSnapshots(**vars(snapshots), arguments=SnapshotArguments(*sent[parts]), crossing=crossing)
+
+
+def _send_deferred(deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
+    grouping, due = deferred.grouping, _cut_sums(deferred, packing)
+    segments = packing.add(grouping.locations, grouping.segments, grouping.vectors, grouping.scales)
+    entries = packing.add(deferred.due_entries)
+    return lambda sent: SentDeferred(
+        **vars(deferred), segments_sent=Segments(*sent[segments]), due=due(sent), due_sent=sent[entries][0]
+    )
+
+
+def _crossing(locations: Int64s) -> tuple[Int64s, Int64s]:
+    """Locations in which the i-th host row is ~i, and the host rows."""
+    on_host = np.flatnonzero(locations < 0)
+    if not len(on_host):
+        return locations, no_rows()
+    found = locations.copy()
+    found[on_host] = ~np.arange(len(on_host))
+    return found, ~locations[on_host]
+
+
+def _spans(starts: Int64s, which: Int64s) -> tuple[Int64s, Int64s]:
+    """The positions that the spans `which` of [starts[i], starts[i + 1]) cover, and where each begins among them."""
+    lengths = starts[which + 1] - starts[which]
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    return np.repeat(starts[which] - begins[:-1], lengths) + np.arange(begins[-1]), begins
+
+
+def _count(vectors: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.arange(len(vectors), dtype=np.int32)

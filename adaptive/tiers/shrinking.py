@@ -1,0 +1,115 @@
+"""The device's memory ran out: give back a share of the slots, with batches in flight.
+
+Every changed row goes to the host first. Rows that no batch in flight needs leave, those used longest ago first; the
+policy is not asked, for it may keep a state of what it was asked. The rows that stay come into fewer slots, and plans
+that are not trained yet are told the new ones. So a batch can be run again after it, with the same result.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.counters import Counter
+from adaptive.errors import DeviceMemoryError
+from adaptive.tiers.memory_left import running_out
+from adaptive.tiers.pipeline import Lane, Pipeline
+from adaptive.tiers.plan import GroupPlan, Int64s, Moves
+from adaptive.tiers.ready import Ready
+from adaptive.tiers.sizing import least_slots
+
+logger = logging.getLogger("adaptive.tiers")
+
+
+@dataclass(frozen=True)
+class _Shrinking:
+    """What one group gives back."""
+
+    num_slots: int  # that it keeps
+    victims: Int64s  # slots whose rows leave
+
+
+def give_back(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.int64]:
+    """Give back a share of every group's slots; returns (tables,) the rows that left the device.
+
+    Args:
+        pipeline: with batches in flight or without.
+        share: of the slots.
+        held_rows: that the look-ahead must hold, as far as known; so many slots are kept.
+
+    Raises:
+        DeviceMemoryError: if the batches in flight need all of them, or the policy does. Nothing has changed then.
+    """
+    with pipeline.lock:
+        before = [lane.device.num_slots for lane in pipeline.lanes]
+        jobs = [_plan(pipeline, lane, share, held_rows) for lane in pipeline.lanes]
+        if [job.num_slots for job in jobs] == before:
+            raise _cannot(pipeline, pipeline.lanes[0], sum(before), 0)
+        pipeline.write_all_back()
+        in_flight = pipeline.in_flight()
+        with running_out("while the device tier got smaller"):
+            left = [
+                _shrink(pipeline, number, lane, job, in_flight)
+                for number, (lane, job) in enumerate(zip(pipeline.lanes, jobs, strict=True))
+            ]
+            pipeline.settle()
+    logger.warning(
+        "out of device memory at batch %d: %s instead of %s device rows from now on",
+        pipeline.trained + 1,
+        f"{sum(job.num_slots for job in jobs):,}",
+        f"{sum(before):,}",
+    )
+    return np.concatenate(left)
+
+
+def _plan(pipeline: Pipeline, lane: Lane, share: float, held_rows: int) -> _Shrinking:
+    slots = lane.planner.slots
+    num_slots = max(int((1 - share) * len(slots)), min(len(slots), least_slots(lane.group, held_rows)))
+    shortage = max(0, len(slots) - slots.num_free - num_slots)
+    idle = np.flatnonzero((slots.rows >= 0) & (slots.used <= pipeline.trained))
+    if len(idle) < shortage or pipeline.referee.policy.device_rows is not None:
+        raise _cannot(pipeline, lane, len(slots), len(slots) - slots.num_free - len(idle))
+    oldest_first = np.argsort(slots.used[idle], kind="stable")
+    return _Shrinking(num_slots, idle[oldest_first[:shortage]])
+
+
+def _cannot(pipeline: Pipeline, lane: Lane, have: int, needed: int) -> DeviceMemoryError:
+    return DeviceMemoryError(
+        f"batch {pipeline.trained + 1}: out of GPU memory, and the device tier cannot give enough back: {have:,} rows "
+        f"of width {lane.group.embedding_dim} are there, the batches in flight hold {needed:,}: lower batch_size or "
+        f"depth, or choose another policy or GPU"
+    )
+
+
+def _shrink(pipeline: Pipeline, number: int, lane: Lane, job: _Shrinking, in_flight: list[Ready]) -> NDArray[np.int64]:
+    slots, device = lane.planner.slots, lane.device
+    tally = np.zeros((len(lane.group.tables), len(Counter)), np.int64)
+    back_slots, _ = slots.release(job.victims, tally)
+    assert not len(back_slots), "rows that leave have been written back"
+    new_slots = slots.compact(job.num_slots)
+    device.resize(job.num_slots)
+    pipeline.mover.catch_up()
+    rows = slots.rows[slots.rows >= 0]
+    here = np.arange(len(rows))
+    device.fetch(Moves(fetch_slots=here, fetch_rows=rows, fetch_initial=slots.flags[here] == 0))
+    for ready in in_flight:
+        plan = ready.plans[number]
+        for locations in _locations(ready, plan, number):
+            on_device = locations >= 0
+            locations[on_device] = new_slots[locations[on_device]]
+        device.ship_again(plan)
+        if device.poison:
+            device.poison_host(plan.grouping.rows[plan.grouping.locations >= 0])
+    return tally[:, Counter.DEMOTED]
+
+
+def _locations(ready: Ready, plan: GroupPlan, number: int) -> list[Int64s]:
+    """All arrays of a batch and a group that name slots; they are changed in place."""
+    found = [plan.pooling.locations, plan.grouping.locations]
+    if plan.snapshots is not None:
+        found.append(plan.snapshots.locations)
+    if plan.deferred is not None:
+        found.append(plan.deferred.due_locations)
+    parts = ready.parts[number] if ready.parts else ()
+    return found + [part.pooling.locations for part in parts if part.pooling is not None]

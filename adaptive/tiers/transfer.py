@@ -1,0 +1,239 @@
+"""Rows between a device's slots and the host tier, on the copy stream. Two ways, with equal results:
+
+    Direct   kernels read and write the host's rows in place; its memory must be pinned (`adaptive.tiers.pinned`)
+    Staged   rows are gathered into pinned buffers, which are copied: for a host tier in a file, or memory that cannot
+             be pinned. Rows that are written back lie in a buffer until they *land*: until the host stores them.
+
+Rows that never changed do not cross at all: their initial values are computed on the device.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adaptive.kernels import cpu
+from adaptive.rows.optim import RowOptimizer
+from adaptive.tiers.host import Floats, HostTier
+from adaptive.tiers.mover import Event, Mover
+from adaptive.tiers.plan import Int64s, Moves
+from adaptive.tiers.staging import Parcel
+from adaptive.tiers.torch_rows import RowKernels
+
+BLOCK_BYTES = 8 << 20  # rows that cross at once; at 50 GB/s a block takes 0.17 ms
+NUM_BLOCKS = 2  # in each direction
+NUM_LISTS = 8  # of numbers of rows or slots; a plan needs up to 4
+
+
+@dataclass
+class RowArrays:
+    """Rows with their state on the device: weights (slots, D), state (slots, S)."""
+
+    weights: Tensor
+    state: Tensor
+
+
+class Transfer(ABC):
+    """Asked by whoever holds the pipeline's lock. Slots and rows are given once each."""
+
+    def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
+        self._host, self._mover, self._kernels = host, mover, kernels
+        self._lists = _Ring(mover, NUM_LISTS)
+        group = host.group
+        self._tables = [
+            torch.from_numpy(array).to(mover.device)
+            for array in (group.table_starts, group.table_keys.view(np.int64), group.table_bounds)
+        ]
+        self._first_state = float(optimizer.settings()[cpu.FIRST])
+
+    @abstractmethod
+    def write_back(self, slots: RowArrays, moves: Moves) -> None:
+        """Copy the rows `moves.back_rows` from their slots to the host."""
+
+    def fetch(self, slots: RowArrays, moves: Moves) -> None:
+        """Bring, or make, the rows `moves.fetch_rows` into their slots; store `moves.fresh_rows` on the host."""
+        self._host.store_initial(moves.fresh_rows)
+        stored = ~moves.fetch_initial
+        if stored.any():
+            self._fetch_stored(slots, moves.fetch_slots[stored], moves.fetch_rows[stored])
+        if moves.fetch_initial.any():
+            initial = moves.fetch_initial
+            places, rows = self._sent(moves.fetch_slots[initial], moves.fetch_rows[initial])
+            self._mover.copies.run(
+                lambda: self._kernels.initial_rows(
+                    slots.weights, slots.state, places, rows, *self._tables, self._first_state
+                )
+            )
+
+    @abstractmethod
+    def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None: ...
+
+    @abstractmethod
+    def land(self) -> None:
+        """All copies are done: return when the host has stored what they brought."""
+
+    def close(self) -> None:
+        """Let go of the host's memory."""
+        return
+
+    def poison_slots(self, slots: RowArrays, places: Int64s) -> None:
+        """Debug: NaN into slots."""
+        (sent,) = self._sent(places)
+
+        def poison() -> None:
+            slots.weights.index_fill_(0, sent, torch.nan)
+            slots.state.index_fill_(0, sent, torch.nan)
+
+        self._mover.copies.run(poison)
+
+    @abstractmethod
+    def poison_host(self, rows: Int64s) -> None:
+        """Debug: NaN into rows of the host."""
+
+    def _sent(self, *numbers: Int64s) -> list[Tensor]:
+        """Numbers of slots or rows on the device."""
+        parcel = self._lists.next()
+        parcel.take([(np.int64, array.shape) for array in numbers])
+        for to, array in zip(parcel.arrays, numbers, strict=True):
+            to[...] = array
+        parcel.send()
+        return parcel.tensors
+
+
+class Direct(Transfer):
+    """See the module.
+
+    Args:
+        host_rows: the host's weights and state as the device sees them.
+        lands: rows on the host are used in place there, so what is written back must land with the next plan.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        mover: Mover,
+        kernels: RowKernels,
+        optimizer: RowOptimizer,
+        host_rows: RowArrays,
+        *,
+        lands: bool,
+        close: Callable[[], None],
+    ) -> None:
+        super().__init__(host, mover, kernels, optimizer)
+        self.close = close  # type: ignore[method-assign]
+        self._host_rows, self._lands = host_rows, lands
+        self._written: Event | None = None
+
+    def write_back(self, slots: RowArrays, moves: Moves) -> None:
+        if self._written is not None and self._lands:
+            self._mover.await_brought(self._written)
+        if len(moves.back_slots):
+            places, rows = self._sent(moves.back_slots, moves.back_rows)
+            self._run(self._kernels.write_back, slots, places, rows)
+            self._written = self._mover.copies.record()
+
+    def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
+        self._run(self._kernels.fetch, slots, *self._sent(places, rows))
+
+    def _run(self, kernel: Callable[..., None], slots: RowArrays, places: Tensor, rows: Tensor) -> None:
+        host = self._host_rows
+        self._mover.copies.run(lambda: kernel(slots.weights, slots.state, places, host.weights, host.state, rows))
+
+    def land(self) -> None:
+        pass
+
+    def poison_host(self, rows: Int64s) -> None:
+        (sent,) = self._sent(rows)  # rows may be on their way: they are poisoned behind them
+
+        def poison() -> None:
+            self._host_rows.weights.index_fill_(0, sent, torch.nan)
+            self._host_rows.state.index_fill_(0, sent, torch.nan)
+
+        self._mover.copies.run(poison)
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """Rows on their way to the host."""
+
+    event: Event
+    rows: Int64s
+    weights: Floats
+    state: Floats
+
+
+class Staged(Transfer):
+    """See the module. What a plan writes back lands when the next one is carried out, or when buffers run out."""
+
+    def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
+        super().__init__(host, mover, kernels, optimizer)
+        self._coming, self._leaving = _Ring(mover, NUM_BLOCKS), _Ring(mover, NUM_BLOCKS)
+        self._landings: deque[_Landing] = deque()
+        self._widths = host.weights.shape[1], host.state.shape[1]
+        self._at_once = max(1, BLOCK_BYTES // (4 * sum(self._widths)))
+        self._count = torch.arange(self._at_once, device=mover.device)
+
+    def write_back(self, slots: RowArrays, moves: Moves) -> None:
+        self.land()
+        for first in range(0, len(moves.back_slots), self._at_once):
+            part = slice(first, first + self._at_once)
+            if len(self._landings) == NUM_BLOCKS:
+                self._land_next()
+            self._leave(slots, moves.back_slots[part], moves.back_rows[part])
+
+    def _leave(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
+        parcel = self._leaving.next()
+        self._take(parcel, places)
+        parcel.send(1)
+        sent, weights, state = parcel.tensors
+        count = self._count[: len(rows)]
+        self._mover.copies.run(
+            lambda: self._kernels.write_back(slots.weights, slots.state, sent, weights, state, count)
+        )
+        self._landings.append(_Landing(parcel.bring(1), rows, *parcel.arrays[1:]))
+
+    def land(self) -> None:
+        while self._landings:
+            self._land_next()
+
+    def _land_next(self) -> None:
+        landing = self._landings.popleft()
+        self._mover.await_brought(landing.event)
+        self._host.write(landing.rows, landing.weights, landing.state)
+
+    def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
+        for first in range(0, len(rows), self._at_once):
+            part = slice(first, first + self._at_once)
+            self._come(slots, places[part], rows[part])
+
+    def _come(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
+        parcel = self._coming.next()
+        self._take(parcel, places)
+        self._host.copy_out(rows, parcel.arrays[1], parcel.arrays[2], np.arange(len(rows)))
+        parcel.send()
+        sent, weights, state = parcel.tensors
+        count = self._count[: len(rows)]
+        self._mover.copies.run(lambda: self._kernels.fetch(slots.weights, slots.state, sent, weights, state, count))
+
+    def _take(self, parcel: Parcel, places: Int64s) -> None:
+        size = len(places)
+        parcel.take([(np.int64, size), *((np.float32, (size, width)) for width in self._widths)])
+        parcel.arrays[0][...] = places
+
+    def poison_host(self, rows: Int64s) -> None:
+        self._host.poison(rows)
+
+
+class _Ring:
+    """Parcels used in turn."""
+
+    def __init__(self, mover: Mover, size: int) -> None:
+        self._parcels = deque(Parcel(mover) for _ in range(size))
+
+    def next(self) -> Parcel:
+        self._parcels.rotate(-1)
+        return self._parcels[0]

@@ -1,0 +1,135 @@
+"""A simulated device: work is queued by stream and done later, in any order that the events allow.
+
+Who asks for work also turns the clock, at random: after each request some queued work is done, of streams chosen by a
+seed. Whatever is not there yet is not a number: memory is so when it is new, the target of a copy is so until the copy
+is done, and a copy takes two turns. A device's memory is ordinary memory here, so what a stream does too early or too
+late shows in the results.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adaptive.tiers.mover import Event, Shape, Streams
+
+LAZINESS = (0.0, 0.3, 0.7, 0.95, 1.0)  # share of turns that a stream lets pass
+
+
+class Simulation:
+    """Two streams and a clock."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.lock = threading.RLock()
+        self.copies, self.compute = SimulatedStream(self), SimulatedStream(self)
+        self.streams = Streams(torch.device("cpu"), self.copies, self.compute, self.pinned)
+        self._pinned: set[int] = set()
+        self._memory: list[Tensor] = []
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        memory = torch.empty(num_bytes, dtype=torch.uint8)
+        poison(memory)
+        self._memory.append(memory)  # or else its address would be given to other memory
+        self._pinned.add(memory.untyped_storage().data_ptr())
+        return memory
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._pinned
+
+    def turn(self) -> None:
+        """Time passes."""
+        for stream in (self.copies, self.compute):
+            while stream.may_go_on() and self.random.random() > stream.laziness:
+                stream.go_on()
+
+    def go_on_until(self, event: "SimulatedEvent") -> None:
+        while not event.happened:
+            able = [stream for stream in (self.copies, self.compute) if stream.may_go_on()]
+            assert able, "the streams wait for each other"
+            able[self.random.integers(len(able))].go_on()
+
+
+class SimulatedEvent:
+    """See `adaptive.tiers.mover.Event`."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.happened = False
+        self._simulation = simulation
+
+    def happen(self) -> None:
+        self.happened = True
+
+    def wait(self) -> None:
+        with self._simulation.lock:
+            self._simulation.go_on_until(self)
+
+
+class SimulatedStream:
+    """See `adaptive.tiers.mover.Stream`."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.laziness = float(simulation.random.choice(LAZINESS))
+        self._simulation = simulation
+        self._queue: deque[Callable[[], None] | SimulatedEvent] = deque()  # work, or what it must wait for
+
+    def run(self, work: Callable[[], None]) -> None:
+        with self._simulation.lock:
+            self._queue.append(work)
+            self._simulation.turn()
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        assert self._simulation.is_pinned(to) != self._simulation.is_pinned(source), (
+            "only pinned memory is asynchronous"
+        )
+        assert to.is_contiguous() and source.is_contiguous(), "one copy, not many"
+        if self._simulation.is_pinned(to):
+            poison(to)  # the host may look at once
+        self.run(lambda: poison(to))
+        self.run(lambda: copy_bytes(to, source))
+
+    def empty(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
+        poison(tensor)
+        return tensor
+
+    def record(self) -> SimulatedEvent:
+        event = SimulatedEvent(self._simulation)
+        self.run(event.happen)
+        return event
+
+    def after(self, event: Event) -> None:
+        assert isinstance(event, SimulatedEvent)
+        with self._simulation.lock:
+            self._queue.append(event)
+
+    def may_go_on(self) -> bool:
+        while self._queue and isinstance(self._queue[0], SimulatedEvent) and self._queue[0].happened:
+            self._queue.popleft()
+        return bool(self._queue) and not isinstance(self._queue[0], SimulatedEvent)
+
+    def go_on(self) -> None:
+        work = self._queue.popleft()
+        assert not isinstance(work, SimulatedEvent)
+        work()
+
+    def catch_up(self) -> None:
+        """Do all that was asked for."""
+        self.record().wait()
+
+
+def poison(memory: Tensor) -> None:
+    """No byte is what it was: NaN as float32, far out of range as a number of a row."""
+    if memory.dtype == torch.uint8:
+        memory.fill_(0xFF)
+    elif memory.is_floating_point():
+        memory.fill_(torch.nan)
+    elif memory.dtype != torch.bool:
+        memory.fill_(torch.iinfo(memory.dtype).min)
+
+
+def copy_bytes(to: Tensor, source: Tensor) -> None:
+    to.copy_(source)

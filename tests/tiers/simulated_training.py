@@ -1,0 +1,246 @@
+"""Trainings on a simulated device, whose host never waits for a result, beside the same on ordinary memory.
+
+They run on one thread, which does the look-ahead's part and the training's in an order drawn by a seed. The "model"
+runs on the device, too: a gradient is a multiple of the vector and a constant. So the host may be many batches ahead.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+from helpers import Scattered, ScatteredOnHost, random_batches
+from numpy.typing import NDArray
+from simulated_streams import Simulation
+from torch import Tensor
+
+from adaptive import embedding as embedding_module
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.kernels import planning
+from adaptive.planned import GroupWork
+from adaptive.policy import Deferral, Policy, RowStats
+from adaptive.rows.optim import Adagrad, Adam
+from adaptive.tiers import staging, transfer
+from adaptive.tiers.lookahead import _prepare
+from adaptive.tiers.ready import Ready
+from policies.hybrid import Hybrid
+
+Arrays = dict[str, NDArray[Any]]
+
+TABLES = (
+    TableConfig(name="a", num_embeddings=24, embedding_dim=4, features=("x", "y")),
+    TableConfig(name="b", num_embeddings=20, embedding_dim=6, pooling="none"),
+    TableConfig(name="c", num_embeddings=16, embedding_dim=4, pooling="mean"),
+)
+BATCHES = random_batches(TABLES, 20, seed=5, samples=2)
+SKIP = SkipConfig(interval=3, hot_rows="100%", min_accesses=2, lag=5)
+
+
+class Skips(Scattered):
+    """Saturated by what training measured, and deferred: everything that comes back from the device is used."""
+
+    deferral = Deferral(every=2, at_most=3, warmup=2)
+
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        return (rows.drift < 0.2) & (rows.rows % 3 == 0)
+
+
+class SkipsOnHost(Skips):
+    misses: Literal["stage", "host"] = "host"
+
+
+@dataclass(frozen=True)
+class Case:
+    policy: type[Policy] = Scattered
+    depth: int = 2
+    way: str = "staged"
+    device_rows: str = "65%"
+    ample: bool = False  # buffers, so that nobody waits for one
+    shrinks: bool = False  # the device tier, in the middle
+
+    def build(self, device: str = "cpu-torch") -> TieredEmbeddingBag:
+        tier = TierConfig(device=device, device_rows=self.device_rows, transfer=self.way, poison=True)
+        optimizer = Adam(lr=0.05) if self.depth % 2 else Adagrad(lr=0.1)
+        return TieredEmbeddingBag(TABLES, tier, policy=self.policy, optimizer=optimizer, skip=SKIP)
+
+
+CASES = [
+    Case(way="staged"),
+    Case(way="direct", device_rows="60%"),
+    Case(way="staged", device_rows="70%", shrinks=True),
+    Case(way="direct", device_rows="70%", ample=True, shrinks=True),
+    Case(Skips, 3, "direct"),
+    Case(Skips, 1, "staged", "50%", ample=True),
+    Case(ScatteredOnHost, 2, "direct", "30%"),
+    Case(ScatteredOnHost, 3, "direct", "75%", ample=True),
+    Case(ScatteredOnHost, 1, "staged", "75%", ample=True),
+    Case(SkipsOnHost, 1, "staged", "30%"),
+    Case(Hybrid, 2, "direct", "0"),
+    Case(depth=0, device_rows="35%", ample=True),
+]
+
+
+@contextmanager
+def patched(module: ModuleType, **values: object) -> Iterator[None]:
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+@contextmanager
+def buffers(ample: bool) -> Iterator[None]:
+    many = 99 if ample else 1
+    with patched(staging, SENDS=many, SMALLEST=64), patched(transfer, BLOCK_BYTES=70, NUM_LISTS=1 + many):
+        yield
+
+
+@contextmanager
+def simulated(seed: int) -> Iterator[Simulation]:
+    simulation = Simulation(seed)
+    with patched(embedding_module, streams_of=lambda device: simulation.streams):
+        yield simulation
+
+
+# --- a training that never waits for the device ----------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """Trains rows on the device alone. `readings`: after which batches rows are read, and found as they were then."""
+
+    embeddings: TieredEmbeddingBag
+    depth: int
+    random: np.random.Generator
+    readings: dict[int, list[NDArray[np.float32]]]
+    shrinks: bool  # once
+
+    def train(self, num_batches: int = len(BATCHES)) -> Arrays:
+        pipeline = self.embeddings._pipeline
+        pipeline.begin(self.depth)
+        coming, source = deque[Ready](), _prepare(pipeline, iter(BATCHES), self.depth, self.assert_trained)
+        try:
+            while pipeline.trained < num_batches - 1:
+                if self.may_plan() and (not coming or self.random.random() < 0.5):
+                    coming.append(next(source))
+                else:
+                    self.train_one(coming.popleft())
+                    self.look_around()
+            while self.may_plan():
+                next(source)
+        finally:
+            pipeline.end()
+        self.assert_host_at_rest()
+        return dict(self.embeddings.state_arrays())
+
+    def may_plan(self) -> bool:
+        pipeline = self.embeddings._pipeline
+        return pipeline.next_number < min(len(BATCHES), pipeline.trained + self.depth + 2)
+
+    def assert_host_at_rest(self) -> None:
+        """No copy to the host is under way."""
+        pipeline = self.embeddings._pipeline
+        rows = [np.flatnonzero(lane.planner.tracker.codes == planning.ON_HOST) for lane in pipeline.lanes]
+        found = [lane.host.read(own) for lane, own in zip(pipeline.lanes, rows, strict=True)]
+        pipeline.settle()
+        for lane, own, before in zip(pipeline.lanes, rows, found, strict=True):
+            assert all(map(np.array_equal, before, lane.host.read(own)))
+
+    def assert_flushed(self) -> None:
+        """Rows that changed since they came, and will not change in a batch in flight, are on the host, too."""
+        for lane in self.embeddings._pipeline.lanes:
+            slots = np.flatnonzero(lane.planner.slots.flags == planning.CHANGED)
+            on_host = lane.host.read(lane.planner.slots.rows[slots])
+            assert all(map(np.array_equal, on_host, lane.device.read(slots)))
+
+    def assert_trained(self, number: int) -> None:
+        assert self.embeddings._pipeline.trained >= number
+
+    def train_one(self, ready: Ready) -> None:
+        pipeline = self.embeddings._pipeline
+        pipeline.start_training(ready)
+        works = [GroupWork(lane, plan) for lane, plan in zip(pipeline.lanes, ready.plans, strict=True)]
+        slope = self.embeddings._send(np.array([0.25 + ready.number / 64], np.float32))
+        for work in works:
+            vectors = work.pool()
+            work.add_gradients(self.on_device(vectors, lambda out, v=vectors: out.copy_(v * slope + 0.125)))
+        pipeline.report(ready.number, [work.update() for work in works])
+        pipeline.end_training(ready)
+
+    def on_device(self, like: Tensor, work: Callable[[Tensor], object]) -> Tensor:
+        compute = self.embeddings._pipeline.mover.compute
+        out = compute.empty(tuple(like.shape))
+        compute.run(lambda: (work(out), None)[1])
+        return out
+
+    def look_around(self) -> None:
+        """Now and then rows are read, flushed, or given fewer slots while batches are in flight."""
+        if self.random.random() < 0.2:
+            planned = self.embeddings.read(BATCHES[3])
+            rows = [work._weights for work in planned.works]
+            vectors = [work.pool() for work in planned.works]
+            self.catch_up()
+            found = [numbers.copy() for numbers in (*rows, *(tensor.cpu().numpy() for tensor in vectors))]
+            self.readings[self.embeddings._pipeline.trained] = found
+        if self.random.random() < 0.1:
+            self.embeddings.flush()
+            self.assert_flushed()
+        if self.shrinks and self.random.random() < 0.2:
+            self.shrinks = False
+            self.embeddings.make_room()
+
+    def catch_up(self) -> None:
+        compute = self.embeddings._pipeline.mover.compute
+        compute.record().wait()
+
+
+def expected(case: Case) -> tuple[Arrays, dict[int, list[NDArray[np.float32]]]]:
+    """On a device tier of ordinary memory, which has no streams; rows are read after every batch."""
+    if case not in _EXPECTED:
+        readings: dict[int, list[NDArray[np.float32]]] = {}
+        run = Run(case.build("cpu"), case.depth, np.random.default_rng(0), readings, case.shrinks)
+        run.random = AlwaysLooks()  # type: ignore[assignment]
+        _EXPECTED[case] = run.train(), readings
+    return _EXPECTED[case]
+
+
+_EXPECTED: dict[Case, tuple[Arrays, dict[int, list[NDArray[np.float32]]]]] = {}
+
+
+class AlwaysLooks:
+    """Draws that let every reading happen, and no look-ahead more than needed."""
+
+    def __init__(self) -> None:
+        self.draws = 0
+
+    def random(self) -> float:
+        self.draws += 1
+        return 0.0
+
+
+def assert_right(case: Case, seed: int) -> None:
+    arrays, readings = expected(case)
+    with simulated(seed) as simulation, buffers(case.ample):
+        run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks)
+        found = run.train()
+    for name, array in arrays.items():
+        assert np.array_equal(found[name], array), name
+    for number, numbers in run.readings.items():
+        assert all(map(np.array_equal, numbers, readings[number])), f"rows read after batch {number}"
+
+
+def assert_stops(case: Case, seed: int) -> None:
+    """Batches that were planned and never trained leave nothing under way."""
+    with simulated(seed) as simulation, buffers(case.ample):
+        Run(case.build(), case.depth, simulation.random, {}, case.shrinks).train(14)
+
+
+def check(case: Case, seed: int) -> None:
+    assert_right(case, seed)
+    assert_stops(case, seed)

@@ -1,0 +1,164 @@
+"""Host memory that a GPU reads itself: how it is allocated, pinned and let go, with a CUDA runtime that is played."""
+
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import bags, one_table, step_all
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.errors import ConfigError
+from adaptive.rows.optim import SGD, Adagrad
+from adaptive.tiers import pinned, ways
+from adaptive.tiers.host import MemoryHost
+from adaptive.tiers.layout import make_groups
+from adaptive.tiers.pinned import Pinned, available_bytes, whole_pages
+from adaptive.tiers.ways import choose_ways
+
+CUDA = torch.device("cuda", 0)
+
+
+class Runtime:
+    """`torch.cuda.cudart()`."""
+
+    def __init__(self, refuse_from: int | None = None) -> None:
+        self.registered: dict[int, int] = {}
+        self.calls = 0
+        self._refuse_from = refuse_from
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 (CUDA's name)
+        assert flags == 1 and size > 0
+        self.calls += 1
+        if self._refuse_from is not None and self.calls > self._refuse_from:
+            return 2
+        self.registered[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 (CUDA's name)
+        del self.registered[address]
+        return 0
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    return play(monkeypatch, Runtime())
+
+
+def play(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> Runtime:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(pinned, "_forget_error", lambda device: None)
+    monkeypatch.setattr(torch, "as_tensor", lambda seen, device: seen_from_device(seen))
+    return runtime
+
+
+def seen_from_device(seen: Any) -> torch.Tensor:
+    interface = seen.__cuda_array_interface__
+    assert (interface["typestr"], interface["version"]) == ("<f4", 3)
+    assert interface["data"] == (seen._array.ctypes.data, False)
+    return torch.from_numpy(seen._array)
+
+
+def hosts_of(*rows: int, optimizer: Any = Adagrad()) -> list[MemoryHost]:  # noqa: B008 (immutable)
+    tables = [
+        TableConfig(name=f"t{width}", num_embeddings=n, embedding_dim=width) for width, n in enumerate(rows, start=4)
+    ]
+    return [MemoryHost(group, optimizer, own_pages=True) for group in make_groups(tables, 0)]
+
+
+def test_arrays_have_pages_of_their_own_and_are_not_rounded_up() -> None:
+    for rows, width in ((1, 1), (1000, 3), (5000, 64)):
+        array = whole_pages(rows, width)
+        assert array.ctypes.data % mmap.PAGESIZE == 0 and array.shape == (rows, width) and array.flags.c_contiguous
+        assert not array.any() and array.flags.writeable
+    assert whole_pages(5, 0).shape == (5, 0)
+
+
+def test_exactly_the_tables_are_pinned_until_they_are_closed(runtime: Runtime) -> None:
+    hosts = hosts_of(100, 77)
+    chosen = choose_ways(hosts, TierConfig(transfer="direct"), CUDA, lands=False)
+    sizes = {array.ctypes.data: array.nbytes for host in hosts for array in (host.weights, host.state)}
+    assert runtime.registered == sizes
+    assert chosen.text == "rows are read and written in place in pinned host memory"
+    for pair in chosen.pinned.values():
+        for one in pair:
+            one.close()
+            one.close()
+    assert runtime.registered == {}
+
+
+def test_memory_that_is_let_go_is_not_pinned_any_more(runtime: Runtime) -> None:
+    array = whole_pages(10, 4)
+    one = Pinned(array, CUDA)
+    one.tensor[3, 1] = 5
+    assert array[3, 1] == 5
+    del array
+    assert len(runtime.registered) == 1
+    del one
+    assert runtime.registered == {}
+
+
+def test_state_of_no_width_is_not_pinned(runtime: Runtime) -> None:
+    choose_ways(hosts_of(10, optimizer=SGD()), TierConfig(transfer="direct"), CUDA, lands=False)
+    assert runtime.calls == 1
+
+
+def test_if_the_system_refuses_rows_are_staged_and_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = play(monkeypatch, Runtime(refuse_from=3))
+    chosen = choose_ways(hosts_of(100, 77), TierConfig(), CUDA, lands=False)
+    assert chosen.pinned == {} and runtime.registered == {}
+    assert "cannot be pinned (CUDA error 2 for 1,540 bytes)" in chosen.text
+
+
+def test_if_the_system_refuses_what_was_asked_for_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = play(monkeypatch, Runtime(refuse_from=0))
+    with pytest.raises(ConfigError, match=r"tier.transfer=direct: host memory cannot be pinned .* use auto or staged"):
+        choose_ways(hosts_of(100), TierConfig(transfer="direct"), CUDA, lands=False)
+    assert runtime.registered == {}
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"), [(10**9, "in place"), (3000, "pinning 0.0 GiB would take more than half of the free memory")]
+)
+def test_auto_pins_at_most_half_of_the_free_memory(
+    free: int, expected: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "available_bytes", lambda: free)
+    chosen = choose_ways(hosts_of(50), TierConfig(), CUDA, lands=False)  # 1,600 bytes
+    assert expected in chosen.text
+    assert bool(chosen.pinned) == (free > 3200) == (runtime.calls > 0)
+
+
+def test_other_choices(runtime: Runtime) -> None:
+    assert choose_ways(hosts_of(50), TierConfig(transfer="staged"), CUDA, lands=False).pinned == {}
+    assert choose_ways(hosts_of(50), TierConfig(), torch.device("cpu"), lands=False).pinned == {}
+    assert choose_ways(hosts_of(50), TierConfig(host="mmap:/x"), CUDA, lands=False).pinned == {}
+    with pytest.raises(ConfigError, match=r"tier.transfer=direct needs tier.host=memory, found mmap:/x"):
+        choose_ways(hosts_of(50), TierConfig(transfer="direct", host="mmap:/x"), CUDA, lands=False)
+    assert runtime.calls == 0
+
+
+def test_on_the_cpu_rows_in_place_need_no_pinning() -> None:
+    with one_table(10, "3", device="cpu-torch", transfer="direct") as embeddings:
+        step_all(embeddings, [bags([1]), bags([2]), bags([3]), bags([4]), bags([5])], depth=1)
+        assert embeddings.device_rows_text().endswith("rows are read and written in place in pinned host memory")
+    embeddings.close()
+
+
+def test_free_memory_is_known() -> None:
+    assert 2**20 < available_bytes() < 2**50
+
+
+def test_an_error_that_was_dealt_with_is_not_left_for_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = []
+
+    class Scratch:
+        def fill_(self, value: float) -> None:
+            launches.append(value)
+            raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty", lambda size, device: Scratch())
+    pinned._forget_error(CUDA)
+    assert launches == [1.0]
+    assert np.isfinite(launches[0])

@@ -1,0 +1,307 @@
+"""The device tier of a GPU, run on the CPU: bits as in ordinary memory, nothing waited for, only what must crosses."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import (
+    LFUOnHost,
+    Scattered,
+    after_sums,
+    bags,
+    featured,
+    one_table,
+    random_batches,
+    step_all,
+    sum_of,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_invariance import Case, cases
+from torch import Tensor
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.kernels import cpu
+from adaptive.policy import Policy
+from adaptive.rows.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from adaptive.tiers import staging, torch_rows
+from adaptive.tiers.layout import make_groups
+from adaptive.tiers.mover import Mover
+from adaptive.tiers.plan import Pooling
+from adaptive.tiers.staging import Link, Parcel
+from policies.hybrid import Hybrid
+from policies.lru import LRU
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases(), st.sampled_from(["direct", "staged"]))
+def test_bits_are_those_of_ordinary_memory(case: Case, transfer: str) -> None:
+    tier = case.tier.model_copy(update={"device": "cpu-torch", "transfer": transfer})
+    single = case.run(LRU, TierConfig(device_rows="100%", poison=True), 0)
+    case.run(case.policy, tier, case.depth).assert_equals(single)
+
+
+# --- what is waited for ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def waits() -> Iterator[list[str]]:
+    """The waits of the training thread while inside, on which events do not matter."""
+    found: list[str] = []
+    methods = {name: method for name, method in vars(Mover).items() if name.startswith("await_")}
+
+    def noted(name: str) -> Callable[[Mover, Any], None]:
+        def wait(self: Mover, event: Any) -> None:
+            if threading.current_thread() is threading.main_thread():
+                found.append(name)
+            methods[name](self, event)
+
+        return wait
+
+    for name in methods:
+        setattr(Mover, name, noted(name))
+    try:
+        yield found
+    finally:
+        for name, method in methods.items():
+            setattr(Mover, name, method)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), RowwiseAdagrad(), Adam()], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize(("policy", "rows", "waited"), [(Scattered, "40%", 0), (Hybrid, "0", 1)])
+def test_a_training_step_waits_for_nothing_but_gradients_of_rows_on_the_host(
+    policy: type[Policy], rows: str, waited: int, optimizer: Any
+) -> None:
+    tables = [TableConfig(name="t", num_embeddings=50, embedding_dim=4)]
+    tier = TierConfig(device="cpu-torch", device_rows=rows)
+    embeddings = TieredEmbeddingBag(tables, tier, policy=policy, optimizer=optimizer)
+    batches = random_batches(tables, 10, samples=3)
+    with waits() as found:
+        for planned in embeddings.look_ahead(batches, depth=2):
+            planned.dense.sum()
+            sum_of(embeddings(planned)).backward()
+            embeddings.step()
+            # "moved" is waited for by the device; "sent" only if it is many batches behind, see the next test.
+            assert [name for name in found if name not in ("await_moved", "await_sent")] == ["await_brought"] * waited
+            found.clear()
+
+
+def test_sends_are_waited_for_only_when_too_many_are_under_way() -> None:
+    mover = Mover(torch_streams())
+    link = Link(mover)
+    with waits() as found:
+        for number in range(staging.SENDS):
+            assert link.send(np.full(3, number, np.float32)).tolist() == [number] * 3
+        assert found == []
+        link.send(np.zeros(3, np.float32))
+        assert found == ["await_sent"]
+
+
+def torch_streams() -> Any:
+    from adaptive.tiers.mover import streams_of
+
+    return streams_of(torch.device("cpu"))
+
+
+def test_buffers_of_the_link_are_used_again() -> None:
+    link = Link(Mover(torch_streams()))
+    for number in range(5):
+        first = link.bring(torch.full((2, 3), float(number)))
+        second = link.bring(torch.full((4,), -1.0))
+        assert first().tolist() == [[number] * 3] * 2
+        assert second().tolist() == [-1] * 4
+    assert len(link._idle) == 2
+    assert link.bring(torch.zeros(0, 3))().shape == (0, 3)
+    assert link.send(np.zeros((0, 3), np.float32)).shape == (0, 3)
+
+
+def test_a_parcel_is_one_copy_whatever_it_holds() -> None:
+    streams = torch_streams()
+    copied: list[int] = []
+    mover = Mover(streams)
+    mover.copies = type("Counting", (), {})()  # type: ignore[assignment]
+    for name in ("run", "empty", "record", "after"):
+        setattr(mover.copies, name, getattr(streams.copies, name))
+    mover.copies.copy = lambda to, source: (copied.append(len(to)), to.copy_(source))  # type: ignore[method-assign]
+    parcel = Parcel(mover)
+    for size in (3, 500, 2):
+        parcel.take([(np.int64, size), (np.bool_, 1), (np.float32, (size, 2)), (np.int32, 0)])
+        parcel.arrays[0][...] = np.arange(size)
+        parcel.arrays[1][...] = True
+        parcel.arrays[2][...] = 0.5
+        parcel.send()
+        assert parcel.tensors[0].tolist() == list(range(size)) and parcel.tensors[1].tolist() == [True]
+        assert parcel.tensors[2].tolist() == [[0.5, 0.5]] * size and parcel.tensors[3].shape == (0,)
+        assert all(tensor.data_ptr() % 16 == parcel.tensors[0].data_ptr() % 16 for tensor in parcel.tensors)
+    assert copied == [8 * 4 + 16 + 32, 8 * 500 + 16 + 8 * 500, 16 + 16 + 16]
+
+
+# --- what crosses when rows stay on the host -------------------------------------------------------------------------
+
+
+@contextmanager
+def crossings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes of the float32 blocks that the training thread sends."""
+    found: list[tuple[int, ...]] = []
+    send = Link.send_filled
+
+    def noted(self: Link, dtype: Any, shape: Any, fill: Any) -> Tensor:
+        if np.dtype(dtype) == np.float32:
+            found.append(tuple(shape))
+        return send(self, dtype, shape, fill)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "send_filled", noted)
+        yield found
+
+
+class TwoStay(LFUOnHost):
+    """Rows 0 to 2 deserve the device."""
+
+    def score(self, rows):  # type: ignore[no-untyped-def]
+        return -rows.rows
+
+
+def test_whole_bags_on_the_host_cross_as_vectors_and_others_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = one_table(10, "3", policy=TwoStay, device="cpu-torch")
+    warm = [bags([0, 1, 2])] * 3
+    batch = bags([0, 1], [5, 6, 7], [1, 8], [9], [])
+    initial = embeddings.table_weights("t")
+    step_all(embeddings, warm)
+    with crossings(monkeypatch) as found:
+        for planned in embeddings.look_ahead([batch]):
+            found.clear()
+            loss = sum_of(embeddings(planned))
+            assert sorted(found) == [(1, 4), (2, 4)]  # row 8; the vectors of [5, 6, 7] and [9]
+            loss.backward()
+            embeddings.step()
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [*warm, batch]))
+
+
+def test_under_hybrid_vectors_cross_and_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = one_table(10, "auto", policy=Hybrid, device="cpu-torch")
+    initial = embeddings.table_weights("t")
+    batches = [featured([[1, 2, 3], [4]]), featured([[], [4, 4]])]
+    with crossings(monkeypatch) as found:
+        for planned in embeddings.look_ahead(batches):
+            found.clear()
+            sum_of(embeddings(planned)).backward()
+            embeddings.step()
+            assert found == [(2, 4)]
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+
+
+# --- torch operations beside the CPU's kernels -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 33])
+def test_initial_values(width: int) -> None:
+    tables = [
+        TableConfig(name=f"t{number}", num_embeddings=rows, embedding_dim=width, init_bound=bound)
+        for number, (rows, bound) in enumerate([(7, None), (1000, 0.5), (3, 0.0)])
+    ]
+    (group,) = make_groups(tables, 3)
+    rows = np.random.default_rng(0).permutation(group.num_rows)[:200].astype(np.int64)
+    slots = np.random.default_rng(1).permutation(300)[:200].astype(np.int64)
+    expected, expected_state = np.full((300, width), 9, np.float32), np.full((300, 2), 9, np.float32)
+    cpu.initial_rows(
+        expected, expected_state, slots, rows, group.table_starts, group.table_keys, group.table_bounds, np.float32(0.1)
+    )
+    found, state = torch.full((300, width), 9.0), torch.full((300, 2), 9.0)
+    keys = torch.from_numpy(group.table_keys.view(np.int64))
+    starts, bounds = torch.from_numpy(group.table_starts), torch.from_numpy(group.table_bounds)
+    torch_rows.initial_rows(
+        found, state, torch.from_numpy(slots), torch.from_numpy(rows), starts, keys, bounds, float(np.float32(0.1))
+    )
+    assert np.array_equal(found.numpy(), expected) and np.array_equal(state.numpy(), expected_state)
+
+
+# --- how plans are cut -----------------------------------------------------------------------------------------------
+
+
+def pooling_of(sizes: list[int], locations: list[int], scaled: bool) -> Pooling:
+    starts = np.cumsum([0, *sizes])
+    scales = np.linspace(0.5, 2, len(locations), dtype=np.float32) if scaled else np.zeros(0, np.float32)
+    bag_vectors = np.random.default_rng(0).permutation(len(sizes)).astype(np.int32)
+    tables = np.zeros(len(sizes), np.int32)
+    return Pooling(len(sizes), bag_vectors, starts, tables, np.array(locations, np.int64), scales)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=8),
+    on_host=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
+    scaled=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_forward_pass_and_an_update_that_are_cut_are_the_whole(
+    sizes: list[int], on_host: float, scaled: bool, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    host, device = random.normal(size=(9, 4)).astype(np.float32), random.normal(size=(9, 4)).astype(np.float32)
+    places = random.integers(0, 9, sum(sizes))
+    locations = np.where(random.random(len(places)) < on_host, ~places, places)
+    pooling = pooling_of(sizes, locations.tolist(), scaled)
+    expected = np.empty((len(sizes), 4), np.float32)
+    arguments = pooling.bag_vectors, pooling.bag_starts, pooling.locations, pooling.scales
+    cpu.pool(expected, *arguments, device, host, 1)
+    assert np.array_equal(pool_cut(pooling, device, host), expected)
+
+
+def pool_cut(pooling: Pooling, device: np.ndarray, host: np.ndarray) -> np.ndarray:
+    from adaptive.tiers.shipping import send_pooling
+
+    cut = send_pooling(pooling, Link(Mover(torch_streams())))
+    out = torch.full((pooling.num_vectors, device.shape[1]), torch.nan)
+    if cut.bags is not None:
+        assert not set(cut.crossing.tolist()) - set((~pooling.locations[pooling.locations < 0]).tolist())
+        rows = torch.from_numpy(host[cut.crossing]) if len(cut.crossing) else None
+        bags_ = cut.bags
+        torch_rows.pool(torch.from_numpy(device), rows, bags_.locations, bags_.vectors, bags_.starts, bags_.scales, out)
+    if cut.on_host is not None:
+        part = cut.on_host
+        assert (part.locations < 0).all()
+        vectors = np.empty((part.num_vectors, device.shape[1]), np.float32)
+        cpu.pool(vectors, part.bag_vectors, part.bag_starts, part.locations, part.scales, device[:0], host, 1)
+        places = torch.arange(len(vectors)) if cut.host_vectors is None else cut.host_vectors.long()
+        out[places] = torch.from_numpy(vectors)
+    return out.numpy()
+
+
+# --- Triton's kernels in the place of torch operations ---------------------------------------------------------------
+
+UNDER_TRITON = """
+import sys
+sys.path[:0] = {paths!r}
+import numpy as np
+from adaptive.tiers import build, torch_rows
+from simulated_training import Case, Run, SkipsOnHost, Skips
+build.row_kernels = lambda device, width: torch_rows.triton_rows()
+for case in (Case(SkipsOnHost, 1, "staged", "30%"), Case(Skips, 2, "direct", "60%")):
+    runs = [Run(case.build(d), case.depth, np.random.default_rng(1), {{}}, False) for d in ("cpu-torch", "cpu")]
+    found = [run.train(6) for run in runs]
+    assert [name for name in found[0] if not np.array_equal(found[0][name], found[1][name])] == []
+print("equal")
+"""
+
+
+def test_tritons_kernels_give_the_same_bits() -> None:
+    """Interpreted, in a process of its own: to others a CPU must not look like a GPU."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed; it comes with CUDA builds of torch")
+    tests = Path(__file__).parent
+    code = UNDER_TRITON.format(paths=[str(tests), str(tests.parent), str(tests.parent.parent)])
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert found.stdout == "equal\n", found.stderr
