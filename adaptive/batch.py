@@ -8,9 +8,13 @@ The layout is *feature-major*: bag `f * B + b` holds the ids of feature `f` of s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,12 @@ class Batch:
 
     Arrays must not be changed after the batch is made: the look-ahead thread and the training thread share them.
 
+    Parts and held-back samples are wishes of a policy's `arrange` (`dataclasses.replace(batch, part_sizes=...)`), for
+    the training loop to fulfil; batches that are taken or put together from this one have none.
+
     Raises:
-        ValueError: if lengths disagree or offsets do not start at 0, fall, or end elsewhere than at N.
+        ValueError: if lengths disagree, offsets do not start at 0, fall, or end elsewhere than at N, or the sizes of
+            parts are not above 0 with the sum B.
     """
 
     dense: NDArray[np.float32]  # (B, D), D may be 0
@@ -45,6 +53,10 @@ class Batch:
     labels: NDArray[np.float32]  # (B,)
     weights: NDArray[np.float32] | None = None  # (N,) per-sample weights of look-ups, or none
     origin: Origin | None = field(default=None, compare=False)
+    part_sizes: tuple[int, ...] = ()
+    """Samples of each part, in order, to be run through the model part by part for one step; empty: all at once."""
+    held_back: "Batch | None" = field(default=None, repr=False)
+    """Samples on which the loss is wanted once this batch is trained (`Policy.observe`); they are not trained here."""
 
     def __post_init__(self) -> None:
         _check("dense", self.dense, np.float32, 2)
@@ -62,6 +74,8 @@ class Batch:
             _check("weights", self.weights, np.float32, 1)
             if len(self.weights) != len(self.ids):
                 raise ValueError(f"batch: {len(self.ids)} ids but {len(self.weights)} weights")
+        if self.part_sizes and (min(self.part_sizes) < 1 or sum(self.part_sizes) != num_samples):
+            raise ValueError(f"batch: parts of {self.part_sizes} samples do not make up a batch of {num_samples}")
 
     def _check_offsets(self) -> None:
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.ids):
@@ -81,6 +95,11 @@ class Batch:
     def num_features(self) -> int:
         return (len(self.offsets) - 1) // max(self.num_samples, 1)
 
+    @cached_property
+    def one_each(self) -> bool:
+        """Every bag holds exactly one id."""
+        return len(self.ids) == len(self.offsets) - 1 and bool((self.offsets[1:] - self.offsets[:-1] == 1).all())
+
     def feature_span(self, feature: int) -> slice:
         """Where the look-ups of one feature stand in `ids` and `weights`."""
         first = feature * self.num_samples
@@ -99,19 +118,37 @@ class Batch:
         """
         if len(samples) and not 0 <= samples.min() <= samples.max() < self.num_samples:
             raise ValueError(f"samples {samples.min()} to {samples.max()} of a batch that has {self.num_samples}")
-        bags = (np.arange(self.num_features)[:, None] * self.num_samples + samples[None, :]).ravel()
-        starts, sizes = self.offsets[bags], self.offsets[bags + 1] - self.offsets[bags]
-        offsets = np.zeros(len(bags) + 1, np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        picks = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
+        offsets, picks = self._lookups_of(samples)
         return Batch(
-            dense=self.dense[samples],
-            ids=self.ids[picks],
+            dense=self.dense.take(samples, axis=0),
+            ids=self._pick(self.ids, samples, picks),
             offsets=offsets,
             labels=self.labels[samples],
-            weights=None if self.weights is None else self.weights[picks],
+            weights=None if self.weights is None else self._pick(self.weights, samples, picks),
             origin=None if self.origin is None else self.origin.take(samples),
         )
+
+    def _lookups_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Offsets of the samples' bags, and which look-ups fill them; None: one look-up for each bag."""
+        if self.one_each:
+            whole = len(samples) == self.num_samples
+            return self.offsets if whole else np.arange(self.num_features * len(samples) + 1), None
+        bags = (np.arange(self.num_features)[:, None] * self.num_samples + samples[None, :]).ravel()
+        starts = self.offsets[bags]
+        sizes = self.offsets[bags + 1] - starts
+        offsets = np.zeros(len(bags) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        picks = np.repeat(starts - offsets[:-1], sizes)
+        picks += np.arange(len(picks))
+        return offsets, picks
+
+    def _pick(
+        self, values: NDArray[Scalar], samples: NDArray[np.int64], picks: NDArray[np.int64] | None
+    ) -> NDArray[Scalar]:
+        """Of the values (N,) of all look-ups those of the samples."""
+        if picks is None:  # a row of samples for each feature: one gather instead of one index for each look-up
+            return values.reshape(self.num_features, self.num_samples).take(samples, axis=1).reshape(-1)
+        return values[picks]
 
 
 def one_hot_batch(
@@ -144,11 +181,14 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     weighted = {batch.weights is not None for batch in batches}
     if len(num_features) > 1 or len(weighted) > 1:
         raise ValueError(f"batches differ: features {sorted(num_features)}, weighted {sorted(weighted)}")
+    if all(batch.one_each for batch in batches):
+        return _concatenate_one_each(batches)
     parts = [
         (batch, feature) for feature in range(num_features.pop()) for batch in batches
     ]  # feature-major over all samples
     spans = [batch.feature_span(feature) for batch, feature in parts]
-    sizes = np.concatenate([np.diff(b.offsets)[f * b.num_samples : (f + 1) * b.num_samples] for b, f in parts])
+    bags = [np.diff(batch.offsets).reshape(batch.num_features, batch.num_samples) for batch in batches]  # sizes
+    sizes = np.concatenate(bags, axis=1).reshape(-1)
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     weights = None
@@ -162,6 +202,23 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         offsets=offsets,
         labels=np.concatenate([batch.labels for batch in batches]),
         weights=weights,
+        origin=_join_origins(batches),
+    )
+
+
+def _concatenate_one_each(batches: Sequence[Batch]) -> Batch:
+    def joined(arrays: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
+        blocks = [a.reshape(b.num_features, b.num_samples) for a, b in zip(arrays, batches, strict=True)]
+        return np.concatenate(blocks, axis=1).reshape(-1)
+
+    weights = [batch.weights for batch in batches if batch.weights is not None]
+    ids = joined([batch.ids for batch in batches])
+    return Batch(
+        dense=np.concatenate([batch.dense for batch in batches]),
+        ids=ids,
+        offsets=np.arange(len(ids) + 1),
+        labels=np.concatenate([batch.labels for batch in batches]),
+        weights=joined(weights) if weights else None,
         origin=_join_origins(batches),
     )
 

@@ -111,6 +111,26 @@ class TierConfig(Config):
         ge=1,
         description="rows handed to the policy at once, at most, or 8 times the slots that are short",
     )
+    transfer: Literal["auto", "direct", "staged"] = Field(
+        default="auto",
+        description="how rows reach a GPU: it reads pinned host memory in place, or through pinned buffers; "
+        "auto: direct if pinning all rows takes at most half of the free memory",
+    )
+    reserve: Size = Field(
+        default="auto",
+        description="GPU memory that device_rows=auto leaves to model and batches: bytes, or per cent of what is free; "
+        "auto: 20%, at least 1GiB",
+    )
+    exact: bool = Field(
+        default=True,
+        description="GPU: sum a row's gradients in look-up order, as a CPU does; "
+        "false: in chunks where there are many, faster, rounded differently",
+    )
+    policy_timeout_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="seconds after which a policy's method that does not return stops training; 0: never",
+    )
     poison: bool = Field(default=False, description="debug: fill the invalid copy of every row with NaN")
 
 
@@ -121,7 +141,8 @@ class SkipConfig(Config):
         default=64, ge=1, description="batches between snapshots, and between questions to the policy"
     )
     hot_rows: Size = Field(
-        default="5%", description="rows tracked for saturation: rows, per cent of all rows, or bytes"
+        default="auto",
+        description="rows watched by policies that skip: rows, per cent, bytes, or auto (5%, at least 100,000)",
     )
     min_accesses: int = Field(default=64, ge=1, description="look-ups after which a row is tracked")
     lag: int = Field(
@@ -129,6 +150,21 @@ class SkipConfig(Config):
         ge=0,
         description="batches after which a measurement counts, at least; equal decisions for any depth up to it",
     )
+
+
+class GuardConfig(Config):
+    """Whether what a policy skips stays within a loss of AUC: judged against a copy of the run that skips nothing.
+
+    The copy (*fork*) takes as much memory as the rows trained so far, and trains as many batches as it lives.
+    """
+
+    budget: float = Field(default=0.0005, gt=0, description="loss of AUC by the end of the run that is accepted")
+    warmup: int = Field(default=400, ge=0, description="batches before anything is skipped, at least")
+    steps: int = Field(default=400, ge=1, description="batches that a fork and the run train side by side")
+    holdout: int = Field(
+        default=100_000, ge=100, description="coming samples, not trained yet, on which the two are then compared"
+    )
+    every: int = Field(default=4000, ge=1, description="batches from a check that was passed to the next")
 
 
 class OptimizerConfig(Config):
@@ -162,6 +198,7 @@ class TrainConfig(Config):
     model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.dlrm.DLRMConfig")
     tier: TierConfig = TierConfig()
     skip: SkipConfig | None = Field(default=SkipConfig(), description="null: ask no policy for saturated rows")
+    guard: GuardConfig | None = Field(default=None, description="null: what skipping costs is not checked in the run")
     optimizer: OptimizerConfig = OptimizerConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     batch_size: int = Field(default=2048, ge=1, description="samples per batch")

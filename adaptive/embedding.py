@@ -8,10 +8,10 @@
 Letters: B samples, F features, D width, V vectors of a group.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,13 +29,19 @@ from adaptive.tiers.build import build_lanes, choose_device
 from adaptive.tiers.grouping import describe_bags
 from adaptive.tiers.layout import feature_order, make_groups
 from adaptive.tiers.lookahead import look_ahead
-from adaptive.tiers.pipeline import Lane, Pipeline
+from adaptive.tiers.memory_left import free_bytes, running_out
+from adaptive.tiers.mover import Mover, streams_of
+from adaptive.tiers.pipeline import Pipeline
 from adaptive.tiers.plan import GroupPlan
+from adaptive.tiers.ready import Ready
 from adaptive.tiers.referee import Referee
-from adaptive.tiers.saving import load_rows, save_rows
-from adaptive.tiers.sizing import choose_slots, hot_rows
+from adaptive.tiers.saving import load_rows, overwrite_rows, save_rows
+from adaptive.tiers.shrinking import give_back
+from adaptive.tiers.sizing import SHRINK, choose_slots, hot_rows, resized, watched_bytes
 from adaptive.tiers.statistics import Statistics
 from adaptive.tiers.view import RowView
+
+T = TypeVar("T")
 
 
 class TieredEmbeddingBag(nn.Module):
@@ -62,26 +68,37 @@ class TieredEmbeddingBag(nn.Module):
         super().__init__()
         self.features = feature_order(tables)
         self.policy = make_policy(policy)
-        referee = Referee(self.policy)
+        referee = Referee(self.policy, tier.policy_timeout_s)
         groups = make_groups(tables, seed)
         self.table_names = tuple(table.name for group in groups for table in group.tables)
-        self.device = choose_device(tier.device)
+        mover = Mover(streams_of(choose_device(tier.device)))
+        self.device = mover.device
         self._tier = tier
         self._optimizer = optimizer
-        self._sizes = choose_slots(groups, tier, optimizer, self.policy)
-        lanes = build_lanes(groups, self._sizes.slots, tier, optimizer, referee)
         defers = self.policy.deferral is not None
         skip = skip if referee.watches_saturation or defers else None
-        self._pipeline = Pipeline(lanes, referee, len(self.features), tier, skip)
-        for lane in lanes:
-            if skip is not None:
-                capacity = hot_rows(lane.group, skip, optimizer)
-                lane.planner.watch(capacity, skip, optimizer)
-                lane.device.watch(capacity, snapshots=referee.watches_saturation, sums=defers)
+        self.drops_updates = skip is not None and referee.watches_saturation
+        self.defers = skip is not None and defers
+        room = free_bytes(self.device)
+        if room is not None and skip is not None:
+            room = max(0, room - watched_bytes(groups, skip, optimizer, referee.watches_saturation + defers))
+        sizes = choose_slots(groups, tier, optimizer, self.policy, room)
+        lanes, self._sizes = build_lanes(groups, sizes, tier, optimizer, referee, mover)
+        self._pipeline = Pipeline(lanes, referee, len(self.features), tier, skip, mover)
         self.view: TierView = RowView(self._pipeline)
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
         self._pending: dict[int, Planned] = {}
         self._since = _Marks(self._pipeline)
+        if skip is not None:
+            self.with_room(lambda: self._watch(skip))
+
+    def _watch(self, skip: SkipConfig) -> None:
+        referee = self._pipeline.referee
+        for lane in self._pipeline.lanes:
+            capacity = hot_rows(lane.group, skip, self._optimizer)
+            lane.planner.watch(capacity, skip, self._optimizer)
+            sums = self.policy.deferral is not None
+            lane.device.watch(capacity, snapshots=referee.watches_saturation, sums=sums)
 
     # --- training --------------------------------------------------------------------------------------------
 
@@ -99,21 +116,28 @@ class TieredEmbeddingBag(nn.Module):
         """
         if depth < 0:
             raise ConfigError(f"depth must be >= 0, found {depth}")
-        arranged = self._pipeline.referee.arrange(iter(batches), self.view)
+        referee = self._pipeline.referee
         try:
-            with closing(look_ahead(self._pipeline, arranged, depth)) as ready:
-                for batch, plans in ready:
-                    planned = Planned(batch, [GroupWork(lane, plan) for lane, plan in self._lanes(plans)], self.device)
-                    try:
-                        yield planned
-                        self._check_stepped(planned)
-                    finally:  # a loop that stops early has trained this batch too
-                        self._finish(planned, plans)
+            with referee.listening(), running_out("while rows moved"):
+                arranged = referee.arrange(iter(batches), self.view)
+                with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
+                    for ready in coming:
+                        planned = Planned(ready.batch, self._works(ready), self._send, ready.wait)
+                        try:
+                            yield planned
+                            self._check_stepped(planned)
+                        finally:  # a loop that stops early has trained this batch too
+                            self._finish(planned, ready.plans)
         finally:
             self._since.count_resident()  # rows of batches that were planned and dropped are there, too
 
-    def _lanes(self, plans: Sequence[GroupPlan]) -> Iterator[tuple[Lane, GroupPlan]]:
-        return zip(self._pipeline.lanes, plans, strict=True)
+    def _works(self, ready: Ready) -> list[GroupWork]:
+        parts = ready.parts or [()] * len(ready.plans)
+        lanes = self._pipeline.lanes
+        return [GroupWork(lane, plan, parts=own) for lane, plan, own in zip(lanes, ready.plans, parts, strict=True)]
+
+    def _send(self, array: NDArray[np.float32]) -> Tensor:
+        return self._pipeline.lanes[0].device.send(array)
 
     def _check_stepped(self, planned: Planned) -> None:
         if planned.number in self._pending and planned.has_gradients:
@@ -128,7 +152,7 @@ class TieredEmbeddingBag(nn.Module):
 
     def _finish(self, planned: Planned, plans: Sequence[GroupPlan]) -> None:
         self._pending.pop(planned.number, None)
-        self._since.add(plans)
+        self._since.add(plans, planned)
 
     def forward(self, planned: Planned) -> dict[str, Tensor]:
         """Feature -> (B, D) pooled vectors, or (positions, D) for tables with pooling "none"."""
@@ -147,13 +171,14 @@ class TieredEmbeddingBag(nn.Module):
         if len(lanes) > 1 or lanes[0].group.num_columns < len(self.features):
             raise ConfigError("stack() needs tables of one width, all pooled; call the module for one tensor a feature")
         pooled = self._pool(planned, planned.works[0])
-        return pooled.view(planned.batch.num_samples, len(self.features), pooled.shape[1])
+        return pooled.view(planned.num_samples, len(self.features), pooled.shape[1])
 
     def _pool(self, planned: Planned, work: GroupWork) -> Tensor:
         if planned.trainable and planned.number <= self._pipeline.trained:
             raise ConfigError(f"batch {planned.number} has ended, its rows may have left: use a batch in its own turn")
+        planned.wait()
         if planned.trainable and torch.is_grad_enabled():
-            self._pending[planned.number] = planned
+            self._pending[planned.number] = planned.whole
         pooled: Tensor = _Pool.apply(self._anchor, work)  # type: ignore[no-untyped-call]
         return pooled
 
@@ -177,11 +202,49 @@ class TieredEmbeddingBag(nn.Module):
         pending = [planned for planned in self._pending.values() if planned.has_gradients]
         if not pending:
             raise ValueError("step(): no gradient has reached the embeddings; call loss.backward() first")
-        with self._pipeline.watch.stage("update"):
+        with self._pipeline.watch.stage("update"), running_out("in the update of rows"):
             for planned in pending:
+                planned.wait()
                 feedback = [work.update() for work in planned.works]
                 self._pipeline.report(planned.number, feedback)
                 del self._pending[planned.number]
+
+    def report_loss(self, planned: Planned, loss: float) -> None:
+        """Tell the policy the mean loss on `planned.batch.held_back`, measured after `step()` (`Policy.observe`)."""
+        if planned.number <= self._pipeline.trained:
+            raise ConfigError(
+                f"batch {planned.number} has ended: report the loss after its step, before the next batch"
+            )
+        self._pipeline.report_loss(planned.number, loss)
+
+    def with_room(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which is run again with fewer device rows whenever it runs out of device memory.
+
+        Raises:
+            DeviceMemoryError: if no more rows can be given back.
+        """
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                pass  # and let go of the error, which holds on to the tensors of the attempt
+            self.make_room()
+
+    def make_room(self) -> None:
+        """The device ran out of memory in a forward or backward pass: give a tenth of the device rows back and forget
+        the current batch's gradients. Then its passes can be run again, with the result that they would have had.
+
+        Raises:
+            DeviceMemoryError: if the batches in flight need all rows; the tiers are as they were.
+        """
+        for planned in self._pending.values():
+            for work in planned.works:
+                work.forget()
+        self._pending.clear()
+        self._since.lose(give_back(self._pipeline, SHRINK, self._tier.held_rows))
+        lanes = self._pipeline.lanes
+        slots = [lane.device.num_slots for lane in lanes]
+        self._sizes = resized([lane.group for lane in lanes], slots, self._optimizer)
 
     # --- evaluation ------------------------------------------------------------------------------------------
 
@@ -196,7 +259,7 @@ class TieredEmbeddingBag(nn.Module):
                 here = np.arange(len(distinct.rows), dtype=np.int64)
                 pooling = describe_bags(lane.group, batch, distinct.inverse, here)
                 works.append(GroupWork(lane, None, pooling, weights))
-        return Planned(batch, works, self.device)
+        return Planned(batch, works, self._send)
 
     # --- state -----------------------------------------------------------------------------------------------
 
@@ -230,11 +293,25 @@ class TieredEmbeddingBag(nn.Module):
         load_rows(self._pipeline, arrays)
         self._since.count_resident()
 
+    def overwrite_rows(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Give the rows of `state_arrays` of other tables of the same shapes the values they have there, where they
+        lie: between two steps, also while a look-ahead is running. Rows that never changed there are left alone, and
+        so are records, slots and verdicts; what is deferred is void.
+
+        Raises:
+            CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
+        """
+        overwrite_rows(self._pipeline, arrays)
+
     # --- reports ---------------------------------------------------------------------------------------------
 
     def take_statistics(self) -> Statistics:
         """What happened since the last call."""
         return self._since.take()
+
+    def counts(self) -> NDArray[np.int64]:
+        """(len(Counter),) what was counted over all tables and all batches trained so far."""
+        return self._since.total.copy()
 
     def memory(self) -> dict[str, int]:
         """Bytes: of both tiers if every row were written, of records and slots, and of snapshots."""
@@ -260,6 +337,7 @@ class TieredEmbeddingBag(nn.Module):
     def close(self) -> None:
         """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""
         for lane in self._pipeline.lanes:
+            lane.device.close()
             lane.host.close()
 
     def __enter__(self) -> "TieredEmbeddingBag":
@@ -290,7 +368,8 @@ class _Marks:
         self._pipeline = pipeline
         self._counts = self._zeros()
         self._resident = self._zeros()[:, 0]
-        self._batches = 0
+        self.total = np.zeros(len(Counter), np.int64)  # over all tables, never reset
+        self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
         self._bins = np.zeros_like(self._all_bins())
         self._norm_sum = 0.0
@@ -303,11 +382,18 @@ class _Marks:
         bins: NDArray[np.int64] = np.sum([lane.planner.tracker.bin_counts for lane in self._pipeline.lanes], axis=0)
         return bins
 
-    def add(self, plans: Sequence[GroupPlan]) -> None:
+    def add(self, plans: Sequence[GroupPlan], planned: Planned) -> None:
         self._batches += 1
+        self._in_parts += bool(planned.batch.part_sizes)
+        self._waited += planned.waited
         counts = np.concatenate([plan.tally for plan in plans])
         self._counts += counts
+        self.total += counts.sum(axis=0)
         self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED]
+
+    def lose(self, left: NDArray[np.int64]) -> None:
+        """Rows (tables,) that left the device outside of a batch."""
+        self._resident -= left
 
     def count_resident(self) -> None:
         """No batch is in flight: what lies in slots is what is resident."""
@@ -319,6 +405,8 @@ class _Marks:
         bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
         statistics = Statistics(
             batches=self._batches,
+            batches_in_parts=self._in_parts,
+            batches_waited=self._waited,
             counts=self._counts,
             resident_rows=self._resident.copy(),
             saturated_rows=np.concatenate([lane.planner.saturated_per_table() for lane in pipeline.lanes]),
@@ -327,6 +415,7 @@ class _Marks:
             update_norm_counts=bins - self._bins,
             update_norm_sum=norm_sum - self._norm_sum,
         )
-        self._counts, self._batches, self._times = self._zeros(), 0, times
+        self._counts, self._times = self._zeros(), times
+        self._batches = self._in_parts = self._waited = 0
         self._bins, self._norm_sum = bins, norm_sum
         return statistics

@@ -1,6 +1,7 @@
 """`Planned`: one batch on its way through the model, and the work on its rows, group by group."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
+from adaptive.tiers.parts import GroupPart
 from adaptive.tiers.pipeline import Lane
 from adaptive.tiers.plan import Feedback, GroupPlan, Pooling
 
@@ -21,10 +23,13 @@ class GroupWork:
         plan: GroupPlan | None,
         pooling: Pooling | None = None,
         weights: NDArray[np.float32] | None = None,
+        parts: Sequence[GroupPart] = (),
     ) -> None:
         assert (plan is None) != (pooling is None)
         self.plan = plan
+        self.parts = tuple(parts)
         self.gradients: Tensor | None = None
+        self._pooled: Tensor | None = None  # where parts are taken from the whole
         self._lane = lane
         self._pooling = plan.pooling if plan is not None else pooling
         self._weights = weights  # the rows themselves, for a batch that is only read
@@ -34,6 +39,10 @@ class GroupWork:
         assert self._pooling is not None
         return self._lane.device.pool(self._pooling, self._weights)
 
+    def forget(self) -> None:
+        """The batch will be run again: nothing of it is kept."""
+        self.gradients = self._pooled = None
+
     def add_gradients(self, gradients: Tensor) -> None:
         """Keep the gradients of the vectors (V, D); a second backward pass adds to the first."""
         if self.plan is None:
@@ -41,20 +50,44 @@ class GroupWork:
         gradients = gradients.detach().contiguous()
         self.gradients = gradients if self.gradients is None else self.gradients + gradients
 
-    def update(self) -> Feedback:
-        """Update the rows from the gradients."""
+    def pool_part(self, part: GroupPart) -> Tensor:
+        """The vectors of one part, in its order."""
+        if part.pooling is not None:
+            return self._lane.device.pool(part.pooling)
+        if self._pooled is None:
+            self._pooled = self.pool()
+        return torch.cat([self._pooled[place] for place in part.places])
+
+    def add_part(self, part: GroupPart, gradients: Tensor, *, first: bool) -> None:
+        """Put the gradients of a part's vectors where the plan has them; those of a part without any are 0."""
+        assert self.plan is not None
+        if self.gradients is None:
+            self.gradients = gradients.new_zeros((self.plan.pooling.num_vectors, gradients.shape[1]))
+        pieces = torch.split(gradients.detach(), [place.stop - place.start for place in part.places])
+        for place, piece in zip(part.places, pieces, strict=True):
+            if first:
+                self.gradients[place] = piece
+            else:
+                self.gradients[place] += piece
+
+    def update(self) -> Callable[[], Feedback]:
+        """Update the rows from the gradients. What it did is known when the result is called, once."""
         assert self.plan is not None
         plan, device = self.plan, self._lane.device
         if self.gradients is None:  # the loss does not depend on this group
-            return Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        rows, norms = plan.grouping.rows, device.update(plan.grouping, self.gradients)
+            return lambda: Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32))
+        rows, norms = [plan.grouping.rows], [device.update(plan.grouping, self.gradients)]
         if plan.deferred is not None:
-            norms = np.concatenate([norms, device.defer(plan.deferred, self.gradients)])
-            rows = np.concatenate([rows, plan.deferred.due_rows])
+            rows.append(plan.deferred.due_rows)
+            norms.append(device.defer(plan.deferred, self.gradients))
         self.gradients = None
-        if plan.snapshots is None:
-            return Feedback(rows, norms)
-        return Feedback(rows, norms, plan.snapshots, device.drift(plan.snapshots))
+        drifts = None if plan.snapshots is None else device.drift(plan.snapshots)
+
+        def feedback() -> Feedback:
+            measured = np.concatenate([known() for known in norms])
+            return Feedback(np.concatenate(rows), measured, plan.snapshots, None if drifts is None else drifts())
+
+        return feedback
 
     def split(self, vectors: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Feature -> its part of the vectors."""
@@ -77,17 +110,80 @@ class GroupWork:
         return [name for name, part in parts.items() if not bool(torch.isfinite(part).all())]
 
 
+class PartWork(GroupWork):
+    """The same for some samples of the batch: pooled alone, updated with the batch."""
+
+    def __init__(self, whole: GroupWork, part: GroupPart) -> None:
+        super().__init__(whole._lane, whole.plan)
+        self._whole, self._part = whole, part
+        self._first = True
+
+    def pool(self) -> Tensor:
+        return self._whole.pool_part(self._part)
+
+    def add_gradients(self, gradients: Tensor) -> None:
+        self._whole.add_part(self._part, gradients, first=self._first)
+        self._first = False
+
+
 class Planned:
-    """A batch whose rows are in place.
+    """A batch whose rows are in place, or, while only a part of it is in use, on their way.
 
     `dense` (B, num_dense) and `labels` (B,) are float32 tensors on the device; `batch` is the batch as read.
     """
 
-    def __init__(self, batch: Batch, works: Sequence[GroupWork], device: torch.device) -> None:
-        self.batch = batch
+    share = 1.0
+    """Of the whole batch's samples: the weight of a mean loss over this part."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        works: Sequence[GroupWork],
+        send: Callable[[NDArray[np.float32]], Tensor],
+        arrived: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._batch = batch
+        self._arrived = arrived
+        self.waited = False  # a part had to
         self.works = tuple(works)
-        self.dense = _tensor(batch.dense, device)
-        self.labels = _tensor(batch.labels, device)
+        self.dense = send(batch.dense)
+        self.labels = send(batch.labels)
+
+    @property
+    def batch(self) -> Batch:
+        return self._batch
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.labels)
+
+    @property
+    def whole(self) -> "Planned":
+        """The batch that this is, or is a part of."""
+        return self
+
+    def parts(self) -> Iterator["Planned"]:
+        """The parts to run through the model one after another before the one `step()`, each when its rows are in
+        place. A batch that is not in parts is its own only one.
+
+            for part in planned.parts():
+                loss = loss_fn(model(part.dense, embeddings.stack(part)), part.labels)  # a mean over samples
+                (part.share * loss).backward()
+
+        Then dense gradients are sums of the parts', and rows are updated as without parts, from the same look-ups in
+        the same order: bit for bit, if the gradients of the vectors are.
+        """
+        if not any(work.parts for work in self.works):
+            yield self
+            return
+        for number, (first, last) in enumerate(pairwise(accumulate(self.batch.part_sizes, initial=0))):
+            part = _Part(self, number, first, last)
+            part.wait()
+            yield part
+
+    def wait(self) -> None:
+        """Return when the rows are in place; raises what fetching them raised."""
+        self.waited |= self._arrived()
 
     @property
     def trainable(self) -> bool:
@@ -106,6 +202,30 @@ class Planned:
         return any(work.gradients is not None for work in self.works)
 
 
-def _tensor(array: NDArray[np.float32], device: torch.device) -> Tensor:
-    # torch refuses read-only memory; a copy keeps the promise that batches do not change.
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
+class _Part(Planned):
+    """Samples `first` to `last` of a batch."""
+
+    def __init__(self, whole: Planned, number: int, first: int, last: int) -> None:
+        self._whole, self._samples = whole, slice(first, last)
+        self._waits = any(work.parts[number].waits for work in whole.works)
+        self._taken: Batch | None = None
+        self.works = tuple(PartWork(work, work.parts[number]) for work in whole.works)
+        self.dense, self.labels = whole.dense[first:last], whole.labels[first:last]
+        self.share = (last - first) / whole.num_samples
+
+    @property
+    def batch(self) -> Batch:
+        if self._taken is None:
+            self._taken = self._whole.batch.take(np.arange(self._samples.start, self._samples.stop))
+        return self._taken
+
+    @property
+    def whole(self) -> Planned:
+        return self._whole
+
+    def parts(self) -> Iterator[Planned]:
+        yield self
+
+    def wait(self) -> None:
+        if self._waits:
+            self._whole.wait()

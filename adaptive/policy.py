@@ -100,8 +100,9 @@ class Deferral:
 class Policy(ABC):
     """Decides which rows deserve the device and which have stopped moving.
 
-    Methods run in the look-ahead thread, one at a time. Arrays handed in are read-only. What a method returns is
-    checked before any row moves; what it raises stops training with the policy, method and batch named.
+    Methods run in a thread of their own, one at a time. Arrays handed in are read-only. What a method returns is
+    checked before any row moves; what it raises, and a method that does not return (`TierConfig.policy_timeout_s`),
+    stops training with the policy, method and batch named.
 
     Parameters of `__init__` (keyword-only, annotated, with defaults) are the policy's settings.
     """
@@ -120,6 +121,9 @@ class Policy(ABC):
     dropped_inputs: int = 0
     """Samples that came to `arrange` and those that it left out, so far; counted by a policy that drops inputs."""
 
+    reported: ClassVar[tuple[str, ...]] = ()
+    """Attributes, numbers, that are shown with every record of a run."""
+
     watches: bool = True
     """Whether `saturated`, where a policy defines it, is to be asked and given measurements; a policy whose settings
     do without says no, and no snapshots are kept."""
@@ -130,6 +134,14 @@ class Policy(ABC):
     deferral: Deferral | None = None
     """Whether and how updates of popular rows are deferred; only where skipping is switched on."""
 
+    warmup: int = 0
+    """Batches before anything is left out, as far as the policy knows; a guard judges from then on."""
+
+    allowance: float = 1.0
+    """The share of its skipping that a guard allows: 1 all, 0 none. Set between two batches. Of the rows that
+    `saturated` names only that share is skipped, and `deferral.at_most` shrinks, without the policy doing anything;
+    a policy that drops inputs keeps those that `allows` leaves out."""
+
     @abstractmethod
     def score(self, rows: RowStats) -> NDArray[Any]:
         """(n,) numbers without NaN: how much each row deserves the device. The lowest leaves first."""
@@ -139,11 +151,34 @@ class Policy(ABC):
         return np.zeros(len(rows), np.bool_)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        """Regroup, split or drop inputs before they are planned. Default: as they come."""
+        """Regroup, split or drop inputs before they are planned. Default: as they come.
+
+        A batch may be given parts (`Batch.part_sizes`), the first of which is then trained while rows for the others
+        are still coming, and samples to be evaluated after it (`Batch.held_back`, `observe`).
+        """
         return batches
+
+    def observe(self, number: int, loss: float) -> None:  # noqa: B027 (optional, not abstract)
+        """The mean loss on the held-back samples that `arrange` gave batch `number`, measured once it was trained.
+
+        Told at least 8 batches later and at least as many as are looked ahead, so that what follows from it depends on
+        no timing, nor on a depth of up to 8. Loops that do not measure (`TieredEmbeddingBag.report_loss`) tell nothing.
+        Default: nothing.
+        """
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:  # noqa: B027 (optional, not abstract)
         """Look at a sample of the training data before training. Default: nothing."""
+
+    def allows(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(n,) whether skipping is allowed for each of these numbers (n,), of rows or of inputs.
+
+        True for the share `allowance` of all numbers, chosen by a hash, so that a number is treated alike each time;
+        of two allowances the lower one chooses among the numbers of the higher one.
+        """
+        mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps, as a hash should
+        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+        chosen: NDArray[np.bool_] = (mixed >> np.uint64(32)) < np.uint64(round(self.allowance * 2**32))
+        return chosen
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Arrays from which `load_state_dict` restores the policy. Default: none."""

@@ -1,5 +1,6 @@
 """Steps become records: every `log_every` steps one `IntervalRecord`, handed to the file, TensorBoard, the terminal."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.errors import PolicyError
 from adaptive.evaluation import Evaluation
+from adaptive.policy import Policy
 from adaptive.telemetry.counters import table_counts
 from adaptive.telemetry.metrics import StreamingAUC, StreamingLogLoss
 from adaptive.telemetry.record import STAGES, EvalRecord, Histogram, IntervalRecord, Record, sum_tables
@@ -32,6 +35,7 @@ class Recorder:
 
     Attributes:
         steps, samples: trained so far.
+        loss: mean of the latest batch, predicted before it was learnt.
         totals: of all intervals written.
         auc, log_loss: of the predictions made in training, each before its batch was learnt.
     """
@@ -53,9 +57,11 @@ class Recorder:
         """
         self.steps = 0
         self.samples = 0
+        self.loss = math.nan
         self.totals = RunTotals()
         self.auc, self.log_loss = StreamingAUC(), StreamingLogLoss()
         self._embeddings, self._sinks, self._log_every, self._now = embeddings, sinks, log_every, now
+        reported_numbers(embeddings.policy)  # a wrong name is told now, not at the end of the first interval
         self.start()
 
     def start(self, at: float | None = None) -> None:
@@ -79,6 +85,7 @@ class Recorder:
         """Record a trained batch: mean loss, logits (B,) and labels (B,)."""
         self.steps += 1
         self.samples += len(labels)
+        self.loss = loss
         self._losses.append(loss)
         self._logits.append(logits.detach())
         self._labels.append(labels)
@@ -134,6 +141,7 @@ class Recorder:
             row_hit_rate=whole.row_hit_rate,
             tables=tables,
             update_norms=_update_norms(found),
+            policy=_policy_numbers(found, self._embeddings.policy),
         )
 
     def _time_ms(self, found: Statistics, seconds: float) -> dict[str, float]:
@@ -147,6 +155,28 @@ class Recorder:
         """Hand a record to every sink."""
         for sink in self._sinks:
             sink.write(record)
+
+
+def reported_numbers(policy: Policy) -> dict[str, float]:
+    """What the policy wants shown.
+
+    Raises:
+        PolicyError: if it names an attribute that is not there, or no number.
+    """
+    try:
+        return {name: float(getattr(policy, name)) for name in policy.reported}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PolicyError(
+            f"policy {type(policy).__name__}.reported must name attributes that are numbers: {error}"
+        ) from error
+
+
+def _policy_numbers(found: Statistics, policy: Policy) -> dict[str, float]:
+    numbers = reported_numbers(policy)
+    if found.batches_in_parts:
+        numbers["in_parts_share"] = found.batches_in_parts / found.batches
+        numbers["waited_share"] = found.batches_waited / found.batches_in_parts
+    return numbers
 
 
 def _update_norms(found: Statistics) -> Histogram | None:

@@ -4,6 +4,11 @@ for planned in embeddings.look_ahead(batches, depth=depth):       read, plan, wr
     loss = log_loss(model(planned.dense, embeddings.stack(planned)), planned.labels)       forward
     optimizer.zero_grad(); loss.backward()                                                 backward
     optimizer.step(); embeddings.step()                                                    update
+
+A batch in parts goes forward and backward part by part, and is updated once. The loss of a part is its samples' share
+of the batch's mean, so every sample has the gradient that it has without parts, as far as its model's own rounding
+does not depend on how many samples run together; dense gradients are sums of the parts' sums. Layers whose samples
+influence each other (batch normalisation) see each part as a batch.
 """
 
 import contextlib
@@ -11,11 +16,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.evaluation import evaluate
 from adaptive.finite import bad_parameters, explain_gradients, explain_loss
 from adaptive.planned import Planned
 from adaptive.recorder import Recorder
@@ -54,35 +60,73 @@ class Trainer:
         with contextlib.closing(self.embeddings.look_ahead(batches, depth=depth)) as coming:
             while (planned := self._next(coming)) is not None:
                 self.step(planned)
+                self._measure(planned)
                 if stopped():
                     break
         self.recorder.write_interval()
         return self.recorder.steps - before
 
     def step(self, planned: Planned) -> None:
-        """Train one batch. Whether the numbers are finite is known before anything is updated."""
-        name, timed = f"step {self.recorder.steps + 1}", self.recorder.timed
-        with timed("forward"):
-            pooled = self.embeddings.stack(planned)
-            logits = self.model(planned.dense, pooled)
-            loss = binary_cross_entropy_with_logits(logits, planned.labels)
-            value = float(loss.detach())
-        if not math.isfinite(value):
-            what = f"{name}: the loss is {value}"
-            raise explain_loss(what, planned.batch, logits=logits, pooled=pooled, model=self.model)
-        with timed("backward"):
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-        with timed("update"):
+        """Train one batch. Whether the numbers are finite is known before anything is updated.
+
+        A device that runs out of memory in the passes gives rows back, and they are run again.
+        """
+        name = f"step {self.recorder.steps + 1}"
+        loss, logits = self.embeddings.with_room(lambda: self._passes(planned, name))
+        with self.recorder.timed("update"):
             parameters, features = bad_parameters(self.model), self.embeddings.bad_gradients()
             if parameters or features:
                 raise explain_gradients(name, planned.batch, parameters=parameters, features=features)
             self.optimizer.step()
             self.embeddings.step()
-        self.recorder.step(value, logits, planned.batch.labels)
+        self.recorder.step(loss, logits, planned.batch.labels)
+
+    def _passes(self, planned: Planned, name: str) -> tuple[float, Tensor]:
+        """Forward and backward of all parts; returns the batch's loss and logits."""
+        self.optimizer.zero_grad()
+        loss, logits = 0.0, []
+        parts = planned.parts()
+        while (part := self._next_part(parts)) is not None:
+            value, found = self._learn(part, name)
+            loss += value
+            logits.append(found)
+        return loss, torch.cat(logits) if len(logits) > 1 else logits[0]
+
+    def _learn(self, part: Planned, name: str) -> tuple[float, Tensor]:
+        """Forward and backward; returns the part's share of the batch's loss, and its logits."""
+        timed = self.recorder.timed
+        with timed("forward"):
+            pooled = self.embeddings.stack(part)
+            logits = self.model(part.dense, pooled)
+            loss = _share_of_loss(logits, part)
+            value = float(loss.detach())
+        if not math.isfinite(value):
+            what = f"{name}: the loss is {value}"
+            raise explain_loss(what, part.batch, logits=logits, pooled=pooled, model=self.model)
+        with timed("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return value, logits.detach()
+
+    def _next_part(self, parts: Iterator[Planned]) -> Planned | None:
+        with self.recorder.timed("wait"):
+            return next(parts, None)
+
+    def _measure(self, planned: Planned) -> None:
+        """The loss on samples that the policy has held back."""
+        if planned.batch.held_back is not None:
+            found = evaluate(self.embeddings, self.model, [planned.batch.held_back])
+            assert found.log_loss is not None
+            self.embeddings.report_loss(planned, found.log_loss)
 
     def _next(self, coming: Iterator[Planned]) -> Planned | None:
         with self.recorder.timed("wait"):
             planned = next(coming, None)
         self.recorder.write_if_due()  # only now does the last batch count as trained
         return planned
+
+
+def _share_of_loss(logits: Tensor, part: Planned) -> Tensor:
+    """The mean log loss over the whole batch, as far as it is this part's."""
+    if part is part.whole:
+        return binary_cross_entropy_with_logits(logits, part.labels)
+    return binary_cross_entropy_with_logits(logits, part.labels, reduction="sum") / part.whole.num_samples

@@ -1,15 +1,17 @@
 """Popular inputs first (Hotline, https://arxiv.org/abs/2204.05436, ISCA 2024).
 
 For a while at the start, the access learning phase counts look-ups. Then the frequent rows stay on the device, their
-only home, and the inputs of a mini-batch that need no other row, the popular ones, are put before the rest.
+only home, and a mini-batch is cut into two micro-batches: the popular inputs, which need no other row, and the rest.
+Training begins with the popular ones while rows for the others are on their way.
 
-A mini-batch keeps its inputs and its one optimizer step: their order changes the order of summation and nothing else.
-Hotline trains the popular inputs as a micro-batch of their own while rows for the others are still on their way. That
-takes a trainer with two forward passes for one step and is not done here: the look-ahead fetches the rows of a whole
-mini-batch before its turn. What is missing then are the rows of other inputs only, as counted by `popular_inputs`.
+There is one optimizer step for a mini-batch, from the gradients of both micro-batches. Rows are updated as without
+micro-batches: look-up by look-up in the order of the mini-batch. What may round differently is the order of the inputs
+(popular first) and, in dense layers, a sum of two sums. The paper's first version re-packs four mini-batches and takes
+a step for each micro-batch; whether its second one takes one step or two could not be found out.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,8 @@ class Hotline(Policy):
         min_share: share of the counted look-ups from which on a row is popular; the paper has 1 in 100,000.
         capacity: share of the device rows that popular rows may take. The rest is for the rows of mini-batches
             that are being fetched and trained.
+        micro_batches: whether popular and other inputs run through the model apart; if not, popular inputs only stand
+            first. Apart, they cost two smaller passes instead of one, and gain what training would wait for rows.
         relearn_every: mini-batches after which learning starts again, for popularity that drifts; 0: never. What was
             learnt before holds until the phase ends.
 
@@ -38,6 +42,8 @@ class Hotline(Policy):
         seen_inputs, popular_inputs: samples that came after the first learning phase, and those that were popular.
     """
 
+    reported = ("popular_rows", "seen_inputs", "popular_inputs")
+
     def __init__(
         self,
         *,
@@ -45,6 +51,7 @@ class Hotline(Policy):
         every: int = 1,
         min_share: float = 1e-5,
         capacity: float = 0.5,
+        micro_batches: bool = True,
         relearn_every: int = 0,
     ) -> None:
         if learn < 1 or every < 1:
@@ -54,7 +61,7 @@ class Hotline(Policy):
         if relearn_every and relearn_every <= learn:
             raise ValueError(f"relearn_every={relearn_every}: needed more than learn={learn} mini-batches, or 0: never")
         self.learn, self.every, self.min_share = learn, every, min_share
-        self.capacity, self.relearn_every = capacity, relearn_every
+        self.capacity, self.micro_batches, self.relearn_every = capacity, micro_batches, relearn_every
         self.popular_rows = self.seen_inputs = self.popular_inputs = 0
         self._popular = ByRow(np.bool_)
         self._counts = ByRow(np.uint32)  # of the learning phase
@@ -72,8 +79,11 @@ class Hotline(Policy):
                 continue
             popular = count_lookups(batch, ~self._popular[rows]) == 0
             self.seen_inputs += batch.num_samples
-            self.popular_inputs += int(popular.sum())
-            yield batch.take(np.argsort(~popular, kind="stable"))
+            count = int(popular.sum())
+            self.popular_inputs += count
+            ordered = batch.take(np.argsort(~popular, kind="stable"))
+            apart = self.micro_batches and 0 < count < batch.num_samples
+            yield replace(ordered, part_sizes=(count, batch.num_samples - count)) if apart else ordered
 
     def _learn(self, rows: NDArray[np.int64], view: TierView) -> None:
         """Count a mini-batch, if it belongs to a learning phase; with the phase's last one, decide."""

@@ -22,10 +22,15 @@ def samples_of_lookups(batch: Batch) -> NDArray[np.int64]:
 
 def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(B,) how many of each sample's look-ups are among the chosen (N,)."""
-    if len(batch.ids) == len(batch.offsets) - 1 and (np.diff(batch.offsets) == 1).all():  # one id a bag
-        counts: NDArray[np.int64] = chosen.reshape(batch.num_features, batch.num_samples).sum(axis=0)
+    counts: NDArray[np.int64]
+    if batch.one_each:
+        counts = chosen.reshape(batch.num_features, batch.num_samples).sum(axis=0)
         return counts
-    return np.bincount(samples_of_lookups(batch)[chosen], minlength=batch.num_samples)
+    before = np.zeros(len(chosen) + 1, np.int64)
+    np.cumsum(chosen, out=before[1:])
+    per_bag = np.diff(before[batch.offsets])
+    counts = per_bag.reshape(batch.num_features, batch.num_samples).sum(axis=0)
+    return counts
 
 
 class Refill:
@@ -46,23 +51,28 @@ class Refill:
         """Take the chosen (B,) samples; yields the batches that have become full."""
         self.size = self.size or batch.num_samples
         samples = np.flatnonzero(chosen)
-        if len(samples):
-            self._waiting.append(batch if len(samples) == batch.num_samples else batch.take(samples))
-            self._count += len(samples)
-        while self._count >= self.size:
+        while len(samples) and self._count + len(samples) >= self.size:
+            needed = self.size - self._count
+            self._wait(batch, samples[:needed])
+            samples = samples[needed:]
             self.filled += 1
-            yield self._cut(self.size)
+            yield self._join()
+        self._wait(batch, samples)
 
     def rest(self) -> Iterator[Batch]:
         """What is left, as one smaller batch, if anything is."""
         if self._count:
-            yield self._cut(self._count)
+            yield self._join()
 
-    def _cut(self, size: int) -> Batch:
+    def _wait(self, batch: Batch, samples: NDArray[np.int64]) -> None:
+        if len(samples):
+            self._waiting.append(batch if len(samples) == batch.num_samples else batch.take(samples))
+            self._count += len(samples)
+
+    def _join(self) -> Batch:
         joined = concatenate(self._waiting)
-        self._count -= size
-        self._waiting = [joined.take(np.arange(size, joined.num_samples))] if self._count else []
-        return joined.take(np.arange(size)) if self._count else joined
+        self._waiting, self._count = [], 0
+        return joined
 
 
 class ByRow(Generic[Scalar]):

@@ -15,10 +15,11 @@ from policies.inputs import Refill
 
 
 class RandomDrop(Policy):
-    """Rows are worth their look-ups so far; every input is dropped with the same probability.
+    """Rows are worth their look-ups so far; of every mini-batch the same share of inputs is dropped, chosen at random.
 
     Args:
-        share: of the inputs, dropped. The others train in full batches; those that fill none at the end go, too.
+        share: of the inputs, dropped, to the input: so a run can repeat the share of another one. The others train in
+            full batches; those that fill none at the end go, too.
         seed: of the choice.
 
     Attributes:
@@ -42,11 +43,12 @@ class RandomDrop(Policy):
         refill = Refill()
         for batch in batches:
             # Seeded by position: a restored run goes on as the saved one would have.
-            random = np.random.default_rng([self.seed, self.seen_inputs])
-            kept = random.random(batch.num_samples) >= self.share
+            order = np.random.default_rng([self.seed, self.seen_inputs]).permutation(batch.num_samples)
+            share, before = self.share * self.allowance, self.seen_inputs
             self.seen_inputs += batch.num_samples
-            self.dropped_inputs += int((~kept).sum())
-            yield from refill.add(batch, kept)
+            count = int(share * self.seen_inputs) - int(share * before)
+            self.dropped_inputs += count
+            yield from refill.add(batch, order >= count)
         if refill.filled:  # a small last batch would weigh its few inputs like a full one its many
             self.dropped_inputs += refill.num_waiting
         else:

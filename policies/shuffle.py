@@ -4,7 +4,11 @@ https://arxiv.org/abs/2103.00686 (PVLDB 15(1), 2022). Many swaps mix hot and col
 rows each; few swaps cost little and may hurt the model.
 """
 
-from itertools import count
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from adaptive import Batch, concatenate
 
 START, LEAST, MOST = 50, 1, 100  # per cent of the cold mini-batches
 PATIENCE = 4  # swaps in a row at which the test loss fell
@@ -38,19 +42,43 @@ class ShuffleScheduler:
                 self.rate = min(self.rate * 2, MOST)
         return self.rate
 
-    def phases(self, cold: int, hot: int) -> list[tuple[bool, int]]:
+    def phases(self, cold: int, hot: int) -> Iterator[tuple[bool, int]]:
         """(is hot, mini-batches) in turn, cold first, until `cold` and `hot` mini-batches are used up.
 
-        Every swap to hot trains the same per cent of the hot ones.
+        Every swap to hot trains the same per cent of the hot ones. The rate may change on the way.
         """
-        phases: list[tuple[bool, int]] = []
-        done = {False: 0, True: 0}
-        for turn in count(1):
+        share, done = 0, {False: 0, True: 0}
+        while share < 100:
+            share = min(share + self.rate, 100)
             for is_hot, total in ((False, cold), (True, hot)):
-                until = min(-(-total * self.rate * turn // 100), total)
+                until = -(-total * share // 100)
                 if until > done[is_hot]:
-                    phases.append((is_hot, until - done[is_hot]))
-                    done[is_hot] = until
-            if done == {False: cold, True: hot}:
-                return phases
-        raise AssertionError
+                    number, done[is_hot] = until - done[is_hot], until
+                    yield is_hot, number
+
+    def state(self) -> list[float]:
+        """Numbers from which `restored` makes this scheduler again."""
+        return [self.rate, self._falls, np.nan if self._latest is None else self._latest]
+
+    @classmethod
+    def restored(cls, state: Sequence[float]) -> "ShuffleScheduler":
+        """The scheduler that gave this state."""
+        rate, falls, latest = state
+        scheduler = cls(int(rate))
+        scheduler._falls, scheduler._latest = int(falls), None if np.isnan(latest) else float(latest)
+        return scheduler
+
+
+def hold_back(batches: Sequence[Batch], one_in: int) -> tuple[list[Batch], Batch | None]:
+    """The batches without one in `one_in` of their samples, 0: none, and those samples as a batch, if there are any."""
+    if not one_in:
+        return list(batches), None
+    rest, held = list[Batch](), list[Batch]()
+    before = 0
+    for batch in batches:
+        chosen = (before + np.arange(batch.num_samples)) % one_in == one_in - 1
+        before += batch.num_samples
+        for samples, pile in ((np.flatnonzero(chosen), held), (np.flatnonzero(~chosen), rest)):
+            if len(samples):
+                pile.append(batch.take(samples))
+    return rest, concatenate(held) if held else None

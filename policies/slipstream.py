@@ -196,6 +196,7 @@ class Slipstream(Policy):
         watched = count_lookups(batch, self._watched[rows])
         saturated = count_lookups(batch, self._saturated[rows])
         dropped = (watched > 0) & (saturated >= self._needed(watched))
+        dropped &= self.allows(self.seen_inputs + np.arange(batch.num_samples))
         dropped[np.flatnonzero(dropped)[int(_MOST_DROPPED * batch.num_samples) :]] = False
         return dropped
 

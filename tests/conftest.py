@@ -9,6 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for subprocesses
 
+import hypothesis
 import pytest
 import torch
 
@@ -18,6 +19,8 @@ import numba
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("ADAPTIVE_DATA", ROOT / "../shared/data")).resolve()
 
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes as long as it takes
+hypothesis.settings.load_profile("any machine")
 torch.set_num_threads(1)
 numba.set_num_threads(1)
 

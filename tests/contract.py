@@ -1,6 +1,7 @@
 """The policies that every test of "any policy" runs over. A new policy is added to one list, here."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from policies.lfu import LFU
 from policies.lru import LRU
 from policies.random_drop import RandomDrop
 from policies.recshard import RecShard
+from policies.s3fifo import S3FIFO
 from policies.scratchpipe import ScratchPipe
 from policies.sieve import Sieve
 from policies.slipstream import Slipstream
@@ -71,6 +73,15 @@ class Dropping(LRU):
             yield batch.take(np.arange(0, batch.num_samples, 2))
 
 
+class InParts(LRU):
+    """Every batch is cut in two, not in the middle."""
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in batches:
+            first = batch.num_samples // 3
+            yield replace(batch, part_sizes=(first, batch.num_samples - first)) if first else batch
+
+
 class EagerlySaturating(LRU):
     """Half of the rows are saturated, whatever they do."""
 
@@ -90,6 +101,7 @@ BUILT_INS: list[type[Policy]] = [
     Hotline,
     RecShard,
     Sieve,
+    S3FIFO,
     RandomDrop,
 ]
 
@@ -101,6 +113,7 @@ OTHERS: list[type[Policy]] = [
     Infinite,
     Regrouping,
     Dropping,
+    InParts,
     EagerlySaturating,
 ]
 
@@ -116,6 +129,7 @@ POLICIES: list[tuple[type[Policy], dict[str, Any]]] = [
     (Slipstream, {"skip": "inputs", "warmup": 0, "min_accesses": 1, "target_drop": 0.3}),
     (FAE, {"select": "top", "sample_rate": 0.5, "rate": 10, "block": 5}),
     (Hotline, {"learn": 4, "every": 2, "relearn_every": 9}),
+    (Hotline, {"learn": 4, "micro_batches": False}),
 ]
 
 

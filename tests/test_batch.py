@@ -1,5 +1,6 @@
 """`Batch`: what it refuses, and that rearranging samples loses nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,9 @@ def batches(
 ) -> Batch:
     num_samples = draw(st.integers(min_samples, 5))
     features = draw(st.integers(0, 3)) if num_features is None else num_features
-    bag_sizes = draw(st.lists(st.integers(0, 3), min_size=num_samples * features, max_size=num_samples * features))
+    num_bags = num_samples * features
+    one_each = draw(st.booleans())  # has a way of its own
+    bag_sizes = [1] * num_bags if one_each else draw(st.lists(st.integers(0, 3), min_size=num_bags, max_size=num_bags))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     num_ids = sum(bag_sizes)
     labels = rng.normal(size=num_samples).astype(np.float32)
@@ -202,6 +205,22 @@ def test_origins_of_other_files_are_forgotten() -> None:
     assert [joined.origin.where(b) for b in range(4)] == ["a:3", "a:4", "a:3", "a:4"]
 
 
+# --- parts and held-back samples -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 2), (0, 2), (3, -1)])
+def test_parts_make_up_the_batch(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="do not make up a batch of 2"):
+        two_by_two(part_sizes=sizes)
+    assert two_by_two(part_sizes=(1, 1)).part_sizes == (1, 1)
+
+
+def test_wishes_for_a_batch_are_not_handed_on() -> None:
+    batch = replace(two_by_two(dense=floats([0], [1])), part_sizes=(1, 1), held_back=two_by_two())
+    for other in (batch.take(ints(0, 1)), concatenate([batch, batch])):
+        assert (other.part_sizes, other.held_back) == ((), None)
+
+
 # --- one id per bag --------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +238,12 @@ def test_one_hot_holds_every_samples_ids(num_samples: int, num_features: int, se
     batch = one_hot_batch(np.zeros((num_samples, 0), np.float32), ids, np.zeros(num_samples, np.float32), origin)
     assert [bags for _, bags, _, _ in samples_of(batch)] == [[[i] for i in row] for row in ids.tolist()]
     assert batch.origin is origin
+
+
+def test_one_id_for_each_bag() -> None:
+    assert one_hot_batch(np.zeros((2, 0), np.float32), ints([1, 2], [4, 5]), floats(0, 1)).one_each
+    assert not two_by_two().one_each
+    assert not two_by_two(ids=ints(1, 2, 3, 4), offsets=ints(0, 2, 2, 3, 4)).one_each, "as many ids as bags, unevenly"
 
 
 def test_one_hot_refuses_other_types() -> None:

@@ -127,6 +127,62 @@ def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
     assert by_policy(result)["lfu"]["verdict"] == "differs"
 
 
+# --- dropping inputs, beside random --------------------------------------------------------------------------------
+
+DROP = {"skip": "inputs", "warmup": 0, "threshold": 0.5, "min_accesses": 1, "drop_at": 0.3}
+
+
+def test_dropping_inputs_is_shown_beside_as_many_dropped_at_random(tmp_path: Path) -> None:
+    told: list[str] = []
+    rivals = [
+        rival("lru"),
+        rival("slipstream", policy_options=DROP),
+        rival("random_drop", policy_options={"share": 0.2}),
+    ]
+    outcomes = train_all(rivals, 2, claim(str(tmp_path / "out")), told=told.append)
+    twin = "random_drop beside slipstream"
+    assert [one.policy for one in outcomes] == 2 * ["lru", "slipstream", twin, "random_drop"]
+    assert told[2] == f"seed 0 (1 of 2), {twin}"
+    shares = [one.summary["skipped_input_share"] for one in outcomes if one.policy in ("slipstream", twin)]
+    assert shares[0] > 0.05 and shares[1::2] == shares[::2], "to the input"
+    record = json.loads((tmp_path / "out/seed-1/1-random_drop/run.json").read_text())
+    assert record["config"]["seed"] == 1
+    assert record["config"]["policy_options"] == {"share": shares[2], "seed": 1}
+    found = by_policy(judge(outcomes, auc_budget=BUDGET))
+    assert [one["beside"] for one in found.values()] == [None, None, "slipstream", None]
+    expected = [outcomes[n].summary["auc"] - outcomes[n + 1].summary["auc"] for n in (1, 5)]
+    assert found["slipstream"]["auc_difference_to_random"] == pytest.approx(sum(expected) / 2)
+    assert found["slipstream"]["auc_difference_to_random_ci"] == interval(expected)
+    assert found[twin]["auc_difference_to_random"] is None and found["lru"]["auc_difference_to_random"] is None
+
+
+def test_where_no_input_is_dropped_nothing_is_added(tmp_path: Path) -> None:
+    rivals = [rival("lru", steps=2), rival("slipstream", policy_options=EAGER, steps=2)]
+    assert [one.policy for one in train_all(rivals, 1, tmp_path)] == ["lru", "slipstream"]
+
+
+def test_the_control_takes_part_in_tables_and_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        dropped = {"lru": 0.0, "slipstream": 0.25, "random_drop": 0.26}[config.policy]
+        if config.policy == "random_drop" and config.seed == 1:
+            raise DeviceMemoryError("no room")
+        return outcome("", config.seed, 0.7 - dropped, skipped_input_share=dropped).summary
+
+    monkeypatch.setattr(adaptive.compare.runs, "train_run", train)
+    result = compared([rival("lru"), rival("slipstream")], tmp_path / "out")
+    found, twin = by_policy(result), "random_drop beside slipstream"
+    assert result["problems"] == [f"{twin}, seed 1: DeviceMemoryError: no room"]
+    assert found["slipstream"]["auc_difference_to_random"] == pytest.approx(0.01)
+    assert found["slipstream"]["auc_difference_to_random_ci"] is None
+    text, lines = comparison_text(result), comparison_csv(result).splitlines()
+    assert "against random" in text and "+0.01000" in text and f"{twin}: undecided" in text
+    assert "a rule that does not beat it chooses no better than chance" in text
+    assert f"| {twin} |" in comparison_markdown(result)
+    assert {"beside", "auc_difference_to_random", "auc_difference_to_random_ci_low"} <= set(lines[0].split(","))
+    assert [line.split(",")[0] for line in lines[1:]] == ["lru", "slipstream", twin]
+    json.dumps(result, allow_nan=False)
+
+
 # --- seeds -----------------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +314,31 @@ def test_only_seeds_that_both_finished_are_compared() -> None:
     assert found["seeds"] == [0, 2] and found["auc_difference"] == pytest.approx(-0.1)
     assert found["samples_per_s"] == 200 and found["time_ms"] == {"plan": 2.0}
     assert result["problems"] == ["s, seed 1: PolicyError: no"]
+
+
+def test_every_share_has_a_column_of_its_own() -> None:
+    more = {
+        "deferred_update_share": 0.125,
+        "skipped_input_share": 0.5,
+        "host_bytes_read": 8192,
+        "host_bytes_written": 0,
+    }
+    result = judge([outcome("lru", 0, 0.7), outcome("s", 0, 0.7, 0.25, **more)], auc_budget=BUDGET)
+    head, _, control, changed = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in comparison_markdown(result).splitlines()[:4]
+    )
+    cells = dict(zip(head, changed, strict=True))
+    assert {name: cells[name] for name in head[6:-1]} == {
+        "to device": "1.0 KiB",
+        "to host": "0 B",
+        "from files": "2.0 KiB",
+        "to files": "0 B",
+        "skipped updates": "25.0 %",
+        "deferred updates": "12.5 %",
+        "skipped look-ups": "25.0 %",
+        "skipped inputs": "50.0 %",
+    }
+    assert dict(zip(head, control, strict=True))["from files"] == "-"
 
 
 def test_tables() -> None:

@@ -23,6 +23,7 @@ LAYERS = [
     ["build", "settings", "recorder", "contract"],
     ["simulate"],
     ["trainer"],
+    ["guard"],
     ["runs"],
     ["compare"],
     ["cli"],
@@ -33,7 +34,11 @@ PARTS = {name: part for line in LAYERS for part in line for name in part.split("
 MODULES = sorted(
     path for path in (ROOT / "adaptive").rglob("*.py") if path.parent != ROOT / "adaptive" or path.stem != "__init__"
 )
-SHARED_BY_POLICIES = {"policies.inputs", "policies.shuffle"}  # no policies; those do not know each other
+SHARED_BY_POLICIES = {
+    "policies.inputs",
+    "policies.shuffle",
+    "policies.threshold",
+}  # no policies; those do not know each other
 OUTSIDE = sorted([*(ROOT / "policies").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 
 

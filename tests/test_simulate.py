@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -170,13 +171,27 @@ def test_a_policy_that_fails_stops_its_own_run_only(dataset: Dataset, tmp_path: 
         "from policies.lru import LRU\n"
         "class Scores(LRU):\n    def score(self, rows):\n        raise RuntimeError('no idea')\n"
         "class Arranges(LRU):\n    def arrange(self, batches, view):\n        yield next(batches)\n        1 / 0\n"
+        "import pathlib, time\n"
+        "def wait():\n    while not pathlib.Path(__file__).with_suffix('.end').exists():\n        time.sleep(0.01)\n"
+        "class Hangs(LRU):\n    def score(self, rows):\n        wait()\n"
+        "class Counts(LRU):\n    def calibrate(self, sample, view):\n        wait()\n"
     )
-    cases = [(name, toy_config(policy=f"{bad}:{name}", depth=0)) for name in ("Scores", "Arranges")]
-    result = simulate([*cases, ("lru", toy_config(policy="lru", depth=0))], ["50%"], MACHINE, embedding_dim=WIDTH)
+    tier = {"policy_timeout_s": 0.3}
+    names = ("Scores", "Arranges", "Hangs", "Counts")
+    cases = [(name, toy_config(policy=f"{bad}:{name}", depth=0, tier=tier)) for name in names]
+    result = simulate(
+        [*cases, ("lru", toy_config(policy="lru", depth=0, tier=tier))], ["50%"], MACHINE, embedding_dim=WIDTH
+    )
     errors = {run["policy"]: run["error"] for run in result["runs"]}
     assert "Scores.score at batch" in errors["Scores"] and "no idea" in errors["Scores"]
     assert "Arranges.arrange raised ZeroDivisionError" in errors["Arranges"]
+    assert "Hangs.score at batch" in errors["Hangs"] and "has not returned for 0.3 s" in errors["Hangs"]
+    assert "Counts.calibrate has not returned for 0.3 s" in errors["Counts"]
     assert errors["lru"] is None
+    bad.with_suffix(".end").touch()
+    for thread in threading.enumerate():
+        if thread.name == "adaptive-policy":
+            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -296,12 +311,13 @@ def test_belady_by_hand(choose: Any) -> None:
     assert best_hits([[1], [1]], 0, bypass=True, choose=choose) == 0
 
 
+@settings(deadline=None)
 @given(BATCHES, st.integers(6, 10))
 def test_the_bound_is_that_of_the_twin(batches: list[list[int]], num_slots: int) -> None:
     assert best_hits(batches, num_slots, bypass=False) == belady_twin(batches, num_slots)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=2), min_size=1, max_size=7),
     st.integers(2, 4),
@@ -323,7 +339,7 @@ def test_a_long_trace_grows() -> None:
 
 @both
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_popular_inputs(choose: Any, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 3), min_size=6, max_size=6))  # 2 features, 3 samples
     inverse = np.array(data.draw(st.lists(st.integers(0, 3), min_size=sum(sizes), max_size=sum(sizes))), np.int32)

@@ -89,9 +89,10 @@ def compare(
 ) -> None:
     """Train every policy with the same data order and initial weights, and compare quality, speed and traffic.
 
-    Policies that skip nothing must agree bit for bit, which is checked. Each run is kept under --out (default
-    runs/<date>-compare) as seed-<seed>/<policy>. A run that fails is told and does not stop the others; the exit code
-    is then that of its error.
+    Policies that skip nothing must agree bit for bit, which is checked. A policy that drops inputs is shown beside
+    random_drop at the share that it dropped, with the same seeds, without being asked. Each run is kept under --out
+    (default runs/<date>-compare) as seed-<seed>/<policy>. A run that fails is told and does not stop the others; the
+    exit code is then that of its error.
     """
     texts, names = given_flags(flags)
     rivals = load_contenders(policies, sets or [], texts, names, config)

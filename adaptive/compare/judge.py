@@ -2,7 +2,8 @@
 
 The *control* is the first policy of the list that skipped nothing and trained the batches as they came. Every such
 policy must have trained the same weights as the control, bit for bit: placement never changes the numbers. What the
-others differ by is what skipping (or another order of inputs) cost, seed by seed.
+others differ by is what skipping (or another order of inputs) cost, seed by seed. A policy that dropped inputs is also
+compared with its own control, which dropped as many at random: a rule that is worth anything beats it.
 """
 
 import math
@@ -15,6 +16,7 @@ from adaptive.compare.runs import Outcome
 SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
 COUNTS: Final = ("bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps", "samples")
+FILES: Final = ("host_bytes_read", "host_bytes_written")  # of a host tier in files
 RATES: Final = ("hit_rate", "row_hit_rate")
 
 
@@ -32,7 +34,11 @@ def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> dict[str, Any]:
     labels = list(dict.fromkeys(outcome.policy for outcome in outcomes))
     mine = {label: [outcome for outcome in outcomes if outcome.policy == label] for label in labels}
     control = next((label for label in labels if _is_exact(mine[label])), None)
-    policies = [_facts(mine[label], mine.get(control or "", []), auc_budget) for label in labels]
+    random = {runs[0].beside: runs for runs in mine.values() if runs[0].beside is not None}
+    policies = [
+        _facts(mine[label], mine.get(control or "", []), auc_budget) | _against(mine[label], random.get(label, []))
+        for label in labels
+    ]
     return {
         "schema": SCHEMA,
         "control": control,
@@ -61,6 +67,18 @@ def _skipped(summary: Mapping[str, Any]) -> bool:
 
 def _shares(summary: Mapping[str, Any]) -> list[str]:
     return [name for name in summary if name.startswith("skipped_") and name.endswith("_share")]
+
+
+def _against(mine: Sequence[Outcome], random: Sequence[Outcome]) -> dict[str, Any]:
+    """How a policy that dropped inputs compares with dropping as many at random."""
+    twins = {outcome.seed: outcome for outcome in _finished(random)}
+    pairs = [(outcome, twins[outcome.seed]) for outcome in _finished(mine) if outcome.seed in twins]
+    difference = _differences("auc", pairs)
+    return {
+        "beside": mine[0].beside,
+        "auc_difference_to_random": _mean(difference),
+        "auc_difference_to_random_ci": interval(difference),
+    }
 
 
 def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -> dict[str, Any]:
@@ -93,10 +111,13 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
 def _measured(finished: Sequence[Outcome]) -> dict[str, Any]:
     """Shares are means over seeds. Speed and times are medians: the first run of all also warms the caches up."""
     summaries = [outcome.summary for outcome in finished]
-    shares = ["skipped_update_share", "skipped_lookup_share", *(n for summary in summaries for n in _shares(summary))]
+    shares = ["skipped_update_share", "deferred_update_share", "skipped_lookup_share"]
+    shares += [name for summary in summaries for name in _shares(summary)]
+    files = FILES if any(summary.get(name) for summary in summaries for name in FILES) else ()
     stages = dict.fromkeys(stage for summary in summaries for stage in summary["time_ms"])
     return {
         **{name: _mean([summary[name] for summary in summaries]) for name in (*RATES, *COUNTS)},
+        **{name: _mean([summary.get(name) for summary in summaries]) for name in files},
         "samples_per_s": _median([summary["samples_per_s"] for summary in summaries]),
         **{name: _mean([summary.get(name) for summary in summaries]) for name in dict.fromkeys(shares)},
         "time_ms": {stage: _median([s["time_ms"].get(stage) for s in summaries]) for stage in stages},

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adaptive.telemetry.text import aligned, bytes_text, count_text, percent_text, score_text
@@ -11,7 +11,12 @@ Row = list[str]
 
 NOTE = (
     "difference: AUC minus the control's, mean of the seeds and {confidence:.0%} interval (Student's t, paired by "
-    "seed); to device, to host: per step; ±: standard deviation over seeds; speed and times: median."
+    "seed); to device, to host: per step; ±: standard deviation over seeds; speed and times: median; skipped updates: "
+    "not written, dropped or deferred."
+)
+RANDOM = (
+    " Against random: AUC minus that of the line below, which drops as many inputs at random; a rule that does not "
+    "beat it chooses no better than chance."
 )
 
 
@@ -67,33 +72,51 @@ def _flat(one: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+Column = tuple[str, Callable[[Mapping[str, Any]], str]]
+
+
 def _quality_rows(result: Mapping[str, Any]) -> list[Row]:
-    head = ["policy", "AUC", "difference", "log loss", "samples/s", "hit rate", "to device", "to host"]
-    shares = list(dict.fromkeys(name for one in result["policies"] for name in one if name.endswith("_share")))
-    titles = [
-        f"skipped {name.removeprefix('skipped_').removesuffix('_share')}s".replace("lookup", "look-up")
-        for name in shares
-    ]
-    return [[*head, *titles, "verdict"], *(_quality_row(one, shares) for one in result["policies"])]
+    columns = _columns(result["policies"])
+    return [[title for title, _ in columns], *([text(one) for _, text in columns] for one in result["policies"])]
 
 
-def _quality_row(one: Mapping[str, Any], shares: Sequence[str]) -> Row:
-    return [
-        one["policy"],
-        _with_spread(one["auc"], one["auc_std"]),
-        _difference(one),
-        _with_spread(one["log_loss"], one["log_loss_std"]),
-        count_text(one["samples_per_s"]),
-        percent_text(one["hit_rate"]),
-        bytes_text(_per_step(one, "bytes_h2d")),
-        bytes_text(_per_step(one, "bytes_d2h")),
-        *(percent_text(one.get(name)) for name in shares),
-        one["verdict"],
+def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
+    columns: list[Column] = [
+        ("policy", lambda one: one["policy"]),
+        ("AUC", lambda one: _with_spread(one["auc"], one["auc_std"])),
+        ("difference", _difference),
+        ("log loss", lambda one: _with_spread(one["log_loss"], one["log_loss_std"])),
+        ("samples/s", lambda one: count_text(one["samples_per_s"])),
+        ("hit rate", lambda one: percent_text(one["hit_rate"])),
+        ("to device", lambda one: bytes_text(_per_step(one, "bytes_h2d"))),
+        ("to host", lambda one: bytes_text(_per_step(one, "bytes_d2h"))),
     ]
+    if any("host_bytes_read" in one for one in policies):
+        columns.append(("from files", lambda one: bytes_text(_per_step(one, "host_bytes_read"))))
+    if any("host_bytes_written" in one for one in policies):
+        columns.append(("to files", lambda one: bytes_text(_per_step(one, "host_bytes_written"))))
+    columns += [_share_column(name) for name in dict.fromkeys(n for one in policies for n in one if _is_share(n))]
+    if _has_random(policies):
+        columns.append(("against random", lambda one: _signed(one, "auc_difference_to_random")))
+    return [*columns, ("verdict", lambda one: one["verdict"])]
+
+
+def _is_share(name: str) -> bool:
+    return name.endswith("_share")
+
+
+def _has_random(policies: Sequence[Mapping[str, Any]]) -> bool:
+    return any(one["auc_difference_to_random"] is not None for one in policies)
+
+
+def _share_column(name: str) -> Column:
+    """`skipped_lookup_share` is titled "skipped look-ups"."""
+    title = name.removesuffix("_share").replace("_", " ").replace("lookup", "look-up")
+    return f"{title}s", lambda one: percent_text(one.get(name))
 
 
 def _per_step(one: Mapping[str, Any], name: str) -> float | None:
-    return one[name] / one["steps"] if one["steps"] else None
+    return one[name] / one["steps"] if one["steps"] and one.get(name) is not None else None
 
 
 def _time_rows(result: Mapping[str, Any]) -> list[Row]:
@@ -125,7 +148,8 @@ def _note(result: Mapping[str, Any]) -> str:
     seeds = len(result["seeds"])
     which = f"AUC and log loss of the {result['auc_of']} samples, {seeds} seed{'s' if seeds > 1 else ''}; "
     alone = "" if seeds > 1 else " With one seed there are no intervals."
-    return which + NOTE.format(confidence=result["confidence"]) + alone
+    random = RANDOM if _has_random(result["policies"]) else ""
+    return which + NOTE.format(confidence=result["confidence"]) + random + alone
 
 
 def _with_spread(mean: float | None, spread: float | None) -> str:
@@ -133,9 +157,13 @@ def _with_spread(mean: float | None, spread: float | None) -> str:
 
 
 def _difference(one: Mapping[str, Any]) -> str:
-    mean, bounds = one["auc_difference"], one["auc_difference_ci"]
-    if mean is None or one["exact"]:
-        return "-" if mean is None else "none"
+    return "none" if one["exact"] and one["auc_difference"] is not None else _signed(one, "auc_difference")
+
+
+def _signed(one: Mapping[str, Any], name: str) -> str:
+    mean, bounds = one[name], one[f"{name}_ci"]
+    if mean is None:
+        return "-"
     return f"{mean:+.5f}" if bounds is None else f"{mean:+.5f} [{bounds[0]:+.5f}, {bounds[1]:+.5f}]"
 
 

@@ -3,6 +3,9 @@
 Seed i of a comparison is `seed` + i for initial weights, dense and rows. The built-in stream is another one for each
 seed (`data.synthetic.seed` + i), so that the spread covers the data, too; of files only the shuffle changes
 (`data.seed` + i, where there is one), since the data are what they are. Within a seed all policies get the same.
+
+A run that dropped inputs is followed by its control, unasked: `random_drop` with the same seed and the share of the
+inputs that was dropped. Whether a rule chose its inputs well shows beside one that did not look.
 """
 
 import contextlib
@@ -11,8 +14,9 @@ import json
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -21,8 +25,10 @@ from adaptive.compare.contenders import Contender
 from adaptive.config import TrainConfig
 from adaptive.errors import OutputError
 from adaptive.files import write_atomic
+from adaptive.policy import load_policy_class
 from adaptive.runs import train_run
 
+CONTROL: Final = "random_drop"
 RECORD: Final = "comparison.json"
 _OURS: Final = re.compile(rf"{RECORD}(\.tmp-\d+)?|seed-\d+")
 _TRAINED: Final = re.compile(r"dense/.*|rows/rows\d+\.(changed|weights|state)")
@@ -39,6 +45,7 @@ class Outcome:
     summary: dict[str, Any] = field(default_factory=dict)
     bits: str | None = None  # of what was trained; equal exactly if the runs agree bit for bit
     error: Exception | None = None
+    beside: str | None = None  # the policy whose share of dropped inputs this run dropped at random
 
 
 Told = Callable[[str], None]
@@ -53,7 +60,7 @@ def train_all(
     stream: TextIO | None = None,
     told: Told | None = None,
 ) -> list[Outcome]:
-    """Train every policy with every seed, seed by seed; an error ends its own run only.
+    """Train every policy with every seed, seed by seed, and the controls; an error ends its own run only.
 
     Args:
         contenders: settings that differ in the policy only.
@@ -64,15 +71,30 @@ def train_all(
         told: called before each run.
     """
     outcomes = []
+    tell = told or (lambda which: None)
+    train = partial(_train, overwrite=overwrite, stream=stream)
     for number in range(seeds):
         for place, contender in enumerate(contenders):
             config = with_seed(contender.config, number)
-            if told is not None:
-                which = f"seed {config.seed} ({number + 1} of {seeds})"
-                told(f"{which}, {contender.label} ({place + 1} of {len(contenders)})")
-            path = directory / f"seed-{config.seed}" / _folder_name(place, contender.label)
-            outcomes.append(_train(contender, config, path, overwrite=overwrite, stream=stream))
+            seed, folder = f"seed {config.seed} ({number + 1} of {seeds})", directory / f"seed-{config.seed}"
+            tell(f"{seed}, {contender.label} ({place + 1} of {len(contenders)})")
+            outcome = train(contender, config, folder / _folder_name(place, contender.label))
+            outcomes.append(outcome)
+            control = _control(contender, config, outcome)
+            if control is not None:
+                tell(f"{seed}, {control.label}")
+                found = train(control, control.config, folder / _folder_name(place, CONTROL))
+                outcomes.append(replace(found, beside=contender.label))
     return outcomes
+
+
+def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Contender | None:
+    """The run that drops as many inputs at random, if this one dropped any by a rule."""
+    share = outcome.summary.get("skipped_input_share")
+    if not share or load_policy_class(config.policy) is load_policy_class(CONTROL):
+        return None
+    changed = {"policy": CONTROL, "policy_options": {"share": share, "seed": config.seed}}
+    return Contender(f"{CONTROL} beside {contender.label}", config.model_copy(update=changed))
 
 
 def with_seed(config: TrainConfig, number: int) -> TrainConfig:

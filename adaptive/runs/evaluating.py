@@ -1,40 +1,22 @@
 """Evaluate a saved run again."""
 
 import contextlib
-import json
-import math
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
-from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 from pydantic import ValidationError
-from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from adaptive.batch import Batch
-from adaptive.build import Parts, build, first_batches, open_data
-from adaptive.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from adaptive.build import Parts, build, open_data
+from adaptive.checkpoint import Checkpoint, load_checkpoint
 from adaptive.config import TrainConfig
-from adaptive.data.dataset import Dataset
-from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, InputError
-from adaptive.evaluation import Evaluation, evaluate
-from adaptive.finite import bad_parameters, explain_gradients, explain_loss
-from adaptive.planned import Planned
-from adaptive.recorder import Recorder, Sink
-from adaptive.rundir import RunDirectory, read_record
-from adaptive.signals import StopRequest, stop_request
-from adaptive.telemetry.jsonl import MetricsFile, plain
-from adaptive.telemetry.progress import Progress
-from adaptive.telemetry.record import EvalRecord, RunRecord
-from adaptive.telemetry.report import SCHEMA, run_summary, summary_text
-from adaptive.telemetry.tensorboard import TensorBoardView
+from adaptive.evaluation import evaluate
+from adaptive.rundir import read_record
 from adaptive.runs.shared import quality_numbers, table_facts, torch_settings
+from adaptive.telemetry.jsonl import plain
+from adaptive.telemetry.progress import Progress
+from adaptive.telemetry.record import EvalRecord
+from adaptive.telemetry.report import SCHEMA
 
 
 def evaluate_run(run_directory: Path | str, *, stream: TextIO | None = None) -> dict[str, Any]:

@@ -1,39 +1,18 @@
 """What training and evaluating a run share."""
 
 import contextlib
-import json
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice, takewhile
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
-from pydantic import ValidationError
-from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from adaptive.batch import Batch
-from adaptive.build import Parts, build, first_batches, open_data
-from adaptive.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from adaptive.build import Parts
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.embedding import TieredEmbeddingBag
-from adaptive.errors import CheckpointError, InputError
-from adaptive.evaluation import Evaluation, evaluate
-from adaptive.finite import bad_parameters, explain_gradients, explain_loss
-from adaptive.planned import Planned
-from adaptive.recorder import Recorder, Sink
-from adaptive.rundir import RunDirectory, read_record
-from adaptive.signals import StopRequest, stop_request
-from adaptive.telemetry.jsonl import MetricsFile, plain
-from adaptive.telemetry.progress import Progress
-from adaptive.telemetry.record import EvalRecord, RunRecord
-from adaptive.telemetry.report import SCHEMA, run_summary, summary_text
-from adaptive.telemetry.tensorboard import TensorBoardView
+from adaptive.evaluation import Evaluation
 
 
 @contextlib.contextmanager

@@ -2,39 +2,28 @@
 
 import contextlib
 import json
-import math
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-from pydantic import ValidationError
-from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
-
 from adaptive.batch import Batch
 from adaptive.build import Parts, build, first_batches, open_data
-from adaptive.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from adaptive.checkpoint import save_checkpoint
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.embedding import TieredEmbeddingBag
-from adaptive.errors import CheckpointError, InputError
+from adaptive.errors import InputError
 from adaptive.evaluation import Evaluation, evaluate
-from adaptive.finite import bad_parameters, explain_gradients, explain_loss
-from adaptive.planned import Planned
+from adaptive.guard.guard import Guard
 from adaptive.recorder import Recorder, Sink
-from adaptive.rundir import RunDirectory, read_record
+from adaptive.rundir import RunDirectory
+from adaptive.runs.shared import quality_numbers, table_facts, table_rows, torch_settings, total_steps
 from adaptive.signals import StopRequest, stop_request
-from adaptive.telemetry.jsonl import MetricsFile, plain
+from adaptive.telemetry.jsonl import MetricsFile
 from adaptive.telemetry.progress import Progress
-from adaptive.telemetry.record import EvalRecord, RunRecord
+from adaptive.telemetry.record import RunRecord
 from adaptive.telemetry.report import SCHEMA, run_summary, summary_text
 from adaptive.telemetry.tensorboard import TensorBoardView
-from adaptive.runs.shared import quality_numbers, table_facts, table_rows, torch_settings, total_steps
 from adaptive.trainer import Trainer
 
 
@@ -99,7 +88,9 @@ class _Run:
         """Train, save, evaluate."""
         with contextlib.closing(self.recorder), stop_request() as stop:
             self.recorder.write(self._run_record())
-            self._train_epochs(stop)
+            self.guard = self._make_guard()
+            with contextlib.closing(self.guard) if self.guard else contextlib.nullcontext():
+                self._train_epochs(stop)
             if self.config.save:
                 self._save()
             stop.raise_exit()
@@ -117,11 +108,27 @@ class _Run:
                 self._evaluate(stop)
             if stop or left == 0:
                 break
-            batches = islice(self.dataset.train(self.config.batch_size, epoch=epoch), left)
-            steps = self.trainer.train(batches, depth=self.config.depth, stopped=lambda: bool(stop))
+            batches: Iterator[Batch] = islice(self.dataset.train(self.config.batch_size, epoch=epoch), left)
+            if self.guard:
+                batches = self.guard.watch(batches)
+            steps = self.trainer.train(batches, depth=self.config.depth, stopped=lambda: self._after_step(stop))
             left = None if left is None else max(left - steps, 0)
+        if self.guard:
+            self.guard.finish()
         if not self.recorder.steps:
             raise InputError(f"data {self.config.data}: no training samples")
+
+    def _make_guard(self) -> Guard | None:
+        if self.config.guard is None:
+            return None
+        total = total_steps(self.config, self.dataset)
+        return Guard(self.config.guard, self.config, self.parts, self.recorder, total)
+
+    def _after_step(self, stop: StopRequest) -> bool:
+        """Whether training is to stop."""
+        if self.guard:
+            self.guard.after_step()
+        return bool(stop)
 
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
         """None if there is no evaluation part, or not the time for it."""
@@ -138,7 +145,12 @@ class _Run:
             rows=self.parts.embeddings.state_arrays(),
             dense=self.parts.model.state_dict(),
             policy=self.parts.embeddings.policy.state_dict(),
-            meta={"steps": self.recorder.steps, "samples": self.recorder.samples, "tables": table_facts(self.parts)},
+            meta={
+                "steps": self.recorder.steps,
+                "samples": self.recorder.samples,
+                "tables": table_facts(self.parts),
+                **({"guard": self.guard.state()} if self.guard else {}),
+            },
         )
 
     def _summary(self, found: Evaluation | None) -> dict[str, Any]:
@@ -150,6 +162,7 @@ class _Run:
         return {
             **run_summary(self.config.policy, self.recorder.totals, auc=auc, log_loss=log_loss),
             **quality,
+            **(self.guard.summary() if self.guard else {}),
             "skipped_input_share": policy.dropped_inputs / policy.seen_inputs if policy.dropped_inputs else 0.0,
             "device_rows": self.parts.embeddings.view.device_rows,
             "seed": self.config.seed,

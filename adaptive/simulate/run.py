@@ -55,7 +55,7 @@ class SimulatedRun:
         sizes = choose_slots((setup.group,), tier, setup.optimizer, policy)
         self.setup, self.policy = setup, policy
         self.num_slots = sizes.slots[0]
-        self.referee = Referee(policy)
+        self.referee = Referee(policy, tier.policy_timeout_s)
         row_size = row_bytes(setup.group, setup.optimizer)
         self.planner = Planner(setup.group, self.num_slots, tier, self.referee, row_size)
         self.view = _View(setup.group, self.planner)

@@ -7,6 +7,7 @@ for Belady's bound.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -125,9 +126,12 @@ def simulate(
     setup = Setup(group, row_optimizer(config.optimizer), tier, config.depth)
     streams = _streams(setup, cases, sizes)
     for stream in streams:
-        for _, _, run in stream.runs:
-            run.calibrate(sample[: config.calibration_batches])
-        stream.read(dataset, config, told or (lambda batches: None))
+        with ExitStack() as listening:
+            for _, _, run in stream.runs:
+                run.calibrate(sample[: config.calibration_batches])
+                if run.error is None:
+                    listening.enter_context(run.referee.listening())
+            stream.read(dataset, config, told or (lambda batches: None))
     _refuse_failure(streams)
     return _result(setup, streams, machine)
 
@@ -203,7 +207,7 @@ def _run_facts(
         "device_rows": run.num_slots,
         "device_share": run.num_slots / setup.group.num_rows,
         "device_bytes": run.num_slots * row_bytes(setup.group, setup.optimizer),
-        "error": None if run.error is None else str(run.error),
+        "error": None if run.error is None else _without_policy(run),
     }
     names = (
         "hit_rate row_hit_rate belady_hit_rate popular_input_share fetched_rows written_back_rows bytes_h2d bytes_d2h "
@@ -225,6 +229,11 @@ def _run_facts(
         "lookups_per_s": lookups / (run.seconds + stream.seconds),
         "step_ms": step_ms(_traffic(setup, run), machine, staged=run.staged),
     }
+
+
+def _without_policy(run: SimulatedRun) -> str:
+    """What stopped a run, in words that are the same for every policy that it would stop."""
+    return str(run.error).replace(f" (policy {type(run.policy).__name__})", "")
 
 
 def _traffic(setup: Setup, run: SimulatedRun) -> Traffic:

@@ -1,6 +1,7 @@
 """`metrics.jsonl`: the record of a run on disk, one JSON object per line, and its reader.
 
-Numbers that are not finite are written as null. Each line has a `kind`: "run" (the first line), "interval", "eval".
+Numbers that are not finite are written as null. Each line has a `kind`: "run" (the first line), "interval", "eval",
+"guard".
 """
 
 import json
@@ -15,12 +16,20 @@ from typing import Any, Final
 import numpy as np
 
 from adaptive.errors import InputError
-from adaptive.telemetry.record import EvalRecord, Histogram, IntervalRecord, Record, RunRecord, TableCounts
+from adaptive.telemetry.record import (
+    EvalRecord,
+    GuardRecord,
+    Histogram,
+    IntervalRecord,
+    Record,
+    RunRecord,
+    TableCounts,
+)
 
 SCHEMA: Final = 1
 MAX_WAITING: Final = 1000  # lines kept while the disk fails; some 10 MB with 26 tables
 
-_KINDS: Final = {RunRecord: "run", IntervalRecord: "interval", EvalRecord: "eval"}
+_KINDS: Final = {RunRecord: "run", IntervalRecord: "interval", EvalRecord: "eval", GuardRecord: "guard"}
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +141,9 @@ def _from_json(data: dict[str, Any]) -> Record:
         return RunRecord(**data)
     if kind == "eval":
         return EvalRecord(**data)
+    if kind == "guard":
+        pairs = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+        return GuardRecord(**{**data, **pairs})
     if kind != "interval":
         raise ValueError(f"unknown kind {kind!r}")
     data["tables"] = {name: TableCounts(**counts) for name, counts in data["tables"].items()}

@@ -4,9 +4,9 @@ import io
 import os
 from typing import TextIO, cast
 
-from adaptive.telemetry.record import EvalRecord, IntervalRecord, Record, sum_tables
+from adaptive.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, Record, sum_tables
 from adaptive.telemetry.report import RunTotals
-from adaptive.telemetry.text import bytes_text, count_text, duration_text, percent_text, score_text
+from adaptive.telemetry.text import bytes_text, count_text, duration_text, guard_text, percent_text, score_text
 
 
 class Progress:
@@ -38,6 +38,8 @@ class Progress:
                 f"evaluation after step {record.step}: auc {score_text(record.auc)}, "
                 f"log loss {score_text(record.log_loss)}, {count_text(record.samples)} samples"
             )
+        elif isinstance(record, GuardRecord):
+            self._line(f"guard after step {record.step}: {guard_text(record)}")
 
     def close(self) -> None:
         """Leave the terminal as it was found."""

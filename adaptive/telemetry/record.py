@@ -10,7 +10,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-STAGES: Final = ("read", "plan", "write_back", "fetch", "wait", "forward", "backward", "update", "track", "other")
+STAGES: Final = (
+    "read", "plan", "write_back", "fetch", "wait", "forward", "backward", "update", "track", "guard", "other",
+)  # fmt: skip
 """The stages of a step, in order; keys of `time_ms`. `other` is what is left of the step's wall time."""
 
 
@@ -132,7 +134,39 @@ class EvalRecord:
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
-Record = RunRecord | IntervalRecord | EvalRecord
+@dataclass(frozen=True, kw_only=True)
+class GuardRecord:
+    """One decision of the guard, with its evidence. Differences are run minus fork: below 0, skipping cost quality.
+
+    Intervals are (low, high) at 95 %. What was not measured is None.
+    """
+
+    step: int  # batches trained when it was decided
+    verdict: str  # keep, reduce, stop, or idle: there is nothing to guard
+    reason: str
+    trigger: str  # why it was looked at
+    budget: float  # loss of AUC that is accepted
+    allowance_before: float
+    allowance: float  # the share of its skipping that the policy may do from now on
+    from_step: int  # the batch from which that holds; up to there a run that was not within the budget is undone
+    fork_steps: int = 0  # batches trained side by side
+    steps_left: int | None = None  # of the run
+    samples: int = 0  # held back, on which the two were compared
+    skipped_share: float | None = None  # of row updates, or of inputs, left out of the run meanwhile
+    auc_difference: float | None = None
+    auc_difference_ci: tuple[float, float] | None = None
+    log_loss_difference: float | None = None
+    log_loss_difference_ci: tuple[float, float] | None = None
+    spent: float = 0.0  # AUC that what was kept before is held to have cost
+    auc_change: float | None = None  # expected by the end of the run, all in all
+    auc_change_ci: tuple[float, float] | None = None
+    fork_bytes: int = field(default=0, compare=False)  # memory of the fork's rows and dense weights
+    fork_batches: int = 0  # trained by forks so far, on top of the run's own
+    judged_batches: int = 0  # predicted by run and fork so far
+    wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
+
+
+Record = RunRecord | IntervalRecord | EvalRecord | GuardRecord
 
 _NOW = ("resident_rows", "saturated_rows")
 

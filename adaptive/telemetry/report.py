@@ -103,6 +103,7 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         f"moved: {count_text(summary['fetched_rows'])} rows ({bytes_text(summary['bytes_h2d'])}) to the device, "
         f"{count_text(summary['written_back_rows'])} rows ({bytes_text(summary['bytes_d2h'])}) to the host",
         *_skipping(summary),
+        *_guard(summary),
         "ms per step: " + ", ".join(f"{stage} {mean:.2f}" for stage, mean in totals.time_ms.items()),
         "",
         *_table_lines(totals.tables, table_rows),
@@ -131,6 +132,20 @@ def _skipping(summary: Mapping[str, Any]) -> list[str]:
         f"look-ups): {'; '.join(reasons)}. The trained tables differ from a run that skips nothing"
     )
     return lines
+
+
+def _guard(summary: Mapping[str, Any]) -> list[str]:
+    """What a guard decided and what it took; nothing without one."""
+    if "guard_decisions" not in summary:
+        return []
+    verdicts = ", ".join(decision["verdict"] for decision in summary["guard_decisions"]) or "none"
+    forks, steps = summary["guard_fork_batches"], summary["steps"]
+    return [
+        f"guard: decisions {verdicts}; skipping is allowed at {percent_text(summary['guard_allowance'])} of what the "
+        f"policy asks for; forks trained {count_text(forks)} batches more ({percent_text(forks / max(steps, 1))}), "
+        f"{count_text(summary['guard_judged_batches'])} were judged; what was skipped in "
+        f"{count_text(summary['guard_undone_batches'])} batches has been undone"
+    ]
 
 
 def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int] | None) -> list[str]:

@@ -12,7 +12,16 @@ import numpy as np
 from adaptive.errors import InputError, OutputError
 from adaptive.telemetry import events
 from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import EvalRecord, IntervalRecord, Record, RunRecord, TableCounts, sum_tables
+from adaptive.telemetry.record import (
+    EvalRecord,
+    GuardRecord,
+    IntervalRecord,
+    Record,
+    RunRecord,
+    TableCounts,
+    sum_tables,
+)
+from adaptive.telemetry.text import guard_text
 
 MAX_TABLES: Final = 32  # with tags of their own; the rest is one table called "other"
 PERCENTILES: Final = (5, 50, 95)  # of a share over tables
@@ -21,9 +30,9 @@ PERCENTILES: Final = (5, 50, 95)  # of a share over tables
 class TensorBoardView:
     """Writes records as TensorBoard events. A failure to write never stops training (see `events.EventFile`).
 
-    Tags: `train/*`, `eval/*`, `time/<stage>_ms`, `tier/<table>/*`, `saturated/<table>/*`, `policy/*`, the histogram
-    `update_norm`, the text `config`, and a custom-scalars page "Tier movement". `<table>` is "all" for all tables
-    together; of more than 32 tables the smaller ones are added up as "other".
+    Tags: `train/*`, `eval/*`, `time/<stage>_ms`, `tier/<table>/*`, `saturated/<table>/*`, `policy/*`, `guard/*`, the
+    histogram `update_norm`, the texts `config` and `guard/decision`, and a custom-scalars page "Tier movement".
+    `<table>` is "all" for all tables together; of more than 32 tables the smaller ones are added up as "other".
     """
 
     def __init__(self, directory: Path, table_names: Sequence[str], table_rows: Sequence[int] | None = None) -> None:
@@ -52,6 +61,8 @@ class TensorBoardView:
             case EvalRecord():
                 numbers = {"eval/auc": record.auc, "eval/log_loss": record.log_loss}
                 values, step = events.scalars(numbers), record.step
+            case GuardRecord():
+                values, step = _guard(record), record.step
             case IntervalRecord():
                 values, step = self._interval(record), record.step
         self._file.add(values, step=step, wall_time=record.wall_time)
@@ -107,6 +118,19 @@ def view_from_metrics(metrics: Path, directory: Path) -> int:
     if view.failures:
         raise OutputError(f"{directory}: the view could not be written in full; see the warning above")
     return len(records)
+
+
+def _guard(record: GuardRecord) -> list[Any]:
+    numbers: dict[str, float | None] = {
+        "guard/allowance": record.allowance,
+        "guard/auc_difference": record.auc_difference,
+        "guard/auc_change": record.auc_change,
+        "guard/skipped_share": record.skipped_share,
+    }
+    for name in ("auc_difference", "auc_change"):
+        low, high = getattr(record, f"{name}_ci") or (None, None)
+        numbers |= {f"guard/{name}_low": low, f"guard/{name}_high": high}
+    return events.scalars(numbers) + events.text("guard/decision", guard_text(record))
 
 
 def _table_numbers(table: str, counts: TableCounts) -> dict[str, float | None]:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from adaptive.telemetry.record import GuardRecord
+
 
 def count_text(number: float | None) -> str:
     """`1,234,567`"""
@@ -42,6 +44,16 @@ def duration_text(seconds: float | None) -> str:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def guard_text(record: GuardRecord) -> str:
+    """`reduce skipping to 25.0 % from batch 850 on: ...`"""
+    what = {
+        "keep": f"keep skipping at {percent_text(record.allowance)} of what the policy asks for",
+        "reduce": f"reduce skipping to {percent_text(record.allowance)} from batch {record.from_step} on",
+        "stop": f"stop skipping from batch {record.from_step} on",
+    }
+    return f"{what.get(record.verdict, record.verdict)}: {record.reason}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -97,12 +97,12 @@ def test_the_rate_stays_between_1_and_100() -> None:
     ],
 )
 def test_phases(rate: int, expected: list[tuple[bool, int]]) -> None:
-    assert ShuffleScheduler(rate).phases(4, 6) == expected
+    assert list(ShuffleScheduler(rate).phases(4, 6)) == expected
 
 
 @given(st.integers(1, 100), st.integers(0, 40), st.integers(0, 40))
 def test_phases_use_up_everything_and_never_train_more_than_the_rate_at_once(rate: int, cold: int, hot: int) -> None:
-    phases = ShuffleScheduler(rate).phases(cold, hot)
+    phases = list(ShuffleScheduler(rate).phases(cold, hot))
     for is_hot, total in ((False, cold), (True, hot)):
         numbers = [number for kind, number in phases if kind == is_hot]
         assert sum(numbers) == total
@@ -256,7 +256,7 @@ def test_it_is_restored_from_its_state() -> None:
     restored.load_state_dict(policy.state_dict())
     assert hot(restored, 100) == hot(policy, 100)
     assert restored.two_home_bytes == policy.two_home_bytes > 0
-    with pytest.raises(ValueError, match="FAE: needed inputs, rows and threshold, found"):
+    with pytest.raises(ValueError, match="FAE: needed inputs, rows, scheduler and threshold, found"):
         restored.load_state_dict({})
 
 

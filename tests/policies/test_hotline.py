@@ -36,13 +36,17 @@ class View:
         return np.zeros(len(rows), np.int64)
 
 
-def arranged(policy: Hotline, *batches: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Rows of the first feature of each batch."""
+def arranged_batches(policy: Hotline, *batches: Sequence[Sequence[int]]) -> list[Batch]:
     made = (
         one_hot_batch(np.zeros((len(ids), 0), np.float32), np.array(ids), np.zeros(len(ids), np.float32))
         for ids in batches
     )
-    return [batch.ids[: batch.num_samples].tolist() for batch in policy.arrange(made, View())]
+    return list(policy.arrange(made, View()))
+
+
+def arranged(policy: Hotline, *batches: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Rows of the first feature of each batch."""
+    return [batch.ids[: batch.num_samples].tolist() for batch in arranged_batches(policy, *batches)]
 
 
 def popular(policy: Hotline) -> list[int]:
@@ -87,6 +91,14 @@ def test_popular_inputs_come_first_and_keep_their_order() -> None:
     assert first == [5, 5, 6, 7]
     assert second == [7, 5, 6, 9, 50]
     assert (policy.seen_inputs, policy.popular_inputs) == (9, 7)
+
+
+def test_popular_inputs_are_a_part_of_their_own_where_there_are_others() -> None:
+    batches = LEARNT, [[9], [7], [50], [5], [6]], [[5], [6]], [[50], [51]]
+    policy = Hotline(learn=1, capacity=0.5)
+    assert [batch.part_sizes for batch in arranged_batches(policy, *batches)] == [(), (3, 2), (), ()]
+    together = Hotline(learn=1, capacity=0.5, micro_batches=False)
+    assert [batch.part_sizes for batch in arranged_batches(together, *batches)] == [(), (), (), ()]
 
 
 def test_an_input_is_popular_if_all_its_rows_are() -> None:
@@ -136,7 +148,8 @@ def weights(policy: Policy, scale: float) -> NDArray[np.float32]:
     tier = TierConfig(device_rows="80%", device="cpu", when_full="shallower")
     embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=SGD(lr=0.5))
     for planned in embeddings.look_ahead(batches(), depth=2):
-        (embeddings.stack(planned).sum((1, 2)) * planned.labels * scale).sum().backward()  # type: ignore[no-untyped-call]
+        for part in planned.parts():
+            (embeddings.stack(part).sum((1, 2)) * part.labels * scale).sum().backward()  # type: ignore[no-untyped-call]
         embeddings.step()
     return embeddings.table_weights("t")
 

@@ -1,0 +1,94 @@
+"""`Fork`: a copy of a run that skips nothing, in memory.
+
+Its rows lie on the host, whatever the run's tiers are: placement does not change the numbers, and the device keeps its
+memory. Gradients that wait in the run are applied in the fork.
+"""
+
+import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.batch import Batch
+from adaptive.build import Parts, dense_optimizer
+from adaptive.config import TierConfig, TrainConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.evaluation import evaluating
+from adaptive.policy import Policy, RowStats
+from adaptive.recorder import Recorder
+from adaptive.rows.optim import row_optimizer
+from adaptive.trainer import Trainer
+
+
+class Fork:
+    """Made between two steps of the run, and trained in the same thread.
+
+    Attributes:
+        parts: what is trained.
+        num_bytes: memory of its rows, their state and the dense weights.
+    """
+
+    def __init__(self, run: Parts, config: TrainConfig) -> None:
+        arrays = run.embeddings.state_arrays()
+        tier = TierConfig(device=config.tier.device, device_rows="0", exact=config.tier.exact, policy_timeout_s=0)
+        optimizer = row_optimizer(config.optimizer)
+        embeddings = TieredEmbeddingBag(run.tables, tier, policy=_OnHost(), optimizer=optimizer, seed=config.seed)
+        embeddings.load_state_arrays(arrays)
+        model = copy.deepcopy(run.model)
+        self.parts = Parts(run.tables, embeddings, model, dense_optimizer(config.dense_optimizer, model))
+        self.parts.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+        self._trainer = Trainer(embeddings, model, self.parts.optimizer, recorder=_Silent(embeddings))
+        dense = sum(weight.nbytes for weight in model.parameters())
+        self.num_bytes = dense + sum(array.nbytes for array in arrays.values())
+
+    def train(self, batch: Batch) -> None:
+        """One step, nothing left out.
+
+        Raises:
+            NonFiniteError: for a loss or gradient that is not finite.
+        """
+        with _own_random_numbers():
+            self._trainer.train([batch], depth=0)
+
+    def overwrite(self, run: Parts) -> None:
+        """Give the run the fork's values; the fork can go on."""
+        run.embeddings.overwrite_rows(self.parts.embeddings.state_arrays())
+        run.model.load_state_dict(self.parts.model.state_dict())
+        run.optimizer.load_state_dict(copy.deepcopy(self.parts.optimizer.state_dict()))
+
+    def close(self) -> None:
+        self.parts.embeddings.close()
+
+
+def predict(parts: Parts, batches: Sequence[Batch]) -> NDArray[np.float32]:
+    """(n,) logits of the samples of all batches; nothing is moved, counted or trained."""
+    logits = [np.zeros(0, np.float32)]
+    with _own_random_numbers(), evaluating(parts.model), torch.no_grad():
+        for batch in batches:
+            planned = parts.embeddings.read(batch)
+            logits.append(parts.model(planned.dense, parts.embeddings.stack(planned)).float().cpu().numpy())
+    return np.concatenate(logits)
+
+
+def _own_random_numbers() -> AbstractContextManager[None]:
+    """The run draws the numbers that it would draw without a fork."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+
+
+class _OnHost(Policy):
+    misses = "host"
+    device_rows = "0"
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        return np.zeros(len(rows))
+
+
+class _Silent(Recorder):
+    """Counts steps and remembers nothing of them."""
+
+    def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
+        self.steps += 1

@@ -1,0 +1,134 @@
+"""`Stream`: the training batches on their way to the look-ahead, numbered through, so that a guard can see them too.
+
+The look-ahead thread takes batches, the training thread asks about them; one lock. What is handed out, and in which
+order, is the source's business alone.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from adaptive.batch import Batch
+from adaptive.policy import Policy
+
+
+class Inputs(NamedTuple):
+    """Samples that came to the policy, and those of them that it did not drop."""
+
+    seen: int
+    kept: int
+
+
+class Stream(Iterator[Batch]):
+    """Batches of one pass over the data.
+
+    Attributes:
+        first: number of the first batch; numbers go on from pass to pass.
+        taken: number of the batch that will be handed out next.
+    """
+
+    def __init__(self, batches: Iterator[Batch], policy: Policy, first: int = 0) -> None:
+        self.first = self.taken = first
+        self._source, self._policy = batches, policy
+        self._before = Inputs(policy.seen_inputs, policy.seen_inputs - policy.dropped_inputs)
+        self._oldest = first  # number of the first batch that is remembered
+        self._batches: deque[Batch] = deque()
+        self._inputs: deque[Inputs] = deque()  # in this pass, after each batch from the oldest on; lacks the latest
+        self._forgotten = Inputs(0, 0)  # up to the oldest
+        self._ended = False
+        self._error: Exception | None = None
+        self._switch: tuple[int, float] | None = None
+        self._lock = threading.Lock()
+
+    def __next__(self) -> Batch:
+        """For the look-ahead: the next batch. The policy has seen all before it."""
+        with self._lock:
+            self._count()
+            if self._switch is not None and self.taken >= self._switch[0]:
+                self._policy.allowance, self._switch = self._switch[1], None
+            batch = self._find(self.taken)
+            if batch is None:
+                raise self._error or StopIteration
+            self.taken += 1
+            return batch
+
+    def switch(self, number: int, allowance: float) -> int:
+        """Set the policy's allowance when batch `number` is taken, or, if it was already, the next; returns which."""
+        with self._lock:
+            number = max(number, self.taken)
+            self._switch = number, allowance
+            return number
+
+    # --- for the training thread -----------------------------------------------------------------------------
+
+    def get(self, number: int) -> Batch | None:
+        """Batch `number`, read ahead if need be, or None behind the end. An error of the source is kept for the
+        look-ahead, which raises it when the batch's turn comes."""
+        with self._lock:
+            return self._find(number)
+
+    def coming(self, number: int, num_samples: int) -> list[Batch]:
+        """Batches from `number` on that hold so many samples, or as many as there are."""
+        found: list[Batch] = []
+        while num_samples > 0 and (batch := self.get(number + len(found))) is not None:
+            found.append(batch)
+            num_samples -= batch.num_samples
+        return found
+
+    def place(self, trained: int) -> int:
+        """Number of the first batch that was not needed to train so many samples of this pass.
+
+        Of a policy that drops inputs, part of the last batch may still wait to be trained.
+        """
+        with self._lock:
+            if self._forgotten.kept >= trained:
+                return self._oldest
+            for number, inputs in enumerate(self._inputs, self._oldest + 1):
+                if inputs.kept >= trained:
+                    return number
+            return self.taken
+
+    def inputs(self, number: int) -> Inputs:
+        """Of the batches before `number`, which is one that `place` gave."""
+        with self._lock:
+            at = number - self._oldest - 1
+            if at < 0:
+                return self._forgotten
+            # The latest has not been counted; as it was needed, the policy is done with it.
+            return self._inputs[at] if at < len(self._inputs) else self._latest()
+
+    def forget(self, number: int) -> None:
+        """Batches before `number` will not be asked for any more."""
+        with self._lock:
+            while self._oldest < min(number, self.taken - 1):
+                self._batches.popleft()
+                self._forgotten = self._inputs.popleft()
+                self._oldest += 1
+
+    # --- with the lock held ----------------------------------------------------------------------------------
+
+    def _find(self, number: int) -> Batch | None:
+        assert number >= self._oldest, (number, self._oldest)
+        while self._oldest + len(self._batches) <= number and not self._ended:
+            try:
+                self._batches.append(next(self._source))
+            except StopIteration:
+                self._ended = True
+            except Exception as error:
+                self._ended, self._error = True, error
+        at = number - self._oldest
+        return self._batches[at] if at < len(self._batches) else None
+
+    def _count(self) -> None:
+        if len(self._inputs) < self.taken - self._oldest:
+            self._inputs.append(self._latest())
+
+    def _latest(self) -> Inputs:
+        policy = self._policy
+        if policy.drops_inputs:
+            kept = policy.seen_inputs - policy.dropped_inputs - self._before.kept
+            return Inputs(policy.seen_inputs - self._before.seen, kept)
+        last = self._inputs[-1] if self._inputs else self._forgotten
+        samples = last.seen + self._batches[self.taken - 1 - self._oldest].num_samples
+        return Inputs(samples, samples)

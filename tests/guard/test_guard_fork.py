@@ -1,0 +1,122 @@
+"""Forks: a copy that trains as a run without skipping would, leaves the run alone, and can take its place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from guarded import SKIP
+from guarded_policies import Defer, Freeze, OnHost, Plain
+from toy import ToyData, toy_config
+from toy_runs import assert_equal, everything, in_model, nothing_is_left_behind  # noqa: F401 (fixture)
+
+from adaptive.build import Parts, build
+from adaptive.guard.fork import Fork, predict
+from adaptive.policy import Policy
+from adaptive.trainer import Trainer
+
+TOY = ToyData(1600)
+BATCHES = list(TOY.train(32))  # 50
+AT, END = 25, 35  # where the run is forked, where it ends
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"optimizer": {"name": "adam", "lr": 0.01}, "dense_optimizer": {"name": "adam", "lr": 0.01}},
+    {"optimizer": {"name": "sgd", "lr": 0.1}, "tier": {"device_rows": "60%", "device": "cpu-torch"}},
+]
+
+
+def run(
+    policy: type[Policy],
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    at: dict[int, Callable[[Parts], None]],
+) -> Parts:
+    """Train up to `END`, and do what `at` says after so many steps, in the middle of a look-ahead."""
+    monkeypatch.setattr("adaptive.build.make_policy", lambda *_: policy())
+    parts = build(toy_config(skip=SKIP, **settings), TOY, BATCHES[:4])
+    trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
+
+    def between() -> bool:
+        at.get(trainer.recorder.steps, lambda _: None)(parts)
+        return False
+
+    trainer.train(BATCHES[:END], depth=3, stopped=between)
+    return parts
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_fork_trains_as_the_run_would(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    forks: list[Fork] = []
+
+    def fork(parts: Parts) -> None:
+        forks.append(Fork(parts, toy_config(skip=SKIP, **settings)))
+        for batch in BATCHES[AT:END]:
+            forks[0].train(batch)
+
+    parts = run(Plain, settings, monkeypatch, {AT: fork})
+    assert_equal(everything(forks[0].parts), everything(parts))
+    np.testing.assert_array_equal(predict(forks[0].parts, BATCHES[40:42]), predict(parts, BATCHES[40:42]))
+    assert predict(parts, []).shape == (0,)
+
+
+def draw(*_: Any) -> None:
+    torch.rand(1)
+
+
+@pytest.mark.parametrize("policy", [Freeze, Defer])
+def test_a_run_does_not_notice_its_forks(policy: type[Policy], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a model that draws random numbers."""
+    in_model(monkeypatch, draw)
+    torch.manual_seed(0)
+
+    def fork(parts: Parts) -> None:
+        made = Fork(parts, toy_config(skip=SKIP))
+        assert made.num_bytes > 0
+        for batch in BATCHES[40:45]:
+            made.train(batch)
+        predict(parts, BATCHES[45:])
+        made.close()
+
+    forked, random = run(policy, {}, monkeypatch, {AT: fork, AT + 3: fork}), torch.get_rng_state()
+    torch.manual_seed(0)
+    assert_equal(everything(forked), everything(run(policy, {}, monkeypatch, {})))
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_what_waits_in_the_run_is_applied_in_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    forks: list[Fork] = []
+    run(Defer, {}, monkeypatch, {END: lambda parts: forks.append(Fork(parts, toy_config(skip=SKIP)))})
+    parts = run(Defer, {}, monkeypatch, {})
+    assert parts.embeddings.counts()[-1] > 0  # deferred
+    assert_equal(everything(forks[0].parts), everything(parts))
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings"),
+    [(Plain, one) for one in SETTINGS]
+    + [(OnHost, SETTINGS[0]), (Plain, {"tier": {"device_rows": "50%", "poison": True, "host": "mmap"}})],
+)
+def test_a_run_goes_on_from_the_values_of_a_fork(
+    policy: type[Policy], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """The fork has trained the run's batches, and others with rows that the run has not seen; then both the same."""
+    if settings.get("tier", {}).get("host") == "mmap":
+        settings = {"tier": settings["tier"] | {"host": f"mmap:{tmp_path}"}}
+    forks: list[Fork] = []
+
+    def fork(parts: Parts) -> None:
+        forks.append(Fork(parts, toy_config(skip=SKIP, **settings)))
+        for batch in BATCHES[40:] + BATCHES[AT - 10 : AT]:
+            forks[0].train(batch)
+
+    def overwrite(parts: Parts) -> None:
+        forks[0].overwrite(parts)
+        assert_equal(everything(parts), everything(forks[0].parts))
+        for batch in BATCHES[AT:END]:
+            forks[0].train(batch)
+
+    parts = run(policy, settings, monkeypatch, {AT - 10: fork, AT: overwrite})
+    with parts.embeddings:
+        assert_equal(everything(parts), everything(forks[0].parts))

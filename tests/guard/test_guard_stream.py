@@ -1,0 +1,141 @@
+"""The batches on their way: handed out unchanged, whatever the training thread reads ahead of them."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from guarded_policies import DropHalf, Plain
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptive.batch import Batch, one_hot_batch
+from adaptive.errors import InputError
+from adaptive.guard.stream import Inputs, Stream
+from adaptive.policy import Policy
+
+SIZES = [4, 4, 4, 2]
+
+
+def batches(sizes: list[int] = SIZES) -> Iterator[Batch]:
+    """Batch i has the id i in all its samples."""
+    for number, size in enumerate(sizes):
+        ids = np.full((size, 1), number)
+        yield one_hot_batch(np.zeros((size, 1), np.float32), ids, np.zeros(size, np.float32))
+
+
+def number_of(batch: Batch | None) -> int | None:
+    return None if batch is None else int(batch.ids[0])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "get", "coming", "forget"]), st.integers(0, 12)), max_size=40))
+def test_what_is_handed_out_is_the_source_whatever_is_asked_in_between(calls: list[tuple[str, int]]) -> None:
+    stream, taken, oldest = Stream(batches([3] * 8), Plain()), [], 0
+    for call, number in calls:
+        if call == "take":
+            taken.append(number_of(next(stream, None)))
+        elif call == "get" and number >= oldest:
+            assert number_of(stream.get(number)) == (number if number < 8 else None)
+        elif call == "coming" and number >= oldest:
+            found = [number_of(batch) for batch in stream.coming(number, 7)]
+            assert found == list(range(number, min(number + 3, 8)))
+        elif call == "forget":
+            stream.forget(number)
+            oldest = max(oldest, min(number, stream.taken - 1))
+    taken += [number_of(batch) for batch in stream]
+    assert [number for number in taken if number is not None] == list(range(8))
+
+
+def test_numbers_go_on_in_the_next_pass() -> None:
+    stream = Stream(batches(), Plain(), first=10)
+    assert number_of(stream.get(11)) == 1 and stream.taken == 10
+    assert [number_of(next(stream)), number_of(next(stream))] == [0, 1]
+    assert stream.taken == 12 and stream.place(4) == 11 and stream.place(8) == 12
+    assert stream.inputs(12) == Inputs(8, 8)
+
+
+def test_the_place_of_trained_samples() -> None:
+    stream = Stream(batches(), Plain())
+    list(stream)
+    assert [stream.place(samples) for samples in (4, 8, 12, 14)] == [1, 2, 3, 4]
+    assert [stream.inputs(number).seen for number in (1, 2, 3, 4)] == [4, 8, 12, 14]
+    stream.forget(2)
+    assert [stream.place(samples) for samples in (8, 12, 14)] == [2, 3, 4]
+    assert stream.inputs(2) == Inputs(8, 8)
+
+
+class DropAllOfSome(Policy):
+    """Keeps the first three samples of each batch, and none of batch 1; passes on batches of 3."""
+
+    drops_inputs = True
+
+    def score(self, rows):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+    def arrange(self, batches, view=None):  # type: ignore[no-untyped-def]
+        for number, batch in enumerate(batches):
+            self.seen_inputs += batch.num_samples
+            kept = 0 if number == 1 else min(batch.num_samples, 3)
+            self.dropped_inputs += batch.num_samples - kept
+            if kept:
+                yield batch.take(np.arange(kept))
+
+
+def test_the_place_where_inputs_are_dropped() -> None:
+    """3 samples of batch 0, none of batch 1, 3 of batch 2, 2 of batch 3. What is not needed yet does not count."""
+    policy = DropAllOfSome()
+    policy.seen_inputs, policy.dropped_inputs = 100, 40  # from an earlier pass
+    stream = Stream(batches(), policy)
+    arranged = policy.arrange(stream)
+    found = []
+    for trained in (3, 6, 8):
+        next(arranged)
+        found.append((stream.place(trained), stream.inputs(stream.place(trained))))
+    assert found == [(1, Inputs(4, 3)), (3, Inputs(12, 6)), (4, Inputs(14, 8))]
+    assert [stream.place(trained) for trained in (3, 6)] == [1, 3]  # the same however far the look-ahead is
+
+
+def test_an_allowance_is_set_when_its_batch_is_taken() -> None:
+    policy = DropHalf()
+    stream = Stream(batches(), policy)
+    assert stream.switch(1, 0.25) == 1
+    next(stream)
+    assert policy.allowance == 1
+    stream.get(3)  # read ahead, not taken
+    assert policy.allowance == 1
+    next(stream)
+    assert policy.allowance == 0.25
+    assert stream.switch(0, 0.0) == 2  # batches 0 and 1 are on their way
+    next(stream)
+    assert policy.allowance == 0
+
+
+def spoilt() -> Iterator[Batch]:
+    yield from batches([4, 4])
+    raise InputError("line 9 is bad")
+
+
+def test_an_error_of_the_source_comes_in_its_turn() -> None:
+    stream = Stream(spoilt(), Plain())
+    assert len(stream.coming(0, 100)) == 2 and stream.get(2) is None
+    assert [number_of(next(stream)), number_of(next(stream))] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(InputError, match="line 9"):
+            next(stream)
+
+
+def test_nothing_is_remembered_that_was_forgotten() -> None:
+    stream = Stream(batches([2] * 100), Plain())
+    for number, _ in enumerate(stream):
+        stream.forget(number)
+        assert len(stream._batches) <= 2 and len(stream._inputs) <= 2
+
+
+def test_two_threads() -> None:
+    stream = Stream(batches([2] * 500), Plain())
+    taken: list[int | None] = []
+    thread = threading.Thread(target=lambda: taken.extend(number_of(batch) for batch in stream))
+    thread.start()
+    asked = [number_of(stream.get(number)) for number in range(500)]
+    thread.join()
+    assert taken == asked == list(range(500))

@@ -1,0 +1,217 @@
+"""FAE's test loss: what is held back, when it is measured and heard of, and that no timing can change a decision."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import bags, one_table, sum_of
+from numpy.typing import NDArray
+from toy_runs import everything, parts_of
+
+from adaptive.batch import Batch
+from adaptive.errors import ConfigError
+from adaptive.evaluation import evaluate
+from adaptive.policy import TierView
+from adaptive.trainer import Trainer
+from policies.fae import FAE
+from policies.lru import LRU
+from policies.shuffle import ShuffleScheduler, hold_back
+
+# --- what is held back -------------------------------------------------------------------------------------------
+
+
+def test_one_input_in_some_is_held_back() -> None:
+    batches = [bags([0], [1], [2]), bags([3], [4]), bags([5], [6], [7])]
+    rest, held = hold_back(batches, 3)
+    assert held is not None and held.ids.tolist() == [2, 5]
+    assert [batch.ids.tolist() for batch in rest] == [[0, 1], [3, 4], [6, 7]]
+    rest, held = hold_back([bags([0], [1])], 0)
+    assert held is None and len(rest) == 1
+    assert hold_back([bags([0], [1])], 3)[1] is None
+
+
+class View:
+    """100 rows in one table, of which calibration finds those below 10 hot."""
+
+    num_rows = 100
+    device_rows = 10
+    table_starts = np.array([0, 100])
+    row_bytes = np.array([16])
+
+    def rows(self, batch: Batch) -> NDArray[np.int64]:
+        return batch.ids
+
+    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.zeros(len(rows), np.bool_)
+
+    saturated = resident
+
+    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.zeros(len(rows), np.int64)
+
+
+def calibrated(**options: Any) -> FAE:
+    policy = FAE(select="top", **options)
+    policy.calibrate([bags(*([row] for row in range(10)))], View())
+    return policy
+
+
+def stream(num_batches: int, size: int = 4) -> list[Batch]:
+    """Half of the rows are hot; the dense input is the number of the sample."""
+    random = np.random.default_rng(0)
+    batches = [bags(*([int(row)] for row in random.permutation(20)[:size])) for _ in range(num_batches)]
+    numbers = np.arange(num_batches * size, dtype=np.float32).reshape(num_batches, size, 1)
+    return [replace(batch, dense=number) for batch, number in zip(batches, numbers, strict=True)]
+
+
+def test_each_phase_ends_with_a_measurement_and_what_was_held_back_is_trained_last() -> None:
+    policy = calibrated(block=16, held_back=8)
+    arranged = list(policy.arrange(iter(stream(32)), View()))
+    held = list(range(7, 64, 8))  # every 8th input of the first block
+    asked = [place for place, batch in enumerate(arranged) if batch.held_back is not None]
+    kinds = [bool((batch.ids < 10).all()) for batch in arranged[: asked[-1] + 1]]
+    assert asked == [place for place, kind in enumerate(kinds) if place + 1 == len(kinds) or kinds[place + 1] != kind]
+    for place in asked:
+        sample = arranged[place].held_back
+        assert sample is not None and sample.dense[:, 0].tolist() == held
+    trained = np.concatenate([batch.dense[:, 0] for batch in arranged]).astype(int).tolist()
+    assert sorted(trained) == list(range(128)) and policy.seen_inputs == 128
+    assert min(trained.index(number) for number in held) >= 128 - 8 - 2 * 3, "but for what fills no batch"
+
+
+def test_nothing_is_held_back_if_not_wanted() -> None:
+    arranged = list(calibrated(block=16, held_back=0).arrange(iter(stream(32)), View()))
+    assert all(batch.held_back is None for batch in arranged)
+
+
+# --- what follows ------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_changes_within_a_block() -> None:
+    scheduler = ShuffleScheduler(50)
+    phases = scheduler.phases(8, 8)
+    assert [next(phases), next(phases)] == [(False, 4), (True, 4)]
+    scheduler.rate = 25
+    assert list(phases) == [(False, 2), (True, 2), (False, 2), (True, 2)]
+
+
+def test_a_scheduler_goes_on_from_its_state() -> None:
+    losses = [0.9, 0.8, 0.7, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2]
+    for border in range(len(losses)):
+        whole, first = ShuffleScheduler(30), ShuffleScheduler(30)
+        expected = [whole.observe(loss) for loss in losses]
+        found = [first.observe(loss) for loss in losses[:border]]
+        second = ShuffleScheduler.restored(first.state())
+        assert found + [second.observe(loss) for loss in losses[border:]] == expected
+
+
+def order(depth: int, rising: bool) -> tuple[list[int], int]:
+    """First ids of the batches in the order of training, and the rate at the end, under made-up losses."""
+    policy = calibrated(block=32)
+    embeddings = one_table(100, device_rows="10", policy=policy)
+    first = []
+    for planned in embeddings.look_ahead(stream(160), depth=depth):
+        sum_of(embeddings(planned)).backward()  # type: ignore[no-untyped-call]
+        embeddings.step()
+        if planned.batch.held_back is not None:
+            embeddings.report_loss(planned, planned.number if rising else -planned.number)
+        first.append(int(planned.batch.ids[0]))
+    return first, policy.scheduler.rate
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_decisions_are_the_same_for_any_depth_up_to_the_lag(rising: bool) -> None:
+    found = [order(depth, rising) for depth in (0, 1, 3, 8)]
+    assert all(one == found[0] for one in found)
+    assert found[0][1] == (1 if rising else 100)
+    assert found[0][0] != order(0, not rising)[0]
+
+
+class Hears(LRU):
+    """Notes what it hears, and how many batches it had given away then."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, float, int]] = []
+        self.given = 0
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in batches:
+            self.given += 1
+            yield replace(batch, held_back=bags([1])) if self.given % 3 == 1 else batch
+
+    def observe(self, number: int, loss: float) -> None:
+        self.heard.append((number, loss, self.given))
+
+
+@pytest.mark.parametrize("depth", [0, 2, 8, 11])
+def test_losses_come_late_by_a_fixed_number_of_batches(depth: int) -> None:
+    policy = Hears()
+    embeddings = one_table(policy=policy)
+    for planned in embeddings.look_ahead([bags([n % 10]) for n in range(20)], depth=depth):
+        sum_of(embeddings(planned)).backward()  # type: ignore[no-untyped-call]
+        embeddings.step()
+        if planned.batch.held_back is not None:
+            embeddings.report_loss(planned, planned.number / 4)
+    lag = max(depth, 8)
+    expected = [(n, n / 4, min(n + lag + 2, 20)) for n in range(0, 20, 3)]
+    assert policy.heard == expected, "the batch after the one that is being planned has not been asked for yet"
+
+
+def test_a_loss_that_is_reported_too_late_is_refused() -> None:
+    embeddings = one_table(policy=Hears())
+    before = None
+    coming = embeddings.look_ahead([bags([1]), bags([2])], depth=1)
+    for planned in coming:
+        if before is not None:
+            with pytest.raises(ConfigError, match="batch 0 has ended: report the loss after its step"):
+                embeddings.report_loss(before, 0.5)
+        before = planned
+
+
+# --- the trainer -------------------------------------------------------------------------------------------------
+
+OPTIONS = {"select": "top", "block": 4, "held_back": 4}
+
+
+def trained(depth: int) -> tuple[dict[str, NDArray[Any]], list[tuple[int, float]]]:
+    parts, toy = parts_of(policy="fae", policy_options=OPTIONS)
+    policy, heard = parts.embeddings.policy, list[tuple[int, float]]()
+    assert isinstance(policy, FAE)
+    observe = policy.observe
+    policy.observe = lambda number, loss: (heard.append((number, loss)), observe(number, loss))[1]  # type: ignore[method-assign, func-returns-value]
+    with parts.embeddings:
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=depth)
+        return everything(parts), heard
+
+
+def test_a_training_is_the_same_for_any_depth_up_to_the_lag() -> None:
+    (values, heard), *others = [trained(depth) for depth in (0, 2, 8)]
+    assert len(heard) > 3
+    for other_values, other_heard in others:
+        assert other_heard == heard
+        for name, value in values.items():
+            np.testing.assert_array_equal(other_values[name], value, err_msg=name)
+
+
+def test_the_loss_is_that_of_the_held_back_inputs_once_the_batch_is_trained() -> None:
+    _, heard = trained(2)
+    number, loss = heard[1]
+    parts, toy = parts_of(policy="fae", policy_options=OPTIONS)
+    with parts.embeddings:
+        trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
+        for planned in parts.embeddings.look_ahead(islice(toy.train(32), 12), depth=0):
+            trainer.step(planned)
+            if planned.number == number:
+                assert planned.batch.held_back is not None
+                assert evaluate(parts.embeddings, parts.model, [planned.batch.held_back]).log_loss == loss
+                break
+
+
+def test_a_loop_that_does_not_measure_leaves_the_rate_as_it_is() -> None:
+    policy = calibrated(block=8)
+    embeddings = one_table(100, device_rows="10", policy=policy)
+    assert len(list(embeddings.look_ahead(stream(40), depth=2))) == 40
+    assert policy.scheduler.rate == 50

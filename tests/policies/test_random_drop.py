@@ -1,0 +1,57 @@
+"""`random_drop` as a control: it leaves out exactly as many inputs as the run that it stands beside."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptive.batch import Batch, one_hot_batch
+from policies.random_drop import RandomDrop
+
+
+class View:
+    """It does not look."""
+
+    num_rows = device_rows = 0
+
+
+def stream(num_batches: int, size: int) -> Iterator[Batch]:
+    for first in range(0, num_batches * size, size):
+        numbers = np.arange(first, first + size)
+        yield one_hot_batch(np.zeros((size, 0), np.float32), numbers[:, None], np.zeros(size, np.float32))
+
+
+def kept(policy: RandomDrop, num_batches: int, size: int) -> list[list[int]]:
+    return [batch.ids.tolist() for batch in policy.arrange(stream(num_batches, size), View())]  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(st.integers(2, 60), st.integers(1, 40), st.data(), st.integers(0, 9))
+def test_the_share_of_another_run_is_repeated_to_the_input(
+    num_batches: int, size: int, data: st.DataObject, seed: int
+) -> None:
+    trained = data.draw(st.integers(1, num_batches))
+    dropped = (num_batches - trained) * size
+    policy = RandomDrop(share=dropped / (num_batches * size), seed=seed)
+    found = kept(policy, num_batches, size)
+    assert [len(batch) for batch in found] == trained * [size]
+    assert (policy.dropped_inputs, policy.seen_inputs) == (dropped, num_batches * size)
+    assert sorted({number for batch in found for number in batch}) == [number for batch in found for number in batch]
+
+
+def test_every_input_has_the_same_chance() -> None:
+    counts = np.zeros(40)
+    for seed in range(400):
+        counts[np.concatenate(kept(RandomDrop(share=0.25, seed=seed), 4, 10))] += 1
+    assert counts.sum() == 400 * 30
+    assert counts.min() > 260 and counts.max() < 340  # 300 +- 8.7
+
+
+@pytest.mark.parametrize("allowance", [0.0, 0.5, 1.0])
+def test_a_guard_may_allow_less(allowance: float) -> None:
+    policy = RandomDrop(share=0.5)
+    policy.allowance = allowance
+    kept(policy, 8, 8)
+    assert policy.dropped_inputs == 32 * allowance

@@ -1,0 +1,154 @@
+"""S3-FIFO by hand and against queues made of lists, through the real planner."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptive import Counter, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive.batch import Batch, one_hot_batch
+from adaptive.errors import PolicyError
+from adaptive.policy import make_policy
+from policies.s3fifo import S3FIFO
+
+NUM_ROWS = 40
+
+
+def batch_of(ids: Sequence[int]) -> Batch:
+    return one_hot_batch(np.zeros((len(ids), 0), np.float32), np.array(ids)[:, None], np.zeros(len(ids), np.float32))
+
+
+class Queues:
+    """The algorithm one row at a time; rows of the batch being planned are passed over."""
+
+    def __init__(self, size: int, small: float) -> None:
+        self.size, self.most_main = size, size - int(small * size)
+        self.small: list[int] = []  # oldest first
+        self.main: list[int] = []
+        self.left: list[int] = []  # the small queue, latest last
+        self.visits: dict[int, int] = {}
+        self.hits = 0
+
+    def batch(self, ids: Sequence[int]) -> None:
+        held = sorted(set(ids))
+        here = [row for row in held if row in self.small + self.main]
+        self.hits += len(here)
+        for row in here:
+            self.visits[row] = min(self.visits[row] + 1, 3)
+        known = self.left[-self.most_main :]
+        coming = [row for row in held if row not in here]
+        self.main += [row for row in coming if row in known]
+        self.small += [row for row in coming if row not in known]
+        for row in coming:
+            self.visits[row] = 0
+            self.left = [0 if row == other else other for other in self.left]  # its place is taken, not given away
+        self.make_room(held)
+
+    def make_room(self, held: Sequence[int]) -> None:
+        moving: list[int] = []
+        while len(self.small) + len(self.main) + len(moving) > self.size:
+            small = [row for row in self.small if row not in held]
+            main = [row for row in self.main if row not in held]
+            if main and (len(self.main) + len(moving) > self.most_main or not small):
+                self.evict(main)
+            elif small:
+                self.small.remove(small[0])
+                if self.visits[small[0]] >= 2:
+                    self.visits[small[0]] = 0
+                    moving.append(small[0])
+                else:
+                    self.left.append(small[0])
+            else:
+                moving.pop(0)
+        self.main += moving
+
+    def evict(self, main: list[int]) -> None:
+        while True:
+            row = main.pop(0)
+            self.main.remove(row)
+            if self.visits[row] == 0:
+                return
+            self.visits[row] -= 1
+            self.main.append(row)
+            main.append(row)
+
+
+def hits(batches: Sequence[Sequence[int]], size: int, small: float = 0.34, depth: int = 0) -> tuple[int, list[int]]:
+    """Hits of the planner, and the rows that are on the device at the end."""
+    tier = TierConfig(device_rows=str(size), device="cpu", release_share=0)
+    table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=1)
+    with TieredEmbeddingBag([table], tier, policy=S3FIFO(small=small)) as embeddings:
+        for planned in embeddings.look_ahead((batch_of(ids) for ids in batches), depth=depth):
+            embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
+            embeddings.step()
+        counts = embeddings.take_statistics().counts
+        resident = np.flatnonzero(embeddings.view.resident(np.arange(NUM_ROWS))).tolist()
+    return int(counts[:, Counter.ROW_HITS].sum()), resident
+
+
+def test_what_is_used_once_leaves_in_order() -> None:
+    assert hits([[1], [2], [3], [1], [4]], 3) == (1, [2, 3, 4]), "one visit does not keep 1"
+
+
+def test_what_is_used_twice_moves_on_and_survives_a_scan() -> None:
+    assert hits([[1], [1], [1], [2], [3], [4], [5], [6]], 3) == (2, [1, 5, 6])
+
+
+def test_what_comes_back_soon_goes_to_the_main_queue() -> None:
+    """1 has left the small queue for 4 when it comes back; then it outlasts what comes later and is used once."""
+    assert hits([[1], [2], [3], [4], [1], [5], [6], [7]], 3) == (0, [1, 6, 7])
+
+
+def test_the_main_queue_goes_around() -> None:
+    """Main has room for 1 and 2. When 4 moves on, too, the older of them leaves, unless it was used again."""
+    in_main = [[1], [1], [1], [2], [2], [2], [3], [4]]
+    assert hits(in_main, 3)[1] == [1, 2, 4]
+    assert hits([*in_main, [4], [4], [5]], 3)[1] == [2, 4, 5]
+    assert hits([*in_main, [1], [4], [4], [5]], 3)[1] == [1, 4, 5]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.integers(5, 16), st.sampled_from([0.1, 0.2, 0.34, 0.5]), st.integers(0, 10**6))
+def test_the_planner_under_s3fifo_is_the_queues(size: int, small: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    batches = [(1 + random.power(0.4, random.integers(1, 6)) * (NUM_ROWS - 1)).astype(int).tolist() for _ in range(80)]
+    queues = Queues(size, small)
+    for ids in batches:
+        queues.batch(ids)
+    assert hits(batches, size, small) == (queues.hits, sorted(queues.small + queues.main))
+
+
+def test_rows_in_flight_are_passed_over() -> None:
+    found, resident = hits([[1], [2], [3], [1], [4], [5], [6]], 5, depth=2)
+    assert found == 1 and len(resident) == 5
+
+
+class View:
+    """Every other row is on the device."""
+
+    num_rows, device_rows = NUM_ROWS, 4
+
+    def rows(self, batch: Batch) -> np.ndarray:
+        return batch.ids
+
+    def resident(self, rows: np.ndarray) -> np.ndarray:
+        return rows % 2 == 0
+
+
+def test_it_goes_on_from_its_state() -> None:
+    policy, restored = S3FIFO(), S3FIFO()
+    list(policy.arrange(iter([batch_of([1, 2, 3]), batch_of([4, 5])]), View()))  # type: ignore[arg-type]
+    restored.load_state_dict(policy.state_dict())
+    for name, value in policy.state_dict().items():
+        assert np.array_equal(restored.state_dict()[name], value)
+    assert policy.state_dict()["rows"].tolist() == [1, 3, 5]
+    with pytest.raises(ValueError, match="S3FIFO: needed"):
+        restored.load_state_dict({})
+
+
+@pytest.mark.parametrize("small", [0, 1, -0.5])
+def test_bad_values_are_named(small: float) -> None:
+    with pytest.raises(PolicyError, match=r"small=.*: needed a share above 0 and below 1"):
+        make_policy(S3FIFO, {"small": small})
