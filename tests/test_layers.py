@@ -14,7 +14,7 @@ ROOT = Path(adaptive.__file__).parent.parent
 # those joined by "+".
 LAYERS = [
     ["errors", "counters", "batch", "config", "signals"],
-    ["kernels", "policy", "files"],
+    ["aligned", "kernels", "policy", "files"],
     ["rows+tiers"],
     ["planned"],
     ["embedding"],

@@ -49,8 +49,11 @@ def _prefetch_row(rows: Any, row: Any) -> Any:
     item = rows.dtype.bitwidth // 8
 
     def compiled(rows: Any, row: Any) -> None:
-        for offset in range(0, rows.shape[1] * item, LINE_BYTES):
+        size = rows.shape[1] * item
+        for offset in range(0, size, LINE_BYTES):
             _prefetch(rows, row, offset)
+        if size > 0 and size % LINE_BYTES != 0 and LINE_BYTES % size != 0:  # its end may lie in one line more
+            _prefetch(rows, row, size - item)
 
     return compiled
 

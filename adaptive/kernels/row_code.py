@@ -63,6 +63,15 @@ def store(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None
     builder.store(value, _block(builder, place, column, lanes), align=4)
 
 
+def store_past_caches(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None:
+    """The same to memory; a block of 16 columns must start a cache line."""
+    if lanes == BLOCKS[0]:
+        stored = builder.store(value, _block(builder, place, column, lanes), align=4 * lanes)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+    else:
+        store(builder, value, place, column, lanes)
+
+
 def _block(builder: Any, place: Any, column: Any, lanes: int) -> Any:
     at = builder.gep(place, [column])
     return builder.bitcast(at, ir.VectorType(FLOAT, lanes).as_pointer()) if lanes > 1 else at

@@ -5,14 +5,16 @@ over all rows before the next block. Each column is added up by itself, in order
 not depend on the width of the blocks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import lower_builtin
+from numba.extending import lower_builtin, overload
 
+from adaptive.kernels.prefetch import LINE_BYTES
 from adaptive.kernels.row_code import (
     FLOAT,
     INT64,
@@ -24,6 +26,7 @@ from adaptive.kernels.row_code import (
     row_width,
     splat,
     store,
+    store_past_caches,
 )
 
 
@@ -44,34 +47,72 @@ def sum_scaled_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start:
         out[i] += scales[p] * rows[int(indices[p]) ^ flip]
 
 
-callable_in_kernels(sum_rows)
-callable_in_kernels(sum_scaled_rows)
+def sum_rows_past_caches(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
+    """`sum_rows` that stores to memory and leaves the caches to what is read: for outputs larger than they are.
+
+    Only where `may_pass_caches(out)`, with `finish_stores()` behind the last one: other threads could see it late.
+    """
+    sum_rows(out, i, rows, indices, flip, start, stop)
 
 
-@lower_builtin(sum_rows, types.VarArg(types.Any))
-@lower_builtin(sum_scaled_rows, types.VarArg(types.Any))
-def _lower_sum(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
-    kinds = typed.args
-    out = row_place(context, builder, kinds[0], arguments[0], kinds[1], arguments[1])
-    flip, start, stop = (context.cast(builder, arguments[k], kinds[k], types.int64) for k in (4, 5, 6))
-    first_after = builder.add(start, ir.Constant(INT64, 1))
+def finish_stores() -> None:
+    """Return when every store of this thread can be seen by all."""
 
-    def term(p: Any, column: Any, lanes: int) -> Any:
-        index = context.cast(builder, item(context, builder, kinds[3], arguments[3], p), kinds[3].dtype, types.int64)
-        row = row_place(context, builder, kinds[2], arguments[2], types.int64, builder.xor(index, flip))
-        values = load(builder, row, column, lanes)
-        if len(kinds) == 7:
-            return values
-        return builder.fmul(splat(builder, item(context, builder, kinds[7], arguments[7], p), lanes), values)
 
-    def block(column: Any, lanes: int) -> None:
-        total = cgutils.alloca_once_value(builder, term(start, column, lanes))
-        with cgutils.for_range_slice(builder, first_after, stop, ir.Constant(INT64, 1), intp=INT64) as (p, _):
-            builder.store(builder.fadd(builder.load(total), term(p, column, lanes)), total)
-        store(builder, builder.load(total), out, column, lanes)
+def may_pass_caches(out: Any) -> Any:
+    """Rows are whole cache lines: a part of a line would be stored at the price of reading it first."""
+    return out.shape[1] % 16 == 0 and out.ctypes.data % LINE_BYTES == 0
 
-    in_blocks(builder, row_width(context, builder, kinds[0], arguments[0]), block)
+
+@overload(may_pass_caches)
+def _may_pass_caches(out: Any) -> Any:
+    return may_pass_caches
+
+
+for function in (sum_rows, sum_scaled_rows, sum_rows_past_caches, finish_stores):
+    callable_in_kernels(function)
+
+
+@lower_builtin(finish_stores)
+def _lower_finish(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+    builder.fence("seq_cst")
     return context.get_dummy_value()
+
+
+def _lower_sum(store_sum: Callable[..., None]) -> Callable[..., Any]:
+    """The code of a sum of rows; `store_sum` stores a block of it."""
+
+    def lower(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
+        kinds = typed.args
+        out = row_place(context, builder, kinds[0], arguments[0], kinds[1], arguments[1])
+        flip, start, stop = (context.cast(builder, arguments[k], kinds[k], types.int64) for k in (4, 5, 6))
+        first_after = builder.add(start, ir.Constant(INT64, 1))
+
+        def term(p: Any, column: Any, lanes: int) -> Any:
+            index = item(context, builder, kinds[3], arguments[3], p)
+            index = builder.xor(context.cast(builder, index, kinds[3].dtype, types.int64), flip)
+            values = load(
+                builder, row_place(context, builder, kinds[2], arguments[2], types.int64, index), column, lanes
+            )
+            if len(kinds) == 7:
+                return values
+            return builder.fmul(splat(builder, item(context, builder, kinds[7], arguments[7], p), lanes), values)
+
+        def block(column: Any, lanes: int) -> None:
+            total = cgutils.alloca_once_value(builder, term(start, column, lanes))
+            with cgutils.for_range_slice(builder, first_after, stop, ir.Constant(INT64, 1), intp=INT64) as (p, _):
+                builder.store(builder.fadd(builder.load(total), term(p, column, lanes)), total)
+            store_sum(builder, builder.load(total), out, column, lanes)
+
+        in_blocks(builder, row_width(context, builder, kinds[0], arguments[0]), block)
+        return context.get_dummy_value()
+
+    return lower
+
+
+lower_builtin(sum_rows, types.VarArg(types.Any))(_lower_sum(store))
+lower_builtin(sum_scaled_rows, types.VarArg(types.Any))(_lower_sum(store))
+lower_builtin(sum_rows_past_caches, types.VarArg(types.Any))(_lower_sum(store_past_caches))
 
 
 def square_sum(rows: Any, i: Any) -> Any:

@@ -13,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.aligned import empty_rows, full_rows, update_scratch
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
+from adaptive.tiers.reused import Reused
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -117,13 +119,15 @@ class CpuDevice(DeviceTier):
         self._kind, self._settings, self._corrections = optimizer.kind, optimizer.settings(), optimizer.corrections()
         self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
-        self._scratch = np.zeros((max(numba.get_num_threads(), 1), 2 * host.weights.shape[1]), np.float32)
+        width = host.weights.shape[1]
+        self._scratch, self._row = update_scratch(max(numba.get_num_threads(), 1), width), empty_rows(1, width)
+        self._vectors = Reused()
 
     def resize(self, num_slots: int) -> None:
         fill = np.nan if self.poison else 0.0
         self.num_slots = num_slots
-        self.weights = np.full((num_slots, self._host.weights.shape[1]), fill, np.float32)
-        self.state = np.full((num_slots, self._host.state.shape[1]), fill, np.float32)
+        self.weights = full_rows(num_slots, self._host.weights.shape[1], fill)
+        self.state = full_rows(num_slots, self._host.state.shape[1], fill)
 
     def write_back(self, moves: Moves) -> None:
         self._host.copy_in(moves.back_rows, self.weights, self.state, moves.back_slots)
@@ -144,9 +148,9 @@ class CpuDevice(DeviceTier):
         self._host.poison(rows)
 
     def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
-        out = np.empty((pooling.num_vectors, self.weights.shape[1]), np.float32)
+        out = self._vectors.take(pooling.num_vectors, self.weights.shape[1])
         cpu.pool(
-            out,
+            out.numpy(),
             pooling.bag_vectors,
             pooling.bag_starts,
             pooling.locations,
@@ -155,7 +159,7 @@ class CpuDevice(DeviceTier):
             self._host.weights,
             len(self._scratch),
         )
-        return torch.from_numpy(out)
+        return out
 
     def update(self, grouping: Grouping, gradients: Tensor) -> Later:
         norms = self._update(grouping, gradients.numpy(), self.weights, self.state)
@@ -191,7 +195,7 @@ class CpuDevice(DeviceTier):
             gradients.numpy(),
             self._sums,
             self._pending,
-            self._scratch[0, : self.weights.shape[1]].reshape(1, -1),
+            self._row,
         )
         self._pending[due] = False
         sums = one_each(deferred.due_rows, deferred.due_locations, due)
@@ -204,7 +208,6 @@ class CpuDevice(DeviceTier):
 
     def drift(self, snapshots: Snapshots) -> Later:
         drifts = np.empty(len(snapshots.entries), np.float32)
-        width = self.weights.shape[1]
         cpu.drift(
             snapshots.locations,
             snapshots.entries,
@@ -213,7 +216,7 @@ class CpuDevice(DeviceTier):
             self._host.weights,
             self._snapshots,
             drifts,
-            np.empty((1, width), np.float32),
+            self._row,
         )
         return lambda: drifts
 
@@ -222,8 +225,8 @@ class CpuDevice(DeviceTier):
 
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
         width = self.weights.shape[1]
-        self._snapshots = np.full((capacity if snapshots else 0, width), np.nan, np.float32)
-        self._sums = np.full((capacity if sums else 0, width), np.nan, np.float32)
+        self._snapshots = full_rows(capacity if snapshots else 0, width, np.nan)
+        self._sums = full_rows(capacity if sums else 0, width, np.nan)
         self._pending = np.zeros(len(self._sums), np.bool_)
 
     def forget_watched(self) -> None:

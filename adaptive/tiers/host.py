@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.aligned import empty_rows
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.layout import Group
@@ -100,7 +101,7 @@ class HostTier(ABC):
         )
 
     def _empty(self, num_rows: int) -> tuple[Floats, Floats]:
-        return np.empty((num_rows, self._width), np.float32), np.empty((num_rows, self._state_width), np.float32)
+        return empty_rows(num_rows, self._width), empty_rows(num_rows, self._state_width)
 
     # --- the tier as a whole ---------------------------------------------------------------------------------
 

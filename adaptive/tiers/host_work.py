@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.aligned import update_scratch
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.host import HostTier
@@ -27,7 +28,7 @@ class HostWork:
         self._threads = max(numba.get_num_threads(), 1)
         width = host.weights.shape[1]
         self._no_rows = np.zeros((0, width), np.float32), np.zeros((0, host.state.shape[1]), np.float32)
-        self._scratch = np.zeros((self._threads, 2 * width), np.float32)
+        self._scratch = update_scratch(self._threads, width)
 
     def pool(self, pooling: Pooling) -> Tensor:
         """(V, D) on the device: bags of which every row lies on the host."""

@@ -45,7 +45,7 @@ def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
         cpu.update(
             places, np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), values[:1],
             device, none, host, none, optimizer.kind, optimizer.settings(), optimizer.corrections(),
-            np.empty(1, np.float32), np.empty((1, 2 * DIM), np.float32),
+            np.empty(1, np.float32), np.empty((1, 2, DIM), np.float32),
         )  # fmt: skip
         np.testing.assert_array_equal(huge[LAST], values[1] - np.float32(0.5) * values[0])
 

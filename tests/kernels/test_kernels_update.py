@@ -51,7 +51,7 @@ class Rows:
             np.asarray(locations, np.int64), np.asarray(segments, np.int64), np.asarray(vectors, np.int32),
             np.asarray(scales, np.float32), gradients, self.device, self.device_state, self.host, self.host_state,
             self.optimizer.kind, self.optimizer.settings(), self.optimizer.corrections(), norms,
-            np.full((num_chunks, 2 * self.dim), np.nan, np.float32),
+            np.full((num_chunks, 2, self.dim), np.nan, np.float32),
         )  # fmt: skip
         return norms
 

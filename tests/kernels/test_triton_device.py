@@ -68,7 +68,7 @@ class Case:
 
     def update_by_twin(self) -> list[Any]:
         rows, norms = [array.copy() for array in self.rows], np.empty(len(self.locations), np.float32)
-        optimizer, scratch = self.optimizer, np.empty((1, 2 * self.dim), np.float32)
+        optimizer, scratch = self.optimizer, np.empty((1, 2, self.dim), np.float32)
         cpu.update(
             self.locations, *self.grouping, *rows,
             optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, scratch,

@@ -53,7 +53,7 @@ class Rows:
         norms, optimizer = np.full(len(locations), np.nan, np.float32), self.optimizer
         cpu.update(
             locations, *grouping, *self.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
-            norms, np.empty((1, 2 * self.dim), np.float32),
+            norms, np.empty((1, 2, self.dim), np.float32),
         )  # fmt: skip
         return norms
 
