@@ -27,7 +27,6 @@ from adaptive.kernels.row_sums import (
 )
 
 AHEAD = 16  # rows fetched into the cache ahead of use; 8 to 48 measure alike
-POOL_AHEAD = 32  # the same in `pool`; 16 is up to a third slower, 48 alike
 PAST_CACHES = 1 << 19  # floats of an output that is stored past the caches: 2 MB, as large as those of one core
 
 SGD_, ADAGRAD, ROWWISE_ADAGRAD, ADAM = 0, 1, 2, 3
@@ -79,13 +78,9 @@ def clear_row(out, i):
 def pool_plain(first, last, out, bag_vectors, bag_starts, locations, weights, flip, past_caches):
     """The bags [first, last) when all rows lie in one tier and nothing is scaled. `flip`: rows are ~location."""
     # Unsigned indices throughout: numba need not look for negative ones, which makes this 1.4 times faster.
-    ahead = np.uint64(POOL_AHEAD)
-    end = np.uint64(bag_starts[last])
     for bag in range(np.uint64(first), np.uint64(last)):
         vector = np.uint64(bag_vectors[bag])
         start, stop = np.uint64(bag_starts[bag]), np.uint64(bag_starts[bag + np.uint64(1)])
-        for p in range(start + ahead, min(stop + ahead, end)):
-            prefetch_row(weights, locations[p] ^ flip)
         if start == stop:
             clear_row(out, vector)
         elif past_caches:
@@ -239,7 +234,6 @@ def update_tier(
 ):
     """The rows [first, last) that lie in one tier: slots (flip 0), or rows ~location of the host (flip -1)."""
     ahead = np.uint64(AHEAD)
-    end = np.uint64(segments[last])
     for u in range(np.uint64(first), np.uint64(last)):
         location = row_locations[u]
         if (location < 0) != (flip < 0):
@@ -250,8 +244,6 @@ def update_tier(
             if state.shape[1] > 0:
                 prefetch_row(state, coming)
         start, stop = np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
-        for p in range(start + ahead, min(stop + ahead, end)):
-            prefetch_row(gradients, vectors[p])
         sum_gradients(g, 0, start, stop, vectors, scales, gradients)
         norms[u] = apply_update(weights, state, np.uint64(location ^ flip), g, delta, kind, settings, corrections)
 
@@ -390,13 +382,10 @@ def accumulate(entries, segments, vectors, scales, gradients, sums, pending, g):
     entries (U,) int64, each once; sums (H, D) float32; pending (H,) bool; g (1, D) is scratch.
     """
     ahead, num_rows = np.uint64(AHEAD), np.uint64(entries.size)
-    end = np.uint64(segments[num_rows])
     for u in range(num_rows):
         if u + ahead < num_rows:
             prefetch_row(sums, entries[u + ahead])
         entry, start, stop = np.uint64(entries[u]), np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
-        for p in range(start + ahead, min(stop + ahead, end)):
-            prefetch_row(gradients, vectors[p])
         sum_gradients(g, 0, start, stop, vectors, scales, gradients)
         if pending[entry]:
             add_row(sums, entry, g, 0)

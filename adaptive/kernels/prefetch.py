@@ -11,6 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from adaptive.kernels.row_code import prefetch
+
 LINE_BYTES = 64
 
 
@@ -29,13 +31,7 @@ def _generate_prefetch(typingctx: Any, rows: Any, row: Any, offset: Any) -> Any:
         row_at = builder.mul(builder.sext(args[1], ir.IntType(64)) if args[1].type.width < 64 else args[1], strides[0])
         base = builder.bitcast(array.data, ir.IntType(8).as_pointer())
         address = builder.gep(base, [builder.add(row_at, args[2])])
-        i32 = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), i32, i32, i32]),
-            "llvm.prefetch.p0",
-        )
-        builder.call(function, [address, i32(0), i32(3), i32(1)])  # for reading, keep in all levels, data cache
+        prefetch(builder, address)
         return context.get_dummy_value()
 
     return types.void(rows, row, types.int64), generate

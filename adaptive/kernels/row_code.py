@@ -11,7 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 
-BLOCKS = (16, 4, 1)  # columns that are worked on together, as long as so many are left
+LINE = 16  # columns in a cache line
+BLOCKS = (4 * LINE, LINE, 4, 1)  # columns that are worked on together, as long as so many are left
 FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
 
 
@@ -64,12 +65,26 @@ def store(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None
 
 
 def store_past_caches(builder: Any, value: Any, place: Any, column: Any, lanes: int) -> None:
-    """The same to memory; a block of 16 columns must start a cache line."""
-    if lanes == BLOCKS[0]:
-        stored = builder.store(value, _block(builder, place, column, lanes), align=4 * lanes)
+    """The same to memory; blocks of whole cache lines must start one."""
+    if lanes >= LINE:
+        stored = builder.store(value, _block(builder, place, column, lanes), align=4 * LINE)
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
     else:
         store(builder, value, place, column, lanes)
+
+
+def prefetch_block(builder: Any, place: Any, column: Any, lanes: int) -> None:
+    """Ask for the cache lines in which a block begins and continues."""
+    for start in range(0, lanes, LINE):
+        prefetch(builder, builder.gep(builder.gep(place, [column]), [ir.Constant(INT64, start)]))
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    """Ask for the cache line of an address, to be read soon, into all caches."""
+    byte, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.bitcast(address, byte), i32(0), i32(3), i32(1)])
 
 
 def _block(builder: Any, place: Any, column: Any, lanes: int) -> Any:

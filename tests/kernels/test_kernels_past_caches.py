@@ -33,7 +33,7 @@ def test_only_rows_of_whole_lines_are_stored_past_the_caches(call: Callable[[Flo
 
 
 @both
-@pytest.mark.parametrize("dim", [16, 48])
+@pytest.mark.parametrize("dim", [16, 48, 144])
 @pytest.mark.parametrize("flip", [0, -1])
 def test_sums_are_the_same(choose: Choose, dim: int, flip: int) -> None:
     rng = np.random.default_rng(dim)

@@ -18,7 +18,7 @@ from adaptive.kernels.prefetch import prefetch_item, prefetch_row
 Choose = Callable[[Any], Callable[..., Any]]
 Floats = NDArray[np.float32]
 
-DIMS = st.sampled_from([1, 3, 16, 17, 40])
+DIMS = st.sampled_from([1, 3, 16, 17, 40, 149])
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -39,7 +39,7 @@ def random_rows(rng: np.random.Generator, *shape: int) -> Floats:
 
 
 @both
-@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40])
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40, 149])
 def test_operations_on_one_row(choose: Choose, dim: int) -> None:
     rng = np.random.default_rng(dim)
     rows, start, scale = random_rows(rng, 3, dim), random_rows(rng, 2, dim), np.float32(1.7)
@@ -56,7 +56,7 @@ def test_operations_on_one_row(choose: Choose, dim: int) -> None:
 
 
 @both
-@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40, 64])
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40, 64, 149])
 @pytest.mark.parametrize("flip", [0, -1])
 def test_sums_of_rows_run_in_order(choose: Choose, dim: int, flip: int) -> None:
     """Also where `indices` are ~row, and for one row alone. Row 1 of the output is left as it was."""
@@ -221,7 +221,7 @@ def test_copy_rows_moves_state_along(choose: Choose) -> None:
 
 
 @both
-@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40])
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, 40, 149])
 @pytest.mark.parametrize("width", [0, 1, 33])
 def test_copy_rows_equals_indexing(choose: Choose, dim: int, width: int) -> None:
     rng = np.random.default_rng(dim)
