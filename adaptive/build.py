@@ -52,8 +52,10 @@ def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -
     Args:
         sample: batches of the training data, from which `device_rows = "auto"` learns what look-ahead must hold.
 
+    The device tier gives rows back if the model finds no room beside it.
+
     Raises:
-        AdaptiveError: for settings that do not fit each other or the data.
+        AdaptiveError: for settings that do not fit each other or the data, or the device.
     """
     model_config = _model_config(config, dataset)
     tables = build_tables(dataset, model_config.embedding_dim)
@@ -67,10 +69,10 @@ def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -
         seed=config.seed,
     )
     try:
-        model = DLRM(
-            model_config, num_dense=dataset.num_dense, num_features=len(dataset.features), seed=config.seed
-        ).to(embeddings.device)
-        return Parts(tables, embeddings, model, dense_optimizer(config.dense_optimizer, model))
+        sizes = {"num_dense": dataset.num_dense, "num_features": len(dataset.features)}
+        model = embeddings.with_room(lambda: DLRM(model_config, **sizes, seed=config.seed).to(embeddings.device))
+        optimizer = embeddings.with_room(lambda: dense_optimizer(config.dense_optimizer, model))  # may make its state
+        return Parts(tables, embeddings, model, optimizer)
     except BaseException:
         embeddings.close()
         raise

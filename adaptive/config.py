@@ -131,6 +131,13 @@ class TierConfig(Config):
         ge=0,
         description="seconds after which a policy's method that does not return stops training; 0: never",
     )
+    plan_threads: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="threads that plan a batch, with equal results for any number; more than one may pay for a GPU "
+        "with batches of 100,000 look-ups and more",
+    )
     poison: bool = Field(default=False, description="debug: fill the invalid copy of every row with NaN")
 
 
@@ -155,7 +162,8 @@ class SkipConfig(Config):
 class GuardConfig(Config):
     """Whether what a policy skips stays within a loss of AUC: judged against a copy of the run that skips nothing.
 
-    The copy (*fork*) takes as much memory as the rows trained so far, and trains as many batches as it lives.
+    The copy (*fork*) takes as much memory as the rows trained so far, twice that for a moment, and trains every batch
+    as long as it lives.
     """
 
     budget: float = Field(default=0.0005, gt=0, description="loss of AUC by the end of the run that is accepted")

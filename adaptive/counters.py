@@ -30,7 +30,8 @@ class Counter(IntEnum):
     SKIPPED_LOOKUPS = 9
     """Look-ups of rows whose update was not written."""
     BYTES_H2D = 10
-    """Bytes from host to device: fetched rows with their state, and vectors pooled (in part) on the host."""
+    """Bytes from host to device: fetched rows with their state, vectors pooled (in part) on the host, and plans that
+    are sent to a device."""
     BYTES_D2H = 11
     """Bytes from device to host: rows written back, and gradients of vectors pooled on the host."""
     DEFERRED_UPDATES = 12

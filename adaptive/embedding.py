@@ -314,12 +314,17 @@ class TieredEmbeddingBag(nn.Module):
         return self._since.total.copy()
 
     def memory(self) -> dict[str, int]:
-        """Bytes: of both tiers if every row were written, of records and slots, and of snapshots."""
-        totals = dict.fromkeys(
-            ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots"), 0
-        )
+        """Bytes: of both tiers if every row were written, of records and slots, of snapshots, and of the buffers that
+        rows and plans cross in, pinned and on the device; these grow with use."""
+        names = (
+            "host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots",
+            "pinned_buffers", "device_buffers",
+        )  # fmt: skip
+        totals = dict.fromkeys(names, 0)
         for lane in self._pipeline.lanes:
-            parts = (*lane.host.num_bytes, *lane.device.num_bytes[:2], lane.planner.num_bytes, lane.device.num_bytes[2])
+            weights, state, snapshots = lane.device.num_bytes
+            own = (weights, state, lane.planner.num_bytes, snapshots)
+            parts = (*lane.host.num_bytes, *own, *lane.device.buffer_bytes)
             for name, size in zip(totals, parts, strict=True):
                 totals[name] += size
         return totals

@@ -6,12 +6,13 @@ Letters: B samples of a batch.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
@@ -39,9 +40,11 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate `model(dense, pooled)`, which gives logits (B,), on batches.
 
-    Rows are read where they lie: none is moved, counted or trained, and dropout and the like are off.
+    Rows are read where they lie: none is moved, counted or trained, and dropout and the like are off. Where a GPU's
+    memory runs out, device rows are given back and the batch is run again; between two steps this changes no number.
 
     Raises:
+        DeviceMemoryError: if no more rows can be given back.
         InputError: for a sample without a label.
         NonFiniteError: for a logit that is not finite; names batch and data lines.
     """
@@ -52,8 +55,7 @@ def evaluate(
         for number, batch in enumerate(batches):
             if np.isnan(batch.labels).any():
                 raise InputError(f"evaluation batch {number} has samples without a label; evaluate on labelled data")
-            planned = embeddings.read(batch)
-            logits = model(planned.dense, embeddings.stack(planned)).float().cpu().numpy()
+            logits = embeddings.with_room(partial(_logits, embeddings, model, batch))
             if not np.isfinite(logits).all():
                 raise where_not_finite(f"evaluation batch {number}", logits, batch)
             auc.update(logits, batch.labels)
@@ -70,6 +72,12 @@ def evaluate(
         normalised_entropy=losses.normalised_entropy(),
         calibration=losses.calibration(),
     )
+
+
+def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> NDArray[np.float32]:
+    planned = embeddings.read(batch)
+    logits: Tensor = model(planned.dense, embeddings.stack(planned))
+    return logits.float().cpu().numpy()
 
 
 @contextmanager

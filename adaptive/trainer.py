@@ -9,22 +9,44 @@ A batch in parts goes forward and backward part by part, and is updated once. Th
 of the batch's mean, so every sample has the gradient that it has without parts, as far as its model's own rounding
 does not depend on how many samples run together; dense gradients are sums of the parts' sums. Layers whose samples
 influence each other (batch normalisation) see each part as a batch.
+
+On a GPU a step waits for the device once, between the backward pass and the update: whether loss and gradients are
+finite must be known before anything is updated. Everything before that is asked for without a wait.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
+from adaptive.dense_update import require_room, update
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.evaluation import evaluate
-from adaptive.finite import bad_parameters, explain_gradients, explain_loss
+from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.planned import Planned
 from adaptive.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """What forward and backward gave."""
+
+    losses: list[float]  # of each part: its share of the batch's
+    parts: list[Planned]
+    logits: list[Tensor]  # of each part
+    finite: bool  # all gradients are, for sure
+
+    @property
+    def loss(self) -> float:
+        total = 0.0
+        for loss in self.losses:  # `sum` rounds otherwise
+            total += loss
+        return total
 
 
 class Trainer:
@@ -72,40 +94,52 @@ class Trainer:
         A device that runs out of memory in the passes gives rows back, and they are run again.
         """
         name = f"step {self.recorder.steps + 1}"
-        loss, logits = self.embeddings.with_room(lambda: self._passes(planned, name))
+        passed = self.embeddings.with_room(lambda: self._passes(planned))
+        self._check(passed, planned, name)
         with self.recorder.timed("update"):
-            parameters, features = bad_parameters(self.model), self.embeddings.bad_gradients()
-            if parameters or features:
-                raise explain_gradients(name, planned.batch, parameters=parameters, features=features)
-            self.optimizer.step()
+            update(self.optimizer)
             self.embeddings.step()
-        self.recorder.step(loss, logits, planned.batch.labels)
+        logits = torch.cat(passed.logits) if len(passed.logits) > 1 else passed.logits[0]
+        self.recorder.step(passed.loss, logits, planned.batch.labels)
 
-    def _passes(self, planned: Planned, name: str) -> tuple[float, Tensor]:
-        """Forward and backward of all parts; returns the batch's loss and logits."""
+    def _passes(self, planned: Planned) -> _Passed:
+        """Forward and backward of all parts, and the one wait for the device."""
         self.optimizer.zero_grad()
-        loss, logits = 0.0, []
+        learnt, losses, logits = [], [], []
         parts = planned.parts()
         while (part := self._next_part(parts)) is not None:
-            value, found = self._learn(part, name)
-            loss += value
+            loss, found = self._learn(part)
+            learnt.append(part)
+            losses.append(loss)
             logits.append(found)
-        return loss, torch.cat(logits) if len(logits) > 1 else logits[0]
+        with self.recorder.timed("backward"):
+            rows = [work.gradients for work in planned.works if work.gradients is not None]
+            numbers = torch.stack([*losses, *sums_of_gradients(self.model, rows)])
+            require_room(self.optimizer, self.embeddings.device)
+            found_losses, sums = _split(numbers.tolist(), len(losses))
+        return _Passed(found_losses, learnt, logits, all(map(math.isfinite, sums)))
 
-    def _learn(self, part: Planned, name: str) -> tuple[float, Tensor]:
+    def _learn(self, part: Planned) -> tuple[Tensor, Tensor]:
         """Forward and backward; returns the part's share of the batch's loss, and its logits."""
         timed = self.recorder.timed
         with timed("forward"):
-            pooled = self.embeddings.stack(part)
-            logits = self.model(part.dense, pooled)
+            logits = self.model(part.dense, self.embeddings.stack(part))
             loss = _share_of_loss(logits, part)
-            value = float(loss.detach())
-        if not math.isfinite(value):
-            what = f"{name}: the loss is {value}"
-            raise explain_loss(what, part.batch, logits=logits, pooled=pooled, model=self.model)
         with timed("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
-        return value, logits.detach()
+        return loss.detach(), logits.detach()
+
+    def _check(self, passed: _Passed, planned: Planned, name: str) -> None:
+        for part, loss, logits in zip(passed.parts, passed.losses, passed.logits, strict=True):
+            if not math.isfinite(loss):
+                with torch.no_grad():  # again, rather than keeping every batch's vectors until the wait
+                    pooled = self.embeddings.stack(part)
+                what = f"{name}: the loss is {loss}"
+                raise explain_loss(what, part.batch, logits=logits, pooled=pooled, model=self.model)
+        if not passed.finite:
+            parameters, features = bad_parameters(self.model), self.embeddings.bad_gradients()
+            if parameters or features:
+                raise explain_gradients(name, planned.batch, parameters=parameters, features=features)
 
     def _next_part(self, parts: Iterator[Planned]) -> Planned | None:
         with self.recorder.timed("wait"):
@@ -130,3 +164,7 @@ def _share_of_loss(logits: Tensor, part: Planned) -> Tensor:
     if part is part.whole:
         return binary_cross_entropy_with_logits(logits, part.labels)
     return binary_cross_entropy_with_logits(logits, part.labels, reduction="sum") / part.whole.num_samples
+
+
+def _split(numbers: list[float], at: int) -> tuple[list[float], list[float]]:
+    return numbers[:at], numbers[at:]

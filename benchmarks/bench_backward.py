@@ -25,7 +25,7 @@ from adaptive.counters import Counter
 from adaptive.policy import Policy, RowStats
 from benchmarks import harness
 from benchmarks.harness import Report, median_ms, paired, timed
-from benchmarks.skipping import Line, Skipping, close_all, fixed_gradient, values_of
+from benchmarks.skipping import Line, close_all, fixed_gradient, values_of
 from benchmarks.step_cases import CHECK_STEPS
 from benchmarks.streams import kaggle_tables, make_batches
 from benchmarks.variants import Optimizer, Ours, Setup
@@ -114,7 +114,7 @@ def by_popularity(ours: Ours, batches: Sequence[Batch]) -> tuple[NDArray[np.int6
 def _skipping(setup: Setup, gradient: Tensor, watched: NDArray[np.int64], *, saturated: bool) -> Line:
     """A variant that watches these rows, all of them saturated or none."""
     skip = SkipConfig(hot_rows=str(len(watched)), min_accesses=1)
-    ours = Skipping(setup, policy=Popular(saturated), device_rows="100%", skip=skip)
+    ours = Ours(setup, policy=Popular(saturated), device_rows="100%", skip=skip)
     (lane,) = ours.bag._pipeline.lanes
     assert lane.planner.hot is not None
     lane.planner.hot.admit(watched, np.ones(setup.num_rows, np.uint32))  # which fills it: no others come

@@ -23,14 +23,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.config import SkipConfig
 from adaptive.policy import RowStats
 from benchmarks import harness
 from benchmarks.deferral_account import Account, Differences, Watch
 from benchmarks.harness import Report, Table, median_ms, paired, timed
-from benchmarks.skipping import Line, Skipping, close_all, fixed_gradient, values_of
+from benchmarks.skipping import Line, close_all, fixed_gradient, values_of
 from benchmarks.step_cases import CHECK_STEPS
 from benchmarks.streams import kaggle_tables, make_batches
-from benchmarks.variants import Optimizer, Setup
+from benchmarks.variants import Optimizer, Ours, Setup
 from policies.slipstream import Slipstream
 
 MODES = ("off", "defer")
@@ -96,11 +97,12 @@ class Place:
     def name(self) -> str:
         return f"{self.host}_{self.share}pct" + ("_recent" if self.kept is Recent else "")
 
-    def make(self, setup: Setup, mode: str, settings: Settings, folder: Path) -> Skipping:
+    def make(self, setup: Setup, mode: str, settings: Settings, folder: Path) -> Ours:
         host = "memory" if self.host == "memory" else f"mmap:{folder}"
         kind = self.kept if self.share else OnHost
         policy = kind(skip=mode, warmup=settings.warmup)  # type: ignore[arg-type]
-        return Skipping(setup, policy=policy, device_rows=f"{self.share}%" if self.share else "0", host=host)
+        device_rows = f"{self.share}%" if self.share else "0"
+        return Ours(setup, policy=policy, device_rows=device_rows, host=host, skip=SkipConfig())
 
 
 ALL = Place("memory", 100)  # whose values the other places must end with

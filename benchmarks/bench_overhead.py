@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
+from adaptive.config import SkipConfig
 from adaptive.counters import Counter
 from adaptive.policy import RowStats
 from benchmarks import harness
 from benchmarks.bench_tiers import Replay, _switch_tracking_off
 from benchmarks.harness import Report, median_ms, paired, timed
-from benchmarks.skipping import Skipping
 from benchmarks.step_cases import CHECK_STEPS, Case
 from benchmarks.streams import kaggle_tables, make_batches, one_each
 from benchmarks.variants import Optimizer, Ours, Setup, hit_rate
@@ -104,7 +104,7 @@ def _compare(report: Report, setup: Setup, settings: Settings) -> None:
 
 def _ours(setup: Setup, skip: str, at_most: int | None = None) -> Ours:
     policy = Slipstream(skip=skip, warmup=0, at_most=at_most)  # type: ignore[arg-type]
-    return Skipping(setup, policy=policy, device_rows=DEVICE_ROWS, depth=DEPTH)
+    return Ours(setup, policy=policy, device_rows=DEVICE_ROWS, depth=DEPTH, skip=SkipConfig())
 
 
 def _bare(setup: Setup, parts: Sequence[Sequence[Batch]]) -> Ours:

@@ -10,34 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
-from adaptive.config import SkipConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
 from adaptive.planned import Planned
-from adaptive.policy import Policy
-from benchmarks.variants import Ours, Setup, row_optimizer
+from benchmarks.variants import Ours, Setup
 
 STAGES = ("plan", "update")
 Seen = Callable[[Planned], object]
-
-
-class Skipping(Ours):
-    """Our embeddings under a policy that may skip updates."""
-
-    def __init__(
-        self,
-        setup: Setup,
-        *,
-        policy: Policy,
-        device_rows: str,
-        host: str = "memory",
-        depth: int = 0,
-        skip: SkipConfig = SkipConfig(),  # noqa: B008 (immutable)
-    ) -> None:
-        tier = TierConfig(device_rows=device_rows, device="cpu", host=host, when_full="shallower")
-        optimizer = row_optimizer(setup.optimizer)
-        self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
-        self._depth = depth
-        self._running = None
 
 
 def fixed_gradient(setup: Setup, num_samples: int) -> Tensor:

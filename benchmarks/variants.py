@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch, one_hot_batch
-from adaptive.config import TableConfig, TierConfig
+from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.planned import Planned
@@ -121,9 +121,11 @@ class Ours(Embeddings):
         policy: str | Policy = "device",
         depth: int = 0,
         host: str = "memory",
+        skip: SkipConfig | None = None,
     ) -> None:
         tier = TierConfig(device_rows=device_rows, device="cpu", host=host, when_full="shallower")
-        self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=row_optimizer(setup.optimizer))
+        optimizer = row_optimizer(setup.optimizer)
+        self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
         self._depth = depth
         self._running: Generator[Planned, None, None] | None = None
 

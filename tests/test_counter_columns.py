@@ -4,7 +4,7 @@ import inspect
 
 from adaptive import counters
 from adaptive.counters import Counter
-from adaptive.kernels import planning
+from adaptive.kernels import planning, watched
 from adaptive.telemetry import counters as telemetry
 
 
@@ -18,7 +18,10 @@ def test_every_counter_is_explained() -> None:
 
 
 def test_kernels_use_the_same_columns() -> None:
-    known = {name: value for name, value in vars(planning).items() if name in Counter.__members__}
+    used = {**vars(planning), **vars(watched)}
+    known = {name: value for name, value in used.items() if name in Counter.__members__}
+    for module in (planning, watched):
+        assert all(known[name] == value for name, value in vars(module).items() if name in known)
     assert len(known) >= 10
     assert known == {name: Counter[name] for name in known}
 

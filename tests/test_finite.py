@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from adaptive.batch import Batch, Origin
-from adaptive.finite import bad_parameters, explain_gradients, explain_loss, where_not_finite
+from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients, where_not_finite
 
 
 def batch(num_samples: int, *, with_origin: bool = True) -> Batch:
@@ -59,18 +59,26 @@ def test_causes_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "bad"),
+    ("values", "bad", "finite"),
     [
-        ([1.0, 2.0], []),
-        ([3e38, 3e38], []),  # the sum overflows, the values do not
-        ([float("nan"), 1.0], ["weight"]),
-        ([float("inf"), float("-inf")], ["weight"]),
-        ([float("-inf"), 1.0], ["weight"]),
+        ([1.0, 2.0], [], True),
+        ([3e38, 3e38], [], False),  # the sum overflows, the values do not
+        ([float("nan"), 1.0], ["weight"], False),
+        ([float("inf"), float("-inf")], ["weight"], False),
+        ([float("-inf"), 1.0], ["weight"], False),
     ],
 )
-def test_bad_parameters(values: list[float], bad: list[str]) -> None:
+def test_bad_parameters(values: list[float], bad: list[str], finite: bool) -> None:
     model = nn.Linear(2, 1)
-    assert bad_parameters(model) == []  # no gradient yet
+    assert bad_parameters(model) == [] == sums_of_gradients(model, [])  # no gradient yet
     model.weight.grad = torch.tensor([values])
     model.bias.grad = torch.zeros(1)
     assert bad_parameters(model) == bad
+    (found,) = sums_of_gradients(model, [])
+    assert bool(torch.isfinite(found)) == finite
+
+
+def test_gradients_of_rows_have_sums_of_their_own() -> None:
+    good, bad = torch.ones(3, 2), torch.tensor([[1.0, float("nan")]])
+    assert [float(found) for found in sums_of_gradients(nn.Linear(2, 1), [good])] == [6.0]
+    assert [bool(torch.isfinite(found)) for found in sums_of_gradients(nn.Linear(2, 1), [good, bad])] == [True, False]

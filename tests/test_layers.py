@@ -18,7 +18,7 @@ LAYERS = [
     ["rows+tiers"],
     ["planned"],
     ["embedding"],
-    ["data", "models", "telemetry", "checkpoint", "rundir", "finite"],
+    ["data", "models", "telemetry", "checkpoint", "rundir", "finite", "dense_update"],
     ["evaluation"],
     ["build", "settings", "recorder", "contract"],
     ["simulate"],

@@ -49,8 +49,8 @@ def test_a_slot_has_at_most_24_bytes_of_books() -> None:
 def test_the_hot_set_counts_all_its_bytes(capacity: int) -> None:
     hot = HotSet(capacity, SkipConfig())
     assert hot.num_bytes == array_bytes(hot)
-    # 33 bytes an entry, and a hash table of 12 bytes a place that is at least a quarter full.
-    assert hot.num_bytes <= capacity * (33 + 4 * 12) + 16 * 12
+    # 32 bytes an entry, and a hash table of 16 bytes a place that is at least a quarter full.
+    assert hot.num_bytes <= capacity * (32 + 4 * 16) + 16 * 16
 
 
 def test_the_report_of_memory_is_what_the_arrays_take() -> None:

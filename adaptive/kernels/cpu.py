@@ -376,14 +376,15 @@ def update(
 
 
 @kernel(noalias=True)
-def accumulate(entries, segments, vectors, scales, gradients, sums, pending, g):
-    """Add each row's gradient (summed as in `update`) to sums[entries[u]], or start that sum; mark it pending.
+def accumulate(first, last, entries, segments, vectors, scales, gradients, sums, pending, g):
+    """Add the gradients of the rows [first, last) to sums[entries[u]], or start these sums, and mark them pending.
 
-    entries (U,) int64, each once; sums (H, D) float32; pending (H,) bool; g (1, D) is scratch.
+    entries (U,) int64, each once; gradients are summed as in `update`; sums (H, D) float32; pending (H,) bool; g (1, D)
+    is scratch.
     """
-    ahead, num_rows = np.uint64(AHEAD), np.uint64(entries.size)
-    for u in range(num_rows):
-        if u + ahead < num_rows:
+    ahead, last_row = np.uint64(AHEAD), np.uint64(last)
+    for u in range(np.uint64(first), last_row):
+        if u + ahead < last_row:
             prefetch_row(sums, entries[u + ahead])
         entry, start, stop = np.uint64(entries[u]), np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
         sum_gradients(g, 0, start, stop, vectors, scales, gradients)
@@ -392,6 +393,65 @@ def accumulate(entries, segments, vectors, scales, gradients, sums, pending, g):
         else:
             copy_row(sums, entry, g, 0)
             pending[entry] = True
+
+
+@kernel(parallel=True)
+def defer(
+    entries,
+    segments,
+    vectors,
+    scales,
+    gradients,
+    sums,
+    pending,
+    due,
+    due_locations,
+    due_segments,
+    due_entries,
+    no_scales,
+    device_weights,
+    device_state,
+    host_weights,
+    host_state,
+    kind,
+    settings,
+    corrections,
+    norms,
+    scratch,
+):
+    """Add the gradients of rows to their sums, see `accumulate`, and update those that are due from the sums.
+
+    due (m,) int64 ascending: which of the U rows are due; their update is that of `update`, with one gradient each: a
+    row of `sums`. Due rows are updated by the thread that has just finished their sum.
+    """
+    num_chunks = scratch.shape[0]
+    dim = gradients.shape[1]
+    for chunk in numba.prange(num_chunks):
+        first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
+        g, delta = scratch[chunk, :1, :dim], scratch[chunk, 1:, :dim]
+        accumulate(first, last, entries, segments, vectors, scales, gradients, sums, pending, g)
+        first_due, last_due = np.searchsorted(due, first), np.searchsorted(due, last)
+        for i in range(first_due, last_due):
+            pending[due_entries[i]] = False
+        update_range(
+            first_due,
+            last_due,
+            due_locations,
+            due_segments,
+            due_entries,
+            no_scales,
+            sums,
+            device_weights,
+            device_state,
+            host_weights,
+            host_state,
+            kind,
+            settings,
+            corrections,
+            norms,
+            g,
+            delta,
+        )
 
 
 @kernel(noalias=True)
@@ -436,14 +496,21 @@ def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, 
             to_state[to_rows[i], s] = first_state
 
 
-@kernel(noalias=True)
-def drift(locations, entries, known, device_weights, host_weights, snapshots, drifts, delta):
-    """drifts[i] = ||row - snapshot|| / ||row|| for rows that have a snapshot (NaN otherwise); then renew it.
+@kernel(inline=True)
+def prefetch_located(location, device_weights, host_weights):
+    if location >= 0:
+        prefetch_row(device_weights, location)
+    else:
+        prefetch_row(host_weights, ~location)
 
-    locations (n,) int64; entries (n,) int32 rows of `snapshots` (H, D); known (n,) bool; delta (1, D) is
-    scratch. A row of zeros has drift inf, or 0 if its snapshot is zero too.
-    """
-    for i in range(locations.size):
+
+@kernel(noalias=True)
+def drift_range(first, last, locations, entries, known, device_weights, host_weights, snapshots, drifts, delta):
+    """The rows [first, last): see `drift`. delta (1, D) is this chunk's scratch."""
+    for i in range(first, last):
+        if i + AHEAD < last:
+            prefetch_located(locations[i + AHEAD], device_weights, host_weights)
+            prefetch_row(snapshots, entries[i + AHEAD])
         if locations[i] >= 0:
             copy_row(delta, 0, device_weights, locations[i])
         else:
@@ -458,3 +525,27 @@ def drift(locations, entries, known, device_weights, host_weights, snapshots, dr
             copy_row(snapshots, entries[i], device_weights, locations[i])
         else:
             copy_row(snapshots, entries[i], host_weights, ~locations[i])
+
+
+@kernel(parallel=True)
+def drift(locations, entries, known, device_weights, host_weights, snapshots, drifts, scratch):
+    """drifts[i] = ||row - snapshot|| / ||row|| for rows that have a snapshot (NaN otherwise); then renew it.
+
+    locations (n,) int64; entries (n,) int32 rows of `snapshots` (H, D), each once; known (n,) bool; scratch
+    (chunks, >= D) float32. A row of zeros has drift inf, or 0 if its snapshot is zero too.
+    """
+    num_chunks = scratch.shape[0]
+    num_rows = locations.size
+    for chunk in numba.prange(num_chunks):
+        drift_range(
+            chunk * num_rows // num_chunks,
+            (chunk + 1) * num_rows // num_chunks,
+            locations,
+            entries,
+            known,
+            device_weights,
+            host_weights,
+            snapshots,
+            drifts,
+            scratch[chunk : chunk + 1, : snapshots.shape[1]],
+        )

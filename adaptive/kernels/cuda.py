@@ -64,23 +64,24 @@ def steps(
         return lr * gradients / (square_root(state) + eps), state
     if kind == ROWWISE_ADAGRAD:
         # Numbers in divisions are tensors: torch would multiply by a reciprocal, which rounds differently.
-        state = state + (square_sum(gradients) / torch.tensor(float(dim), device=state.device))[:, None]
+        state = state + (square_sum(gradients) / _number(float(dim), state))[:, None]
         return gradients * (torch.full_like(state, lr) / (square_root(state) + eps)), state
     return _adam(state, gradients, settings, corrections)
 
 
 def _adam(state: Tensor, gradients: Tensor, settings: list[float], corrections: Tensor) -> tuple[Tensor, Tensor]:
     dim = gradients.shape[1]
-    one = torch.ones((), device=state.device)
-    beta1, beta2 = (
-        torch.tensor(settings[BETA1], device=state.device),
-        torch.tensor(settings[BETA2], device=state.device),
-    )
+    one, beta1, beta2 = (_number(number, state) for number in (1.0, settings[BETA1], settings[BETA2]))
     count = state[:, 2 * dim :] + 1
     size = corrections[count.long().clamp(max=len(corrections)) - 1]
     first = beta1 * state[:, :dim] + (one - beta1) * gradients
     second = beta2 * state[:, dim : 2 * dim] + (one - beta2) * (gradients * gradients)
     return size * first / (square_root(second) + settings[EPS]), torch.cat([first, second, count], dim=1)
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    """() float32, made on the device: a copy from the host would wait for it."""
+    return torch.full((), value, dtype=torch.float32, device=like.device)
 
 
 def drift(rows: Tensor, snapshots: Tensor, known: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ Letters: N look-ups of a group of tables, U distinct rows, T tables of the group
 
 Rows are numbered through within a group: row = table_starts[t] + id. The record of a row is a slot *code*:
 0 = on the host, still at its initial value; -1 = on the host, changed at some time; s + 1 = in slot s.
-All kernels are serial and release the GIL; only the look-ahead thread writes these arrays.
+All kernels are serial and release the GIL. Only the look-ahead thread writes these arrays, and those that help it
+(`adaptive.tiers.crew`), each its own tables or rows of a batch.
 """
 
 import numpy as np
@@ -17,15 +18,17 @@ from adaptive.kernels.prefetch import prefetch_item
 INITIAL, ON_HOST = 0, -1
 MOST_ACCESSES = 2**32 - 1
 DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since it came; its host copy is not the initial value
+NOW, DUE, WAITS, SKIPPED = range(4)
+"""The *fate* of a distinct row's gradient: it updates the row; it goes to a sum, which is then applied; it goes to a
+sum; it is left out. From WAITS on the row is not written."""
 HASH = np.uint64(0x9E3779B97F4A7C15)
 S32 = np.uint64(32)
+S22 = np.uint32(22)
 
 LOOKUPS, UNIQUE_ROWS = int(Counter.LOOKUPS), int(Counter.UNIQUE_ROWS)
 LOOKUP_HITS, ROW_HITS = int(Counter.LOOKUP_HITS), int(Counter.ROW_HITS)
 FETCHED, WRITTEN_BACK = int(Counter.FETCHED), int(Counter.WRITTEN_BACK)
 PROMOTED, DEMOTED = int(Counter.PROMOTED), int(Counter.DEMOTED)
-SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)
-DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)
 
 
 @kernel()
@@ -154,6 +157,8 @@ def release_slots(victims, slot_rows, slot_flags, codes, free, num_free, table_s
     """
     num_back = 0
     for i in range(victims.size):
+        if i + AHEAD < victims.size:
+            prefetch_item(codes, slot_rows[victims[i + AHEAD]])
         slot = victims[i]
         row = slot_rows[slot]
         table = np.searchsorted(table_starts, row, side="right") - 1
@@ -183,6 +188,9 @@ def take_slots(
     Outputs, aligned with takers: slots (int64) and initial (bool): the row is still at its initial value.
     """
     for i in range(takers.size):
+        if i + AHEAD < takers.size:
+            prefetch_item(codes, rows[takers[i + AHEAD]])
+            prefetch_item(slot_rows, free[num_free - 1 - i - AHEAD])
         u = takers[i]
         slot = free[num_free - 1 - i]
         row = rows[u]
@@ -263,41 +271,61 @@ def lookup_locations(inverse, locations, lookups):
 
 
 @kernel()
-def group_by_row(
-    counts, skipped, later, inverse, bag_starts, bag_vectors, cursors, segments, updated, vectors, origins
-):
-    """Group the look-ups by row, in look-up order: first the rows without later[u], then those with it.
+def lay_out_segments(counts, fates, cursors, segments, updated):
+    """Where the look-ups of each row will stand when they are grouped: rows updated now first, then those with a sum.
 
-    Rows with skipped[u] are left out; skipped and later are (U,) bool, or empty: none. Outputs: updated (int64) the
-    distinct rows that remain, segments (updated + 1,) int64, vectors int32 the output vector of each grouped look-up,
-    origins int64 its look-up (where scales need it; else empty). cursors (U,) int64 is scratch. Returns how many rows
-    remain, and how many of them come first.
+    fates (U,) uint8, or empty: every row is updated now. Outputs: updated (int64) the distinct rows that remain,
+    segments (updated + 1,) int64, cursors (U,) int64 where each row's look-ups start. Rows that are skipped do not
+    remain; places for their look-ups are behind all that count: to ask at each whether it is one takes longer.
+    Returns how many rows remain, and how many of them come first.
     """
-    kept = at = first = 0
-    for turn in range(2 if later.size > 0 else 1):
-        for u in range(counts.size):
-            if skipped.size > 0 and skipped[u]:
-                cursors[u] = -1
-                continue
-            if later.size > 0 and later[u] != (turn == 1):
-                continue
-            updated[kept] = u
-            segments[kept] = at
-            cursors[u] = at
+    num_rows = counts.size
+    if fates.size == 0:
+        at = 0
+        for u in range(num_rows):
+            updated[u], segments[u], cursors[u] = u, at, at
             at += counts[u]
-            kept += 1
-        if turn == 0:
-            first = kept
-    segments[kept] = at
+        segments[num_rows] = at
+        return num_rows, num_rows
+    now = summed = now_lookups = summed_lookups = 0
+    for u in range(num_rows):
+        is_now, is_summed = fates[u] == NOW, (fates[u] == DUE) | (fates[u] == WAITS)
+        now += is_now
+        summed += is_summed
+        now_lookups += is_now * counts[u]
+        summed_lookups += is_summed * counts[u]
+    row_now, row_summed, row_skipped = 0, now, now + summed
+    at_now, at_summed, at_skipped = 0, now_lookups, now_lookups + summed_lookups
+    segments[num_rows] = at_skipped
+    for u in range(num_rows):
+        is_now, is_skipped = fates[u] == NOW, fates[u] == SKIPPED
+        is_summed = 1 - is_now - is_skipped
+        row = row_now if is_now else row_skipped if is_skipped else row_summed
+        at = at_now if is_now else at_skipped if is_skipped else at_summed
+        updated[row], segments[row], cursors[u] = u, at, at
+        row_now += is_now
+        row_summed += is_summed
+        row_skipped += is_skipped
+        at_now += is_now * counts[u]
+        at_summed += is_summed * counts[u]
+        at_skipped += is_skipped * counts[u]
+    return now + summed, now
+
+
+@kernel()
+def fill_segments(inverse, bag_starts, bag_vectors, cursors, vectors, origins):
+    """Put look-ups into their rows' segments, in look-up order; cursors, from `lay_out_segments`, move along.
+
+    Outputs: vectors int32 the output vector of each grouped look-up, origins int64 its look-up (where scales need it;
+    else empty). Bags may be some of a batch's; calls for bags of different tables change nothing in common.
+    """
     for bag in range(bag_vectors.size):
         for p in range(bag_starts[bag], bag_starts[bag + 1]):
             cursor = cursors[inverse[p]]
-            if cursor >= 0:
-                vectors[cursor] = bag_vectors[bag]
-                if origins.size > 0:
-                    origins[cursor] = p
-                cursors[inverse[p]] = cursor + 1
-    return kept, first
+            vectors[cursor] = bag_vectors[bag]
+            if origins.size > 0:
+                origins[cursor] = p
+            cursors[inverse[p]] = cursor + 1
 
 
 @kernel()
@@ -310,41 +338,26 @@ def mark_dirty(updated, locations, slot_flags):
 
 
 @kernel()
-def count_skipped(table_ends, counts, skipped, summed, due, tally):
-    """Add to tally the rows without an update, and their look-ups: saturated ones, and those whose gradient waits.
+def add_update_norms(rows, norms, totals, bin_edges, bin_guesses, bin_counts):
+    """totals[row] += norm, and count the norm in its histogram bin [edge i, edge i + 1); returns their sum.
 
-    skipped, summed, due: (U,) bool; the latter two see `defer_visits`.
+    bin_guesses int32: the bin of the smallest number with the same sign, exponent and leading digit, by these bits;
+    at most one edge may lie between.
     """
-    first = 0
-    for table in range(table_ends.size):
-        updates = lookups = waiting = 0
-        for u in range(first, table_ends[table]):
-            waits = summed[u] and not due[u]
-            if skipped[u] or waits:
-                updates += 1
-                lookups += counts[u]
-            waiting += waits
-        tally[table, SKIPPED_UPDATES] += updates
-        tally[table, SKIPPED_LOOKUPS] += lookups
-        tally[table, DEFERRED_UPDATES] += waiting
-        first = table_ends[table]
-
-
-@kernel()
-def add_update_norms(rows, norms, totals, bin_edges, bin_counts):
-    """totals[row] += norm, and count the norm in its histogram bin [edge i, edge i + 1); returns their sum."""
     total = 0.0
     for i in range(rows.size):
         if i + AHEAD < rows.size:
             prefetch_item(totals, rows[i + AHEAD])
-        totals[rows[i]] += norms[i]
-        total += np.float64(norms[i])
-        bin_counts[min(max(np.searchsorted(bin_edges, norms[i], side="right") - 1, 0), bin_counts.size - 1)] += 1
+        norm = norms[i]
+        totals[rows[i]] += norm
+        total += np.float64(norm)
+        guess = bin_guesses[np.float32(norm).view(np.uint32) >> S22]
+        bin_counts[min(guess + (norm >= bin_edges[guess + 1]), bin_counts.size - 1)] += 1
     return total
 
 
 @kernel()
-def gather_records(rows, accesses, last_access, update_norms, out_accesses, out_last, out_norms):
+def gather_records(rows, codes, accesses, last_access, update_norms, out_accesses, out_last, out_norms, out_codes):
     """Copy the records of `rows` for a policy; last accesses are given as batch numbers, -1 = none."""
     for i in range(rows.size):
         if i + AHEAD < rows.size:
@@ -353,6 +366,7 @@ def gather_records(rows, accesses, last_access, update_norms, out_accesses, out_
         out_accesses[i] = accesses[row]
         out_last[i] = np.int64(last_access[row]) - 1
         out_norms[i] = update_norms[row]
+        out_codes[i] = codes[row]
 
 
 @kernel()
@@ -375,64 +389,6 @@ def mark_next_access(rows, codes, batch, slot_next):
 
 
 @kernel()
-def find_entries(rows, accesses, min_accesses, keys, places, entry_rows, num_entries, entries):
-    """Look the distinct rows of a batch up in the hot set, and enter rows accessed often enough while there is room.
-
-    keys int64 (-1 = empty) and places int32 are the hot set's hash table, a power of two; entry_rows (H,) int64;
-    entries (U,) int32 receives each row's entry or -1. Returns the new number of entries.
-    """
-    mask = keys.size - 1
-    for u in range(rows.size):
-        if u + AHEAD < rows.size:
-            prefetch_item(keys, np.int64((np.uint64(rows[u + AHEAD]) * HASH) >> S32) & mask)
-        entries[u] = -1
-        row = rows[u]
-        if np.int64(accesses[row]) < min_accesses:
-            continue
-        h = np.int64((np.uint64(row) * HASH) >> S32) & mask
-        while keys[h] != row and keys[h] != -1:
-            h = (h + 1) & mask
-        if keys[h] == row:
-            entries[u] = places[h]
-        elif num_entries < entry_rows.size:
-            keys[h] = row
-            places[h] = num_entries
-            entry_rows[num_entries] = row
-            entries[u] = num_entries
-            num_entries += 1
-    return num_entries
-
-
-@kernel()
-def visit_entries(
-    entries, counts, epoch, entry_epoch, entry_accesses, entry_saturated, entry_skipped, skipped, due, known
-):
-    """Count the look-ups of tracked rows, mark the saturated ones, and list the u whose snapshot is due.
-
-    A snapshot is due at a row's first look-up in an epoch (interval); entry_skipped says that an update was left out
-    since the latest one. Outputs: skipped (U,) bool; due int64 and, aligned, known bool: there is a snapshot to
-    compare with, and every update since was done. Returns the number of due snapshots.
-    """
-    num_due = 0
-    for u in range(entries.size):
-        entry = entries[u]
-        skipped[u] = False
-        if entry < 0:
-            continue
-        entry_accesses[entry] += counts[u]
-        skipped[u] = entry_saturated[entry]
-        if entry_epoch[entry] < epoch:
-            known[num_due] = entry_epoch[entry] >= 0 and not entry_skipped[entry]
-            entry_epoch[entry] = epoch
-            entry_skipped[entry] = False
-            due[num_due] = u
-            num_due += 1
-        elif entry_saturated[entry]:
-            entry_skipped[entry] = True
-    return num_due
-
-
-@kernel()
 def count_host_vectors(bag_tables, bag_starts, locations, vectors):
     """Add to vectors (T,) the bags of each table that look up at least one row on the host."""
     for bag in range(bag_tables.size):
@@ -440,40 +396,3 @@ def count_host_vectors(bag_tables, bag_starts, locations, vectors):
             if locations[p] < 0:
                 vectors[bag_tables[bag]] += 1
                 break
-
-
-@kernel()
-def lookup_entries(rows, keys, places, entries):
-    """entries[i] = the hot set's entry of rows[i], or -1; see `find_entries`."""
-    mask = keys.size - 1
-    for i in range(rows.size):
-        row = rows[i]
-        h = np.int64((np.uint64(row) * HASH) >> S32) & mask
-        while keys[h] != row and keys[h] != -1:
-            h = (h + 1) & mask
-        entries[i] = places[h] if keys[h] == row else -1
-
-
-@kernel()
-def defer_visits(rows, entries, counts, accesses, skipped, every, at_most, visits, waiting, summed, due):
-    """Decide for the distinct rows of a batch whether their gradient waits; see `adaptive.policy.Deferral`.
-
-    entries (U,) int32 or -1; accesses (all rows,) look-ups so far; visits (H,) uint32 and waiting (H,) uint8 are the
-    books. Outputs, bool (U,): summed, the gradient goes to the row's sum; due, the sum is applied after this batch.
-    """
-    for u in range(entries.size):
-        entry = entries[u]
-        summed[u] = due[u] = False
-        if entry < 0 or skipped[u]:
-            continue
-        if visits[entry] == 0:  # admitted just now: as many visits as its look-ups make at this batch's rate
-            visits[entry] = max(np.int64(accesses[rows[u]]) // np.int64(counts[u]), 1)
-        else:
-            visits[entry] += np.uint32(1)
-        k = min(max(np.int64(visits[entry]) // every, 1), at_most)
-        if waiting[entry] + 1 < k:
-            waiting[entry] += np.uint8(1)
-            summed[u] = True
-        elif waiting[entry] > 0:
-            waiting[entry] = 0
-            summed[u] = due[u] = True

@@ -6,15 +6,28 @@ for any look-ahead, any thread count and any placement. The sums themselves belo
 where it is, so demotion need not apply it, and stays clean if nothing was written.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels import planning
+from adaptive.kernels import watched
 from adaptive.kernels.cpu import SGD_
 from adaptive.policy import Deferral
 from adaptive.rows.optim import RowOptimizer
+from adaptive.rows.saturation import Watched
 
 AT_MOST, AT_MOST_SGD = 8, 4
+RECORD = np.dtype([("visits", np.uint32), ("waiting", np.uint32)])
+
+
+@dataclass(frozen=True)
+class Summed:
+    """Of the distinct rows of a batch those whose gradient goes to a sum, in order."""
+
+    entries: NDArray[np.int64]  # (n,)
+    due: NDArray[np.int64]  # (m,) distinct rows whose sum is applied after the batch
+    due_at: NDArray[np.int64]  # (m,) which of the n they are
 
 
 class DeferralBook:
@@ -24,41 +37,46 @@ class DeferralBook:
         self.deferral = deferral
         default = AT_MOST_SGD if optimizer.kind == SGD_ else AT_MOST
         self.at_most = default if deferral.at_most is None else deferral.at_most
-        self.visits = np.zeros(capacity, np.uint32)
-        self.waiting = np.zeros(capacity, np.uint8)
+        self._records = np.zeros(capacity, RECORD)
+        self.visits: NDArray[np.uint32] = self._records["visits"]
+        self.waiting: NDArray[np.uint32] = self._records["waiting"]
 
     def decide(
         self,
         number: int,
+        mine: Watched,
         rows: NDArray[np.int64],
-        entries: NDArray[np.int32],
         counts: NDArray[np.int32],
         accesses: NDArray[np.uint32],
-        skipped: NDArray[np.bool_],
+        fates: NDArray[np.uint8],
         allowance: float = 1.0,
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """For the distinct rows (U,) of batch `number`: whose gradient goes to a sum, and whose sum is due then.
+    ) -> Summed:
+        """For the watched ones of the distinct rows (U,) of batch `number`: whose gradient goes to a sum, and whose sum
+        is due then. `fates` (U,) says who is skipped, and is told.
 
         A row counts its visits during the warm-up too; nothing waits until it is over. `allowance`, from 0 to 1, is
         what a guard leaves of `at_most` beyond 1. accesses (all rows,): look-ups so far.
         """
-        summed, due = np.empty(len(entries), np.bool_), np.empty(len(entries), np.bool_)
+        size = len(mine.places)
+        summed = Summed(np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64))
         at_most = 1 + int(allowance * (self.at_most - 1)) if number >= self.deferral.warmup else 1
-        planning.defer_visits(
+        count, num_due = watched.defer_visits(
             rows,
-            entries,
+            mine.places,
+            mine.entries,
             counts,
             accesses,
-            skipped,
             self.deferral.every,
             at_most,
             self.visits,
             self.waiting,
-            summed,
-            due,
+            fates,
+            summed.entries,
+            summed.due,
+            summed.due_at,
         )
-        return summed, due
+        return Summed(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
 
     @property
     def num_bytes(self) -> int:
-        return self.visits.nbytes + self.waiting.nbytes
+        return self._records.nbytes

@@ -6,12 +6,37 @@ thread owns everything here; snapshots of row values belong to the training thre
 `adaptive.tiers.device`). A snapshot is renewed at a row's first look-up in each interval.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
-from adaptive.kernels import planning
+from adaptive.kernels import watched
 from adaptive.tiers.plan import Feedback, Snapshots
+
+PLACE = np.dtype([("row", np.int64), ("entry", np.int32), ("unused", np.int32)])  # of the hash table
+ENTRY = np.dtype(
+    [
+        ("row", np.int64),
+        ("accesses", np.uint32),  # look-ups since the latest snapshot
+        ("drift_accesses", np.uint32),  # and between the two snapshots behind `drift`
+        ("epoch", np.int32),  # interval of the latest snapshot
+        ("drift", np.float32),
+        ("saturated", np.bool_),
+        ("skipped", np.bool_),  # an update was left out since the latest snapshot
+    ],
+    align=True,
+)
+assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none lies in two cache lines
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The watched rows among the distinct rows of a batch."""
+
+    places: NDArray[np.int32]  # (n,) which of the distinct rows, ascending
+    entries: NDArray[np.int32]  # (n,)
 
 
 class HotSet:
@@ -20,18 +45,23 @@ class HotSet:
     def __init__(self, capacity: int, config: SkipConfig) -> None:
         self.config = config
         self.num_entries = 0
-        self.rows = np.zeros(capacity, np.int64)
-        self.saturated = np.zeros(capacity, np.bool_)
-        self.drift = np.full(capacity, np.nan, np.float32)
-        self.drift_accesses = np.zeros(capacity, np.int64)
-        self._accesses = np.zeros(capacity, np.int64)  # since the latest snapshot
-        self._epoch = np.full(capacity, -1, np.int32)
-        self._skipped = np.zeros(capacity, np.bool_)  # an update was left out since the latest snapshot
+        self._records = np.zeros(capacity, ENTRY)
+        self.rows: NDArray[np.int64] = self._records["row"]
+        self.saturated: NDArray[np.bool_] = self._records["saturated"]
+        self.drift: NDArray[np.float32] = self._records["drift"]
+        self.drift_accesses: NDArray[np.uint32] = self._records["drift_accesses"]
+        self._accesses: NDArray[np.uint32] = self._records["accesses"]
+        self._epoch: NDArray[np.int32] = self._records["epoch"]
+        self._skipped: NDArray[np.bool_] = self._records["skipped"]
+        self.drift.fill(np.nan)
+        self._epoch.fill(-1)
         table_size = 16
         while table_size < 2 * capacity:
             table_size *= 2
-        self._keys = np.full(table_size, -1, np.int64)
-        self._places = np.zeros(table_size, np.int32)
+        self._table = np.zeros(table_size, PLACE)
+        self._keys: NDArray[np.int64] = self._table["row"]
+        self._values: NDArray[np.int32] = self._table["entry"]
+        self._keys.fill(-1)
 
     @property
     def capacity(self) -> int:
@@ -39,51 +69,57 @@ class HotSet:
 
     @property
     def num_bytes(self) -> int:
-        arrays = (
-            self.rows,
-            self.saturated,
-            self.drift,
-            self.drift_accesses,
-            self._accesses,
-            self._epoch,
-            self._skipped,
-        )
-        return sum(array.nbytes for array in (*arrays, self._keys, self._places))
+        return self._records.nbytes + self._table.nbytes
 
-    def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> NDArray[np.int32]:
-        """(U,) entry of each distinct row of a batch, or -1; rows that have become popular enough are let in."""
-        entries = np.empty(len(rows), np.int32)
-        self.num_entries = planning.find_entries(
+    def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> Watched:
+        """The watched among the distinct rows of a batch (U,); rows that have become popular enough are let in."""
+        places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
+        self.num_entries, count = watched.find_entries(
             rows,
             accesses,
             self.config.min_accesses,
             self._keys,
-            self._places,
+            self._values,
             self.rows,
             self.num_entries,
+            places,
             entries,
         )
-        return entries
+        return Watched(places[:count], entries[:count])
 
     def visit(
         self,
         number: int,
-        entries: NDArray[np.int32],
+        mine: Watched,
         counts: NDArray[np.int32],
         locations: NDArray[np.int64],
-    ) -> tuple[NDArray[np.bool_], Snapshots]:
-        """Count a planned batch's distinct rows; which of them are saturated, and which snapshots are due."""
-        skipped, due = np.empty(len(entries), np.bool_), np.empty(len(entries), np.int64)
-        epoch = number // self.config.interval
-        known = np.empty(len(entries), np.bool_)
-        num_due = planning.visit_entries(
-            entries, counts, epoch, self._epoch, self._accesses, self.saturated, self._skipped, skipped, due, known
+        fates: NDArray[np.uint8],
+    ) -> Snapshots:
+        """Count a planned batch's look-ups, mark the saturated rows in `fates` (U,), and say which snapshots are due.
+
+        counts and locations are those of all distinct rows.
+        """
+        size = len(mine.places)
+        due = Snapshots(
+            np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.bool_), np.empty(size, np.int64)
         )
-        due = due[:num_due]
-        entries_due = entries[due]
-        snapshots = Snapshots(locations[due], entries_due, known[:num_due], self._accesses[entries_due])
-        self._accesses[entries_due] = 0
-        return skipped, snapshots
+        count = watched.visit_entries(
+            mine.places,
+            mine.entries,
+            counts,
+            locations,
+            number // self.config.interval,
+            self._epoch,
+            self._accesses,
+            self.saturated,
+            self._skipped,
+            fates,
+            due.locations,
+            due.entries,
+            due.known,
+            due.accesses,
+        )
+        return Snapshots(due.locations[:count], due.entries[:count], due.known[:count], due.accesses[:count])
 
     def learn(self, feedback: Feedback) -> None:
         """Take in the drifts measured after a batch was trained."""
@@ -96,5 +132,5 @@ class HotSet:
     def entries_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) entry of each row, or -1."""
         found = np.empty(len(rows), np.int64)
-        planning.lookup_entries(rows, self._keys, self._places, found)
+        watched.lookup_entries(rows, self._keys, self._values, found)
         return found

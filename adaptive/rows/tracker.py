@@ -7,7 +7,7 @@ is first touched and memory is only taken then: a billion rows cost nothing to c
 
 import mmap
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,15 @@ MANY_ROWS = 1 << 26  # 1 GiB of records
 MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
 
 
+class Records(NamedTuple):
+    """Copies of the records of rows (n,)."""
+
+    accesses: NDArray[np.int64]
+    last_access: NDArray[np.int64]  # latest batch, or -1
+    update_norm: NDArray[np.float32]
+    codes: NDArray[np.int32]
+
+
 class Tracker:
     """Records of the rows of one group, and a histogram of update sizes."""
 
@@ -41,22 +50,34 @@ class Tracker:
         # Bins of half a power of two from 2**-24 to 2**8; what lies outside counts in the first or last bin.
         self.bin_edges = np.exp2(np.linspace(-24, 8, NUM_BINS + 1)).astype(np.float32)
         self.bin_counts = np.zeros(NUM_BINS, np.int64)
+        self._bin_guesses = bin_guesses(self.bin_edges)
         self.norm_sum = 0.0
 
     def add_norms(self, rows: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
         """Account for the updates of one trained batch; rows are distinct."""
-        self.norm_sum += planning.add_update_norms(rows, norms, self.update_norm, self.bin_edges, self.bin_counts)
+        self.norm_sum += planning.add_update_norms(
+            rows, norms, self.update_norm, self.bin_edges, self._bin_guesses, self.bin_counts
+        )
 
-    def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-        """(accesses, latest batch or -1, update norm) of rows (n,)."""
-        accesses, last = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        norms = np.empty(len(rows), np.float32)
-        planning.gather_records(rows, self.accesses, self.last_access, self.update_norm, accesses, last, norms)
-        return accesses, last, norms
+    def gather(self, rows: NDArray[np.int64]) -> Records:
+        """The records of rows (n,)."""
+        size = len(rows)
+        found = Records(
+            np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.float32), np.empty(size, np.int32)
+        )
+        planning.gather_records(rows, self.codes, self.accesses, self.last_access, self.update_norm, *found)
+        return found
 
     @property
     def num_bytes(self) -> int:
         return self.records.nbytes
+
+
+def bin_guesses(edges: NDArray[np.float32]) -> NDArray[np.int32]:
+    """(1024,) the bin of the smallest number whose sign, exponent and leading digit are these 10 bits."""
+    smallest = (np.arange(1024, dtype=np.uint32) << np.uint32(22)).view(np.float32)
+    smallest[512:] = 0  # norms are not negative
+    return np.clip(np.searchsorted(edges, smallest, side="right") - 1, 0, len(edges) - 2).astype(np.int32)
 
 
 def _zeros(num_rows: int) -> NDArray[Any]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.aligned import empty_rows, full_rows, update_scratch
+from adaptive.aligned import full_rows, update_scratch
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.host import HostTier
@@ -105,6 +105,11 @@ class DeviceTier(ABC):
         """Snapshots and sums belong to rows that are no longer there."""
 
     @property
+    def buffer_bytes(self) -> tuple[int, int]:
+        """Bytes of what rows and plans cross in: of pinned memory on the host, of device memory."""
+        return 0, 0
+
+    @property
     @abstractmethod
     def num_bytes(self) -> tuple[int, int, int]:
         """Bytes of (weights, state, snapshots and sums)."""
@@ -120,7 +125,7 @@ class CpuDevice(DeviceTier):
         self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
         width = host.weights.shape[1]
-        self._scratch, self._row = update_scratch(max(numba.get_num_threads(), 1), width), empty_rows(1, width)
+        self._scratch = update_scratch(max(numba.get_num_threads(), 1), width)
         self._vectors = Reused()
 
     def resize(self, num_slots: int) -> None:
@@ -186,8 +191,10 @@ class CpuDevice(DeviceTier):
         return norms
 
     def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
-        grouping, due = deferred.grouping, deferred.due_entries
-        cpu.accumulate(
+        grouping = deferred.grouping
+        due = one_each(deferred.due_rows, deferred.due_locations, deferred.due_entries)
+        norms = np.empty(len(due.rows), np.float32)
+        cpu.defer(
             grouping.locations,
             grouping.segments,
             grouping.vectors,
@@ -195,11 +202,21 @@ class CpuDevice(DeviceTier):
             gradients.numpy(),
             self._sums,
             self._pending,
-            self._row,
+            deferred.due_at,
+            due.locations,
+            due.segments,
+            due.vectors,
+            due.scales,
+            self.weights,
+            self.state,
+            self._host.weights,
+            self._host.state,
+            self._kind,
+            self._settings,
+            self._corrections,
+            norms,
+            self._scratch,
         )
-        self._pending[due] = False
-        sums = one_each(deferred.due_rows, deferred.due_locations, due)
-        norms = self._update(sums, self._sums, self.weights, self.state)
         return lambda: norms
 
     def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
@@ -216,7 +233,7 @@ class CpuDevice(DeviceTier):
             self._host.weights,
             self._snapshots,
             drifts,
-            self._row,
+            self._scratch[:, 0],
         )
         return lambda: drifts
 

@@ -30,19 +30,20 @@ JOIN_SECONDS = 60.0  # a source that does not return within this time is reporte
 def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[Ready, None, None]:
     """Yield every batch when it may be trained. Asking for the next one declares the last one trained."""
     pipeline.begin(depth)
-    worker = _Worker(pipeline, batches, depth) if depth else None
-    source = worker.ready() if worker else _prepare(pipeline, batches, 0, lambda number: None)
-    try:
-        for ready in source:
-            pipeline.start_training(ready)
-            yield ready
-            pipeline.end_training(ready)
+    with pipeline.crew.working():
+        worker = _Worker(pipeline, batches, depth) if depth else None
+        source = worker.ready() if worker else _prepare(pipeline, batches, 0, lambda number: None)
+        try:
+            for ready in source:
+                pipeline.start_training(ready)
+                yield ready
+                pipeline.end_training(ready)
+                if worker:
+                    worker.wake()
+        finally:
             if worker:
-                worker.wake()
-    finally:
-        if worker:
-            worker.stop()
-        pipeline.end()
+                worker.stop()
+            pipeline.end()
 
 
 def _prepare(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.errors import ConfigError, InputError
+from adaptive.tiers.crew import Crew
 from adaptive.tiers.device import CpuDevice, DeviceTier
 from adaptive.tiers.distinct import Distinct, DistinctFinder
 from adaptive.tiers.host import HostTier
@@ -58,6 +59,9 @@ class Pipeline:
         self.lanes = tuple(lanes)
         self.referee = referee
         self.mover = mover
+        self.crew = Crew(tier.plan_threads)
+        for lane in self.lanes:
+            lane.planner.crew = lane.finder.crew = self.crew
         self.lock = threading.Lock()
         self.watch = Stopwatch()
         self.next_number = 0

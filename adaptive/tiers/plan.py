@@ -69,7 +69,8 @@ class Deferred:
     """
 
     grouping: Grouping
-    due_rows: Int64s  # (n,) local rows whose sum is applied after this batch
+    due_at: Int64s  # (n,) which of them are due after this batch
+    due_rows: Int64s  # (n,) local rows
     due_locations: Int64s  # (n,)
     due_entries: Int64s  # (n,)
 

@@ -9,6 +9,7 @@ k - d - 1 are trained before k's rows move, so a row in a slot that is not held 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,14 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
-from adaptive.kernels import planning
+from adaptive.kernels import planning, watched
 from adaptive.policy import NEVER, RowStats
-from adaptive.rows.deferral import DeferralBook
+from adaptive.rows.deferral import DeferralBook, Summed
 from adaptive.rows.optim import RowOptimizer
 from adaptive.rows.saturation import HotSet
 from adaptive.rows.tracker import Tracker
+from adaptive.tiers import shared_loops
+from adaptive.tiers.crew import ALONE
 from adaptive.tiers.distinct import Distinct
 from adaptive.tiers.grouping import Updates, describe_bags, group_updates
 from adaptive.tiers.layout import Group
@@ -31,7 +34,7 @@ from adaptive.tiers.referee import Referee, lowest
 from adaptive.tiers.slots import SlotTable
 
 Int64s = NDArray[np.int64]
-
+Number = TypeVar("Number", bound=np.integer)
 
 # Idle rows looked at for each slot that is short. Looking at all of them costs as much as the rest of planning and, on
 # the built-in stream at 10 %, gains no hit in a thousand.
@@ -43,10 +46,12 @@ class Planner:
 
     def __init__(self, group: Group, num_slots: int, tier: TierConfig, referee: Referee, row_bytes: int) -> None:
         self.group = group
+        self.crew = ALONE  # may help; whoever runs the planner lends its own
         self.tracker = Tracker(group.num_rows)
         self.slots = SlotTable(num_slots, group.table_starts, self.tracker)
         self.hot: HotSet | None = None
         self.deferral: DeferralBook | None = None
+        self._unknown = _Unknown()
         self._watched: tuple[int, SkipConfig, RowOptimizer] | None = None
         self._tier = tier
         self._referee = referee
@@ -93,10 +98,8 @@ class Planner:
             PolicyError: if the policy fails. Rows and slots are as they were in both cases.
         """
         rows = distinct.rows
-        locations, missing = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        num_missing = planning.locate(rows, self.tracker.codes, locations, missing)
-        planning.hold(locations, number, self.slots.used)
-        question = _Question(number, depth, window, rows, missing[:num_missing])
+        locations, missing = shared_loops.locate(self.crew, rows, self.tracker.codes, number, self.slots.used)
+        question = _Question(number, depth, window, rows, missing)
         staged = self._referee.policy.misses == "stage"
         takers, victims = self._stage(question) if staged else self._promote(question)
         return Arrival(number, distinct, locations, takers, victims)
@@ -114,24 +117,24 @@ class Planner:
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
         planning.count_tables(distinct.table_ends, counts, locations, tally)
         moves = self._exchange(arrival, tally)
-        tracker = self.tracker
-        planning.touch(rows, counts, locations, number, tracker.accesses, tracker.last_access, self.slots.used)
+        shared_loops.touch(self.crew, rows, counts, locations, number, self.tracker, self.slots.used)
         left_out = self._left_out(number, distinct, locations, tally)
-        pooling = describe_bags(self.group, batch, distinct.inverse, locations)
-        updates = group_updates(rows, counts, locations, distinct.inverse, left_out.skipped, left_out.summed, pooling)
+        inverse, crew = distinct.inverse, self.crew
+        pooling = describe_bags(self.group, batch, inverse, locations, crew)
+        updates = group_updates(rows, counts, locations, inverse, left_out.fates, pooling, crew)
         planning.mark_dirty(updates.now, locations, self.slots.flags)
         deferred = self._defer(rows, locations, left_out, updates)
         self._count_bytes(pooling, tally)
         return GroupPlan(number, pooling, updates.grouping, moves, tally, left_out.snapshots, deferred)
 
     def _defer(self, rows: Int64s, locations: Int64s, left_out: "_LeftOut", updates: Updates) -> Deferred | None:
-        if not len(updates.later):
+        summed = left_out.summed
+        if summed is None or not len(summed.entries):
             return None
-        entries, mine = left_out.entries.astype(np.int64), updates.later
-        grouping = Grouping(rows[mine], entries[mine], updates.segments, updates.vectors, updates.scales)
-        due = np.flatnonzero(left_out.due)
-        planning.mark_dirty(due, locations, self.slots.flags)
-        return Deferred(grouping, rows[due], locations[due], entries[due])
+        grouping = Grouping(rows[updates.later], summed.entries, updates.segments, updates.vectors, updates.scales)
+        planning.mark_dirty(summed.due, locations, self.slots.flags)
+        entries = summed.entries[summed.due_at]
+        return Deferred(grouping, summed.due_at, rows[summed.due], locations[summed.due], entries)
 
     def _count_bytes(self, pooling: Pooling, tally: Int64s) -> None:
         tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * self._row_bytes
@@ -155,16 +158,15 @@ class Planner:
             return _LeftOut()
         self._obey_guard()
         rows, counts = distinct.rows, distinct.counts
-        entries = self.hot.admit(rows, self.tracker.accesses)
-        skipped = summed = due = np.zeros(len(entries), np.bool_)
-        snapshots = None
+        mine = self.hot.admit(rows, self.tracker.accesses)
+        fates, snapshots, summed = np.zeros(len(rows), np.uint8), None, None
         if self._referee.watches_saturation:
-            skipped, snapshots = self.hot.visit(number, entries, counts, locations)
+            snapshots = self.hot.visit(number, mine, counts, locations, fates)
         if self.deferral is not None:
             accesses = self.tracker.accesses
-            summed, due = self.deferral.decide(number, rows, entries, counts, accesses, skipped, self._allowance)
-        planning.count_skipped(distinct.table_ends, counts, skipped, summed, due, tally)
-        return _LeftOut(skipped, snapshots, entries, summed, due)
+            summed = self.deferral.decide(number, mine, rows, counts, accesses, fates, self._allowance)
+        watched.count_skipped(distinct.table_ends, counts, fates, tally)
+        return _LeftOut(fates, snapshots, summed)
 
     # --- rows that are not on the device ---------------------------------------------------------------------
 
@@ -240,28 +242,28 @@ class Planner:
         self, rows: Int64s, number: int, window: Sequence[Distinct] = (), entries: Int64s | None = None
     ) -> RowStats:
         """What a policy is told about local rows (n,)."""
-        accesses, last_access, norms = self.tracker.gather(rows)
-        codes = self.tracker.codes[rows]
+        records = shared_loops.gather(self.crew, rows, self.tracker)
         drift, drift_accesses, saturated = self._movement(rows, entries)
         return RowStats(
             step=number,
-            rows=rows + self.group.first_row,
-            table=self.group.tables_of(rows) + np.int32(self.group.first_table),
-            accesses=accesses,
-            last_access=last_access,
-            next_access=self._next_access(rows, codes, number, window),
-            update_norm=norms,
+            rows=_moved(rows, self.group.first_row),
+            table=_moved(self.group.tables_of(rows), self.group.first_table),
+            accesses=records.accesses,
+            last_access=records.last_access,
+            next_access=self._next_access(rows, records.codes, number, window),
+            update_norm=records.update_norm,
             drift=drift,
             drift_accesses=drift_accesses,
             saturated=saturated,
-            resident=codes > 0,
+            resident=records.codes > 0,
         )
 
     def _movement(self, rows: Int64s, entries: Int64s | None) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
-        drift = np.full(len(rows), np.nan, np.float32)
-        accesses, saturated = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
+        size = len(rows)
         if self.hot is None or not self._referee.watches_saturation:
-            return drift, accesses, saturated
+            return self._unknown.movement(size)
+        drift = np.full(size, np.nan, np.float32)
+        accesses, saturated = np.zeros(size, np.int64), np.zeros(size, np.bool_)
         if entries is None:
             entries = self.hot.entries_of(rows)
         known = entries >= 0
@@ -271,9 +273,9 @@ class Planner:
         return drift, accesses, saturated
 
     def _next_access(self, rows: Int64s, codes: NDArray[np.int32], number: int, window: Sequence[Distinct]) -> Int64s:
-        following = np.full(len(rows), NEVER, np.int64)
         if not window:
-            return following
+            return self._unknown.next_access(len(rows))
+        following = np.full(len(rows), NEVER, np.int64)
         slot_next = np.full(len(self.slots), NEVER, np.int64)
         on_device, away = codes > 0, np.flatnonzero(codes <= 0)
         for ahead in range(len(window), 0, -1):
@@ -284,19 +286,43 @@ class Planner:
         return following
 
 
-def _nobody() -> NDArray[np.bool_]:
-    return np.zeros(0, np.bool_)
+class _Unknown:
+    """Columns that tell a policy nothing, made once and handed out again and again: they are read-only."""
+
+    def __init__(self) -> None:
+        self._make(0)
+
+    def _make(self, size: int) -> None:
+        self._drift = np.full(size, np.nan, np.float32)
+        self._accesses, self._saturated = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+        self._next_access = np.full(size, NEVER, np.int64)
+        for column in (self._drift, self._accesses, self._saturated, self._next_access):
+            column.flags.writeable = False
+
+    def movement(self, size: int) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
+        self._reach(size)
+        return self._drift[:size], self._accesses[:size], self._saturated[:size]
+
+    def next_access(self, size: int) -> Int64s:
+        self._reach(size)
+        return self._next_access[:size]
+
+    def _reach(self, size: int) -> None:
+        if size > len(self._drift):
+            self._make(size)
+
+
+def _moved(numbers: NDArray[Number], by: int) -> NDArray[Number]:
+    return numbers + numbers.dtype.type(by) if by else numbers
 
 
 @dataclass(frozen=True)
 class _LeftOut:
     """Distinct rows (U,) without a plain update: saturated, or with a running sum, which may be due."""
 
-    skipped: NDArray[np.bool_] = field(default_factory=_nobody)
+    fates: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     snapshots: Snapshots | None = None
-    entries: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    summed: NDArray[np.bool_] = field(default_factory=_nobody)
-    due: NDArray[np.bool_] = field(default_factory=_nobody)
+    summed: Summed | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.errors import AdaptiveError, PolicyError
 from adaptive.policy import Policy, RowStats, TierView
-from adaptive.tiers.policy_thread import Overdue, PolicyThread
+from adaptive.tiers.policy_thread import Overdue, PolicyThread, overdue_text
 
 Answer = TypeVar("Answer")
 _DONE: Final = object()
@@ -150,11 +150,7 @@ class Referee:
         )
 
     def _overdue(self, method: str, step: int) -> PolicyError:
-        return PolicyError(
-            f"policy {self._name}.{method}{_at(step)} has not returned for {self._timeout:g} s and is left behind. "
-            f"Nothing was moved; look there for a loop or a wait without an end. For a method that is only slow raise "
-            f"the limit: --set tier.policy_timeout_s={10 * self._timeout:g} (0: none)."
-        )
+        return PolicyError(overdue_text(self._name, method, step, self._timeout))
 
     def _wrong(self, method: str, step: int, needed: str) -> PolicyError:
         return PolicyError(

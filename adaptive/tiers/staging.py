@@ -53,6 +53,10 @@ class Block:
         """At `event` its contents will have been sent."""
         self._sent = event
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self.memory)
+
     def array(self, dtype: DTypeLike, shape: Shape, start: int = 0) -> NDArray[Any]:
         """The memory from byte `start` on."""
         return _part(self.memory, start, np.dtype(dtype), shape).numpy()
@@ -87,6 +91,16 @@ class Parcel:
             for dtype, (_, shape), start in zip(dtypes, parts, starts[:-1], strict=True)
         ]
 
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Of pinned memory, of device memory."""
+        return self._block.num_bytes, len(self._twin)
+
+    @property
+    def size(self) -> int:
+        """Bytes of what the arrays hold now, with the gaps between them."""
+        return self._starts[-1]
+
     def send(self, num_parts: int | None = None) -> None:
         """Copy the first `num_parts` arrays, default all, to the device."""
         stop = self._starts[len(self.tensors) if num_parts is None else num_parts]
@@ -108,6 +122,16 @@ class Link:
         self._mover = mover
         self._sending: deque[Block] = deque()
         self._idle: list[Block] = []
+        self._blocks: list[Block] = []  # all there are
+
+    @property
+    def num_bytes(self) -> int:
+        """Of pinned memory."""
+        return sum(block.num_bytes for block in list(self._blocks))
+
+    def _new_block(self) -> Block:
+        self._blocks.append(Block(self._mover))
+        return self._blocks[-1]
 
     def send(self, array: NDArray[Any]) -> Tensor:
         """The array on the device: float32, bool, int32 or int64."""
@@ -118,7 +142,7 @@ class Link:
         found = np.dtype(dtype)
         compute, tensor = self._mover.compute, self._mover.compute.empty(shape, _TORCH[found])
         if tensor.numel():
-            block = Block(self._mover) if len(self._sending) < SENDS else self._sending.popleft()
+            block = self._new_block() if len(self._sending) < SENDS else self._sending.popleft()
             block.take(tensor.nbytes)
             fill(block.array(found, shape))
             compute.copy(tensor, _part(block.memory, 0, found, shape))
@@ -132,7 +156,7 @@ class Link:
 
     def bring_view(self, tensor: Tensor) -> "Brought":
         """The same without a copy of their own."""
-        block = self._idle.pop() if self._idle else Block(self._mover)
+        block = self._idle.pop() if self._idle else self._new_block()
         block.take(tensor.nbytes)
         shape = tuple(tensor.shape)
         if tensor.numel():

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.rows.optim import RowOptimizer
+from adaptive.tiers.buffers import Bytes, added, counted
 from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, one_each
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.host_work import HostWork
@@ -78,7 +79,7 @@ class TorchDevice(DeviceTier):
     def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
         while len(self._parcels) <= buffer:
             self._parcels.append(Parcel(self._mover))
-        return send_plan(plan, self._parcels[buffer])
+        return counted(send_plan(plan, self._parcels[buffer]))
 
     def ship_again(self, plan: GroupPlan) -> None:
         assert isinstance(plan, SentPlan)
@@ -234,6 +235,11 @@ class TorchDevice(DeviceTier):
     def num_bytes(self) -> tuple[int, int, int]:
         watched = self._snapshots.nbytes + self._sums.nbytes + self._pending.nbytes
         return self.slots.weights.nbytes, self.slots.state.nbytes, watched
+
+    @property
+    def buffer_bytes(self) -> Bytes:
+        plans = (parcel.num_bytes for parcel in list(self._parcels))
+        return added([self._transfer.num_bytes, (self._link.num_bytes, 0), *plans])
 
 
 def _fill(table: Tensor, value: float) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
+from adaptive.tiers.buffers import Bytes, added
 from adaptive.tiers.host import Floats, HostTier
 from adaptive.tiers.mover import Event, Mover
 from adaptive.tiers.plan import Int64s, Moves
@@ -49,6 +50,11 @@ class Transfer(ABC):
             for array in (group.table_starts, group.table_keys.view(np.int64), group.table_bounds)
         ]
         self._first_state = float(optimizer.settings()[cpu.FIRST])
+
+    @property
+    def num_bytes(self) -> Bytes:
+        """Of buffers."""
+        return self._lists.num_bytes
 
     @abstractmethod
     def write_back(self, slots: RowArrays, moves: Moves) -> None:
@@ -177,6 +183,11 @@ class Staged(Transfer):
         self._at_once = max(1, BLOCK_BYTES // (4 * sum(self._widths)))
         self._count = torch.arange(self._at_once, device=mover.device)
 
+    @property
+    def num_bytes(self) -> Bytes:
+        rings = (self._lists, self._coming, self._leaving)
+        return added([*(ring.num_bytes for ring in rings), (0, self._count.nbytes)])
+
     def write_back(self, slots: RowArrays, moves: Moves) -> None:
         self.land()
         for first in range(0, len(moves.back_slots), self._at_once):
@@ -237,3 +248,7 @@ class _Ring:
     def next(self) -> Parcel:
         self._parcels.rotate(-1)
         return self._parcels[0]
+
+    @property
+    def num_bytes(self) -> Bytes:
+        return added(parcel.num_bytes for parcel in list(self._parcels))

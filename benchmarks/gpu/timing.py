@@ -51,7 +51,9 @@ class Measured:
 
     def traffic(self, workload: Workload, samples: int) -> Traffic:
         """Of our own tiers: what a step had to move."""
-        moved = self.per_step(Counter.BYTES_H2D), self.per_step(Counter.BYTES_D2H)
+        row, back = 4 * (workload.dim + workload.state_width), self.per_step(Counter.BYTES_D2H)
+        fetched = row * (self.per_step(Counter.FETCHED) - self.per_step(Counter.WRITTEN_BACK))
+        moved = back + fetched, back  # rows and vectors: plans, which BYTES_H2D counts too, are no part of a floor
         distinct = self.per_step(Counter.UNIQUE_ROWS)
         return traffic(distinct, samples, NUM_TABLES, workload.dim, workload.state_width, moved)
 

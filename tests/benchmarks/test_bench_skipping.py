@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adaptive.config import SkipConfig
 from benchmarks import bench_backward, bench_deferral, bench_overhead
 from benchmarks.deferral_account import Account, Differences, Watch
 from benchmarks.harness import NotEqual, Report
-from benchmarks.skipping import Line, Skipping, fixed_gradient
+from benchmarks.skipping import Line, fixed_gradient
 from benchmarks.streams import kaggle_tables, make_batches
-from benchmarks.variants import Setup
+from benchmarks.variants import Ours, Setup
 from policies.slipstream import Slipstream
 
 SETUP = Setup(kaggle_tables(20_000, 4), "rowwise_adagrad")
@@ -22,7 +23,9 @@ SETUP = Setup(kaggle_tables(20_000, 4), "rowwise_adagrad")
 @pytest.fixture
 def line() -> Iterator[Line]:
     """All rows on the device, many of them popular after a few batches."""
-    one = Line(Skipping(SETUP, policy=Slipstream(warmup=0), device_rows="100%"), fixed_gradient(SETUP, 64))
+    one = Line(
+        Ours(SETUP, policy=Slipstream(warmup=0), device_rows="100%", skip=SkipConfig()), fixed_gradient(SETUP, 64)
+    )
     one.start(make_batches(SETUP.tables, 80, 64))
     one.block(70)
     yield one

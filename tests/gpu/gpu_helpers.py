@@ -198,3 +198,27 @@ def waiting_is_an_error(device: str) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def reading_is_allowed(device: str) -> Iterator[list[int]]:
+    """Inside `waiting_is_an_error`: `Tensor.tolist` may wait; a 1 is listed for each call."""
+    calls: list[int] = []
+    read = torch.Tensor.tolist
+
+    def counted(self: Tensor) -> Any:
+        calls.append(1)
+        if device != "cuda":
+            return read(self)
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return read(self)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    torch.Tensor.tolist = counted  # type: ignore[method-assign]
+    try:
+        yield calls
+    finally:
+        torch.Tensor.tolist = read  # type: ignore[method-assign]

@@ -1,15 +1,17 @@
-"""A training step gives the device work and never waits for it; the device tier takes the memory it was given."""
+"""A training step gives the device work and never waits for it, but for `Trainer`'s one look at loss and gradients; the
+device tier takes the memory it was given."""
 
 import gc
 
 import pytest
 import torch
-from gpu_helpers import Running, Training, waiting_is_an_error
+from gpu_helpers import Running, Training, reading_is_allowed, waiting_is_an_error
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.policy import Policy
 from adaptive.rows.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.trainer import Trainer
 from benchmarks.gpu.accelerator import open_accelerator
 from policies.device import Device
 from policies.lfu import LFU
@@ -32,6 +34,21 @@ def test_no_host_waits_in_a_step(device: str, policy: type[Policy], optimizer: R
         with waiting_is_an_error(device):
             done = sum(1 for _ in steps)
     assert done == training.num_batches - WARM_UP
+
+
+@pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+def test_the_trainer_waits_once_a_step(device: str, dense: type[torch.optim.Optimizer]) -> None:
+    training = Training(device, LRU, RowwiseAdagrad())
+    running = training.open()
+    with running.embeddings as embeddings:
+        trainer = Trainer(embeddings, running.model, dense(running.model.parameters(), lr=0.01))  # type: ignore[call-arg]
+        coming = embeddings.look_ahead(training.batches(), depth=training.depth)
+        for _ in range(WARM_UP):
+            trainer.step(next(coming))
+        with waiting_is_an_error(device), reading_is_allowed(device) as reads:
+            for planned in coming:
+                trainer.step(planned)
+    assert len(reads) == training.num_batches - WARM_UP
 
 
 def test_twice_the_steps_cost_no_more_waits(device: str) -> None:

@@ -13,9 +13,11 @@ from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.kernels.planning import WAITS
 from adaptive.policy import Deferral, Policy
 from adaptive.rows.deferral import DeferralBook
 from adaptive.rows.optim import SGD
+from adaptive.rows.saturation import Watched
 from policies.random_drop import RandomDrop
 from policies.slipstream import Slipstream
 
@@ -95,16 +97,13 @@ def test_verdicts_that_are_cut_are_counted() -> None:
 @pytest.mark.parametrize(("allowance", "longest"), [(1.0, 8), (0.99, 7), (0.5, 4), (0.2, 2), (0.1, 1), (0.0, 1)])
 def test_deferral_waits_for_fewer_visits(allowance: float, longest: int) -> None:
     book = DeferralBook(1, Deferral(every=1, at_most=8, warmup=0), SGD())
-    row, entry, count, accesses = (
-        np.zeros(1, np.int64),
-        np.zeros(1, np.int32),
-        np.ones(1, np.int32),
-        np.full(1, 1000, np.uint32),
-    )
-    due = []
+    watched, due = Watched(np.zeros(1, np.int32), np.zeros(1, np.int32)), []
     for number in range(40):
-        summed, now = book.decide(number, row, entry, count, accesses, np.zeros(1, np.bool_), allowance)
-        due.append(bool(now[0]) or not summed[0])
+        fates = np.zeros(1, np.uint8)
+        book.decide(
+            number, watched, np.zeros(1, np.int64), np.ones(1, np.int32), np.full(1, 1000, np.uint32), fates, allowance
+        )
+        due.append(fates[0] != WAITS)
     assert np.diff(np.flatnonzero(due[20:])).max() == longest
 
 

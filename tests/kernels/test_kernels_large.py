@@ -126,5 +126,5 @@ def test_records_of_rows_beyond_2_31_bytes() -> None:
         tracker.accesses, tracker.last_access, np.zeros(0, np.int32),
     )  # fmt: skip
     tracker.add_norms(rows, np.array([2.5, 1], np.float32))
-    accesses, last, norms = tracker.gather(np.array([LAST - 1, LAST]))
+    accesses, last, norms, _ = tracker.gather(np.array([LAST - 1, LAST]))
     assert (accesses.tolist(), last.tolist(), norms.tolist()) == ([0, 5], [-1, 8], [0, 2.5])

@@ -18,6 +18,7 @@ from variants import both
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
 from adaptive.kernels import planning
+from adaptive.rows.tracker import bin_guesses
 from adaptive.tiers.layout import make_groups
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -178,15 +179,6 @@ def test_count_tables(choose: Choose) -> None:
     assert counted(tally) == {
         "LOOKUPS": [4, 0, 4], "UNIQUE_ROWS": [2, 0, 1], "LOOKUP_HITS": [3, 0, 4], "ROW_HITS": [1, 0, 1]
     }  # fmt: skip
-
-
-@both
-def test_count_skipped(choose: Choose) -> None:
-    """Table 0: a saturated row, a plain one, one whose gradient waits. Table 1: a sum that is due, one that waits."""
-    tally = new_tally()
-    skipped, summed, due = np.array([[1, 0, 0, 0, 0], [0, 0, 1, 1, 1], [0, 0, 0, 1, 0]], np.bool_)
-    choose(planning.count_skipped)(ints(3, 5), i32(3, 1, 4, 8, 16), skipped, summed, due, tally)
-    assert counted(tally) == {"SKIPPED_UPDATES": [2, 1], "SKIPPED_LOOKUPS": [7, 16], "DEFERRED_UPDATES": [1, 1]}
 
 
 @both
@@ -364,6 +356,17 @@ def test_lookup_locations(choose: Choose) -> None:
     assert lookups.tolist() == [~3, 5, ~3, 7]
 
 
+def fates_of(skipped: Any, later: Any, num_rows: int) -> NDArray[np.uint8]:
+    """Rows that come later have a sum that waits or is due, in turn."""
+    if not len(skipped) and not len(later):
+        return np.zeros(0, np.uint8)
+    fates = np.zeros(num_rows, np.uint8)
+    waiting = np.flatnonzero(later)
+    fates[waiting] = np.where(np.arange(len(waiting)) % 2, planning.DUE, planning.WAITS)
+    fates[np.flatnonzero(skipped)] = planning.SKIPPED
+    return fates
+
+
 def group_look_ups(choose: Choose, inverse: Any, skipped: Any, bag_starts: Any, bag_vectors: Any, num_rows: int,
           scaled: bool = True, later: Any = ()) -> tuple[Any, ...]:  # fmt: skip
     """(updated, segments, vectors, origins) as lists."""
@@ -375,9 +378,12 @@ def group_look_ups(choose: Choose, inverse: Any, skipped: Any, bag_starts: Any, 
     )
     vectors = np.full(len(inverse), -9, np.int32)
     origins = np.full(len(inverse) if scaled else 0, -9, np.int64)
-    kept, first = choose(planning.group_by_row)(
-        counts, np.array(skipped, np.bool_), np.array(later, np.bool_), np.array(inverse, np.int32),
-        np.array(bag_starts, np.int64), np.array(bag_vectors, np.int32), cursors, segments, updated, vectors, origins,
+    kept, first = choose(planning.lay_out_segments)(
+        counts, fates_of(skipped, later, num_rows), cursors, segments, updated
+    )
+    choose(planning.fill_segments)(
+        np.array(inverse, np.int32), np.array(bag_starts, np.int64), np.array(bag_vectors, np.int32),
+        cursors, vectors, origins,
     )  # fmt: skip
     assert not any(later[u] for u in updated[:first] if later) and all(later[u] for u in updated[first:kept])
     grouped = segments[kept]
@@ -443,11 +449,11 @@ def test_update_norms_add_up_and_fall_into_bins(choose: Choose) -> None:
     """Edges 1, 2, 4: a bin holds its lower edge; what lies outside counts in the first or last bin."""
     totals, bins = np.array([0.5, 1, 2], np.float32), np.zeros(2, np.int64)
     edges, norms = np.array([1, 2, 4], np.float32), np.array([1, 2], np.float32)
-    assert choose(planning.add_update_norms)(ints(2, 0), norms, totals, edges, bins) == 3
+    assert choose(planning.add_update_norms)(ints(2, 0), norms, totals, edges, bin_guesses(edges), bins) == 3
     assert totals.tolist() == [2.5, 1, 3]
     assert bins.tolist() == [1, 1]
     outside = np.array([0, 0.99, 4, np.inf], np.float32)
-    choose(planning.add_update_norms)(ints(0, 1, 2, 0), outside, totals, edges, bins)
+    choose(planning.add_update_norms)(ints(0, 1, 2, 0), outside, totals, edges, bin_guesses(edges), bins)
     assert bins.tolist() == [3, 3]
 
 
@@ -455,42 +461,15 @@ def test_update_norms_add_up_and_fall_into_bins(choose: Choose) -> None:
 def test_the_sum_of_norms_is_kept_in_64_bits(choose: Choose) -> None:
     norms = np.array([2.0**24, 1, 1], np.float32)
     edges, bins = np.array([1, 2, 4], np.float32), np.zeros(2, np.int64)
-    total = choose(planning.add_update_norms)(ints(0, 1, 2), norms, np.zeros(3, np.float32), edges, bins)
+    total = choose(planning.add_update_norms)(
+        ints(0, 1, 2), norms, np.zeros(3, np.float32), edges, bin_guesses(edges), bins
+    )
     assert total == 2**24 + 2
 
 
 @both
 def test_gather_gives_batch_numbers_and_wide_counts(choose: Choose) -> None:
     accesses, last = np.array([0, 2**32 - 1], np.uint32), i32(0, 2**31 - 1)
-    out = [np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.float32)]
-    choose(planning.gather_records)(ints(1, 0), accesses, last, np.array([0.5, 2], np.float32), *out)
-    assert [array.tolist() for array in out] == [[2**32 - 1, 0], [2**31 - 2, -1], [2, 0.5]]
-
-
-# --- the hot set -----------------------------------------------------------------------------------------------------
-
-
-@both
-def test_rows_enter_the_hot_set_once_accessed_often_enough_and_while_there_is_room(choose: Choose) -> None:
-    accesses = np.array([5, 4, 9, 5], np.uint32)
-    keys, places, entry_rows, entries = np.full(4, -1), i32(0, 0, 0, 0), np.zeros(2, np.int64), np.empty(4, np.int32)
-    num = choose(planning.find_entries)(ints(0, 1, 2, 3), accesses, 5, keys, places, entry_rows, 0, entries)
-    assert (num, entries.tolist(), entry_rows.tolist()) == (2, [0, -1, 1, -1], [0, 2])
-    num = choose(planning.find_entries)(ints(3, 2, 0, 1), accesses, 5, keys, places, entry_rows, num, entries)
-    assert (num, entries.tolist()) == (2, [-1, 1, 0, -1])
-
-
-@both
-def test_a_snapshot_is_due_at_a_rows_first_look_up_in_an_interval(choose: Choose) -> None:
-    epochs, accesses, saturated = i32(-1, 3, 2), ints(0, 10, 20), np.array([False, True, True])
-    left_out, known = np.zeros(3, np.bool_), np.empty(4, np.bool_)
-    skipped, due = np.empty(4, np.bool_), np.full(4, -9)
-    books = epochs, accesses, saturated, left_out
-    arguments = i32(1, -1, 2, 0), i32(1, 2, 3, 4), 3, *books, skipped, due, known
-    assert choose(planning.visit_entries)(*arguments) == 2
-    assert (due[:2].tolist(), known[:2].tolist()) == ([2, 3], [True, False])
-    assert skipped.tolist() == [True, False, True, False]
-    assert left_out.tolist() == [False, True, False]
-    assert accesses.tolist() == [4, 11, 23]
-    assert epochs.tolist() == [3, 3, 3]
-    assert choose(planning.visit_entries)(*arguments) == 0
+    out = [np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.float32), np.empty(2, np.int32)]
+    choose(planning.gather_records)(ints(1, 0), i32(-1, 4), accesses, last, np.array([0.5, 2], np.float32), *out)
+    assert [array.tolist() for array in out] == [[2**32 - 1, 0], [2**31 - 2, -1], [2, 0.5], [4, -1]]

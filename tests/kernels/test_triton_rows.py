@@ -31,9 +31,8 @@ def test_gradients_are_added_to_sums_or_start_them(dim: int, exact: bool) -> Non
     pending = np.arange(12) % 2 == 0
     sums[7] = np.nan  # what no longer waits counts for nothing
     expected, expected_pending = sums.copy(), pending.copy()
-    cpu.accumulate(
-        entries, segments, vectors, scales, gradients, expected, expected_pending, np.empty((1, dim), np.float32)
-    )
+    g = np.empty((1, dim), np.float32)
+    cpu.accumulate(0, 3, entries, segments, vectors, scales, gradients, expected, expected_pending, g)
     run(triton_setup.accumulate, entries, segments, vectors, scales, gradients, sums, pending, exact=exact)
     assert_same_bits(sums, expected)
     np.testing.assert_array_equal(pending, expected_pending)

@@ -6,22 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive import SGD, Adagrad, Deferral
+from adaptive.kernels.planning import DUE, NOW, SKIPPED, WAITS
 from adaptive.rows.deferral import DeferralBook
+from adaptive.rows.saturation import Watched
 
 
 def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1) -> str:
     """What happens at each visit: `.` a plain update, `w` the gradient waits, `A` the sum is applied."""
     story = ""
     for number in range(first, first + count):
-        summed, due = book.decide(
+        fates = np.zeros(1, np.uint8)
+        summed = book.decide(
             number,
+            Watched(np.zeros(1, np.int32), np.zeros(1, np.int32)),
             np.array([3]),
-            np.zeros(1, np.int32),
             np.ones(1, np.int32),
             np.array([0, 0, 0, accesses], np.uint32),
-            np.zeros(1, np.bool_),
+            fates,
         )
-        story += "A" if due[0] else "w" if summed[0] else "."
+        story += {NOW: ".", WAITS: "w", DUE: "A"}[int(fates[0])]
+        assert summed.entries.tolist() == [0] * (story[-1] != ".")
+        assert summed.due.tolist() == summed.due_at.tolist() == [0] * (story[-1] == "A")
     return story
 
 
@@ -47,20 +52,28 @@ def test_a_row_admitted_late_is_taken_to_have_visited_at_its_present_rate() -> N
     assert visits(book(), 4, accesses=40) == "wwAw"
 
 
-def test_saturated_rows_and_rows_without_an_entry_do_not_visit() -> None:
-    mine = book()
-    for entries, skipped in (([-1], [False]), ([0], [True])):
-        summed, due = mine.decide(
-            5,
-            np.zeros(1, np.int64),
-            np.array(entries, np.int32),
-            np.ones(1, np.int32),
-            np.full(1, 99, np.uint32),
-            np.array(skipped),
-        )
-        assert not summed[0]
-        assert not due[0]
-    assert mine.visits[0] == 0
+def test_saturated_rows_and_rows_that_are_not_watched_do_not_visit() -> None:
+    """Of three distinct rows the first is not watched and the last is saturated: only entry 1, the second's, visits."""
+    mine = DeferralBook(3, Deferral(every=4, at_most=3, warmup=0), Adagrad())
+    fates = np.array([NOW, NOW, SKIPPED], np.uint8)
+    watched = Watched(np.array([1, 2], np.int32), np.array([1, 0], np.int32))
+    summed = mine.decide(5, watched, np.arange(3), np.ones(3, np.int32), np.full(3, 99, np.uint32), fates)
+    assert fates.tolist() == [NOW, WAITS, SKIPPED]
+    assert (summed.entries.tolist(), summed.due.tolist()) == ([1], [])
+    assert mine.visits.tolist() == [0, 99, 0]
+
+
+def test_due_rows_are_told_by_their_place_among_the_rows_and_among_the_sums() -> None:
+    mine = DeferralBook(4, Deferral(every=1, at_most=2, warmup=0), Adagrad())
+    mine.visits[:] = 50
+    mine.waiting[:] = [0, 1, 0, 1]
+    fates = np.zeros(6, np.uint8)
+    watched = Watched(np.array([0, 2, 3, 5], np.int32), np.array([2, 1, 0, 3], np.int32))
+    summed = mine.decide(0, watched, np.arange(6), np.ones(6, np.int32), np.zeros(6, np.uint32), fates)
+    assert fates.tolist() == [WAITS, NOW, DUE, WAITS, NOW, DUE]
+    assert summed.entries.tolist() == [2, 1, 0, 3]
+    assert (summed.due.tolist(), summed.due_at.tolist()) == ([2, 5], [1, 3])
+    assert mine.waiting.tolist() == [1, 0, 1, 0]
 
 
 def test_the_limit_is_8_and_4_under_sgd() -> None:
@@ -81,3 +94,19 @@ def test_no_gradient_waits_longer_than_the_limit(every: int, at_most: int, warmu
     runs = [len(run) for run in story.replace(".", "A").split("A")]
     assert max(runs) <= at_most - 1
     assert set(story[:warmup]) <= {"."}
+
+
+@given(
+    every=st.integers(1, 9), at_most=st.integers(1, 12), warmup=st.integers(0, 30), accesses=st.integers(1, 200),
+    count=st.integers(1, 120),
+)  # fmt: skip
+def test_the_book_equals_the_formula(every: int, at_most: int, warmup: int, accesses: int, count: int) -> None:
+    """k = clamp(visits / every, 1, at_most), as `Deferral` has it."""
+    story, seen, waiting = "", accesses - 1, 0
+    for number in range(count):
+        seen += 1
+        k = max(1, min(seen // every, at_most)) if number >= warmup else 1
+        waits = waiting + 1 < k
+        story += "w" if waits else "A" if waiting else "."
+        waiting = waiting + 1 if waits else 0
+    assert visits(book(every, at_most, warmup), count, accesses=accesses) == story

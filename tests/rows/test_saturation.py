@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
+from adaptive.kernels.planning import SKIPPED
 from adaptive.rows.saturation import HotSet
 from adaptive.tiers.plan import Feedback, Snapshots
 
@@ -26,7 +27,10 @@ class Watched:
         times = np.array(counts or [1] * len(rows), np.int32)
         self.accesses[looked_up] += times.astype(np.uint32)
         self.number = number + 1
-        return self.hot.visit(number, self.hot.admit(looked_up, self.accesses), times, 10 * looked_up)
+        fates = np.zeros(len(rows), np.uint8)
+        mine = self.hot.admit(looked_up, self.accesses)
+        snapshots = self.hot.visit(number, mine, times, 10 * looked_up, fates)
+        return fates == SKIPPED, snapshots
 
     def measure(self, snapshots: Snapshots, *drifts: float) -> None:
         feedback = Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32), snapshots, np.array(drifts, np.float32))

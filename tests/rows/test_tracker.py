@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaptive.kernels import planning
 from adaptive.rows.tracker import MANY_ROWS, NUM_BINS, RECORD, Tracker
@@ -19,8 +21,8 @@ def test_a_record_is_16_bytes_and_its_columns_are_views() -> None:
 
 
 def test_untouched_rows_have_zeros_and_no_latest_batch() -> None:
-    accesses, last, norms = Tracker(4).gather(np.array([3, 0]))
-    assert (accesses.tolist(), last.tolist(), norms.tolist()) == ([0, 0], [-1, -1], [0, 0])
+    found = [column.tolist() for column in Tracker(4).gather(np.array([3, 0]))]
+    assert found == [[0, 0], [-1, -1], [0, 0], [0, 0]]
 
 
 def test_gather_after_touching() -> None:
@@ -31,7 +33,9 @@ def test_gather_after_touching() -> None:
         planning.touch(rows_, counts, locations, batch, tracker.accesses, tracker.last_access, used)
     tracker.add_norms(np.array([2]), np.array([0.5], np.float32))
     tracker.add_norms(np.array([2, 3]), np.array([0.25, 1], np.float32))
-    accesses, last, norms = tracker.gather(np.arange(4))
+    tracker.codes[1] = 7
+    accesses, last, norms, codes = tracker.gather(np.arange(4))
+    assert codes.tolist() == [0, 7, 0, 0]
     assert accesses.tolist() == [0, 3, 6, 0]
     assert last.tolist() == [-1, 5, 5, -1]
     assert norms.tolist() == [0, 0, 0.75, 1]
@@ -42,7 +46,7 @@ def test_gathered_arrays_are_copies() -> None:
     tracker = Tracker(2)
     for array in tracker.gather(np.arange(2)):
         array[:] = 9
-    assert not tracker.accesses.any() and not tracker.last_access.any() and not tracker.update_norm.any()
+    assert not tracker.records.view(np.int32).any()
 
 
 def test_bins_are_half_powers_of_two() -> None:
@@ -66,6 +70,16 @@ def test_a_norm_falls_into_its_bin(norm: float, expected: int) -> None:
     assert tracker.bin_counts.sum() == 1
 
 
+@given(st.lists(st.floats(0, width=32), max_size=20))
+def test_bins_are_those_of_a_search(norms: list[float]) -> None:
+    tracker = Tracker(1)
+    near = np.concatenate([np.nextafter(tracker.bin_edges, np.float32(0)), tracker.bin_edges])
+    values = np.concatenate([near, np.array(norms, np.float32)])
+    tracker.add_norms(np.zeros(len(values), np.int64), values)
+    bins = np.clip(np.searchsorted(tracker.bin_edges, values, side="right") - 1, 0, NUM_BINS - 1)
+    np.testing.assert_array_equal(tracker.bin_counts, np.bincount(bins, minlength=NUM_BINS))
+
+
 def test_no_updates_change_nothing() -> None:
     tracker = Tracker(3)
     tracker.add_norms(np.zeros(0, np.int64), np.zeros(0, np.float32))
@@ -77,5 +91,5 @@ def test_very_many_records_are_zeros_that_can_be_written() -> None:
     tracker = Tracker(MANY_ROWS)
     rows = np.array([0, MANY_ROWS - 1])
     tracker.add_norms(rows, np.array([1, 2], np.float32))
-    assert [array.tolist() for array in tracker.gather(rows)] == [[0, 0], [-1, -1], [1, 2]]
+    assert [array.tolist() for array in tracker.gather(rows)] == [[0, 0], [-1, -1], [1, 2], [0, 0]]
     assert tracker.num_bytes == 16 * MANY_ROWS

@@ -1,0 +1,109 @@
+"""The books of watched rows: who is watched, verdicts and snapshots due, what is counted. Answers written out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from variants import both
+
+from adaptive.counters import Counter
+from adaptive.kernels import watched
+from adaptive.kernels.planning import DUE, NOW, SKIPPED, WAITS
+
+Choose = Callable[[Any], Callable[..., Any]]
+
+
+def ints(*values: int) -> NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+def i32(*values: int) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+class Table:
+    """A hash table and the rows of its entries."""
+
+    def __init__(self, choose: Choose, size: int, capacity: int) -> None:
+        self.keys, self.values = np.full(size, -1), np.zeros(size, np.int32)
+        self.rows, self.num = np.zeros(capacity, np.int64), 0
+        self._find = choose(watched.find_entries)
+        self._look_up = choose(watched.lookup_entries)
+
+    def find(self, rows: NDArray[np.int64], accesses: Any, least: int) -> list[tuple[int, int]]:
+        """(place, entry) of each watched row."""
+        places, entries = np.full(len(rows), -9, np.int32), np.full(len(rows), -9, np.int32)
+        found = self._find(rows, accesses, least, self.keys, self.values, self.rows, self.num, places, entries)
+        self.num, count = found
+        return list(zip(places[:count].tolist(), entries[:count].tolist(), strict=True))
+
+    def look_up(self, rows: NDArray[np.int64]) -> list[int]:
+        entries = np.empty(len(rows), np.int64)
+        self._look_up(rows, self.keys, self.values, entries)
+        found: list[int] = entries.tolist()
+        return found
+
+
+@both
+def test_rows_enter_the_hot_set_once_accessed_often_enough_and_while_there_is_room(choose: Choose) -> None:
+    accesses, table = np.array([5, 4, 9, 5], np.uint32), Table(choose, 4, 2)
+    assert table.find(ints(0, 1, 2, 3), accesses, 5) == [(0, 0), (2, 1)]
+    assert (table.num, table.rows.tolist()) == (2, [0, 2])
+    assert table.find(ints(3, 2, 0, 1), accesses, 5) == [(1, 1), (2, 0)]
+    assert table.num == 2
+
+
+@both
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), capacity=st.integers(1, 12), least=st.integers(0, 3))
+def test_the_hot_set_is_a_dictionary(choose: Choose, data: st.DataObject, capacity: int, least: int) -> None:
+    """32 places, more than twice the entries: collisions and all."""
+    table, entries = Table(choose, 32, capacity), dict[int, int]()
+    accesses = np.array(data.draw(st.lists(st.integers(0, 5), min_size=20, max_size=20)), np.uint32)
+    for batch in data.draw(st.lists(st.lists(st.integers(0, 19), unique=True), max_size=5)):
+        expected = []
+        for place, row in enumerate(batch):
+            if accesses[row] >= least and (row in entries or len(entries) < capacity):
+                expected.append((place, entries.setdefault(row, len(entries))))
+        assert table.find(ints(*batch), accesses, least) == expected
+    assert table.look_up(np.arange(20)) == [entries.get(row, -1) for row in range(20)]
+
+
+@both
+def test_a_snapshot_is_due_at_a_rows_first_look_up_in_an_interval(choose: Choose) -> None:
+    """Distinct rows 0, 2 and 3 are entries 1, 2 and 0; row 1 is not watched."""
+    epochs, accesses, saturated = i32(-1, 3, 2), np.array([0, 10, 20], np.uint32), np.array([False, True, True])
+    left_out, fates = np.zeros(3, np.bool_), np.zeros(4, np.uint8)
+    due = np.full(3, -9), np.full(3, -9, np.int32), np.zeros(3, np.bool_), np.full(3, -9)
+    books = epochs, accesses, saturated, left_out
+    arguments = i32(0, 2, 3), i32(1, 2, 0), i32(1, 2, 3, 4), ints(50, 51, ~2, 53), 3, *books, fates, *due
+    assert choose(watched.visit_entries)(*arguments) == 2
+    assert [column[:2].tolist() for column in due] == [[~2, 53], [2, 0], [True, False], [23, 4]]
+    assert fates.tolist() == [SKIPPED, NOW, SKIPPED, NOW]
+    assert left_out.tolist() == [False, True, False]
+    assert accesses.tolist() == [0, 11, 0]
+    assert epochs.tolist() == [3, 3, 3]
+    assert choose(watched.visit_entries)(*arguments) == 0
+    assert accesses.tolist() == [4, 12, 3]
+
+
+@both
+def test_look_ups_since_a_snapshot_do_not_wrap(choose: Choose) -> None:
+    accesses = np.array([2**32 - 2], np.uint32)
+    books = i32(0), accesses, np.zeros(1, np.bool_), np.zeros(1, np.bool_)
+    due = np.zeros(1, np.int64), i32(0), np.zeros(1, np.bool_), np.zeros(1, np.int64)
+    choose(watched.visit_entries)(i32(0), i32(0), i32(7), ints(0), 0, *books, np.zeros(1, np.uint8), *due)
+    assert accesses.tolist() == [2**32 - 1]
+
+
+@both
+def test_count_skipped(choose: Choose) -> None:
+    """Table 0: a saturated row, a plain one, one whose gradient waits. Table 1: a sum that is due, one that waits."""
+    tally = np.zeros((2, len(Counter)), np.int64)
+    fates = np.array([SKIPPED, NOW, WAITS, DUE, WAITS], np.uint8)
+    choose(watched.count_skipped)(ints(3, 5), i32(3, 1, 4, 8, 16), fates, tally)
+    counted = {counter.name: tally[:, counter].tolist() for counter in Counter if tally[:, counter].any()}
+    assert counted == {"SKIPPED_UPDATES": [2, 1], "SKIPPED_LOOKUPS": [7, 16], "DEFERRED_UPDATES": [1, 1]}

@@ -1,0 +1,120 @@
+"""Buffers between host and device: what they take is told, and what plans send is counted."""
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import Scattered, ScatteredOnHost, random_batches, step_all
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.policy import Policy
+from adaptive.tiers import buffers, torch_device
+from adaptive.tiers.buffers import added, shared_out
+from adaptive.tiers.mover import Mover, inline
+from adaptive.tiers.staging import SMALLEST, Link, Parcel
+from policies.hybrid import Hybrid
+
+TABLES = (
+    TableConfig(name="a", num_embeddings=40, embedding_dim=4, features=("x", "y")),
+    TableConfig(name="b", num_embeddings=50, embedding_dim=6, pooling="none"),
+    TableConfig(name="c", num_embeddings=30, embedding_dim=4),
+)
+BATCHES = random_batches(TABLES, 12, seed=2, samples=3)
+
+
+def make(device: str, policy: type[Policy], transfer: str = "staged") -> TieredEmbeddingBag:
+    rows = policy.device_rows or "60%"
+    return TieredEmbeddingBag(TABLES, TierConfig(device_rows=rows, device=device, transfer=transfer), policy=policy)
+
+
+# --- what they take --------------------------------------------------------------------------------------------------
+
+
+def test_a_parcel_takes_pinned_memory_and_as_much_of_the_device() -> None:
+    parcel = Parcel(Mover(inline(torch.device("cpu"))))
+    assert (parcel.num_bytes, parcel.size) == ((0, 0), 0)
+    parcel.take([(np.int64, 3), (np.float32, (2, 5))])
+    assert (parcel.num_bytes, parcel.size) == ((SMALLEST, SMALLEST), 32 + 48)
+    parcel.take([(np.int64, 1)])
+    assert (parcel.num_bytes, parcel.size) == ((SMALLEST, SMALLEST), 16)
+
+
+def test_a_link_counts_blocks_in_either_direction_that_are_used_again() -> None:
+    link = Link(Mover(inline(torch.device("cpu"))))
+    assert link.num_bytes == 0
+    link.send(np.zeros(3, np.float32))
+    first, second = (link.bring_view(torch.zeros(2)) for _ in range(2))
+    assert link.num_bytes == 3 * SMALLEST
+    for brought in (first, second):
+        brought.view()
+        brought.done()
+    link.bring(torch.zeros(SMALLEST))()
+    assert link.num_bytes == 3 * SMALLEST + 3 * SMALLEST  # one of them has become 4 times as large
+
+
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+@pytest.mark.parametrize("policy", [Scattered, ScatteredOnHost, Hybrid], ids=lambda one: one.__name__)
+def test_all_pinned_memory_is_told(policy: type[Policy], transfer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def pinned(self: Any, num_bytes: int) -> Tensor:
+        memory = torch.empty(num_bytes, dtype=torch.uint8)
+        alive.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(Mover, "pinned", pinned, raising=False)
+    monkeypatch.setattr(
+        Mover, "__setattr__", lambda self, name, value: name == "pinned" or vars(self).update({name: value})
+    )
+    embeddings = make("cpu-torch", policy, transfer)
+    step_all(embeddings, BATCHES, depth=2)
+    gc.collect()
+    found = added(lane.device.buffer_bytes for lane in embeddings._pipeline.lanes)  # type: ignore[attr-defined]
+    assert found[0] == sum(memory.nbytes for one in alive if (memory := one()) is not None) > 0
+    assert 0 < found[1] <= found[0] + 2 * 8 * (1 << 20)  # twins, and a count of rows to a block
+
+
+# --- what crosses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [Scattered, ScatteredOnHost, Hybrid], ids=lambda one: one.__name__)
+def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def noted(plan: Any) -> Any:
+        sizes.append(sum(-(-tensor.nbytes // 16) * 16 for tensor in plan.parcel.tensors))
+        return buffers.counted(plan)
+
+    monkeypatch.setattr(torch_device, "counted", noted)
+    counts = {}
+    for device in ("cpu", "cpu-torch"):
+        embeddings = make(device, policy)
+        step_all(embeddings, BATCHES, depth=2)
+        counts[device] = embeddings.take_statistics().counts
+    difference = counts["cpu-torch"] - counts["cpu"]
+    assert len(sizes) == 2 * len(BATCHES)
+    assert difference[:, Counter.BYTES_H2D].sum() == sum(sizes)
+    assert sum(sizes) > 0
+    difference[:, Counter.BYTES_H2D] = 0
+    assert not difference.any()
+
+
+@given(total=st.integers(0, 2**40), weights=st.lists(st.integers(0, 2**20), min_size=1, max_size=30))
+def test_shares_add_up_and_follow_the_weights(total: int, weights: list[int]) -> None:
+    shares = shared_out(total, np.array(weights))
+    assert shares.sum() == total and (shares >= 0).all()
+    if sum(weights):
+        assert (np.abs(shares - np.array(weights) / sum(weights) * total) <= len(weights) + 1e-12 * total).all()
+
+
+def test_shares_written_out() -> None:
+    assert shared_out(10, np.array([1, 2, 0])).tolist() == [3, 7, 0]
+    assert shared_out(10, np.array([0, 0])).tolist() == [10, 0]
