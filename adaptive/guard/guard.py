@@ -18,12 +18,13 @@ from typing import Any
 from adaptive.batch import Batch
 from adaptive.build import Parts
 from adaptive.config import GuardConfig, TrainConfig
-from adaptive.errors import ConfigError, NonFiniteError, PolicyError
+from adaptive.errors import NonFiniteError
 from adaptive.guard.evidence import Evidence
 from adaptive.guard.judge import Outlook, explain, look_out, lower
 from adaptive.guard.log import NOTHING, Found, Log
 from adaptive.guard.pair import Pair
 from adaptive.guard.passes import Passes
+from adaptive.guard.refusals import length_unknown, not_obeyed, too_short
 from adaptive.guard.standing import Standing
 from adaptive.guard.stream import Stream
 from adaptive.guard.timing import Timing
@@ -49,13 +50,10 @@ class Guard:
         self._policy = run.embeddings.policy
         self._drops = run.embeddings.drops_updates or self._policy.drops_inputs
         if self._drops and total is None:
-            raise ConfigError(
-                f"guard: policy {config.policy} drops updates or inputs, and what that costs depends on the length of "
-                f"the run, which nobody knows before the data are read: set steps; an upper bound will do"
-            )
+            raise length_unknown(config.policy)
         self._timing = Timing.of(settings, config, self._policy, total)
         self._passes, self._triggers = Passes(run.embeddings, recorder), Triggers()
-        self._log = Log(recorder, settings.budget)
+        self._log = Log(recorder, settings.budget, self._timing)
         self._pair: Pair | None = None
         self._trigger = ""  # of the check under way
         self._leave: int | None = None  # batch at which the run takes over the fork's values
@@ -85,22 +83,25 @@ class Guard:
 
     def after_step(self) -> None:
         """A batch of the run has been trained."""
-        if self._passes.stream is None:
+        now, stream = self._now, self._passes.stream
+        if stream is None:
             return
         with self._recorder.timed("guard"):
-            self._now.place = self._passes.place()
-            self._triggers.hear(self._recorder.loss)
-            self._act(self._passes.stream)
+            before, now.place = now.place, self._passes.place()
+            if now.active and now.place > before:  # what is kept of a batch may fill more than one
+                self._triggers.hear(self._recorder.loss, float(stream.labels(now.place - 1).mean()))
+            self._act(stream)
 
     def finish(self) -> None:
-        """Training has ended; no look-ahead is running. What was skipped and not judged is undone."""
+        """Training has ended; no look-ahead is running. The skipping of a check under way is undone."""
         now = self._now
-        if self._pair is not None and (self._leave is not None or now.passed is None):
+        if self._pair is not None:
             if self._leave is None:
                 before, now.allowance = now.allowance, 0.0
                 self._write("stop", "training ended before this check did: its skipping is undone", before=before)
             self._undo(self._pair)
         self._policy.allowance = now.allowance
+        self._passes.end()
         self.close()
 
     def close(self) -> None:
@@ -129,8 +130,8 @@ class Guard:
         """Nothing is skipped before the warm-up is over; or at all, if nothing could be judged then."""
         now = self._now
         if self._timing.too_late(now.due):
-            now.allowance, now.active = 0.0, False
-            self._write("stop", "the run is too short for a check after the warm-up: nothing is skipped", before=1.0)
+            before, now.allowance, now.active = now.allowance, 0.0, False
+            self._write("stop", too_short(now.due + self._timing.check, self._timing.total), before=before)
         else:
             stream.switch(now.due + self._timing.window, now.allowance)
 
@@ -142,22 +143,22 @@ class Guard:
         if self._pair is not None:
             self._go_on(self._pair, stream)
         elif trigger := self._triggers.due(now, self._passes.left_out(now.place)):
-            self._open(trigger)
+            self._open(trigger, stream)
         stream.forget(now.place)
 
-    def _open(self, trigger: str) -> None:
+    def _open(self, trigger: str, stream: Stream) -> None:
         """Begin to train side by side."""
         now, left_out = self._now, self._passes.left_out(self._now.place)
         if not now.begun and left_out.dropped:
-            raise PolicyError(
-                f"policy {self._config.policy} dropped {left_out.dropped} inputs before batch {now.place} although a "
-                f"guard allows none in the warm-up: arrange() must keep every input that Policy.allows() is False for"
-            )
+            raise not_obeyed(self._config.policy, left_out.dropped, now.place)
         now.begun, self._trigger = True, trigger
-        if self._timing.too_late(now.place):  # what has passed stands for the few batches that are left
+        if not self._timing.too_late(now.place):
+            self._pair = Pair(self._run, self._config, now.place, left_out)
+            self._triggers.opened()
+        elif now.passed is None or now.place < now.due:
+            self._give_up(stream, f"{trigger}, and fewer batches are left than a check takes")
+        else:  # what has passed stands for the few batches that are left
             now.due = now.place + self._settings.every
-            return
-        self._pair = Pair(self._run, self._config, now.place, left_out)
 
     def _go_on(self, pair: Pair, stream: Stream) -> None:
         place = self._now.place
@@ -174,52 +175,42 @@ class Guard:
         try:
             pair.train_until(self._now.place, stream)
         except NonFiniteError as error:
-            self._break_off(stream, 0.0, f"the fork, which skips nothing, failed: {error}")
-            self._leave, self._now.active = None, False
-            self.close()
+            self._give_up(stream, f"the fork, which skips nothing, failed: {error}")
             return False
         return True
 
     def _better_later(self, stream: Stream) -> bool:
         """Less than half of the samples wanted are left in this pass over the data, and another one follows."""
-        place, wanted = self._now.place, self._settings.holdout
-        left = self._timing.left(place)
+        place, left = self._now.place, self._timing.left(self._now.place)
         if left is None or place <= stream.first + 1:
             return False
-        ahead = stream.coming(place, wanted)
-        return sum(batch.num_samples for batch in ahead) < wanted / 2 and left > len(ahead)
+        ahead = stream.coming(place, self._settings.holdout // 2)
+        return sum(batch.num_samples for batch in ahead) < self._settings.holdout // 2 and left > len(ahead)
 
     # --- decisions -------------------------------------------------------------------------------------------
 
     def _judge(self, pair: Pair, stream: Stream) -> None:
-        budget, share = self._settings.budget, self._passes.left_out(self._now.place).share_since(pair.left_out)
+        now, budget = self._now, self._settings.budget
+        share = self._passes.left_out(now.place).share_since(pair.left_out)
         evidence = pair.compare(stream, self._settings.holdout)
         if evidence is None:
             self._break_off(stream, 0.0, "too few held-back samples of a class to compare", Found(share=share))
             return
-        outlook = self._look_out(pair, evidence)
-        found = Found(evidence, outlook, share)
-        if outlook.within(budget):
-            self._keep(pair, evidence, found)
-        else:
-            self._break_off(stream, self._lower(outlook), explain(outlook, budget), found)
-
-    def _look_out(self, pair: Pair, evidence: Evidence) -> Outlook:
-        now = self._now
         left = self._timing.left(now.place) if self._drops else None
-        return look_out(evidence, steps=now.place - pair.start, left=left, spent=now.cost_until(pair.start))
+        outlook = look_out(evidence, steps=now.place - pair.start, left=left, spent=now.cost_until(pair.start))
+        about, found = explain(outlook, budget), Found(evidence, outlook, share)
+        if outlook.within(budget):
+            self._keep(pair, evidence, about, found)
+        else:
+            self._break_off(stream, self._lower(outlook), about, found)
 
-    def _keep(self, pair: Pair, evidence: Evidence, found: Found) -> None:
-        now, steps = self._now, self._now.place - pair.start
-        assert found.outlook is not None
-        nothing = f"nothing was left out in {steps} batches"
-        self._write("keep", nothing if evidence.equal else explain(found.outlook, self._settings.budget), found=found)
-        if self._drops:
-            now.spent = now.cost_until(pair.start)
-            now.rate = max(-evidence.auc, 0.0) / steps
-            now.spent += now.rate * steps
-        now.passed, now.passed_at, now.due = found.share, now.place, now.place + self._settings.every
-        self._triggers.restart(now.place, self._passes.left_out(now.place))
+    def _keep(self, pair: Pair, evidence: Evidence, about: str, found: Found) -> None:
+        now, nothing = self._now, f"nothing was left out in {self._now.place - pair.start} batches"
+        self._write("keep", nothing if evidence.equal else about, found=found)
+        assert found.share is not None
+        now.keep(found.share, since=pair.start, cost=max(-evidence.auc, 0.0) if self._drops else 0.0)
+        now.due = now.place + self._settings.every
+        self._triggers.passed(now.place, self._passes.left_out(now.place))
         self.close()
 
     def _lower(self, outlook: Outlook) -> float:
@@ -238,6 +229,12 @@ class Guard:
         before, now.allowance = now.allowance, allowance
         self._write("reduce" if allowance else "stop", reason, before=before, from_step=self._leave, found=found)
 
+    def _give_up(self, stream: Stream, reason: str) -> None:
+        """Nothing is skipped any more, unjudged."""
+        self._break_off(stream, 0.0, reason)
+        self._leave, self._now.active = None, False
+        self.close()
+
     def _undo(self, pair: Pair) -> None:
         now = self._now
         now.undone_batches += now.place - pair.start
@@ -248,17 +245,5 @@ class Guard:
             now.active = False
             self.close()
 
-    def _write(
-        self,
-        verdict: str,
-        reason: str,
-        *,
-        before: float | None = None,
-        from_step: int | None = None,
-        found: Found = NOTHING,
-    ) -> None:
-        now, left = self._now, self._timing.left(self._now.place)
-        trigger, pair = self._trigger, self._pair
-        self._log.write(
-            verdict, reason, now, trigger=trigger, before=before, from_step=from_step, left=left, pair=pair, found=found
-        )
+    def _write(self, verdict: str, reason: str, **details: Any) -> None:
+        self._log.write(verdict, reason, self._now, trigger=self._trigger, pair=self._pair, **details)

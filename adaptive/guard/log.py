@@ -7,6 +7,7 @@ from adaptive.guard.evidence import Evidence
 from adaptive.guard.judge import Outlook
 from adaptive.guard.pair import Pair
 from adaptive.guard.standing import Standing
+from adaptive.guard.timing import Timing
 from adaptive.recorder import Recorder
 from adaptive.telemetry.jsonl import plain
 from adaptive.telemetry.record import GuardRecord
@@ -27,8 +28,8 @@ NOTHING = Found()
 class Log:
     """Decisions so far."""
 
-    def __init__(self, recorder: Recorder, budget: float) -> None:
-        self._recorder, self._budget = recorder, budget
+    def __init__(self, recorder: Recorder, budget: float, timing: Timing) -> None:
+        self._recorder, self._budget, self._timing = recorder, budget, timing
         self._decisions: list[GuardRecord] = []
 
     def write(
@@ -40,7 +41,6 @@ class Log:
         trigger: str = "",
         before: float | None = None,
         from_step: int | None = None,
-        left: int | None = None,
         pair: Pair | None = None,
         found: Found = NOTHING,
     ) -> None:
@@ -56,7 +56,7 @@ class Log:
             allowance=now.allowance,
             from_step=now.place if from_step is None else from_step,
             fork_steps=now.place - pair.start if pair else 0,
-            steps_left=left,
+            steps_left=self._timing.left(now.place),
             samples=evidence.samples if evidence else 0,
             skipped_share=found.share,
             auc_difference=evidence.auc if evidence else None,

@@ -24,13 +24,12 @@ class Passes:
         self.stream = Stream(batches, self._embeddings.policy, place)
         return self.stream
 
-    def end(self) -> int:
-        """The pass is over, all its batches have been trained; returns the number of the next one's first batch."""
-        assert self.stream is not None
-        place, inputs = self.stream.taken, self.stream.inputs(self.stream.taken)
-        self._earlier = Inputs(self._earlier.seen + inputs.seen, self._earlier.kept + inputs.kept)
-        self.stream = None
-        return place
+    def end(self) -> None:
+        """The pass is over, if there is one; no look-ahead is running."""
+        if self.stream is not None:
+            inputs = self.stream.inputs(self.stream.taken)
+            self._earlier = Inputs(self._earlier.seen + inputs.seen, self._earlier.kept + inputs.kept)
+            self.stream = None
 
     def place(self) -> int:
         """Number of the first batch that has not been needed yet."""

@@ -20,6 +20,12 @@ class Standing:
     judged_batches: int = 0  # predicted by run and fork
     undone_batches: int = 0  # whose skipping was undone
 
+    def keep(self, share: float, *, since: int, cost: float) -> None:
+        """A check that began at batch `since` was passed: skipping such a share has cost so much AUC meanwhile."""
+        self.spent = self.cost_until(since) + cost
+        self.rate = cost / (self.place - since)
+        self.passed, self.passed_at = share, self.place
+
     def cost_until(self, place: int) -> float:
         """AUC that all up to a batch is held to cost."""
         return self.spent + (self.rate * (place - self.passed_at) if self.passed is not None else 0.0)

@@ -1,13 +1,16 @@
 """`Stream`: the training batches on their way to the look-ahead, numbered through, so that a guard can see them too.
 
-The look-ahead thread takes batches, the training thread asks about them; one lock. What is handed out, and in which
-order, is the source's business alone.
+The look-ahead thread takes batches, the training thread asks about them and does not wait while one is being read.
+What is handed out, and in which order, is the source's business alone.
 """
 
 import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.policy import Policy
@@ -36,22 +39,26 @@ class Stream(Iterator[Batch]):
         self._batches: deque[Batch] = deque()
         self._inputs: deque[Inputs] = deque()  # in this pass, after each batch from the oldest on; lacks the latest
         self._forgotten = Inputs(0, 0)  # up to the oldest
+        self._num_read = 0
         self._ended = False
         self._error: Exception | None = None
         self._switch: tuple[int, float] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # the books
+        self._reading = threading.Lock()  # the source
 
     def __next__(self) -> Batch:
         """For the look-ahead: the next batch. The policy has seen all before it."""
         with self._lock:
-            self._count()
+            if len(self._inputs) < self.taken - self._oldest:
+                self._inputs.append(self._latest())
+        batch = self._find(self.taken)
+        if batch is None:
+            raise self._error or StopIteration
+        with self._lock:
             if self._switch is not None and self.taken >= self._switch[0]:
                 self._policy.allowance, self._switch = self._switch[1], None
-            batch = self._find(self.taken)
-            if batch is None:
-                raise self._error or StopIteration
             self.taken += 1
-            return batch
+        return batch
 
     def switch(self, number: int, allowance: float) -> int:
         """Set the policy's allowance when batch `number` is taken, or, if it was already, the next; returns which."""
@@ -65,8 +72,13 @@ class Stream(Iterator[Batch]):
     def get(self, number: int) -> Batch | None:
         """Batch `number`, read ahead if need be, or None behind the end. An error of the source is kept for the
         look-ahead, which raises it when the batch's turn comes."""
-        with self._lock:
-            return self._find(number)
+        return self._find(number)
+
+    def labels(self, number: int) -> NDArray[np.float32]:
+        """(B,) of batch `number`, which has been taken."""
+        batch = self._find(number)
+        assert batch is not None, number
+        return batch.labels
 
     def coming(self, number: int, num_samples: int) -> list[Batch]:
         """Batches from `number` on that hold so many samples, or as many as there are."""
@@ -106,25 +118,32 @@ class Stream(Iterator[Batch]):
                 self._forgotten = self._inputs.popleft()
                 self._oldest += 1
 
-    # --- with the lock held ----------------------------------------------------------------------------------
-
     def _find(self, number: int) -> Batch | None:
-        assert number >= self._oldest, (number, self._oldest)
-        while self._oldest + len(self._batches) <= number and not self._ended:
-            try:
-                self._batches.append(next(self._source))
-            except StopIteration:
-                self._ended = True
-            except Exception as error:
-                self._ended, self._error = True, error
-        at = number - self._oldest
-        return self._batches[at] if at < len(self._batches) else None
+        while True:
+            with self._lock:
+                at = number - self._oldest
+                assert at >= 0, (number, self._oldest)
+                if at < len(self._batches) or self._ended:
+                    return self._batches[at] if at < len(self._batches) else None
+                known = self._num_read
+            with self._reading:
+                if known == self._num_read and not self._ended:  # else the other thread has read on
+                    self._read()
 
-    def _count(self) -> None:
-        if len(self._inputs) < self.taken - self._oldest:
-            self._inputs.append(self._latest())
+    def _read(self) -> None:
+        try:
+            batch = next(self._source)
+        except StopIteration:
+            self._ended = True
+        except Exception as error:
+            self._error, self._ended = error, True
+        else:
+            with self._lock:
+                self._batches.append(batch)
+                self._num_read += 1
 
     def _latest(self) -> Inputs:
+        """With the lock held: up to the batch that was taken last."""
         policy = self._policy
         if policy.drops_inputs:
             kept = policy.seen_inputs - policy.dropped_inputs - self._before.kept

@@ -37,7 +37,12 @@ class Timing:
         """Batches from `place` to the end of the run."""
         return None if self.total is None else max(self.total - place, 0)
 
+    @property
+    def check(self) -> int:
+        """Batches of a check, with half of what it wants to hold back: fewer do not suffice."""
+        return self.steps + self.held_back // 2
+
     def too_late(self, place: int) -> bool:
-        """A check that begins at batch `place` would not come to its end, with half of what it holds back."""
+        """A check that begins at batch `place` would not come to its end."""
         left = self.left(place)
-        return left is not None and left < self.steps + self.held_back // 2
+        return left is not None and left < self.check

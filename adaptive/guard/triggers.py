@@ -12,20 +12,23 @@ SOME: Final = 0.01
 
 
 class Triggers:
-    """Told of every batch; asked while no fork is under way."""
+    """Told of every batch, and asked when a check is due while none is under way."""
 
     def __init__(self) -> None:
         self._alarm = Alarm()
         self._at = 0  # batch of the latest look
         self._before = LeftOut()
 
-    def hear(self, loss: float) -> None:
-        """The mean log loss of a batch, predicted before it was learnt."""
-        self._alarm.hear(loss)
+    def hear(self, loss: float, positive: float) -> None:
+        """See `Alarm.hear`."""
+        self._alarm.hear(loss, positive)
 
-    def restart(self, place: int, left_out: LeftOut) -> None:
-        """A check has ended at batch `place`."""
+    def opened(self) -> None:
+        """A check has begun, and judges what has happened so far. What happens meanwhile may come too late for it."""
         self._alarm.forget()
+
+    def passed(self, place: int, left_out: LeftOut) -> None:
+        """A check was passed at batch `place`."""
         self._at, self._before = place, left_out
 
     def due(self, standing: Standing, left_out: LeftOut) -> str:
@@ -34,10 +37,11 @@ class Triggers:
             return "the warm-up is over" if standing.place >= standing.due else ""
         if standing.place >= standing.due:
             return "the time has come"
+        if self._alarm.rings():
+            return "predictions have become worse"
         if standing.place < self._at + LOOK:
             return ""
         share = left_out.share_since(self._before)
         self._at, self._before = standing.place, left_out
-        if share > MORE * standing.passed + SOME:
-            return f"{share:.1%} is skipped, {standing.passed:.1%} was when it was judged"
-        return "the log loss of training has risen" if self._alarm.rings() else ""
+        more = share > MORE * standing.passed + SOME
+        return f"{share:.1%} is skipped, {standing.passed:.1%} was when it was judged" if more else ""

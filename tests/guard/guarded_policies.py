@@ -59,3 +59,13 @@ class DropHalf(Plain):
             self.seen_inputs += batch.num_samples
             self.dropped_inputs += batch.num_samples - len(kept)
             yield batch.take(kept)
+
+
+class DropHalfInTwo(DropHalf):
+    """What is left of a batch is trained as two."""
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in super().arrange(batches, view):
+            half = batch.num_samples // 2
+            yield batch.take(np.arange(half))
+            yield batch.take(np.arange(half, batch.num_samples))

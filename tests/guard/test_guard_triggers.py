@@ -1,6 +1,7 @@
 """When a check is due: at its time, when more is skipped than was judged, when the data have changed."""
 
 import numpy as np
+import pytest
 
 from adaptive.guard.alarm import Alarm
 from adaptive.guard.share import LeftOut
@@ -8,37 +9,64 @@ from adaptive.guard.standing import Standing
 from adaptive.guard.triggers import LOOK, Triggers
 
 
-def heard(losses: np.ndarray) -> list[int]:
-    """Looks, one every 50 batches, at which the alarm rings."""
+def heard(losses: np.ndarray, positives: np.ndarray | float = 0.25) -> list[int]:
+    """After how many batches the alarm rings."""
     alarm, found = Alarm(), []
-    for number, loss in enumerate(losses.tolist()):
-        alarm.hear(loss)
-        if number % 50 == 49 and alarm.rings():
-            found.append(number + 1)
+    positives = np.broadcast_to(positives, losses.shape)
+    for number, (loss, positive) in enumerate(zip(losses.tolist(), positives.tolist(), strict=True), 1):
+        alarm.hear(loss, positive)
+        if alarm.rings():
+            found.append(number)
     return found
 
 
 def test_the_alarm_is_silent_while_the_loss_falls_or_varies() -> None:
     rng = np.random.default_rng(0)
-    falling = 0.5 + 0.2 * np.exp(-np.arange(20_000) / 500)
-    assert heard(falling + 0.02 * rng.normal(size=20_000)) == []
+    falling = 0.5 + 0.2 * np.exp(-np.arange(10_000) / 500)
+    assert heard(falling + 0.02 * rng.normal(size=10_000)) == []
 
 
-def test_the_alarm_rings_within_a_hundred_batches_of_a_change() -> None:
-    """As when 30 % of the ids of the built-in stream change: 0.477 before, 0.53 after, 0.02 from batch to batch."""
+@pytest.mark.parametrize(("rise", "latest"), [(0.055, 1015), (0.03, 1030)])
+def test_the_alarm_rings_soon_after_a_change(rise: float, latest: int) -> None:
+    """As when 30 % of the ids of the built-in stream change; the loss varies by 0.022 from batch to batch of 512."""
     rng = np.random.default_rng(0)
-    losses = np.where(np.arange(1500) < 1000, 0.477, 0.53) + 0.02 * rng.normal(size=1500)
-    first, *_ = heard(losses)
-    assert 1000 < first <= 1100
+    losses = 0.477 + rise * (np.arange(1100) >= 1000) + 0.022 * rng.normal(size=1100)
+    assert 1000 < heard(losses)[0] <= latest
+
+
+def uninformed(share: np.ndarray | float) -> np.ndarray:
+    """Log loss of always predicting the share of positives."""
+    share = np.asarray(share)
+    return -share * np.log(share) - (1 - share) * np.log(1 - share)
+
+
+@pytest.mark.parametrize("share", [0.30, 0.20])
+def test_the_share_of_positives_is_not_what_the_model_knows(share: float) -> None:
+    """A model loses 0.85 of what the share alone does; then 0.865, less than a batch's positives change it."""
+    rng = np.random.default_rng(0)
+    expected = np.where(np.arange(1100) < 1000, 0.25, share)
+    positives = expected + 0.02 * rng.normal(size=1100)
+    noise = np.log(3) * (positives - expected)  # what a calibrated model loses by one more positive
+    assert heard(0.85 * uninformed(expected) + noise, positives) == []
+    worse = np.where(np.arange(1100) < 1000, 0.85, 0.865)
+    assert 1000 < heard(worse * uninformed(expected) + noise, positives)[0] <= 1025
+
+
+@pytest.mark.parametrize(("before", "latest"), [(0.0, 0.5), (1.0, 0.5), (0.5, 0.0), (0.5, 1.0)])
+def test_labels_of_one_class_say_nothing(before: float, latest: float) -> None:
+    alarm = Alarm()
+    for loss, positive in [(0.1, before), (0.2, before)] * 150 + [(9.0, latest)] * 25:
+        alarm.hear(loss, positive)
+    assert not alarm.rings()
 
 
 def test_the_alarm_needs_something_to_compare_with_and_forgets() -> None:
     alarm = Alarm()
-    for loss in [0.4, 0.5] * 40 + [0.9] * 50:
-        alarm.hear(loss)
-    assert not alarm.rings()  # 80 batches before the latest 50
-    for loss in [0.4, 0.5] * 60 + [0.9] * 50:
-        alarm.hear(loss)
+    for loss in [0.4, 0.5] * 49 + [0.9] * 25:
+        alarm.hear(loss, 0.25)
+    assert not alarm.rings()  # 98 batches before the latest 25
+    for loss in [0.4, 0.5] * 60 + [0.9] * 25:
+        alarm.hear(loss, 0.25)
     assert alarm.rings()
     alarm.forget()
     assert not alarm.rings()
@@ -54,7 +82,7 @@ def test_before_the_first_check_only_the_warm_up_counts() -> None:
 def test_after_it_time_counts_and_the_share() -> None:
     triggers = Triggers()
     standing = Standing(place=500, due=1000, passed=0.10)
-    triggers.restart(500, LeftOut(updates=1000, skipped=100))
+    triggers.passed(500, LeftOut(updates=1000, skipped=100))
     standing.place = 500 + LOOK - 1
     assert triggers.due(standing, LeftOut(2000, 1100)) == ""  # not looked at yet
     standing.place = 500 + LOOK
@@ -71,13 +99,14 @@ def test_inputs_count_as_updates_do() -> None:
     assert LeftOut().share_since(LeftOut()) == 0
 
 
-def test_a_rising_loss_asks_for_a_check() -> None:
+def test_worse_predictions_ask_for_a_check() -> None:
+    """Once, if a check begins then; also if they became worse while the last one was under way."""
     triggers, standing = Triggers(), Standing(place=0, due=10_000, passed=0.1)
-    triggers.restart(0, LeftOut())
-    for loss in [0.4, 0.5] * 100 + [0.9] * 50:
-        triggers.hear(loss)
+    for loss in [0.4, 0.5] * 100 + [0.9] * 25:
+        triggers.hear(loss, 0.25)
         standing.place += 1
-    assert triggers.due(standing, LeftOut()) == "the log loss of training has risen"
-    triggers.restart(standing.place, LeftOut())
+    triggers.passed(standing.place, LeftOut())
+    assert triggers.due(standing, LeftOut()) == "predictions have become worse"
+    triggers.opened()
     standing.place += LOOK
     assert triggers.due(standing, LeftOut()) == ""
