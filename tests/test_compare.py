@@ -1,7 +1,8 @@
 """Comparisons: one training per policy and seed, all else equal; what the numbers say; what cannot be right is told."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from adaptive.compare.judge import interval, judge
 from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
 from adaptive.compare.runs import Outcome, claim, train_all, with_seed, write_record
 from adaptive.config import TrainConfig
-from adaptive.errors import ConfigError, DeviceMemoryError, OutputError, PolicyError
+from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError, PolicyError
 from adaptive.settings import load_settings
 
 BUDGET = 0.0005
@@ -89,6 +90,22 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert len(result["problems"]) == 1 and result["problems"][0].startswith("lfu, seed 0: DeviceMemoryError")
     for text in (comparison_text(result), comparison_markdown(result), comparison_csv(result)):
         assert "failed" in text
+
+
+def test_data_that_cannot_be_used_stop_everything_at_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        raise InputError("day_0.gz: cannot be read")
+
+    monkeypatch.setattr(adaptive.compare.runs, "train_run", train)
+    with pytest.raises(InputError, match=r"day_0\.gz"):
+        train_all([rival("lru"), rival("lfu")], 3, tmp_path, told=told.append)
+    assert told == ["seed 0 (1 of 3), lru (1 of 2)"]
+    arranging = [rival("contract:Regrouping"), rival("lfu")]  # which may have spoilt its batches itself
+    assert [type(one.error) for one in train_all(arranging, 1, tmp_path)] == [InputError, InputError]
 
 
 @pytest.mark.parametrize("save", [True, False])
@@ -316,6 +333,32 @@ def test_only_seeds_that_both_finished_are_compared() -> None:
     assert result["problems"] == ["s, seed 1: PolicyError: no"]
 
 
+def test_a_cause_that_several_runs_share_is_told_once() -> None:
+    errors = [DeviceMemoryError(f"no room (policy {name})") for name in ("LRU", "LFU")]
+    outcomes = [
+        *(Outcome("lru", seed, "out", error=errors[0]) for seed in range(3)),
+        Outcome("lfu", 1, "out", error=errors[1]),
+        Outcome("lfu", 2, "out", error=PolicyError("no")),
+    ]
+    result = judge(outcomes, auc_budget=BUDGET)
+    assert result["problems"] == [
+        "lru, seed 0, 1, 2; lfu, seed 1: DeviceMemoryError: no room",
+        "lfu, seed 2: PolicyError: no",
+    ]
+    head = ["no run came to its end"]
+    assert comparison_text(result).splitlines() == head + [f"problem: {problem}" for problem in result["problems"]]
+    assert comparison_markdown(result).startswith("No run came to its end.\n\n- problem: lru, seed 0, 1, 2;")
+
+
+def test_a_policy_that_may_skip_and_did_not_equals_the_control() -> None:
+    """Its interval would be of no width, and one seed would have none."""
+    arranging = replace(outcome("slipstream", 0, 0.7), arranges=True)
+    found = by_policy(judge([outcome("lru", 0, 0.7), arranging], auc_budget=BUDGET))["slipstream"]
+    assert (found["verdict"], found["reason"]) == ("within", "equal to the control bit for bit")
+    other = by_policy(judge([outcome("lru", 0, 0.7), replace(arranging, bits="other")], auc_budget=BUDGET))
+    assert other["slipstream"]["verdict"] == "undecided"
+
+
 def test_every_share_has_a_column_of_its_own() -> None:
     more = {
         "deferred_update_share": 0.125,
@@ -360,8 +403,10 @@ def test_tables() -> None:
 # --- the list of policies -------------------------------------------------------------------------------------------
 
 
-def load(spec: str, sets: Sequence[str]) -> TrainConfig:
-    return load_settings(sets=sets, flags={"policy": spec})[0]
+def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str]) -> TrainConfig:
+    own = {f"policy.{name}": text for name, text in options.items()}
+    names = dict.fromkeys(own, f"--policies {label}")
+    return load_settings(sets=sets, flags={"policy": spec, **own}, flag_names=names)[0]
 
 
 def test_policies_carry_their_own_parameters() -> None:
@@ -381,9 +426,16 @@ def test_policies_carry_their_own_parameters() -> None:
         (" ,", [], ConfigError, "needed a list such as hybrid,lru"),
         ("lru,lfu,lru", [], ConfigError, "lru more than once"),
         ("lru,nothing", [], PolicyError, "no policy 'nothing'"),
+        ("lru,slipstreem", [], PolicyError, "did you mean slipstream?"),
+        ("lru lfu", [], PolicyError, "several policies are separated by commas: lru,lfu"),
+        ("lfu+half_life", [], PolicyError, "parameters are given as NAME+PARAMETER=VALUE"),
+        ("mine.py", [], PolicyError, "which class of the file? mine.py:CLASS"),
         ("lru,lfu", ["policy.warmup=3"], ConfigError, "none of lru, lfu has a parameter warmup; they have: half_life"),
-        ("lru+half_life=3", [], ConfigError, "half_life"),
-        ("lfu+half_life=soon", [], ConfigError, "soon"),
+        ("lru+half_life=3", [], ConfigError, "policies: lru+half_life=3: lru has no parameter half_life; it has: none"),
+        ("lfu+half_live=3", [], ConfigError, "did you mean half_life?"),
+        ("lfu+half_life=soon", [], ConfigError, "policy.half_life (flag --policies lfu+half_life=soon): found 'soon'"),
+        ("lru,lfu+half_life=-3", [], PolicyError, "LFU: half_life=-3.0: needed more than 0 batches"),
+        ("lru,lfu", ["policy.half_life=-3"], PolicyError, "LFU: half_life=-3.0: needed more than 0 batches"),
     ],
 )
 def test_mistakes_in_the_list_are_named(policies: str, sets: list[str], error: type[Exception], message: str) -> None:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,8 @@ from adaptive.cli.output import SETTINGS, AsJson, Sets, note, print_result
 
 if TYPE_CHECKING:
     from adaptive.compare.contenders import Contender
+    from adaptive.compare.runs import Outcome
+    from adaptive.config import TrainConfig
 
 COMPARISON = "Comparison"
 
@@ -92,24 +94,50 @@ def compare(
     Policies that skip nothing must agree bit for bit, which is checked. A policy that drops inputs is shown beside
     random_drop at the share that it dropped, with the same seeds, without being asked. Each run is kept under --out
     (default runs/<date>-compare) as seed-<seed>/<policy>. A run that fails is told and does not stop the others; the
-    exit code is then that of its error.
+    exit code is then that of its error. Stopped by Ctrl-C, it compares the runs that are done.
     """
-    texts, names = given_flags(flags)
-    rivals = load_contenders(policies, sets or [], texts, names, config)
+    rivals = load_contenders(policies, sets or [], flags, config, flag="--policies")
     check_folders(markdown, csv)
-    from adaptive.compare.judge import judge
-    from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
-    from adaptive.compare.runs import claim, train_all, write_record
+    from adaptive.compare.runs import claim, trainings
 
     directory = claim(rivals[0].config.out, overwrite=overwrite)
-    outcomes = train_all(rivals, seeds, directory, overwrite=overwrite, stream=sys.stderr, told=note)
-    result = {**judge(outcomes, auc_budget=auc_budget), "out": str(directory)}
+    tell = functools.partial(_tell, directory, auc_budget, as_json=as_json, markdown=markdown, csv=csv)
+    outcomes: list[Outcome] = []
+    try:
+        for outcome in trainings(rivals, seeds, directory, overwrite=overwrite, stream=sys.stderr, told=note):
+            outcomes.append(outcome)
+    except (SystemExit, KeyboardInterrupt):  # hours of training may be done
+        if outcomes:
+            done = sum(outcome.beside is None for outcome in outcomes)
+            tell(outcomes, stopped=[f"stopped after {done} of {seeds * len(rivals)} runs; the others are missing here"])
+        raise
+    _refuse_problems([outcome.error for outcome in outcomes], tell(outcomes))
+
+
+def _tell(
+    directory: Path,
+    auc_budget: float,
+    outcomes: "Sequence[Outcome]",
+    *,
+    as_json: bool,
+    markdown: Path | None,
+    csv: Path | None,
+    stopped: Sequence[str] = (),
+) -> list[str]:
+    """Keep and print what the runs say; returns the problems."""
+    from adaptive.compare.judge import judge
+    from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
+    from adaptive.compare.runs import write_record
+
+    found = judge(outcomes, auc_budget=auc_budget)
+    problems = [*found["problems"], *stopped]
+    result = {**found, "problems": problems, "out": str(directory)}
     write_record(directory, result)
     for path, text in ((markdown, comparison_markdown), (csv, comparison_csv)):
         if path is not None:
             write_text(path, text(result))
     print_result({**result, "table": f"{comparison_text(result)}\nruns: {directory}"}, as_json=as_json)
-    _refuse_problems([outcome.error for outcome in outcomes], result["problems"])
+    return problems
 
 
 def _refuse_problems(errors: Sequence[Exception | None], problems: Sequence[str]) -> None:
@@ -124,14 +152,35 @@ def _refuse_problems(errors: Sequence[Exception | None], problems: Sequence[str]
 
 
 def load_contenders(
-    policies: str, sets: list[str], texts: dict[str, str], names: dict[str, str], file: Path | None
+    policies: str,
+    sets: list[str],
+    given: Mapping[str, Any],
+    file: Path | None,
+    *,
+    flag: str,
+    more: Mapping[str, tuple[str, str]] | None = None,
 ) -> "list[Contender]":
-    """The policies of the list with the settings that the command line gives them."""
+    """The policies of the list with the settings that the command line gives them.
+
+    Args:
+        policies: the list, as given by `flag`.
+        sets: KEY=VALUE.
+        given: the command's flags, by parameter.
+        file: of `--config`.
+        flag: for messages.
+        more: key -> value and flag of settings for which the command has an option of its own.
+    """
     from adaptive.compare.contenders import contenders
     from adaptive.settings import load_settings
 
-    def load(spec: str, sets: Any) -> Any:
-        flags, flag_names = {**texts, "policy": spec}, {**names, "policy": "--policies"}
+    texts, names = given_flags(given)
+    for key, (text, name) in (more or {}).items():
+        texts[key], names[key] = text, name
+
+    def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str]) -> "TrainConfig":
+        own = {f"policy.{name}": text for name, text in options.items()}
+        flags = {**texts, "policy": spec, **own}
+        flag_names = {**names, "policy": flag, **dict.fromkeys(own, f"{flag} {label}")}
         return load_settings(file=file, sets=sets, flags=flags, flag_names=flag_names, environ=os.environ)[0]
 
     return contenders(policies, sets, load)

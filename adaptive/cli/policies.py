@@ -10,11 +10,13 @@ import typer
 from adaptive.cli.output import AsJson, note, print_result
 
 if TYPE_CHECKING:
+    from adaptive.contract import CheckResult
     from adaptive.policy import Policy
 
 app = typer.Typer(help="List, show, make and check placement policies.", no_args_is_help=True)
 
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="Name, module:Class or file.py:Class.", show_default=False)]
+TIMEOUT = "tier.policy_timeout_s"
 LINK = re.compile(r"https?://\S*[\w/]|\b(?:arXiv|doi)[: ]\s?\d[\w./]*\w", re.IGNORECASE)
 
 
@@ -33,9 +35,9 @@ def list_policies(as_json: AsJson = False) -> None:
 @app.command()
 def show(spec: Spec, as_json: AsJson = False) -> None:
     """Show what a policy does and its parameters."""
-    from adaptive.policy import load_policy_class
+    from adaptive.compare.contenders import policy_class
 
-    cls = load_policy_class(spec)
+    cls = policy_class(spec)
     facts: dict[str, Any] = {
         "schema": 1,
         "policy": spec,
@@ -53,7 +55,7 @@ def show(spec: Spec, as_json: AsJson = False) -> None:
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Such as my-policy.", show_default=False)],
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="New or empty folder; default: ./NAME.", show_default=False)
+        Path | None, typer.Argument(metavar="DIR", help="New or empty folder; default: ./NAME.", show_default=False)
     ] = None,
 ) -> None:
     """Write a small installable package with a policy of your own and its test."""
@@ -74,22 +76,39 @@ def check(
     spec: Spec,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Give a parameter of the policy a value; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help=f"Give a parameter of the policy a value, or {TIMEOUT} the seconds that a method may take; may be "
+            "repeated.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the contract suite on a policy; exit 9 if one check fails."""
     options = _options(sets or [])
+    timeout_s = _timeout(options)
+    from adaptive.compare.contenders import policy_class
     from adaptive.contract import check_policy
     from adaptive.errors import PolicyError
+    from adaptive.policy import installed_policies
 
-    results = check_policy(spec, options)
-    checks = [{"check": one.check, "passed": one.passed, "reason": one.reason} for one in results]
-    lines = [f"{'ok    ' if one.passed else 'FAILED'} {one.check}{one.reason and ': '}{one.reason}" for one in results]
+    if ":" not in spec and spec not in installed_policies():
+        policy_class(spec)  # says what may have been meant
+    results = check_policy(spec, options, timeout_s=timeout_s)
+    checks = [{"check": r.check, "passed": r.passed, "reason": r.reason, "was_run": r.was_run} for r in results]
+    lines = [_check_text(result) for result in results]
     print_result({"schema": 1, "policy": spec, "checks": checks, "table": "\n".join(lines)}, as_json=as_json)
-    failed = [one.check for one in results if not one.passed]
+    failed = [one.check for one in results if one.was_run and not one.passed]
+    left = sum(not one.was_run for one in results)
     if failed:
-        raise PolicyError(f"policy {spec!r} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}")
+        rest = f"; {left} were not run" if left else ""
+        raise PolicyError(f"policy {spec!r} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}{rest}")
+
+
+def _check_text(result: "CheckResult") -> str:
+    word = "-" if not result.was_run else "ok" if result.passed else "FAILED"
+    return f"{word:<6} {result.check}{result.reason and ': '}{result.reason}"
 
 
 def _options(sets: list[str]) -> dict[str, Any]:
@@ -101,8 +120,23 @@ def _options(sets: list[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text!r}: needed NAME=VALUE, the value of a parameter of the policy")
-        options[name.removeprefix("policy.")] = parse_text(value)
+        options[name.strip().removeprefix("policy.")] = parse_text(value)
     return options
+
+
+def _timeout(options: dict[str, Any]) -> float:
+    """Takes the limit, which is none of the policy's parameters, out of the options."""
+    from pydantic import ValidationError
+
+    from adaptive.config import TierConfig
+    from adaptive.errors import ConfigError
+
+    key = TIMEOUT.rpartition(".")[2]
+    given = {key: options.pop(TIMEOUT)} if TIMEOUT in options else {}
+    try:
+        return TierConfig.model_validate(given).policy_timeout_s
+    except ValidationError as error:
+        raise ConfigError(f"--set {TIMEOUT}: found {given[key]!r}; allowed: seconds, 0 for no limit") from error
 
 
 def _about(name: str) -> dict[str, str]:

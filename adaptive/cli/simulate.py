@@ -1,16 +1,17 @@
 """`adaptive-train simulate`: planner and policies over ids alone, for several device sizes and a described machine."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from adaptive.cli.compare import Config, check_folders, load_contenders, without
-from adaptive.cli.flags import DLRM, OUTPUT, POLICY, TIERS, TRAINING, given_flags
+from adaptive.cli.flags import DLRM, OUTPUT, POLICY, TIERS, TRAINING
 from adaptive.cli.output import AsJson, Sets, note, print_result
 
 MACHINE = "Machine"
-EVERY = 1024  # batches between two lines of progress
+SECONDS = 5  # between two lines of progress
 
 
 def _rate(name: str, help: str) -> Any:
@@ -67,10 +68,8 @@ def simulate(
     The planner keeps its books as in training, but no row has a value: nothing is skipped, and policies see no
     movement. A size into which the rows of a few batches do not fit is told as such.
     """
-    texts, names = given_flags(flags)
-    if batches is not None:
-        texts["steps"], names["steps"] = str(batches), "--batches"
-    rivals = load_contenders(policy, sets or [], texts, names, config)
+    more = {} if batches is None else {"steps": (str(batches), "--batches")}
+    rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
     check_folders(png)
     from adaptive.simulate.machine import Machine, parse_rate
     from adaptive.simulate.report import draw, need_matplotlib, simulation_text
@@ -85,13 +84,21 @@ def simulate(
         dense_ms=dense_ms,
     )
     cases = [(rival.label, rival.config) for rival in rivals]
-    sizes = [size.strip() for size in device_rows.split(",") if size.strip()]
-    result = run_simulation(cases, sizes, machine, embedding_dim=embedding_dim, told=_tell)
+    sizes = list(dict.fromkeys(size.strip() for size in device_rows.split(",") if size.strip()))
+    result = run_simulation(cases, sizes, machine, embedding_dim=embedding_dim, told=_Progress())
     if png is not None:
         draw(result, png)
     print_result({**result, "table": simulation_text(result)}, as_json=as_json)
 
 
-def _tell(batches: int) -> None:
-    if batches % EVERY == 0:
-        note(f"{batches:,} batches planned")
+class _Progress:
+    """Tells now and then how many batches have been planned."""
+
+    def __init__(self) -> None:
+        self._latest = time.monotonic()
+
+    def __call__(self, batches: int) -> None:
+        now = time.monotonic()
+        if now - self._latest >= SECONDS:
+            self._latest = now
+            note(f"{batches:,} batches planned")

@@ -1,4 +1,7 @@
-"""From `lru,slipstream+threshold=0.02` to one set of settings for each policy that is compared."""
+"""From `lru,slipstream+threshold=0.02` to one set of settings for each policy that is compared.
+
+What is wrong with a policy is told here, in the words of the list, before anything is trained.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -6,13 +9,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from adaptive.config import TrainConfig
-from adaptive.errors import ConfigError
-from adaptive.policy import Policy, load_policy_class, policy_parameters
+from adaptive.errors import ConfigError, PolicyError
+from adaptive.policy import Policy, installed_policies, load_policy_class, make_policy, policy_parameters
+from adaptive.settings import suggestion
 
 _OPTION: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")
 _OF_POLICY: Final = "policy."
 
-Load = Callable[[str, Sequence[str]], TrainConfig]  # settings for a policy and a list of KEY=VALUE
+Load = Callable[[str, str, Mapping[str, str], Sequence[str]], TrainConfig]
+"""Settings for a label, its policy, the parameters in the label, and a list of KEY=VALUE."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,9 @@ def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender
     at one size of device tier only are given that size.
 
     Raises:
-        ConfigError: for an empty list, a policy that comes twice, or a parameter that none of them has.
-        AdaptiveError: from `load`, or if a policy cannot be loaded.
+        ConfigError: for an empty list, a policy that comes twice, or a parameter that a policy (of those in `sets`:
+            that none of them) has.
+        AdaptiveError: from `load`, or if a policy cannot be loaded or does not take its parameters.
     """
     labels = [label.strip() for label in policies.split(",") if label.strip()]
     if not labels:
@@ -46,17 +52,47 @@ def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender
     if twice:
         raise ConfigError(f"policies: {', '.join(twice)} more than once; give each once, or with other parameters")
     own = [text for text in sets if text.strip().startswith(_OF_POLICY)]
-    classes = {label: load_policy_class(_OPTION.split(label)[0]) for label in labels}
+    classes = {label: policy_class(_OPTION.split(label)[0]) for label in labels}
     _check_known(own, classes)
     others = [text for text in sets if text not in own]
     return [_contender(label, classes[label], own, others, load) for label in labels]
 
 
+def policy_class(spec: str) -> type[Policy]:
+    """`load_policy_class`, whose error says what may have been meant.
+
+    Raises:
+        PolicyError: see there.
+    """
+    try:
+        return load_policy_class(spec)
+    except PolicyError as error:
+        raise PolicyError(f"{error}{_hint(spec)}") from error
+
+
+def _hint(spec: str) -> str:
+    if ":" in spec:  # it was looked for in one place, which the error names
+        return ""
+    if spec.endswith(".py"):
+        return f"; which class of the file? {spec}:CLASS"
+    if "+" in spec:
+        return "; parameters are given as NAME+PARAMETER=VALUE"
+    if " " in spec:
+        return f"; several policies are separated by commas: {','.join(spec.split())}"
+    return suggestion(spec, installed_policies())
+
+
 def _contender(label: str, cls: type[Policy], own: Sequence[str], others: Sequence[str], load: Load) -> Contender:
-    spec, *options = _OPTION.split(label)
+    spec, *texts = _OPTION.split(label)
     known = policy_parameters(cls)
-    sets = [*others, *(text for text in own if _parameter(text) in known), *(_OF_POLICY + text for text in options)]
-    config = load(spec, sets)
+    options = {name: value for name, _, value in (text.partition("=") for text in texts)}
+    for name in options:
+        if name not in known:
+            has = f"it has: {', '.join(known) or 'none'}{suggestion(name, known)}"
+            raise ConfigError(f"policies: {label}: {spec} has no parameter {name}; {has}")
+    sets = [*others, *(text for text in own if _parameter(text) in known)]
+    config = load(label, spec, options, sets)
+    make_policy(cls, config.policy_options)  # values that do not go together, or are out of range
     if cls.device_rows is not None:
         config = config.model_copy(update={"tier": config.tier.model_copy(update={"device_rows": "auto"})})
     return Contender(label, config)

@@ -7,6 +7,7 @@ compared with its own control, which dropped as many at random: a rule that is w
 """
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -17,6 +18,7 @@ SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
 COUNTS: Final = ("bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps", "samples")
 FILES: Final = ("host_bytes_read", "host_bytes_written")  # of a host tier in files
+_POLICY: Final = re.compile(r" \(policy \w+\)")  # in an error that any policy may meet
 RATES: Final = ("hit_rate", "row_hit_rate")
 
 
@@ -46,7 +48,7 @@ def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> dict[str, Any]:
         "auc_of": next((outcome.summary["auc_of"] for outcome in outcomes if outcome.summary), None),
         "auc_budget": auc_budget,
         "confidence": CONFIDENCE,
-        "problems": [problem for one in policies for problem in one.pop("problems")],
+        "problems": [*_failures(outcomes), *(problem for one in policies for problem in one.pop("problems"))],
         "policies": policies,
     }
 
@@ -55,6 +57,11 @@ def _is_exact(mine: Sequence[Outcome]) -> bool:
     """At least one run came to its end, and none skipped anything or arranged its inputs."""
     finished = _finished(mine)
     return bool(finished) and not any(outcome.arranges or _skipped(outcome.summary) for outcome in finished)
+
+
+def _is_equal(pairs: Sequence[tuple[Outcome, Outcome]]) -> bool:
+    """A policy that may regroup or skip inputs did nothing of the kind."""
+    return all(mine.bits == control.bits and not _skipped(mine.summary) for mine, control in pairs)
 
 
 def _finished(mine: Sequence[Outcome]) -> list[Outcome]:
@@ -104,7 +111,7 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
         "reason": reason,
         "seeds": [outcome.seed for outcome in finished],
         "runs": [_run(outcome) for outcome in mine],
-        "problems": [*_failures(mine), *([f"{mine[0].policy}: {reason}"] if unequal else [])],
+        "problems": [f"{mine[0].policy}: {reason}"] if unequal else [],
     }
 
 
@@ -113,7 +120,7 @@ def _measured(finished: Sequence[Outcome]) -> dict[str, Any]:
     summaries = [outcome.summary for outcome in finished]
     shares = ["skipped_update_share", "deferred_update_share", "skipped_lookup_share"]
     shares += [name for summary in summaries for name in _shares(summary)]
-    files = FILES if any(summary.get(name) for summary in summaries for name in FILES) else ()
+    files = FILES if any(name in summary for summary in summaries for name in FILES) else ()
     stages = dict.fromkeys(stage for summary in summaries for stage in summary["time_ms"])
     return {
         **{name: _mean([summary[name] for summary in summaries]) for name in (*RATES, *COUNTS)},
@@ -131,8 +138,17 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, "error": error}
 
 
-def _failures(mine: Sequence[Outcome]) -> list[str]:
-    return [f"{o.policy}, seed {o.seed}: {type(o.error).__name__}: {o.error}" for o in mine if o.error is not None]
+def _failures(outcomes: Sequence[Outcome]) -> list[str]:
+    """A line for each cause, which is often the same for several runs."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for one in outcomes:
+        if one.error is not None:
+            cause = _POLICY.sub("", f"{type(one.error).__name__}: {one.error}")
+            found.setdefault(cause, {}).setdefault(one.policy, []).append(str(one.seed))
+    which = {
+        cause: [f"{policy}, seed {', '.join(seeds)}" for policy, seeds in runs.items()] for cause, runs in found.items()
+    }
+    return [f"{'; '.join(runs)}: {cause}" for cause, runs in which.items()]
 
 
 def _verdict(
@@ -154,7 +170,7 @@ def _verdict(
         )
     if pairs[0][0].policy == pairs[0][1].policy:
         return "within", "the control"
-    if _is_exact(mine):
+    if _is_exact(mine) or _is_equal(pairs):
         return "within", "equal to the control bit for bit"
     if not difference:
         return "undecided", "no AUC to compare: the labels are of one class"

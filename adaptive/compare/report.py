@@ -11,8 +11,8 @@ Row = list[str]
 
 NOTE = (
     "difference: AUC minus the control's, mean of the seeds and {confidence:.0%} interval (Student's t, paired by "
-    "seed); to device, to host: per step; ±: standard deviation over seeds; speed and times: median; skipped updates: "
-    "not written, dropped or deferred."
+    "seed); to device, to host{files}: per step; ±: standard deviation over seeds; speed and times: median; skipped "
+    "updates: not written, dropped or deferred."
 )
 RANDOM = (
     " Against random: AUC minus that of the line below, which drops as many inputs at random; a rule that does not "
@@ -21,30 +21,29 @@ RANDOM = (
 
 
 def comparison_text(result: Mapping[str, Any]) -> str:
-    """Two tables, a verdict for each policy, and what went wrong."""
-    return "\n".join(
-        [
-            *aligned(_quality_rows(result)),
-            "",
-            *aligned(_time_rows(result)),
-            "",
-            *_verdicts(result),
-            "",
-            _note(result),
-            *[f"problem: {problem}" for problem in result["problems"]],
-        ]
-    )
+    """Two tables, a verdict for each policy, and what went wrong; that alone if no run came to its end."""
+    problems = [f"problem: {problem}" for problem in result["problems"]]
+    if not _any_finished(result):
+        return "\n".join(["no run came to its end", *problems])
+    tables = [*aligned(_quality_rows(result)), "", *aligned(_time_rows(result))]
+    return "\n".join([*tables, "", *_verdicts(result), "", _note(result), *problems])
 
 
 def comparison_markdown(result: Mapping[str, Any]) -> str:
     """The same as Markdown."""
+    problems = [f"- problem: {problem}" for problem in result["problems"]]
+    if not _any_finished(result):
+        return "\n\n".join(["No run came to its end.", *problems]) + "\n"
     parts = [
         _markdown(_quality_rows(result)),
         _markdown(_time_rows(result)),
         "\n".join(f"- {v}" for v in _verdicts(result)),
     ]
-    problems = [f"- problem: {problem}" for problem in result["problems"]]
     return "\n\n".join([*parts, _note(result), *problems]) + "\n"
+
+
+def _any_finished(result: Mapping[str, Any]) -> bool:
+    return any(one["seeds"] for one in result["policies"])
 
 
 def comparison_csv(result: Mapping[str, Any]) -> str:
@@ -149,7 +148,12 @@ def _note(result: Mapping[str, Any]) -> str:
     which = f"AUC and log loss of the {result['auc_of']} samples, {seeds} seed{'s' if seeds > 1 else ''}; "
     alone = "" if seeds > 1 else " With one seed there are no intervals."
     random = RANDOM if _has_random(result["policies"]) else ""
-    return which + NOTE.format(confidence=result["confidence"]) + random + alone
+    files = (
+        ", from files, to files (-: rows used in place, not counted)"
+        if any("host_bytes_read" in one for one in result["policies"])
+        else ""
+    )
+    return which + NOTE.format(confidence=result["confidence"], files=files) + random + alone
 
 
 def _with_spread(mean: float | None, spread: float | None) -> str:

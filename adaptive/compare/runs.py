@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -23,7 +23,7 @@ from typing import Any, Final, TextIO
 from adaptive.checkpoint import MANIFEST
 from adaptive.compare.contenders import Contender
 from adaptive.config import TrainConfig
-from adaptive.errors import OutputError
+from adaptive.errors import InputError, OutputError
 from adaptive.files import write_atomic
 from adaptive.policy import load_policy_class
 from adaptive.runs import train_run
@@ -60,6 +60,19 @@ def train_all(
     stream: TextIO | None = None,
     told: Told | None = None,
 ) -> list[Outcome]:
+    """All outcomes of `trainings`."""
+    return list(trainings(contenders, seeds, directory, overwrite=overwrite, stream=stream, told=told))
+
+
+def trainings(
+    contenders: Sequence[Contender],
+    seeds: int,
+    directory: Path,
+    *,
+    overwrite: bool = False,
+    stream: TextIO | None = None,
+    told: Told | None = None,
+) -> Iterator[Outcome]:
     """Train every policy with every seed, seed by seed, and the controls; an error ends its own run only.
 
     Args:
@@ -69,8 +82,10 @@ def train_all(
         overwrite: replace the runs of an earlier comparison.
         stream: where the progress of a run is shown.
         told: called before each run.
+
+    Raises:
+        InputError: if the first run finds the data unusable: they are the same for all.
     """
-    outcomes = []
     tell = told or (lambda which: None)
     train = partial(_train, overwrite=overwrite, stream=stream)
     for number in range(seeds):
@@ -79,13 +94,14 @@ def train_all(
             seed, folder = f"seed {config.seed} ({number + 1} of {seeds})", directory / f"seed-{config.seed}"
             tell(f"{seed}, {contender.label} ({place + 1} of {len(contenders)})")
             outcome = train(contender, config, folder / _folder_name(place, contender.label))
-            outcomes.append(outcome)
+            if isinstance(outcome.error, InputError) and number == place == 0 and not contender.arranges:
+                raise outcome.error
+            yield outcome
             control = _control(contender, config, outcome)
             if control is not None:
                 tell(f"{seed}, {control.label}")
                 found = train(control, control.config, folder / _folder_name(place, CONTROL))
-                outcomes.append(replace(found, beside=contender.label))
-    return outcomes
+                yield replace(found, beside=contender.label)
 
 
 def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Contender | None:

@@ -83,6 +83,7 @@ class _Run:
         self.config, self.directory, self.dataset, self.parts = config, directory, dataset, parts
         self.recorder = Recorder(parts.embeddings, self._sinks(stream), log_every=config.log_every)
         self.trainer = Trainer(parts.embeddings, parts.model, parts.optimizer, recorder=self.recorder)
+        self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
 
     def train(self) -> dict[str, Any]:
         """Train, save, evaluate."""
@@ -111,12 +112,21 @@ class _Run:
             batches: Iterator[Batch] = islice(self.dataset.train(self.config.batch_size, epoch=epoch), left)
             if self.guard:
                 batches = self.guard.watch(batches)
-            steps = self.trainer.train(batches, depth=self.config.depth, stopped=lambda: self._after_step(stop))
+            steps = self._train_batches(batches, stop)
             left = None if left is None else max(left - steps, 0)
         if self.guard:
             self.guard.finish()
         if not self.recorder.steps:
             raise InputError(f"data {self.config.data}: no training samples")
+
+    def _train_batches(self, batches: Iterator[Batch], stop: StopRequest) -> int:
+        """Returns the steps taken. What crosses between rows and their files is counted here: saving and evaluating
+        read every row, whatever the policy, and would hide what it moves."""
+        before = self.parts.embeddings.host_io()
+        steps = self.trainer.train(batches, depth=self.config.depth, stopped=lambda: self._after_step(stop))
+        after = self.parts.embeddings.host_io()
+        self.file_bytes = {name: so_far + after[name] - before[name] for name, so_far in self.file_bytes.items()}
+        return steps
 
     def _make_guard(self) -> Guard | None:
         if self.config.guard is None:
@@ -163,6 +173,7 @@ class _Run:
             **run_summary(self.config.policy, self.recorder.totals, auc=auc, log_loss=log_loss),
             **quality,
             **(self.guard.summary() if self.guard else {}),
+            **self._file_traffic(),
             "skipped_input_share": policy.dropped_inputs / policy.seen_inputs if policy.dropped_inputs else 0.0,
             "device_rows": self.parts.embeddings.view.device_rows,
             "seed": self.config.seed,
@@ -170,6 +181,13 @@ class _Run:
             "out_of_range_ids": self.dataset.out_of_range(),
             "run_dir": str(self.directory.path),
         }
+
+    def _file_traffic(self) -> dict[str, int]:
+        """Nothing where no rows lie in files, nor where they are used in place and nobody sees what the system reads:
+        a number of 0 would be wrong."""
+        if self.config.tier.host == "memory" or self.parts.embeddings.policy.misses == "host":
+            return {}
+        return {f"host_{name}": size for name, size in self.file_bytes.items()}
 
     def _run_record(self) -> RunRecord:
         text = json.dumps(self.config.model_dump(mode="json"), indent=1)

@@ -86,6 +86,13 @@ def run_summary(policy: str, totals: RunTotals, *, auc: float | None, log_loss: 
     return {key: plain(value) for key, value in summary.items()}
 
 
+def _files(summary: Mapping[str, Any]) -> list[str]:
+    if "host_bytes_read" not in summary:
+        return []
+    read, written = (bytes_text(summary[f"host_bytes_{what}"]) for what in ("read", "written"))
+    return [f"files: {read} read, {written} written while training"]
+
+
 def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: Mapping[str, int] | None = None) -> str:
     """The same for people: a few lines of totals, then a line for each of the ten largest tables.
 
@@ -102,6 +109,7 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         f"{percent_text(summary['row_hit_rate'])} of each batch's rows",
         f"moved: {count_text(summary['fetched_rows'])} rows ({bytes_text(summary['bytes_h2d'])}) to the device, "
         f"{count_text(summary['written_back_rows'])} rows ({bytes_text(summary['bytes_d2h'])}) to the host",
+        *_files(summary),
         *_skipping(summary),
         *_guard(summary),
         "ms per step: " + ", ".join(f"{stage} {mean:.2f}" for stage, mean in totals.time_ms.items()),

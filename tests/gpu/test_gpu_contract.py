@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from contract import POLICIES, policy_id
 
-from adaptive import contract
 from adaptive.config import TierConfig
-from adaptive.contract import check_policy
+from adaptive.contract import check_policy, checks
 from adaptive.policy import Policy
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +22,7 @@ def test_every_policy_passes_on_the_gpu(
         used.append(device)
         return TierConfig(**{**settings, "device": device})
 
-    monkeypatch.setattr(contract, "TierConfig", tier)
+    monkeypatch.setattr(checks, "TierConfig", tier)
     cls, options = case
     assert [(r.check, r.reason) for r in check_policy(cls, options) if not r.passed] == []
     assert used, "the contract trains nothing"

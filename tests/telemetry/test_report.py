@@ -128,6 +128,9 @@ def test_skipping_is_said_when_it_happened():
 def test_dropped_inputs_are_said():
     totals = totals_of(interval(10, tables={"site": SITE, "user": USER}))
     summary = run_summary("random_drop", totals, auc=0.75, log_loss=0.4)
+    files = {"host_bytes_read": 2048, "host_bytes_written": 0}
+    assert "files:" not in summary_text(summary, totals)
+    assert "files: 2.0 KiB read, 0 B written while training\n" in summary_text({**summary, **files}, totals)
     assert "dropped:" not in summary_text(summary, totals)
     assert "dropped: 12.5 % of the inputs; compare" in summary_text({**summary, "skipped_input_share": 0.125}, totals)
 

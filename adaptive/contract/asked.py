@@ -1,0 +1,99 @@
+"""`Subject`: a policy under test, each of whose methods is waited for no longer than a run would wait."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from adaptive.batch import Batch
+from adaptive.policy import Policy, RowStats, TierView, make_policy
+from adaptive.tiers.policy_thread import Overdue, PolicyThread, overdue_text
+
+Answer = TypeVar("Answer")
+
+
+class BrokenError(Exception):
+    """A check that found the contract broken; the message says how."""
+
+
+class HungError(BrokenError):
+    """A method did not return. It is left behind in its thread, so there is nothing more to ask."""
+
+
+class Subject:
+    """Makes policies of one class and asks them, in a thread that ends with it.
+
+    Args:
+        cls: their class.
+        options: their parameters.
+        timeout: seconds that a method may take; 0: as long as it likes, without a thread.
+    """
+
+    def __init__(self, cls: type[Policy], options: Mapping[str, Any], timeout: float) -> None:
+        self.cls, self.options, self.timeout = cls, options, timeout
+        self._thread = PolicyThread(timeout) if timeout else None
+
+    def __enter__(self) -> "Subject":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._thread is not None:
+            self._thread.close()
+
+    def policy(self, options: Mapping[str, Any] | None = None) -> Policy:
+        """The bare policy, with its own parameters or other ones.
+
+        Raises:
+            PolicyError: if it does not take them.
+            HungError: see `ask`.
+        """
+        given = self.options if options is None else options
+        return self.ask("__init__", lambda: make_policy(self.cls, given))
+
+    def make(self) -> "Asked":
+        return Asked(self.policy(), self)
+
+    def ask(self, method: str, question: Callable[[], Answer], step: int = -1) -> Answer:
+        """The answer of a method; raises what it raises.
+
+        Raises:
+            HungError: if there is none in time.
+        """
+        if self._thread is None:
+            return question()
+        try:
+            return self._thread.ask(question)
+        except Overdue:
+            raise HungError(overdue_text(self.cls.__name__, method, step, self.timeout)) from None
+
+
+class Asked:
+    """A policy's methods, asked by a `Subject`; what they return is not checked."""
+
+    def __init__(self, policy: Policy, subject: Subject) -> None:
+        self._policy, self._subject = policy, subject
+
+    @property
+    def drops_inputs(self) -> bool:
+        return self._policy.drops_inputs
+
+    def score(self, rows: RowStats) -> Any:
+        return self._subject.ask("score", lambda: self._policy.score(rows), rows.step)
+
+    def saturated(self, rows: RowStats) -> Any:
+        return self._subject.ask("saturated", lambda: self._policy.saturated(rows), rows.step)
+
+    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
+        self._subject.ask("calibrate", lambda: self._policy.calibrate(sample, view))
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Any]:
+        """Lazily, each batch in its own time."""
+        end = object()
+        arranged = self._subject.ask("arrange", lambda: iter(self._policy.arrange(batches, view)))
+        while (found := self._subject.ask("arrange", lambda: next(arranged, end))) is not end:
+            yield found
+
+    def state_dict(self) -> Any:
+        return self._subject.ask("state_dict", self._policy.state_dict)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._subject.ask("load_state_dict", lambda: self._policy.load_state_dict(state))

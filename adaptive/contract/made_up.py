@@ -1,0 +1,96 @@
+"""What the checks of a policy are made with: rows, batches and tiers that need no training."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.policy import NEVER, RowStats
+
+TABLE_ROWS = (1000, 40, 7)  # one table per feature
+STARTS = np.array([0, 1000, 1040, 1047], np.int64)
+BATCH_SIZE = 16
+
+
+def made_up_stats(size: int, step: int = 700) -> RowStats:
+    """Made-up candidates: every special value occurs, and the arrays are read-only."""
+    random = np.random.default_rng(size + step)
+    last_access = random.integers(-1, step + 1, size)
+    next_access = np.where(random.random(size) < 0.5, NEVER, step + random.integers(1, 64, size))
+    rows = random.choice(STARTS[-1], size, replace=False)
+    drift = random.random(size, np.float32) ** 4
+    drift[random.random(size) < 0.3] = np.nan
+    stats = RowStats(
+        step=step,
+        rows=rows,
+        table=(np.searchsorted(STARTS, rows, "right") - 1).astype(np.int32),
+        accesses=np.where(last_access < 0, 0, random.integers(1, 100_000, size)),
+        last_access=last_access,
+        next_access=next_access,
+        update_norm=random.random(size, np.float32) * 100,
+        drift=drift,
+        drift_accesses=random.integers(0, 1000, size),
+        saturated=random.random(size) < 0.3,
+        resident=random.random(size) < 0.5,
+    )
+    for value in vars(stats).values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    return stats
+
+
+def a_sample() -> list[Batch]:
+    return list(made_up_batches(6))
+
+
+def made_up_batches(num: int | None) -> Iterator[Batch]:
+    """Batches of skewed ids, endlessly or `num` of them, the last one smaller; `dense` holds the sample's number."""
+    for number in count() if num is None else range(num):
+        num_samples = BATCH_SIZE - 5 if number + 1 == num else BATCH_SIZE
+        random = np.random.default_rng(number)
+        sizes = random.integers(0, 4, len(TABLE_ROWS) * num_samples)
+        skewed = random.random(sizes.sum()) ** 3
+        rows = np.repeat(np.repeat(np.array(TABLE_ROWS), num_samples), sizes)
+        batch = Batch(
+            dense=(number * BATCH_SIZE + np.arange(num_samples, dtype=np.float32))[:, None],
+            ids=(skewed * rows).astype(np.int64),
+            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]),
+            labels=(random.random(num_samples) < 0.25).astype(np.float32),
+        )
+        for array in (batch.dense, batch.ids, batch.offsets, batch.labels):
+            array.flags.writeable = False
+        yield batch
+
+
+def samples_of(batch: Batch) -> Iterator[tuple[int, tuple[object, ...]]]:
+    """Number and content of every sample."""
+    for sample in range(batch.num_samples):
+        bags = range(sample, batch.num_samples * batch.num_features, batch.num_samples)
+        ids = tuple(tuple(batch.ids[batch.offsets[bag] : batch.offsets[bag + 1]].tolist()) for bag in bags)
+        yield int(batch.dense[sample, 0]), (float(batch.labels[sample]), ids)
+
+
+@dataclass(frozen=True)
+class MadeUpView:
+    """Tiers in which every third row is resident and every tenth saturated."""
+
+    num_rows: int = int(STARTS[-1])
+    device_rows: int = int(STARTS[-1]) // 3
+    table_starts: NDArray[np.int64] = field(default_factory=STARTS.copy)
+    row_bytes: NDArray[np.int64] = field(default_factory=lambda: np.full(len(TABLE_ROWS), 16))
+
+    def rows(self, batch: Batch) -> NDArray[np.int64]:
+        bags = np.repeat(np.arange(len(batch.offsets) - 1), np.diff(batch.offsets))
+        return batch.ids + self.table_starts[bags // max(batch.num_samples, 1)]
+
+    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.equal(rows % 3, 0)
+
+    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.num_rows - rows
+
+    def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.equal(rows % 10, 0)

@@ -1,0 +1,98 @@
+"""What the runs of a simulation found, as `adaptive-train simulate --json` prints it."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from adaptive.counters import Counter
+from adaptive.simulate.machine import Machine, Traffic, step_ms
+from adaptive.simulate.run import Setup, SimulatedRun
+from adaptive.simulate.stream import Stream
+from adaptive.tiers.sizing import row_bytes
+
+SCHEMA: Final = 1
+_FOUND: Final = (
+    *("hit_rate", "row_hit_rate", "belady_hit_rate", "popular_input_share", "fetched_rows", "written_back_rows"),
+    *("bytes_h2d", "bytes_d2h", "lookups_per_s", "step_ms"),
+)
+
+
+def simulation_result(setup: Setup, streams: Sequence[Stream], machine: Machine) -> dict[str, Any]:
+    """Facts of the data, the described machine and every run."""
+    runs = [run for stream in streams for _, _, run in stream.runs]
+    planned = sum(int(run.tally[:, Counter.LOOKUPS].sum()) for run in runs)
+    seconds = sum(stream.seconds for stream in streams) + sum(run.seconds for run in runs)
+    size = row_bytes(setup.group, setup.optimizer)
+    return {
+        "schema": SCHEMA,
+        "lookups": streams[0].lookups,
+        "distinct_rows": streams[0].trace.num_uses,
+        "batches": streams[0].batches,
+        "rows": setup.group.num_rows,
+        "row_bytes": size,
+        "table_bytes": size * setup.group.num_rows,
+        "depth": setup.depth,
+        "lookups_per_s": planned / seconds if seconds else None,
+        "machine": {
+            "link_bytes_per_s": machine.link,
+            "device_bytes_per_s": machine.device,
+            "host_bytes_per_s": machine.host,
+            "dense_ms": machine.dense_ms,
+        },
+        "runs": [
+            _run_facts(setup, stream, label, size_text, run, machine)
+            for stream in streams
+            for label, size_text, run in stream.runs
+        ],
+    }
+
+
+def _run_facts(
+    setup: Setup, stream: Stream, label: str, size_text: str, run: SimulatedRun, machine: Machine
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "policy": label,
+        "size": size_text,
+        "device_rows": run.num_slots,
+        "device_share": run.num_slots / setup.group.num_rows,
+        "device_bytes": run.num_slots * row_bytes(setup.group, setup.optimizer),
+        "error": None if run.error is None else _without_policy(run),
+    }
+    if run.error is not None:
+        return facts | dict.fromkeys(_FOUND)
+    total = dict(zip(Counter, run.tally.sum(0).tolist(), strict=True))
+    lookups, rows = total[Counter.LOOKUPS], total[Counter.UNIQUE_ROWS]
+    return facts | {
+        "hit_rate": total[Counter.LOOKUP_HITS] / lookups if lookups else None,
+        "row_hit_rate": total[Counter.ROW_HITS] / rows if rows else None,
+        "belady_hit_rate": stream.trace.best_hit_rate(run.num_slots, bypass=not run.staged),
+        "popular_input_share": run.popular / run.samples if run.samples else None,
+        "fetched_rows": total[Counter.FETCHED],
+        "written_back_rows": total[Counter.WRITTEN_BACK],
+        "bytes_h2d": total[Counter.BYTES_H2D],
+        "bytes_d2h": total[Counter.BYTES_D2H],
+        "lookups_per_s": lookups / (run.seconds + stream.seconds),
+        "step_ms": step_ms(_traffic(setup, run), machine, staged=run.staged),
+    }
+
+
+def _without_policy(run: SimulatedRun) -> str:
+    """What stopped a run, in words that are the same for every policy that it would stop."""
+    return str(run.error).replace(f" (policy {type(run.policy).__name__})", "")
+
+
+def _traffic(setup: Setup, run: SimulatedRun) -> Traffic:
+    sums = dict(zip(Counter, np.asarray(run.tally.sum(0) / run.batches).tolist(), strict=True))
+    return Traffic(
+        lookups=sums[Counter.LOOKUPS],
+        lookup_hits=sums[Counter.LOOKUP_HITS],
+        rows=sums[Counter.UNIQUE_ROWS],
+        row_hits=sums[Counter.ROW_HITS],
+        vectors=run.samples * len(setup.group.features) / run.batches,
+        host_vectors=run.host_vectors / run.batches,
+        fetched=sums[Counter.FETCHED],
+        written_back=sums[Counter.WRITTEN_BACK],
+        value_bytes=4 * setup.group.embedding_dim,
+        row_bytes=row_bytes(setup.group, setup.optimizer),
+    )

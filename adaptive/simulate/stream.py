@@ -1,0 +1,79 @@
+"""`Stream`: runs that plan the same batches, in chunks, with the trace of those batches."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from adaptive.batch import Batch
+from adaptive.config import TrainConfig
+from adaptive.data.dataset import Dataset
+from adaptive.errors import InputError, PolicyError
+from adaptive.simulate.run import Setup, SimulatedRun, checked
+from adaptive.simulate.trace import Trace
+from adaptive.tiers.distinct import DistinctFinder
+
+CHUNK: Final = 32  # batches that one run plans before the next run does: its books stay in the processor's cache
+
+Told = Callable[[int], None]  # how many batches have been planned
+
+
+@dataclass
+class Stream:
+    """Runs that see the same batches, and the trace of those."""
+
+    runs: list[tuple[str, str, SimulatedRun]]  # policy and device size as written
+    setup: Setup
+    trace: Trace = field(init=False)
+    lookups: int = 0
+    batches: int = 0
+    seconds: float = 0.0  # spent on distinct rows and the trace
+
+    def __post_init__(self) -> None:
+        self.trace = Trace(self.setup.group.num_rows)
+        self._finder = DistinctFinder(self.setup.group)
+
+    def read(self, dataset: Dataset, config: TrainConfig, told: Told) -> None:
+        """Plan the batches that training with `config` would train."""
+        for epoch in range(config.epochs):
+            left = None if config.steps is None else config.steps - self.batches
+            if left == 0 or self.is_over:
+                break
+            self._read_epoch(islice(dataset.train(config.batch_size, epoch=epoch), left), told)
+            for _, _, run in self.runs:
+                run.end_epoch()
+        if not self.batches and not self.is_over:
+            raise InputError(f"data {config.data}: no training samples")
+
+    @property
+    def is_over(self) -> bool:
+        """No run can go on."""
+        return all(run.error for _, _, run in self.runs)
+
+    def _read_epoch(self, batches: Iterator[Batch], told: Told) -> None:
+        (_, _, first), size = self.runs[0], CHUNK
+        if first.arranges:  # it may ask where rows lie now, so it must not be ahead of the plan
+            batches, size = first.arranged(batches), 1
+        while not self.is_over:
+            try:
+                chunk = list(islice(batches, size))
+            except PolicyError as error:  # of `arrange`, so of the only run of this stream
+                first.error = error
+                break
+            if not chunk:
+                break
+            self._plan(chunk)
+            told(self.batches)
+
+    def _plan(self, chunk: Sequence[Batch]) -> None:
+        started = time.perf_counter()
+        found = [self._finder.find(checked(batch, self.setup.group)) for batch in chunk]
+        for distinct in found:
+            self.trace.add(distinct.rows)
+            self.lookups += len(distinct.inverse)
+        self.batches += len(chunk)
+        self.seconds += time.perf_counter() - started
+        for _, _, run in self.runs:
+            for batch, distinct in zip(chunk, found, strict=True):
+                run.add(batch, distinct)

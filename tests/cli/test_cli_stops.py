@@ -1,0 +1,134 @@
+"""What is stopped in the middle: a comparison tells what it has, a policy that hangs is named."""
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adaptive.cli.simulate
+import adaptive.compare.runs
+from adaptive.config import TrainConfig
+
+Cli = Callable[..., Any]
+
+HANGS = '''
+import threading
+from adaptive import Policy
+
+class Hangs(Policy):
+    """Waits until it is released."""
+
+    released = threading.Event()
+
+    def score(self, rows):
+        self.released.wait()
+        return rows.last_access
+'''
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
+    """Trainings that end at once; `stopped["lfu"] = error` is raised by seed 1 of that policy."""
+    errors: dict[str, BaseException] = {}
+
+    def train(config: TrainConfig, **more: Any) -> dict[str, Any]:
+        if config.seed == 1 and config.policy in errors:
+            raise errors[config.policy]
+        names = "hit_rate row_hit_rate bytes_h2d bytes_d2h fetched_rows written_back_rows skipped_update_share"
+        return {**dict.fromkeys(names.split(), 0), "auc": 0.7, "auc_of": "evaluation", "log_loss": 0.5, "steps": 1,
+                "samples": 8, "samples_per_s": 9.0, "time_ms": {"plan": 1.0}}  # fmt: skip
+
+    monkeypatch.setattr(adaptive.compare.runs, "train_run", train)
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(SystemExit(130), 130), (SystemExit(143), 143), (KeyboardInterrupt(), 130)]
+)
+def test_a_stopped_comparison_tells_and_keeps_what_is_done(
+    cli: Cli, stopped: dict[str, BaseException], error: BaseException, code: int
+) -> None:
+    stopped["lfu"] = error
+    words = ("compare", "--policies", "lru,lfu", "--seeds", "3", "--out", "out", "--csv", "a.csv", "--json")
+    result = cli(*words)
+    assert result.code == code
+    found = json.loads(result.out)
+    assert [(one["policy"], one["seeds"]) for one in found["policies"]] == [("lru", [0, 1]), ("lfu", [0])]
+    assert found["problems"] == ["stopped after 3 of 6 runs; the others are missing here"]
+    assert json.loads(Path("out/comparison.json").read_text()) == found
+    assert len(Path("a.csv").read_text().splitlines()) == 3
+    assert ("terminated" if code == 143 else "interrupted") in result.err
+
+
+def test_a_comparison_stopped_in_its_first_run_has_nothing_to_tell(cli: Cli, stopped: dict[str, BaseException]) -> None:
+    stopped["lru"] = SystemExit(130)
+    result = cli("compare", "--policies", "lru,lfu", "--seed", "1", "--out", "out")
+    assert (result.code, result.out) == (130, "")
+    assert not Path("out/comparison.json").exists()
+
+
+def test_mistakes_of_one_policy_are_told_before_anything_is_trained(
+    cli: Cli, stopped: dict[str, BaseException]
+) -> None:
+    for command, flag in (("compare", "--policies"), ("simulate", "--policy")):
+        for policies, code, text in [
+            ("lru,slipstream+threshold=-1", 9, "policy Slipstream: threshold=-1.0: needed at least 0"),
+            ("lru,lfu+half_life=x", 2, f"policy.half_life (flag {flag} lfu+half_life=x): found 'x'"),
+            ("lru+x=1,lfu", 2, "policies: lru+x=1: lru has no parameter x; it has: none"),
+            ("lru,lfy", 9, "did you mean lfu?"),
+        ]:
+            result = cli(command, flag, policies, *(("--out", "out") if command == "compare" else ()))
+            assert (result.code, result.out) == (code, "") and text in result.err, result.err
+    assert not Path("out").exists()
+
+
+@pytest.fixture
+def released() -> Iterator[None]:
+    """Whatever hangs in a file's class `Hangs` is let go in the end."""
+    yield
+    sys.modules["adaptive_policy_hangs"].Hangs.released.set()
+    for thread in threading.enumerate():
+        if thread.name == "adaptive-policy":
+            thread.join()
+
+
+@pytest.mark.usefixtures("released")
+def test_check_of_a_policy_that_hangs(cli: Cli) -> None:
+    Path("hangs.py").write_text(HANGS)
+    result = cli("policies", "check", "hangs.py:Hangs", "--set", "tier.policy_timeout_s=0.25")
+    assert result.code == 9
+    lines = result.out.splitlines()
+    assert lines[2].startswith("FAILED score gives one number per row") and "Hangs.score at batch 700" in lines[2]
+    assert "raise the limit: --set tier.policy_timeout_s=2.5 (0: none)" in lines[2]
+    assert len(lines) == 11 and all(line.startswith("-      ") and "not run: " in line for line in lines[3:])
+    assert "policy 'hangs.py:Hangs' fails 1 of 11 checks: score gives" in result.err
+    assert result.err.endswith("; 8 were not run\n")
+
+
+def test_check_takes_a_limit_and_names_what_is_none(cli: Cli) -> None:
+    assert cli("policies", "check", "lru", "--set", "tier.policy_timeout_s=0").code == 0
+    for text in ("-1", "soon", "nan"):
+        result = cli("policies", "check", "lru", "--set", f"tier.policy_timeout_s={text}")
+        assert result.code == 2 and "--set tier.policy_timeout_s: found" in result.err, result.err
+    found = json.loads(cli("policies", "check", "lru", "--json").out)["checks"]
+    assert {check["was_run"] for check in found} == {True}
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_policy_that_is_not_there(cli: Cli, command: str) -> None:
+    for spec, text in [("slipstreem", "did you mean slipstream?"), ("my.py", "which class of the file? my.py:CLASS")]:
+        result = cli("policies", command, spec)
+        assert (result.code, result.out) == (9, "") and text in result.err
+
+
+def test_simulate_tells_its_progress_and_runs_a_size_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive.cli.simulate, "SECONDS", 0)
+    words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=4000", "--batch-size", "100")
+    result = cli("simulate", *words, "--epochs", "2", "--policy", "lru", "--device-rows", "20%,100%,20%", "--json")
+    assert result.code == 0, result.err
+    assert [run["size"] for run in json.loads(result.out)["runs"]] == ["20%", "100%"]
+    assert result.err.splitlines() == [f"{n} batches planned" for n in (32, 40, 72, 80)]
