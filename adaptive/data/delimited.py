@@ -24,7 +24,9 @@ _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string":
 def open_csv(paths: str, options: DataOptions, *, run_dir: Path | None = None) -> Dataset:
     """The data set of `csv:PATH[,PATH...]`; see `adaptive.data.open.open_dataset`."""
     if options.schema_path is None:
-        raise ConfigError("csv: needs a schema that describes the columns; see examples/schemas and schema_path")
+        raise ConfigError(
+            "csv: needs a schema that describes the columns: --schema FILE (data.schema_path); see examples/schemas"
+        )
     schema = load_schema(options.schema_path)
     if isinstance(schema, UserItemsSchema):
         return open_pairs(paths, schema, options, run_dir=run_dir)
