@@ -12,6 +12,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import cast
 
 import numba
 import torch
@@ -137,8 +138,9 @@ def make_model(dim: int, *, bf16: bool = False, compiled: bool = False) -> DLRM:
     model = DLRM(config, num_dense=NUM_DENSE, num_features=NUM_FEATURES)
     if compiled:
         assert model.bottom is not None
-        model.bottom.compile()
-        model.top.compile()
+        # nn.Sequential.compile() leaves a Sequential as it is (torch 2.13)
+        model.bottom = cast(nn.Sequential, torch.compile(model.bottom))
+        model.top = cast(nn.Sequential, torch.compile(model.top))
     return model
 
 
