@@ -81,7 +81,8 @@ class TieredEmbeddingBag(nn.Module):
         self.defers = skip is not None and defers
         room = free_bytes(self.device)
         if room is not None and skip is not None:
-            room = max(0, room - watched_bytes(groups, skip, optimizer, referee.watches_saturation + defers))
+            kept = watched_bytes(groups, skip, optimizer, snapshots=referee.watches_saturation, sums=defers)
+            room = max(0, room - kept)
         sizes = choose_slots(groups, tier, optimizer, self.policy, room)
         lanes, self._sizes = build_lanes(groups, sizes, tier, optimizer, referee, mover)
         self._pipeline = Pipeline(lanes, referee, len(self.features), tier, skip, mover)
@@ -314,8 +315,8 @@ class TieredEmbeddingBag(nn.Module):
         return self._since.total.copy()
 
     def memory(self) -> dict[str, int]:
-        """Bytes: of both tiers if every row were written, of records and slots, of snapshots, and of the buffers that
-        rows and plans cross in, pinned and on the device; these grow with use."""
+        """Bytes: of both tiers if every row were written, of records and slots, of snapshots and deferred sums, and of
+        the buffers that rows and plans cross in, pinned and on the device; these grow with use."""
         names = (
             "host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots",
             "pinned_buffers", "device_buffers",

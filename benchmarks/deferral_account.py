@@ -46,6 +46,12 @@ class Account:
         host = self._lane.host
         return int(4 * (host.weights.shape[1] + host.state.shape[1]))
 
+    @property
+    def sum_bytes(self) -> int:
+        """Of the gradients of a row that wait, and of their squares where the optimizer needs them."""
+        width = self._lane.host.weights.shape[1]
+        return int(4 * (width + self._ours.bag._optimizer.squares_width(width)))
+
     def read(self) -> dict[str, float]:
         """A step's share of everything since `begin`: `visits` (distinct rows looked up), `not_written`, `leaving`,
         `written_back`, `bytes` to the host tier."""
@@ -99,8 +105,7 @@ class Differences:
         """Of one checkpoint: changed rows with their state, and those with the sums that wait."""
         saves = max(self._steps // every, 1)
         rows = self.rows[every] * (self._account.row_bytes + INDEX_BYTES) / saves
-        width = self._account._lane.host.weights.shape[1]
-        return rows, rows + self.sums[every] * (4 * width + INDEX_BYTES) / saves
+        return rows, rows + self.sums[every] * (self._account.sum_bytes + INDEX_BYTES) / saves
 
 
 class Watch:

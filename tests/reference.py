@@ -123,15 +123,46 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> Floats:
     return np.zeros(2 * dim + 1, f32)
 
 
-def update_row(optimizer: RowOptimizer, weights: Floats, state: Floats, gradient: Floats) -> np.float32:
-    """One step of one row, in place: weights (D,), state (S,), gradient (D,). Returns the L2 norm of the change."""
+def gradient_squares(optimizer: RowOptimizer, gradient: Floats) -> Floats:
+    """What the state of the Adagrad family grows by under a gradient (D,): (D,), or (1,) row-wise; (0,) for others."""
+    if isinstance(optimizer, Adagrad):
+        return gradient * gradient
+    if isinstance(optimizer, RowwiseAdagrad):
+        return np.array([square_sum(gradient) / f32(len(gradient))], f32)
+    return np.zeros(0, f32)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Gradients of one row that were put off: their sum (D,), and the sum of their squares."""
+
+    gradient: Floats
+    squares: Floats
+
+
+def put_off(optimizer: RowOptimizer, gradient: Floats, earlier: Waiting | None) -> Waiting:
+    """One more visit's gradient, or the first; with no others it is the very gradient, -0.0 included."""
+    squares = gradient_squares(optimizer, gradient)
+    if earlier is None:
+        return Waiting(gradient, squares)
+    return Waiting(earlier.gradient + gradient, earlier.squares + squares)
+
+
+def update_row(
+    optimizer: RowOptimizer, weights: Floats, state: Floats, gradient: Floats, squares: Floats | None = None
+) -> np.float32:
+    """One step of one row, in place: weights (D,), state (S,), gradient (D,). Returns the L2 norm of the change.
+
+    squares: those of the gradients of which `gradient` is the sum; None: its own.
+    """
+    grown_by = gradient_squares(optimizer, gradient) if squares is None else squares
     if isinstance(optimizer, SGD):
         delta: Floats = f32(optimizer.lr) * gradient
     elif isinstance(optimizer, Adagrad):
-        state += gradient * gradient
+        state += grown_by
         delta = f32(optimizer.lr) * gradient / (np.sqrt(state) + f32(optimizer.eps))
     elif isinstance(optimizer, RowwiseAdagrad):
-        state[0] += square_sum(gradient) / f32(len(gradient))
+        state += grown_by
         delta = f32(optimizer.lr) / (np.sqrt(state[0]) + f32(optimizer.eps)) * gradient
     else:
         assert isinstance(optimizer, Adam)

@@ -1,10 +1,13 @@
-"""Training with deferred updates: the account adds up, and neither placement nor look-ahead changes the numbers."""
+"""Training with deferred updates: it is what a slow twin says, and neither placement nor look-ahead changes a bit."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import reference
 import torch
+from helpers import table_states
+from reference import Floats
 
 from adaptive import (
     SGD,
@@ -25,10 +28,15 @@ from adaptive import (
 
 SKIP = SkipConfig(min_accesses=4, hot_rows="50%")
 NUM_ROWS, SAMPLES, BATCHES = 200, 16, 40
+TABLE = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
+
+
+AT_MOST = 5
+DEFERRAL = Deferral(every=2, at_most=AT_MOST, warmup=3)
 
 
 class Defer(Policy):
-    deferral = Deferral(every=2, at_most=5, warmup=3)
+    deferral = DEFERRAL
 
     def score(self, rows):
         return rows.last_access
@@ -58,8 +66,7 @@ def train(
     policy: type[Policy], optimizer: RowOptimizer, *, rows: str = "100%", depth: int = 0, device: str = "cpu"
 ) -> tuple[TieredEmbeddingBag, np.ndarray]:
     tier = TierConfig(device_rows=rows, device=device, poison=True)
-    table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
-    embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=optimizer, skip=SKIP)
+    embeddings = TieredEmbeddingBag([TABLE], tier, policy=policy, optimizer=optimizer, skip=SKIP)
     for planned in embeddings.look_ahead(batches(), depth=depth):
         error = embeddings(planned)["t"].sum(1) - planned.labels
         error.square().mean().backward()
@@ -67,7 +74,54 @@ def train(
     return embeddings, embeddings.table_weights("t")
 
 
+def train_slowly(optimizer: RowOptimizer) -> tuple[Floats, Floats]:
+    """(weights, state) of the same training, in one array, row by row; what waits at the end is applied.
+
+    Half of the rows are watched, those first that were first looked up `min_accesses` times. A gradient joins the sum
+    of its row until k = clamp(visits / every, 1, at_most) of them have come together.
+    """
+    weights, state = reference.initial_table(TABLE, seed=0), reference.initial_states(TABLE, optimizer)
+    accesses = np.zeros(NUM_ROWS, np.int64)
+    visits: dict[int, int] = {}
+    waiting: dict[int, tuple[int, reference.Waiting]] = {}
+    for number, batch in enumerate(batches()):
+        vectors = torch.tensor(weights[batch.ids], requires_grad=True)
+        (vectors.sum(1) - torch.from_numpy(batch.labels)).square().mean().backward()
+        gradients = np.asarray(vectors.grad)
+        for row in dict.fromkeys(batch.ids.tolist()):
+            gradient, count = reference.weighted_sum(gradients[batch.ids == row]), int((batch.ids == row).sum())
+            accesses[row] += count
+            if row in visits:
+                visits[row] += 1
+            elif accesses[row] >= SKIP.min_accesses and len(visits) < NUM_ROWS // 2:
+                visits[row] = accesses[row] // count  # at this batch's rate
+            k = min(visits.get(row, 0) // DEFERRAL.every, AT_MOST) if number >= DEFERRAL.warmup else 1
+            size, mine = waiting.pop(row, (0, None))
+            mine, size = reference.put_off(optimizer, gradient, mine), size + 1
+            if size < k:
+                waiting[row] = size, mine
+            else:
+                reference.update_row(optimizer, weights[row], state[row], mine.gradient, mine.squares)
+    assert len(waiting) > 5
+    for row, (_, mine) in waiting.items():
+        reference.update_row(optimizer, weights[row], state[row], mine.gradient, mine.squares)
+    return weights, state
+
+
 OPTIMIZERS = [SGD(lr=0.1), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize(
+    ("policy", "rows", "device"),
+    [(Defer, "60%", "cpu"), (DeferOnHost, "10%", "cpu"), (DeferOnHost, "10%", "cpu-torch")],
+)
+def test_training_equals_its_twin(policy: type[Policy], rows: str, device: str, optimizer: RowOptimizer) -> None:
+    """Weights as they are read, with what waits applied, and state as it is saved."""
+    embeddings, found = train(policy, optimizer, rows=rows, depth=2, device=device)
+    weights, state = train_slowly(optimizer)
+    np.testing.assert_array_equal(found, weights)
+    np.testing.assert_array_equal(table_states(embeddings)["t"], state)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
@@ -95,8 +149,7 @@ def test_deferring_at_most_one_visit_is_the_plain_run(optimizer: RowOptimizer) -
 
 
 def test_without_skip_settings_nothing_is_deferred() -> None:
-    table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
-    embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="100%"), policy=Defer, optimizer=SGD(lr=0.1))
+    embeddings = TieredEmbeddingBag([TABLE], TierConfig(device_rows="100%"), policy=Defer, optimizer=SGD(lr=0.1))
     for planned in embeddings.look_ahead(batches(), depth=1):
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
         embeddings.step()
@@ -138,3 +191,12 @@ def test_deferred_rows_stay_clean_and_are_counted() -> None:
     assert counts[Counter.SKIPPED_UPDATES] == deferred
     plain = train(Plain, Adagrad(lr=0.1), rows="40%", depth=2)[0].take_statistics().counts.sum(axis=0)
     assert counts[Counter.WRITTEN_BACK] <= plain[Counter.WRITTEN_BACK]
+
+
+@pytest.mark.parametrize(("device", "marks"), [("cpu", 0), ("cpu-torch", 1)])
+@pytest.mark.parametrize(("optimizer", "squares"), list(zip(OPTIMIZERS, (0, 5, 1, 0), strict=True)), ids=str)
+def test_bytes_of_sums_and_squares(optimizer: RowOptimizer, squares: int, device: str, marks: int) -> None:
+    """Of 100 watched rows, and on a torch device of the marks of those that wait."""
+    tier = TierConfig(device_rows="10%", device=device)
+    embeddings = TieredEmbeddingBag([TABLE], tier, policy=Defer, optimizer=optimizer, skip=SKIP)
+    assert embeddings._pipeline.lanes[0].device.num_bytes[2] == 100 * (4 * (5 + squares) + marks)

@@ -227,8 +227,12 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytes
             signal.raise_signal(signal.SIGINT)
 
     in_model(monkeypatch, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        train_run(toy_config(out=str(tmp_path)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in a shell's background ignore
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_run(toy_config(out=str(tmp_path)))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not (tmp_path / "weights").exists() and not (tmp_path / "lock").exists()
 
 

@@ -1,4 +1,4 @@
-"""What happens to rows on the CPU: pool, update, copy, initial values, drift.
+"""What happens to rows on the CPU: pool, update, copy, initial values.
 
 Letters: B bags, N look-ups, V output vectors, U rows to update, D width of a row, S width of its state.
 
@@ -51,21 +51,9 @@ def scale_row(out, row, scale: Scalar):
 
 
 @row_op
-def add_row(out, row):
-    """out[i] += rows[j]"""
-    return out + row
-
-
-@row_op
 def add_scaled_row(out, row, scale: Scalar):
     """out[i] += scale * rows[j]"""
     return out + scale * row
-
-
-@row_op
-def subtract_row(out, row):
-    """out[i] -= rows[j]"""
-    return out - row
 
 
 @kernel(inline=True)
@@ -167,11 +155,15 @@ def sgd_step(weights, delta, g, lr: Scalar):
     return weights - change, change
 
 
-@row_op
-def adagrad_step(weights, delta, state, g, lr: Scalar, eps: Scalar):
-    total = state + g * g
+def adagrad(weights, total, g, lr, eps):
+    """New weights, change and state; `total` is the new state. Called by the row operations of Adagrad."""
     change = lr * g / (square_root(total) + eps)
     return weights - change, change, total
+
+
+@row_op
+def adagrad_step(weights, delta, state, g, lr: Scalar, eps: Scalar):
+    return adagrad(weights, state + g * g, g, lr, eps)
 
 
 @row_op
@@ -186,19 +178,36 @@ def adam_step(
 
 
 @kernel(inline=True)
-def apply_update(weights, state, i, g, delta, kind, settings, corrections):
-    """Take one optimizer step of row i with gradient g (1, D); returns the L2 norm of the change.
+def mean_square(rows, i):
+    return square_sum(rows, i) / np.float32(rows.shape[1])
+
+
+@kernel(inline=True)
+def norm(delta):
+    """L2 norm of delta[0]."""
+    return np.float32(math.sqrt(square_sum(delta, 0)))
+
+
+@kernel(inline=True)
+def rowwise_adagrad_step(weights, state, i, g, j, mean, delta, settings):
+    """The state (1,) grows by `mean`."""
+    total = state[i, 0] + mean
+    state[i, 0] = total
+    sgd_step(weights, i, delta, 0, g, j, settings[LR] / (np.sqrt(total) + settings[EPS]))
+
+
+@kernel(inline=True)
+def apply_update(weights, state, i, g, j, delta, kind, settings, corrections):
+    """Take one optimizer step of row i with gradient g[j] (D,); returns the L2 norm of the change.
 
     delta (1, D) is scratch. A gradient of zero is an update too: Adam's moments decay.
     """
     if kind == SGD_:
-        sgd_step(weights, i, delta, 0, g, 0, settings[LR])
+        sgd_step(weights, i, delta, 0, g, j, settings[LR])
     elif kind == ADAGRAD:
-        adagrad_step(weights, i, delta, 0, state, i, g, 0, settings[LR], settings[EPS])
+        adagrad_step(weights, i, delta, 0, state, i, g, j, settings[LR], settings[EPS])
     elif kind == ROWWISE_ADAGRAD:
-        total = state[i, 0] + square_sum(g, 0) / np.float32(delta.shape[1])
-        state[i, 0] = total
-        sgd_step(weights, i, delta, 0, g, 0, settings[LR] / (np.sqrt(total) + settings[EPS]))
+        rowwise_adagrad_step(weights, state, i, g, j, mean_square(g, j), delta, settings)
     else:
         dim = delta.shape[1]
         one = np.float32(1.0)
@@ -207,10 +216,10 @@ def apply_update(weights, state, i, g, delta, kind, settings, corrections):
         state[i, 2 * dim] += one
         size = corrections[min(int(state[i, 2 * dim]), corrections.size) - 1]
         adam_step(
-            weights, i, delta, 0, state, i, state[:, dim:], i, g, 0, size, beta1, one - beta1, beta2, one - beta2,
+            weights, i, delta, 0, state, i, state[:, dim:], i, g, j, size, beta1, one - beta1, beta2, one - beta2,
             settings[EPS],
         )  # fmt: skip
-    return np.float32(math.sqrt(square_sum(delta, 0)))
+    return norm(delta)
 
 
 @kernel(noalias=True)
@@ -245,7 +254,7 @@ def update_tier(
                 prefetch_row(state, coming)
         start, stop = np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
         sum_gradients(g, 0, start, stop, vectors, scales, gradients)
-        norms[u] = apply_update(weights, state, np.uint64(location ^ flip), g, delta, kind, settings, corrections)
+        norms[u] = apply_update(weights, state, np.uint64(location ^ flip), g, 0, delta, kind, settings, corrections)
 
 
 @kernel()
@@ -376,85 +385,6 @@ def update(
 
 
 @kernel(noalias=True)
-def accumulate(first, last, entries, segments, vectors, scales, gradients, sums, pending, g):
-    """Add the gradients of the rows [first, last) to sums[entries[u]], or start these sums, and mark them pending.
-
-    entries (U,) int64, each once; gradients are summed as in `update`; sums (H, D) float32; pending (H,) bool; g (1, D)
-    is scratch.
-    """
-    ahead, last_row = np.uint64(AHEAD), np.uint64(last)
-    for u in range(np.uint64(first), last_row):
-        if u + ahead < last_row:
-            prefetch_row(sums, entries[u + ahead])
-        entry, start, stop = np.uint64(entries[u]), np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
-        sum_gradients(g, 0, start, stop, vectors, scales, gradients)
-        if pending[entry]:
-            add_row(sums, entry, g, 0)
-        else:
-            copy_row(sums, entry, g, 0)
-            pending[entry] = True
-
-
-@kernel(parallel=True)
-def defer(
-    entries,
-    segments,
-    vectors,
-    scales,
-    gradients,
-    sums,
-    pending,
-    due,
-    due_locations,
-    due_segments,
-    due_entries,
-    no_scales,
-    device_weights,
-    device_state,
-    host_weights,
-    host_state,
-    kind,
-    settings,
-    corrections,
-    norms,
-    scratch,
-):
-    """Add the gradients of rows to their sums, see `accumulate`, and update those that are due from the sums.
-
-    due (m,) int64 ascending: which of the U rows are due; their update is that of `update`, with one gradient each: a
-    row of `sums`. Due rows are updated by the thread that has just finished their sum.
-    """
-    num_chunks = scratch.shape[0]
-    dim = gradients.shape[1]
-    for chunk in numba.prange(num_chunks):
-        first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
-        g, delta = scratch[chunk, :1, :dim], scratch[chunk, 1:, :dim]
-        accumulate(first, last, entries, segments, vectors, scales, gradients, sums, pending, g)
-        first_due, last_due = np.searchsorted(due, first), np.searchsorted(due, last)
-        for i in range(first_due, last_due):
-            pending[due_entries[i]] = False
-        update_range(
-            first_due,
-            last_due,
-            due_locations,
-            due_segments,
-            due_entries,
-            no_scales,
-            sums,
-            device_weights,
-            device_state,
-            host_weights,
-            host_state,
-            kind,
-            settings,
-            corrections,
-            norms,
-            g,
-            delta,
-        )
-
-
-@kernel(noalias=True)
 def copy_rows(to_weights, to_state, to_rows, from_weights, from_state, from_rows):
     """Row from_rows[i] with its state becomes row to_rows[i]; both (n,) int64, targets distinct."""
     for i in range(to_rows.size):
@@ -494,58 +424,3 @@ def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, 
             to_weights[to_rows[i], d] = bound * unit
         for s in range(to_state.shape[1]):
             to_state[to_rows[i], s] = first_state
-
-
-@kernel(inline=True)
-def prefetch_located(location, device_weights, host_weights):
-    if location >= 0:
-        prefetch_row(device_weights, location)
-    else:
-        prefetch_row(host_weights, ~location)
-
-
-@kernel(noalias=True)
-def drift_range(first, last, locations, entries, known, device_weights, host_weights, snapshots, drifts, delta):
-    """The rows [first, last): see `drift`. delta (1, D) is this chunk's scratch."""
-    for i in range(first, last):
-        if i + AHEAD < last:
-            prefetch_located(locations[i + AHEAD], device_weights, host_weights)
-            prefetch_row(snapshots, entries[i + AHEAD])
-        if locations[i] >= 0:
-            copy_row(delta, 0, device_weights, locations[i])
-        else:
-            copy_row(delta, 0, host_weights, ~locations[i])
-        size = square_sum(delta, 0)
-        drifts[i] = np.float32(np.nan)
-        if known[i]:
-            subtract_row(delta, 0, snapshots, entries[i])
-            moved = square_sum(delta, 0)
-            drifts[i] = np.float32(0.0) if moved == 0 else np.float32(math.sqrt(moved / size))
-        if locations[i] >= 0:
-            copy_row(snapshots, entries[i], device_weights, locations[i])
-        else:
-            copy_row(snapshots, entries[i], host_weights, ~locations[i])
-
-
-@kernel(parallel=True)
-def drift(locations, entries, known, device_weights, host_weights, snapshots, drifts, scratch):
-    """drifts[i] = ||row - snapshot|| / ||row|| for rows that have a snapshot (NaN otherwise); then renew it.
-
-    locations (n,) int64; entries (n,) int32 rows of `snapshots` (H, D), each once; known (n,) bool; scratch
-    (chunks, >= D) float32. A row of zeros has drift inf, or 0 if its snapshot is zero too.
-    """
-    num_chunks = scratch.shape[0]
-    num_rows = locations.size
-    for chunk in numba.prange(num_chunks):
-        drift_range(
-            chunk * num_rows // num_chunks,
-            (chunk + 1) * num_rows // num_chunks,
-            locations,
-            entries,
-            known,
-            device_weights,
-            host_weights,
-            snapshots,
-            drifts,
-            scratch[chunk : chunk + 1, : snapshots.shape[1]],
-        )

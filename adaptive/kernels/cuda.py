@@ -51,20 +51,39 @@ def square_root(x: Tensor) -> Tensor:
     return x.double().sqrt().float()
 
 
-def steps(
-    kind: int, state: Tensor, gradients: Tensor, settings: list[float], corrections: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(changes to subtract (U, D), new state (U, S)) of one optimizer step; see `kernels.cpu.apply_update`."""
+def squares_of(gradients: Tensor, width: int) -> Tensor:
+    """(U, width) by how much a gradient makes the state grow: its squares under Adagrad, their mean if row-wise.
+
+    width: D, 1, or 0 for an optimizer that has no such state.
+    """
     dim = gradients.shape[1]
+    if width == 1:
+        # Numbers in divisions are tensors: torch would multiply by a reciprocal, which rounds differently.
+        return (square_sum(gradients) / _number(float(dim), gradients))[:, None]
+    assert width in (0, dim)
+    return gradients[:, :width] * gradients[:, :width]
+
+
+def steps(
+    kind: int,
+    state: Tensor,
+    gradients: Tensor,
+    settings: list[float],
+    corrections: Tensor,
+    squares: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(changes to subtract (U, D), new state (U, S)) of one optimizer step; see `kernels.cpu.apply_update`.
+
+    squares: (U, S) by how much Adagrad's state grows, where the gradients are sums of several; default the gradients'.
+    """
     lr, eps = settings[LR], settings[EPS]
     if kind == SGD_:
         return lr * gradients, state
+    if kind in (ADAGRAD, ROWWISE_ADAGRAD):
+        state = state + (squares_of(gradients, state.shape[1]) if squares is None else squares)
     if kind == ADAGRAD:
-        state = state + gradients * gradients
         return lr * gradients / (square_root(state) + eps), state
     if kind == ROWWISE_ADAGRAD:
-        # Numbers in divisions are tensors: torch would multiply by a reciprocal, which rounds differently.
-        state = state + (square_sum(gradients) / _number(float(dim), state))[:, None]
         return gradients * (torch.full_like(state, lr) / (square_root(state) + eps)), state
     return _adam(state, gradients, settings, corrections)
 
@@ -85,7 +104,7 @@ def _number(value: float, like: Tensor) -> Tensor:
 
 
 def drift(rows: Tensor, snapshots: Tensor, known: Tensor) -> Tensor:
-    """(n,) movement of rows since their snapshots, both (n, D), NaN where not known; see `kernels.cpu.drift`."""
+    """(n,) movement of rows since their snapshots, both (n, D), NaN where not known; see `kernels.drift.drift`."""
     moved = square_sum(rows - snapshots)
     drifts = torch.where(moved == 0, torch.zeros_like(moved), square_root(moved / square_sum(rows)))
     return torch.where(known, drifts, torch.full_like(drifts, torch.nan))

@@ -1,9 +1,9 @@
 """`DeferralBook`: which popular rows' gradients wait, and when their sum is due. Owned by the look-ahead thread.
 
 Decisions count visits, one for each batch that looks a row up, and follow from batch numbers alone; so they are equal
-for any look-ahead, any thread count and any placement. The sums themselves belong to the training thread
-(`adaptive.tiers.device`) and are keyed by the row's entry in the hot set: a row that leaves the device leaves its sum
-where it is, so demotion need not apply it, and stays clean if nothing was written.
+for any look-ahead, any thread count and any placement. The sums themselves, and the squares beside them, belong
+to the training thread (`adaptive.tiers.device`) and are keyed by the row's entry in the hot set: a row that leaves the
+device leaves its sum where it is, so demotion need not apply it, and stays clean if nothing was written.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Optimizers of rows: what state a row carries, and the numbers the update kernels need.
 
 Every optimizer is *lazy*: a row changes only in batches that look it up, and Adam's step count is the row's own.
-There is no weight decay. The formulas stand in `adaptive.kernels.cpu.apply_update` and, slowly, in
-`tests/reference.py`.
+There is no weight decay. The formulas stand in `adaptive.kernels.cpu.apply_update`, for sums of deferred gradients in
+`adaptive.kernels.deferred.apply_sum` and, slowly, in `tests/reference.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -25,6 +25,10 @@ class RowOptimizer(ABC):
     @abstractmethod
     def state_width(self, embedding_dim: int) -> int:
         """float32 values of state that travel with a row."""
+
+    def squares_width(self, embedding_dim: int) -> int:
+        """float32 values of squares that a deferred sum keeps beside it; see `adaptive.kernels.deferred`."""
+        return 0
 
     @abstractmethod
     def settings(self) -> NDArray[np.float32]:
@@ -67,6 +71,9 @@ class Adagrad(RowOptimizer):
     def state_width(self, embedding_dim: int) -> int:
         return embedding_dim
 
+    def squares_width(self, embedding_dim: int) -> int:
+        return embedding_dim
+
     def settings(self) -> NDArray[np.float32]:
         return _settings(self.lr, self.eps, first=self.initial_accumulator)
 
@@ -81,6 +88,9 @@ class RowwiseAdagrad(RowOptimizer):
     initial_accumulator: float = 0.0
 
     def state_width(self, embedding_dim: int) -> int:
+        return 1
+
+    def squares_width(self, embedding_dim: int) -> int:
         return 1
 
     def settings(self) -> NDArray[np.float32]:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.aligned import full_rows, update_scratch
-from adaptive.kernels import cpu
+from adaptive.kernels import cpu, drift
+from adaptive.kernels.deferred import defer, update_from_sums
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
@@ -98,7 +99,7 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
-        """Make room for the snapshots, or the sums of deferred gradients, of `capacity` rows."""
+        """Make room for the snapshots, or the sums of deferred gradients and their squares, of `capacity` rows."""
 
     @abstractmethod
     def forget_watched(self) -> None:
@@ -112,7 +113,7 @@ class DeviceTier(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> tuple[int, int, int]:
-        """Bytes of (weights, state, snapshots and sums)."""
+        """Bytes of (weights, state, snapshots and sums with their squares)."""
 
 
 class CpuDevice(DeviceTier):
@@ -122,9 +123,10 @@ class CpuDevice(DeviceTier):
         self.poison = poison
         self._host = host
         self._kind, self._settings, self._corrections = optimizer.kind, optimizer.settings(), optimizer.corrections()
+        width = host.weights.shape[1]
+        self._squares_width = optimizer.squares_width(width)
         self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
-        width = host.weights.shape[1]
         self._scratch = update_scratch(max(numba.get_num_threads(), 1), width)
         self._vectors = Reused()
 
@@ -167,19 +169,15 @@ class CpuDevice(DeviceTier):
         return out
 
     def update(self, grouping: Grouping, gradients: Tensor) -> Later:
-        norms = self._update(grouping, gradients.numpy(), self.weights, self.state)
-        return lambda: norms
-
-    def _update(self, grouping: Grouping, gradients: Floats, weights: Floats, state: Floats) -> Floats:
         norms = np.empty(len(grouping.rows), np.float32)
         cpu.update(
             grouping.locations,
             grouping.segments,
             grouping.vectors,
             grouping.scales,
-            gradients,
-            weights,
-            state,
+            gradients.numpy(),
+            self.weights,
+            self.state,
             self._host.weights,
             self._host.state,
             self._kind,
@@ -188,25 +186,23 @@ class CpuDevice(DeviceTier):
             norms,
             self._scratch,
         )
-        return norms
+        return lambda: norms
 
     def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
         grouping = deferred.grouping
-        due = one_each(deferred.due_rows, deferred.due_locations, deferred.due_entries)
-        norms = np.empty(len(due.rows), np.float32)
-        cpu.defer(
+        norms = np.empty(len(deferred.due_rows), np.float32)
+        defer(
             grouping.locations,
             grouping.segments,
             grouping.vectors,
             grouping.scales,
             gradients.numpy(),
             self._sums,
+            self._squares,
             self._pending,
             deferred.due_at,
-            due.locations,
-            due.segments,
-            due.vectors,
-            due.scales,
+            deferred.due_locations,
+            deferred.due_entries,
             self.weights,
             self.state,
             self._host.weights,
@@ -221,11 +217,24 @@ class CpuDevice(DeviceTier):
 
     def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
         waiting = waiting_rows(entries, self._pending)
-        self._update(one_each(waiting, waiting, entries[waiting]), self._sums, weights, state)
+        update_from_sums(
+            0,
+            waiting,
+            entries[waiting],
+            self._sums,
+            self._squares,
+            weights,
+            state,
+            self._kind,
+            self._settings,
+            self._corrections,
+            np.empty(len(waiting), np.float32),
+            self._scratch,
+        )
 
     def drift(self, snapshots: Snapshots) -> Later:
         drifts = np.empty(len(snapshots.entries), np.float32)
-        cpu.drift(
+        drift.drift(
             snapshots.locations,
             snapshots.entries,
             snapshots.known,
@@ -244,6 +253,7 @@ class CpuDevice(DeviceTier):
         width = self.weights.shape[1]
         self._snapshots = full_rows(capacity if snapshots else 0, width, np.nan)
         self._sums = full_rows(capacity if sums else 0, width, np.nan)
+        self._squares = full_rows(len(self._sums), self._squares_width, np.nan)
         self._pending = np.zeros(len(self._sums), np.bool_)
 
     def forget_watched(self) -> None:
@@ -252,15 +262,11 @@ class CpuDevice(DeviceTier):
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:
-        return self.weights.nbytes, self.state.nbytes, self._snapshots.nbytes + self._sums.nbytes
+        watched = self._snapshots.nbytes + self._sums.nbytes + self._squares.nbytes
+        return self.weights.nbytes, self.state.nbytes, watched
 
 
 def waiting_rows(entries: Int64s, pending: NDArray[np.bool_]) -> Int64s:
     """Positions of the rows whose gradient waits; entries (n,) or -1."""
     watched = np.flatnonzero(entries >= 0)
     return watched[pending[entries[watched]]]
-
-
-def one_each(rows: Int64s, locations: Int64s, vectors: Int64s) -> Grouping:
-    """The update of rows from one gradient each."""
-    return Grouping(rows, locations, np.arange(len(rows) + 1), vectors.astype(np.int32), np.zeros(0, np.float32))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adaptive.aligned import update_scratch
 from adaptive.kernels import cpu
+from adaptive.kernels.deferred import update_from_sums
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.plan import Grouping, Int64s, Pooling
@@ -59,10 +60,6 @@ class HostWork:
 
     def update(self, grouping: Grouping, gradients: Floats) -> Floats:
         """Update rows of the host from gradients (V, D); returns the L2 norm of each update (U,)."""
-        return self.step(grouping, gradients, self._host.weights, self._host.state)
-
-    def step(self, grouping: Grouping, gradients: Floats, weights: Floats, state: Floats) -> Floats:
-        """The same for rows ~location of any arrays."""
         norms = np.empty(len(grouping.rows), np.float32)
         cpu.update(
             grouping.locations,
@@ -71,6 +68,45 @@ class HostWork:
             grouping.scales,
             gradients,
             *self._no_rows,
+            self._host.weights,
+            self._host.state,
+            self._kind,
+            self._settings,
+            self._corrections,
+            norms,
+            self._scratch,
+        )
+        return norms
+
+    def update_from_sums(self, due: Grouping, sums: Floats, squares: Floats) -> Floats:
+        """Update rows of the host from sums (n, D) and their squares (n, S), one row of these each: `due.vectors`.
+
+        Returns the L2 norm of each update (U,).
+        """
+        entries = due.vectors.astype(np.int64)
+        return self._apply(-1, due.locations, entries, sums, squares, self._host.weights, self._host.state)
+
+    def settle(self, waiting: Int64s, sums: Floats, squares: Floats, weights: Floats, state: Floats) -> None:
+        """Apply sums (n, D) with their squares (n, S) to copies: to the rows `waiting` (n,) of weights and state."""
+        self._apply(0, waiting, np.arange(len(waiting)), sums, squares, weights, state)
+
+    def _apply(
+        self,
+        flip: int,
+        locations: Int64s,
+        entries: Int64s,
+        sums: Floats,
+        squares: Floats,
+        weights: Floats,
+        state: Floats,
+    ) -> Floats:
+        norms = np.empty(len(locations), np.float32)
+        update_from_sums(
+            flip,
+            locations,
+            entries,
+            sums,
+            squares,
             weights,
             state,
             self._kind,

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.tiers.device import one_each
 from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Int64s, Pooling, Snapshots, no_rows
 from adaptive.tiers.sent import (
     Bags,
@@ -137,8 +136,9 @@ def _cut_grouping(grouping: Grouping, num_vectors: int, packing: _Packing) -> Se
 
 
 def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentGrouping]:
-    """The update from sums that are due; the host gets those of its rows."""
-    due = one_each(deferred.due_rows, deferred.due_locations, deferred.due_entries)
+    """The update from sums that are due, one each; the host gets those of its rows."""
+    starts, entries = np.arange(len(deferred.due_rows) + 1), deferred.due_entries.astype(np.int32)
+    due = Grouping(deferred.due_rows, deferred.due_locations, starts, entries, np.zeros(0, np.float32))
     on_host = due.locations < 0
     here, there = _take_rows(due, ~on_host), _take_rows(due, on_host)
     segments = packing.add(here.locations, here.segments, here.vectors, here.scales)

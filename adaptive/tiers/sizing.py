@@ -162,9 +162,15 @@ def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
     return max(1, parse_size(skip.hot_rows, row_bytes=row_bytes(group, optimizer), num_rows=group.num_rows))
 
 
-def watched_bytes(groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer, arrays: int) -> int:
-    """Bytes on the device of so many arrays (snapshots, sums) of watched rows."""
-    return arrays * sum(4 * group.embedding_dim * hot_rows(group, skip, optimizer) for group in groups)
+def watched_bytes(
+    groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer, *, snapshots: bool, sums: bool
+) -> int:
+    """Bytes on the device of what is kept of watched rows: snapshots, sums of deferred gradients with their squares."""
+
+    def values(dim: int) -> int:
+        return snapshots * dim + sums * (dim + optimizer.squares_width(dim))
+
+    return sum(4 * values(group.embedding_dim) * hot_rows(group, skip, optimizer) for group in groups)
 
 
 def held_rows(sample: Sequence[Batch], depth: int) -> int:

@@ -11,6 +11,8 @@ rows with more than 32 look-ups in a batch are taken in fixed chunks, and only r
 agree. Nothing depends on timing: every sum has one order, and whatever is measured is used at a fixed age.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,15 +20,16 @@ from torch import Tensor
 
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.buffers import Bytes, added, counted
-from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, one_each
+from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.host_work import HostWork
 from adaptive.tiers.mover import Mover
 from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
 from adaptive.tiers.sent import Segments, SentDeferred, SentGrouping, SentPlan, SentPooling, SentSnapshots
 from adaptive.tiers.shipping import send_plan, send_pooling
-from adaptive.tiers.staging import Link, Parcel, take_rows
+from adaptive.tiers.staging import Brought, Link, Parcel, take_rows
 from adaptive.tiers.torch_rows import RowKernels
+from adaptive.tiers.torch_sums import TorchSums
 from adaptive.tiers.transfer import RowArrays, Transfer
 
 
@@ -53,6 +56,7 @@ class TorchDevice(DeviceTier):
         self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
         self._corrections = torch.from_numpy(optimizer.corrections()).to(mover.device)
         self._widths = host.weights.shape[1], host.state.shape[1]
+        self._squares_width = optimizer.squares_width(host.weights.shape[1])
         self._parcels: list[Parcel] = []
         self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
@@ -128,31 +132,37 @@ class TorchDevice(DeviceTier):
     def update(self, grouping: Grouping, gradients: Tensor) -> Later:
         """Rows on the host are updated when this returns, rows in slots when the device comes to it."""
         assert isinstance(grouping, SentGrouping)
-        there = grouping.there
-        coming = None
-        if len(there):
-            coming = self._link.bring_view(self._gradients(grouping.needed, gradients))
-        norms = self._update_slots(grouping.segments_here, gradients)
-        if coming is None:
+        return self._update(grouping, self._host_work.update, gradients)
+
+    def _update(
+        self, grouping: SentGrouping, there: Callable[..., Floats], gradients: Tensor, squares: Tensor | None = None
+    ) -> Later:
+        """`there` updates rows on the host: from the gradients that they need, and from those rows of squares."""
+        tables = (gradients,) if squares is None else (gradients, squares)
+        coming = [self._bring(grouping.needed, table) for table in tables if len(grouping.there)]
+        norms = self._update_slots(grouping.segments_here, gradients, squares)
+        if not coming:
             return norms
-        norms_there = self._host_work.update(grouping.on_host, coming.view())
-        coming.done()
+        norms_there = there(grouping.on_host, *(brought.view() for brought in coming))
+        for brought in coming:
+            brought.done()
 
         def all_norms() -> Floats:
             found = np.empty(len(grouping.rows), np.float32)
-            found[grouping.here], found[there] = norms(), norms_there
+            found[grouping.here], found[grouping.there] = norms(), norms_there
             return found
 
         return all_norms
 
-    def _gradients(self, needed: Tensor | None, gradients: Tensor) -> Tensor:
+    def _bring(self, needed: Tensor | None, table: Tensor) -> Brought:
+        """Rows `needed` of a table, or all of it, to the host."""
         if needed is None:
-            return gradients
-        found = self._mover.compute.empty((len(needed), self._widths[0]))
-        self._mover.compute.run(lambda: take_rows(gradients, needed, found))
-        return found
+            return self._link.bring_view(table)
+        found = self._mover.compute.empty((len(needed), table.shape[1]))
+        self._mover.compute.run(lambda: take_rows(table, needed, found))
+        return self._link.bring_view(found)
 
-    def _update_slots(self, segments: Segments, gradients: Tensor) -> Later:
+    def _update_slots(self, segments: Segments, gradients: Tensor, squares: Tensor | None) -> Later:
         norms = self._mover.compute.empty(len(segments.locations))
         if len(segments.locations):
             self._mover.compute.run(
@@ -170,6 +180,7 @@ class TorchDevice(DeviceTier):
                     self._settings,
                     self._corrections,
                     norms,
+                    squares=squares,
                     exact=self._exact,
                 )
             )
@@ -177,23 +188,9 @@ class TorchDevice(DeviceTier):
 
     def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
         assert isinstance(deferred, SentDeferred)
-        segments, due = deferred.segments_sent, deferred.due_sent
-
-        def add() -> None:
-            self._kernels.accumulate(
-                segments.locations,
-                segments.starts,
-                segments.vectors,
-                segments.scales,
-                gradients,
-                self._sums,
-                self._pending,
-                exact=self._exact,
-            )
-            self._pending.index_fill_(0, due, False)
-
-        self._mover.compute.run(add)
-        return self.update(deferred.due, self._sums)
+        sums = self._sums
+        self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels, exact=self._exact))
+        return self._update(deferred.due, self._host_work.update_from_sums, sums.sums, sums.squares)
 
     def drift(self, snapshots: Snapshots) -> Later:
         assert isinstance(snapshots, SentSnapshots)
@@ -211,10 +208,7 @@ class TorchDevice(DeviceTier):
     # --- reading: waits ------------------------------------------------------------------------------------------
 
     def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
-        watched = np.flatnonzero(entries >= 0)
-        waiting = watched[self._link.read(self._pending[:, None], entries[watched])[:, 0] > 0]
-        sums = self._link.read(self._sums, entries[waiting])
-        self._host_work.step(one_each(waiting, ~waiting, np.arange(len(waiting))), sums, weights, state)
+        self._host_work.settle(*self._sums.read(entries, self._link), weights, state)
 
     def read(self, slots: Int64s) -> tuple[Floats, Floats]:
         return self._link.read(self.slots.weights, slots), self._link.read(self.slots.state, slots)
@@ -224,16 +218,15 @@ class TorchDevice(DeviceTier):
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
         width, device = self._widths[0], self._mover.device
         self._snapshots = torch.full((capacity if snapshots else 0, width), torch.nan, device=device)
-        self._sums = torch.full((capacity if sums else 0, width), torch.nan, device=device)
-        self._pending = torch.zeros(len(self._sums), dtype=torch.bool, device=device)
+        self._sums = TorchSums(capacity if sums else 0, width, self._squares_width, device)
 
     def forget_watched(self) -> None:
         self._snapshots.fill_(torch.nan)
-        self._pending.fill_(False)
+        self._sums.forget()
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:
-        watched = self._snapshots.nbytes + self._sums.nbytes + self._pending.nbytes
+        watched = self._snapshots.nbytes + self._sums.num_bytes
         return self.slots.weights.nbytes, self.slots.state.nbytes, watched
 
     @property

@@ -82,11 +82,19 @@ def update(
     corrections: Tensor,
     norms: Tensor,
     *,
+    squares: Tensor | None = None,
     exact: bool = True,
 ) -> None:
-    """Take one optimizer step of the rows in `slots`; norms (U,) receives the L2 norms of the changes. Always exact."""
-    summed = cuda.sum_gradients(gradients, vectors.long(), segments, scales)
-    delta, after = cuda.steps(kind, state[slots], summed, settings, corrections)
+    """Take one optimizer step of the rows in `slots`; norms (U,) receives the L2 norms of the changes. Always exact.
+
+    squares: if given, `gradients` are sums, one for each row, and Adagrad's states grow by these squares.
+    """
+    places = vectors.long()
+    if squares is None:
+        summed, grown = cuda.sum_gradients(gradients, places, segments, scales), None
+    else:
+        summed, grown = gradients.index_select(0, places), squares.index_select(0, places)
+    delta, after = cuda.steps(kind, state[slots], summed, settings, corrections, grown)
     weights.index_copy_(0, slots, weights[slots] - delta)
     state.index_copy_(0, slots, after)
     norms.copy_(cuda.square_root(cuda.square_sum(delta)))
@@ -99,13 +107,19 @@ def accumulate(
     scales: Tensor,
     gradients: Tensor,
     sums: Tensor,
+    squares: Tensor,
     pending: Tensor,
     *,
     exact: bool = True,
 ) -> None:
-    """Add each row's gradient to sums[entries[u]], or start that sum; mark it pending. Always exact."""
+    """Add each row's gradient to sums[entries[u]], or start that sum; mark it pending. Always exact.
+
+    What the gradient would add to Adagrad's state goes to squares[entries[u]] likewise.
+    """
     summed = cuda.sum_gradients(gradients, vectors.long(), segments, scales)
-    sums.index_copy_(0, entries, torch.where(pending[entries][:, None], sums[entries] + summed, summed))
+    going_on = pending[entries][:, None]
+    for table, added in ((sums, summed), (squares, cuda.squares_of(summed, squares.shape[1]))):
+        table.index_copy_(0, entries, torch.where(going_on, table[entries] + added, added))
     pending.index_fill_(0, entries, True)
 
 

@@ -97,22 +97,21 @@ def test_the_account_of_a_step(line: Line) -> None:
     assert found["leaving"] == found["written_back"] == found["bytes"] == 0
     assert found["not_written"] == found["visits"] - np.mean(rows) > 0
     assert account.row_bytes == 4 * (4 + 1)
+    assert account.sum_bytes == 4 * (4 + 1)  # row-wise Adagrad: the gradients, and the mean of their squares
 
 
 def test_differences_by_hand() -> None:
-    """Row 2's gradient waits in step 1 and is applied in step 2, rows of 12 bytes, sums of 8, numbers of 8."""
+    """Row 2's gradient waits in step 1 and is applied in step 2, rows of 12 bytes, sums of 12, numbers of 8."""
     hot, book = SimpleNamespace(rows=np.array([5, 2])), SimpleNamespace(waiting=np.array([0, 1], np.uint8))
-    lane = SimpleNamespace(
-        host=SimpleNamespace(weights=np.zeros((6, 2))), planner=SimpleNamespace(hot=hot, deferral=book)
-    )
+    lane = SimpleNamespace(planner=SimpleNamespace(hot=hot, deferral=book))
     written = iter([np.array([0, 1]), np.array([0, 2])])
-    account: Any = SimpleNamespace(_lane=lane, row_bytes=12, see=lambda planned: next(written))
+    account: Any = SimpleNamespace(_lane=lane, row_bytes=12, sum_bytes=12, see=lambda planned: next(written))
     differences = Differences(account, (1, 2), 6)
     planned: Any = SimpleNamespace(works=[SimpleNamespace(plan=SimpleNamespace(deferred=grouping([2])))])
     differences.see(planned)
     book.waiting[:] = 0
     differences.see(planned)
-    assert differences.bytes(1) == ((2 + 2) * 20 / 2, (2 + 2) * 20 / 2 + 16 / 2)
+    assert differences.bytes(1) == ((2 + 2) * 20 / 2, (2 + 2) * 20 / 2 + 20 / 2)
     assert differences.bytes(2) == (3 * 20, 3 * 20)
 
 

@@ -72,10 +72,12 @@ def kernels(width: int) -> Iterator[tuple[Any, dict[str, Any], str]]:
     yield pool_kernel, shape | {"HOST": True, "SCALED": True}, "bf16"
     for kind, state in ((cpu.SGD_, 0), (cpu.ADAGRAD, width), (cpu.ROWWISE_ADAGRAD, 1), (cpu.ADAM, 2 * width + 1)):
         more = {"KIND": kind, "STATE": state, "HOST": kind == cpu.ADAM, "SCALED": True, "CHUNKED": True}
-        yield update_kernel, shape | more, "fp16" if kind == cpu.SGD_ else "fp32"
+        for summed in (False, True) if kind in (cpu.ADAGRAD, cpu.ROWWISE_ADAGRAD) else (False,):
+            yield update_kernel, shape | more | {"SUMMED": summed}, "fp16" if kind == cpu.SGD_ else "fp32"
     for size, bits in ((32, 5), (1024, 10)):
         yield chunk_kernel, shape | {"SCALED": True, "SIZE": size, "BITS": bits}, "fp32"
-    yield accumulate_kernel, shape | {"SCALED": True, "CHUNKED": True}, "fp32"
+    for squares in sorted({0, 1, width}):
+        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": True, "CHUNKED": True}, "fp32"
     yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": True}, "fp32"
     yield copy_kernel, shape, "fp32"
     yield initial_kernel, shape, "fp32"

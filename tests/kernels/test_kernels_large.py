@@ -11,7 +11,9 @@ from variants import both
 
 from adaptive.config import TableConfig
 from adaptive.kernels import cpu, planning
-from adaptive.rows.optim import SGD
+from adaptive.kernels.deferred import accumulate, apply_sums
+from adaptive.kernels.drift import drift
+from adaptive.rows.optim import SGD, Adagrad
 from adaptive.rows.tracker import Tracker
 from adaptive.tiers.layout import make_groups
 
@@ -25,6 +27,10 @@ assert LAST * DIM > 2**31
 @pytest.fixture(scope="module")
 def huge() -> NDArray[np.float32]:
     """(NUM, 17) float32, 9 GB of address space."""
+    return much_memory()
+
+
+def much_memory() -> NDArray[np.float32]:
     try:
         return np.empty((NUM, DIM), np.float32)
     except MemoryError:
@@ -65,9 +71,7 @@ def test_rows_are_copied_initialised_and_measured_at_the_far_end(huge: NDArray[n
     cpu.copy_rows(huge, none, far, 2 * small, small_state, near)
     np.testing.assert_array_equal(huge[far], 2 * expected)
     drifts = np.empty(2, np.float32)
-    cpu.drift(
-        far, near.astype(np.int32), np.ones(2, np.bool_), huge, huge, small, drifts, np.empty((1, DIM), np.float32)
-    )
+    drift(far, near.astype(np.int32), np.ones(2, np.bool_), huge, huge, small, drifts, np.empty((1, DIM), np.float32))
     np.testing.assert_array_equal(drifts, 0.5)
 
 
@@ -80,11 +84,26 @@ def test_snapshot_of_a_row_that_lies_beyond_2_31_values(huge: NDArray[np.float32
     np.testing.assert_array_equal(out, 6)
     drifts = np.empty(1, np.float32)
     entries, known = np.array([LAST], np.int32), np.ones(1, np.bool_)
-    cpu.drift(np.zeros(1, np.int64), entries, known, out, out, huge, drifts, np.empty((1, DIM), np.float32))
+    drift(np.zeros(1, np.int64), entries, known, out, out, huge, drifts, np.empty((1, DIM), np.float32))
     np.testing.assert_allclose(drifts, 4 / 6)
     np.testing.assert_array_equal(huge[LAST], 6)
     cpu.pool(huge, entries, np.array([0, 1]), np.array([0]), np.zeros(0, np.float32), out, out, 1)
     np.testing.assert_array_equal(huge[LAST], 6)
+
+
+def test_sums_and_squares_beyond_2_31_values(huge: NDArray[np.float32]) -> None:
+    """A gradient of 3s waits in the last entry and is applied: 1 - 4 * 3 / sqrt(7 + 9)."""
+    weights, state, squares = np.ones((1, DIM), np.float32), np.full((1, DIM), 7, np.float32), much_memory()
+    entry, pending, optimizer = np.array([LAST]), np.zeros(NUM, np.bool_), Adagrad(4.0, eps=0.0)
+    gradients, scratch = np.full((1, DIM), 3, np.float32), np.empty((1, DIM), np.float32)
+    one = np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), gradients
+    accumulate(0, 1, entry, *one, huge, squares, pending, scratch)
+    np.testing.assert_array_equal(squares[LAST], 9)
+    apply_sums(
+        0, 1, 0, np.zeros(1, np.int64), entry, huge, squares, weights, state,
+        optimizer.kind, optimizer.settings(), optimizer.corrections(), np.empty(1, np.float32), scratch,
+    )  # fmt: skip
+    np.testing.assert_array_equal(weights, -2)
 
 
 @both

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from variants import both
 
-from adaptive.kernels import cpu, row_sums
+from adaptive.kernels import cpu, deferred, row_sums
+from adaptive.kernels.drift import drift
 from adaptive.kernels.prefetch import prefetch_item, prefetch_row
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -45,7 +46,8 @@ def test_operations_on_one_row(choose: Choose, dim: int) -> None:
     rows, start, scale = random_rows(rng, 3, dim), random_rows(rng, 2, dim), np.float32(1.7)
     operations: dict[Any, tuple[Any, ...]] = {
         cpu.copy_row: (rows[2],),
-        cpu.add_row: (start[1] + rows[2],),
+        deferred.add_row: (start[1] + rows[2],),
+        deferred.add_square_row: (start[1] + rows[2] * rows[2],),
         cpu.scale_row: (scale * rows[2], scale),
         cpu.add_scaled_row: (start[1] + scale * rows[2], scale),
     }
@@ -238,7 +240,7 @@ def test_copy_rows_equals_indexing(choose: Choose, dim: int, width: int) -> None
 def measure_drift(choose: Choose, locations: Any, entries: Any, known: Any, *arrays: Floats) -> Floats:
     drifts = np.zeros(len(locations), np.float32)
     delta = np.empty((1, arrays[0].shape[1]), np.float32)
-    choose(cpu.drift)(locations, entries, known, *arrays, drifts, delta)
+    choose(drift)(locations, entries, known, *arrays, drifts, delta)
     return drifts
 
 

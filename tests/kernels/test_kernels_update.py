@@ -207,7 +207,7 @@ def test_apply_update_equals_its_twin(choose: Choose, optimizer: RowOptimizer, d
     for _ in range(20):
         gradient, delta = rng.normal(size=(1, dim)).astype(np.float32), np.empty((1, dim), np.float32)
         norm = choose(cpu.apply_update)(
-            rows.host, rows.host_state, 2, gradient, delta,
+            rows.host, rows.host_state, 2, gradient, 0, delta,
             optimizer.kind, optimizer.settings(), optimizer.corrections(),
         )  # fmt: skip
         assert norm == reference.update_row(optimizer, twin.host[2], twin.host_state[2], gradient[0])

@@ -10,7 +10,7 @@ import triton_setup
 from torch import Tensor
 from triton_setup import DEVICE, INTERPRETED, OPTIMIZERS, assert_same_bits, needs_gpu, random_rows, ready, settings_of
 
-from adaptive.kernels import cpu
+from adaptive.kernels import cpu, deferred
 from adaptive.rows.optim import SGD, RowOptimizer
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -66,6 +66,43 @@ class Case:
             )
         return [tensor.cpu().numpy() for tensor in (*tensors[:4], norms)]
 
+    def visits(self, num: int) -> list[Any]:
+        """(entries, segments, vectors, scales) of two visits of sums (num, D); the first `num` rows are the case's."""
+        rng, (segments, vectors, scales, _) = np.random.default_rng(0), self.grouping
+        half, stop = num // 2, segments[num // 2]
+        return [(rng.permutation(num)[:half], segments[: half + 1], vectors[:stop], scales[:stop]) for _ in range(2)]
+
+    def empty_sums(self, num: int) -> list[Any]:
+        """[sums, squares, pending]"""
+        widths = self.dim, self.optimizer.squares_width(self.dim)
+        return [*(np.zeros((num, width), np.float32) for width in widths), np.zeros(num, np.bool_)]
+
+    def defer(self, num: int) -> list[Any]:
+        """[weights, state, host weights, host state, norms, sums, squares] after the visits and one update."""
+        device, device_state, host, host_state = (array.copy() for array in self.rows)
+        rows = [*on_device(device, device_state), pinned(host), pinned(host_state)]
+        sums, squares, pending = on_device(*self.empty_sums(num))
+        (gradients,), where = on_device(self.grouping[3]), on_device(self.locations[:num])
+        due = on_device(np.arange(num + 1), np.arange(num, dtype=np.int32), np.zeros(0, np.float32))
+        corrections, norms = on_device(self.optimizer.corrections(), np.empty(num, np.float32))
+        numbers = self.optimizer.kind, settings_of(self.optimizer), corrections, norms
+        with ready():
+            for visit in self.visits(num):
+                triton_setup.accumulate(*on_device(*visit), gradients, sums, squares, pending)
+            triton_setup.update(*rows, *where, *due, sums, *numbers, squares=squares)
+        return [tensor.cpu().numpy() for tensor in (*rows, norms, sums, squares)]
+
+    def defer_by_twin(self, num: int) -> list[Any]:
+        rows, norms = [array.copy() for array in self.rows], np.empty(num, np.float32)
+        (sums, squares, pending), g = self.empty_sums(num), np.empty((1, self.dim), np.float32)
+        for visit in self.visits(num):
+            deferred.accumulate(0, num // 2, *visit, self.grouping[3], sums, squares, pending, g)
+        optimizer = self.optimizer
+        numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, g
+        for flip, tier in ((0, rows[:2]), (-1, rows[2:])):
+            deferred.apply_sums(0, num, flip, self.locations[:num], np.arange(num), sums, squares, *tier, *numbers)
+        return [*rows, norms, sums, squares]
+
     def update_by_twin(self) -> list[Any]:
         rows, norms = [array.copy() for array in self.rows], np.empty(len(self.locations), np.float32)
         optimizer, scratch = self.optimizer, np.empty((1, 2, self.dim), np.float32)
@@ -83,6 +120,17 @@ def test_updates_have_the_bits_of_the_cpu_every_time(optimizer: RowOptimizer, di
     expected = case.update_by_twin()
     for _ in range(3):
         for found, wanted in zip(case.update(exact=True), expected, strict=True):
+            assert_same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("dim", [16, 100, 300])
+def test_deferred_sums_have_the_bits_of_the_cpu_every_time(optimizer: RowOptimizer, dim: int) -> None:
+    """Two visits of half the entries each, drawn anew; then every entry's sum is applied, to rows of both tiers."""
+    case, num = Case(optimizer, dim), NUM_SLOTS // 2
+    expected = case.defer_by_twin(num)
+    for _ in range(3):
+        for found, wanted in zip(case.defer(num), expected, strict=True):
             assert_same_bits(found, wanted)
 
 
@@ -126,7 +174,14 @@ def test_nothing_waits_for_the_gpu() -> None:
             weights, state, host, host_state, slots, starts, slots, none, out, 1, [0.1] * 5, none, out[:, 0].clone(),
             exact=False,
         )  # fmt: skip
-        triton_setup.accumulate(slots, starts, slots, none, out, weights, flags, exact=False)
+        for squares in (out[:, :0].clone(), out[:, :1].clone(), out.clone()):
+            triton_setup.accumulate(slots, starts, slots, none, out, weights, squares, flags, exact=False)
+        for kind, width in ((1, 4), (2, 1)):
+            squares, accumulators = (torch.zeros(8, width, device=DEVICE) for _ in range(2))
+            triton_setup.update(
+                weights, accumulators, None, None, slots, starts, slots, none, out, kind, [0.1] * 5, none,
+                out[:, 0].clone(), squares=squares,
+            )  # fmt: skip
         triton_setup.drift(slots, slots, flags, weights, host, out, state[:, 0].clone())
         triton_setup.initial_rows(weights, state, slots, slots, starts[:2], starts[:1], out[0, :1], 0.5)
         triton_setup.write_back(weights, state, slots, host, host_state, slots)

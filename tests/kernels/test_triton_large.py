@@ -76,11 +76,29 @@ def test_update_steps_the_last_row_and_its_state(huge: Tensor) -> None:
 def test_gradients_lie_beyond_2_31_values(huge: Tensor) -> None:
     last(huge)[:] = row(5)[0]
     vectors = on_device(*[LAST] * 40, kind=torch.int32)
-    sums, pending = torch.zeros(1, DIM, device=DEVICE), torch.zeros(1, dtype=torch.bool, device=DEVICE)
+    (sums, squares), pending = torch.zeros(2, 1, DIM, device=DEVICE), torch.zeros(1, dtype=torch.bool, device=DEVICE)
+    tail = NONE, huge, sums, squares, pending
     for exact in (True, False):
         with ready():
-            triton_setup.accumulate(on_device(0), on_device(0, 40), vectors, NONE, huge, sums, pending, exact=exact)
+            triton_setup.accumulate(on_device(0), on_device(0, 40), vectors, *tail, exact=exact)
     assert torch.equal(sums, 80 * row(5))
+    assert torch.equal(squares, 2 * (40 * row(5)).square())
+
+
+def test_sums_and_their_squares_lie_beyond_2_31_values(huge: Tensor) -> None:
+    """In the same place: the square is stored behind the sum."""
+    pending, grouping = torch.zeros(NUM, dtype=torch.bool, device=DEVICE), (on_device(0, 1), on_device(0), NONE, row())
+    with ready():
+        triton_setup.accumulate(on_device(LAST), *grouping, huge, huge, pending)
+    assert torch.equal(last(huge)[None], row().square())
+    assert pending.nonzero().tolist() == [[LAST]]
+    weights, state = 2 * torch.ones(1, DIM, device=DEVICE), torch.zeros(1, DIM, device=DEVICE)
+    grouping = on_device(0, 1), on_device(LAST, kind=torch.int32), NONE, huge
+    tail = Adagrad.kind, settings_of(Adagrad(1.0, eps=0.0)), NONE, torch.empty(1, device=DEVICE)
+    with ready():
+        triton_setup.update(weights, state, None, None, on_device(0), *grouping, *tail, squares=huge)
+    assert torch.equal(state, row().square())
+    assert torch.equal(weights, 2 - row())  # by n * n / sqrt(n * n)
 
 
 def test_rows_move_are_made_and_measured_at_the_far_end(huge: Tensor) -> None:

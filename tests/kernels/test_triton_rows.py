@@ -1,4 +1,4 @@
-"""Deferred sums, drift, moves and initial values in Triton: bit for bit as `kernels.cpu`, interpreted or on a GPU."""
+"""Drift, moves and initial values in Triton: bit for bit as on the CPU, interpreted or on a GPU."""
 
 from typing import Any
 
@@ -11,38 +11,11 @@ from hypothesis import strategies as st
 from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
 
 from adaptive.config import TableConfig
-from adaptive.kernels import cpu
+from adaptive.kernels import cpu, drift
 from adaptive.tiers.layout import make_groups
 
 DIMS = [1, 3, 16, 17, 64, 130]
 SEEDS = st.integers(0, 2**32 - 1)
-
-# --- deferred sums ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("exact", [True, False])
-def test_gradients_are_added_to_sums_or_start_them(dim: int, exact: bool) -> None:
-    """No row has more than 32 look-ups: both orders have the same bits."""
-    rng = np.random.default_rng(dim)
-    segments, entries = np.array([0, 1, 6, 38]), np.array([3, 1, 7])
-    vectors, gradients = rng.integers(0, 9, 38).astype(np.int32), random_rows(rng, 9, dim)
-    scales, sums = random_rows(rng, 38 if exact else 0), random_rows(rng, 12, dim)
-    pending = np.arange(12) % 2 == 0
-    sums[7] = np.nan  # what no longer waits counts for nothing
-    expected, expected_pending = sums.copy(), pending.copy()
-    g = np.empty((1, dim), np.float32)
-    cpu.accumulate(0, 3, entries, segments, vectors, scales, gradients, expected, expected_pending, g)
-    run(triton_setup.accumulate, entries, segments, vectors, scales, gradients, sums, pending, exact=exact)
-    assert_same_bits(sums, expected)
-    np.testing.assert_array_equal(pending, expected_pending)
-
-
-def test_no_gradients_are_deferred() -> None:
-    none, pending = np.zeros(0, np.int64), np.zeros(1, np.bool_)
-    run(triton_setup.accumulate, none, np.zeros(1, np.int64), none, *np.zeros((3, 0, 4), np.float32), pending)
-    assert not pending.any()
-
 
 # --- drift --------------------------------------------------------------------------------------------------------
 
@@ -51,7 +24,7 @@ def assert_drift_equals_twin(
     locations: Any, entries: Any, known: Any, device: Floats, host: Floats, old: Floats
 ) -> Any:
     dim, drifts, expected = device.shape[1], np.zeros((2, len(locations)), np.float32), old.copy()
-    cpu.drift(locations, entries, known, device, host, expected, drifts[0], np.empty((1, dim), np.float32))
+    drift.drift(locations, entries, known, device, host, expected, drifts[0], np.empty((1, dim), np.float32))
     run(triton_setup.drift, locations, entries, known, device, Pinned(host), old, drifts[1])
     assert_same_bits(*drifts)
     assert_same_bits(old, expected)

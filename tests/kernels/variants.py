@@ -40,11 +40,16 @@ def plain(kernel: Any) -> Callable[..., Any]:
 
 @cache
 def _plain_functions(module: str) -> dict[str, Any]:
-    """The module's names, each kernel replaced by its Python function, which sees these names and no others."""
+    """The module's names, each kernel replaced by its Python function, which sees the names of its own module so."""
     names = dict(vars(sys.modules[module]))
     for name, value in vars(sys.modules[module]).items():
-        if hasattr(value, "py_func"):
+        if not hasattr(value, "py_func"):
+            continue
+        home = value.py_func.__module__
+        if home == module:
             names[name] = FunctionType(value.py_func.__code__, names, name)
+        else:
+            names[name] = _plain_functions(home)[value.py_func.__name__]
     return names
 
 

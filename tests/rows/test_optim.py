@@ -143,9 +143,10 @@ def test_rows_that_are_not_looked_up_stay_and_norms_are_the_sizes_of_steps(optim
 @pytest.mark.parametrize(
     "optimizer", [SGD(), Adagrad(initial_accumulator=0.5), RowwiseAdagrad(), Adam()], ids=lambda o: type(o).__name__
 )
-def test_state_width_and_first_state_equal_the_twin(optimizer: RowOptimizer) -> None:
+def test_widths_and_first_state_equal_the_twin(optimizer: RowOptimizer) -> None:
     state = reference.initial_state(optimizer, 7)
     assert optimizer.state_width(7) == len(state)
+    assert optimizer.squares_width(7) == len(reference.gradient_squares(optimizer, np.ones(7, np.float32)))
     assert (state == optimizer.settings()[cpu.FIRST]).all()
     assert optimizer.settings().dtype == np.float32
 

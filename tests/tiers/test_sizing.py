@@ -205,4 +205,9 @@ def test_a_tenth_less_at_a_time_until_nothing_can_go() -> None:
 
 def test_bytes_of_watched_rows() -> None:
     groups, skip = make_groups([NARROW, WIDE], 0), SkipConfig(hot_rows="10%")
-    assert watched_bytes(groups, skip, SGD(), 2) == 2 * 4 * (100 * 4 + 50 * 16)
+    row = 4 * (100 * 4 + 50 * 16)
+    assert watched_bytes(groups, skip, Adagrad(), snapshots=True, sums=False) == row
+    assert watched_bytes(groups, skip, SGD(), snapshots=True, sums=True) == 2 * row
+    assert watched_bytes(groups, skip, Adam(), snapshots=False, sums=True) == row
+    assert watched_bytes(groups, skip, Adagrad(), snapshots=True, sums=True) == 3 * row, "as many squares as sums"
+    assert watched_bytes(groups, skip, RowwiseAdagrad(), snapshots=False, sums=True) == row + 4 * (100 + 50)

@@ -1,4 +1,4 @@
-"""What happens to rows on a GPU, in Triton: the contracts of `kernels.cpu` on tensors of one device.
+"""What happens to rows on a GPU, in Triton: contracts of `kernels.cpu`, `deferred`, `drift` on tensors of one device.
 
 Triton comes with CUDA builds of torch. It is imported late: ask `available` first, then import `pool.pool`,
 `update.update`, `accumulate.accumulate`, `drift.drift`, `move.fetch`, `move.write_back`, `initial.initial_rows`.

@@ -1,8 +1,9 @@
 """Optimizer steps of a tile of rows, as `kernels.cpu.apply_update` takes them. State is float32.
 
-Letters as in `arithmetic`. `places` (R,) are locations; `columns` (1, C); `gradient` (R, C); settings (1, 1) float32. A
-number that belongs to a whole row is read by many threads and written by one: reads stand before a barrier, writes
-behind it.
+Letters as in `arithmetic`. `places` (R,) are locations; `columns` (1, C); `gradient` (R, C); settings (1, 1) float32.
+SUMMED: the gradient is a sum of several, and what Adagrad's state grows by stands in `squares`, see
+`waiting_squares`. A number that belongs to a whole row is read by many threads and written by one: reads stand before
+a barrier, writes behind it.
 """
 
 import triton
@@ -12,9 +13,32 @@ from adaptive.kernels.gpu.arithmetic import kept_square_sum, load_rows, store_ro
 
 
 @triton.jit
-def adagrad_delta(gradient, state, host_state, places, live, columns, lr, eps, WIDTH: tl.constexpr, HOST: tl.constexpr):
+def waiting_squares(squares, vectors, starts, live, columns, STATE: tl.constexpr):
+    """(R, C) the rows of `squares` (V, STATE) that belong to the sums which are the rows' only gradients."""
+    entries = tl.load(vectors + starts, mask=live, other=0).to(tl.int64)[:, None]
+    return tl.load(squares + entries * STATE + columns, mask=live[:, None] & (columns < STATE), other=0.0)
+
+
+@triton.jit
+def adagrad_delta(
+    gradient,
+    squares,
+    vectors,
+    starts,
+    state,
+    host_state,
+    places,
+    live,
+    columns,
+    lr,
+    eps,
+    WIDTH: tl.constexpr,
+    HOST: tl.constexpr,
+    SUMMED: tl.constexpr,
+):
     """(R, C) what to subtract; stores the new accumulators."""
-    total = load_rows(state, host_state, places, live, columns, WIDTH, WIDTH, HOST) + gradient * gradient
+    grown = waiting_squares(squares, vectors, starts, live, columns, WIDTH) if SUMMED else gradient * gradient
+    total = load_rows(state, host_state, places, live, columns, WIDTH, WIDTH, HOST) + grown
     store_rows(state, host_state, places, live, columns, total, WIDTH, WIDTH, HOST)
     return tl.div_rn(lr * gradient, tl.sqrt_rn(total) + eps)
 
@@ -23,6 +47,9 @@ def adagrad_delta(gradient, state, host_state, places, live, columns, lr, eps, W
 def rowwise_adagrad_scale(
     kept,
     gradient,
+    squares,
+    vectors,
+    starts,
     state,
     host_state,
     places,
@@ -33,14 +60,17 @@ def rowwise_adagrad_scale(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     HOST: tl.constexpr,
+    SUMMED: tl.constexpr,
 ):
     """(R, 1) by what to multiply the gradient, which is left at `kept`; stores the new accumulator."""
     only = tl.arange(0, 1)[None, :]
     before = load_rows(state, host_state, places, live, only, 1, 1, HOST)
-    tl.store(kept + tile_offsets(ROWS, BLOCK), gradient)
-    tl.debug_barrier()
-    squares = kept_square_sum(kept, tl.full([1, 1], 1.0, tl.float32), WIDTH, BLOCK, ROWS)
-    total = before + tl.div_rn(squares, tl.full([ROWS, 1], WIDTH, tl.float32))
+    keep(kept, gradient, BLOCK, ROWS)
+    if SUMMED:
+        grown = waiting_squares(squares, vectors, starts, live, only, 1)
+    else:
+        grown = kept_mean_square(kept, WIDTH, BLOCK, ROWS)
+    total = before + grown
     store_rows(state, host_state, places, live, only, total, 1, 1, HOST)
     return tl.div_rn(lr, tl.sqrt_rn(total) + eps)
 
@@ -78,12 +108,19 @@ def adam_delta(
 @triton.jit
 def kept_norm(kept, delta, BLOCK: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """(R, 1) L2 norms of delta (R, C), which is left at `kept`."""
-    tl.store(kept + tile_offsets(ROWS, BLOCK), delta)
-    tl.debug_barrier()
+    keep(kept, delta, BLOCK, ROWS)
     return tl.sqrt_rn(kept_square_sum(kept, tl.full([1, 1], 1.0, tl.float32), WIDTH, BLOCK, ROWS))
 
 
 @triton.jit
-def tile_offsets(ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """(R, C) places of a tile's values one after the other."""
-    return tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+def kept_mean_square(kept, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """(R, 1) means of the squares of what is kept: what one gradient adds to row-wise Adagrad's state."""
+    squares = kept_square_sum(kept, tl.full([1, 1], 1.0, tl.float32), WIDTH, BLOCK, ROWS)
+    return tl.div_rn(squares, tl.full([ROWS, 1], WIDTH, tl.float32))
+
+
+@triton.jit
+def keep(kept, values, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Write a tile's values (R, C) down one after the other, for all threads to read; a barrier."""
+    tl.store(kept + tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], values)
+    tl.debug_barrier()

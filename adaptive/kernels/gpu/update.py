@@ -32,6 +32,7 @@ def update_kernel(
     vectors,
     scales,
     gradients,
+    squares,
     chunks,
     corrections,
     norms,
@@ -52,6 +53,7 @@ def update_kernel(
     HOST: tl.constexpr,
     SCALED: tl.constexpr,
     CHUNKED: tl.constexpr,
+    SUMMED: tl.constexpr,
 ):
     lr = tl.full([1, 1], learning_rate, tl.float32)
     eps = tl.full([1, 1], epsilon, tl.float32)
@@ -72,8 +74,9 @@ def update_kernel(
         )
         if KIND == ROWWISE_ADAGRAD:
             scale = rowwise_adagrad_scale(
-                kept, gradient, state, host_state, places, live, lr, eps, WIDTH, BLOCK, ROWS, HOST
-            )
+                kept, gradient, squares, vectors, starts, state, host_state, places, live, lr, eps,
+                WIDTH, BLOCK, ROWS, HOST, SUMMED,
+            )  # fmt: skip
             delta = scale * gradient
             norm = tl.sqrt_rn(kept_square_sum(kept, scale, WIDTH, BLOCK, ROWS))
         elif KIND == ADAM:
@@ -86,7 +89,10 @@ def update_kernel(
             store_rows(state + 2 * WIDTH, host_state + 2 * WIDTH, places, live, only, count, STATE, 1, HOST)
         else:
             if KIND == ADAGRAD:
-                delta = adagrad_delta(gradient, state, host_state, places, live, columns, lr, eps, WIDTH, HOST)
+                delta = adagrad_delta(
+                    gradient, squares, vectors, starts, state, host_state, places, live, columns, lr, eps,
+                    WIDTH, HOST, SUMMED,
+                )  # fmt: skip
             else:
                 delta = lr * gradient
             norm = kept_norm(kept, delta, BLOCK, ROWS, WIDTH)
@@ -110,6 +116,7 @@ def update(
     corrections: Tensor,
     norms: Tensor,
     *,
+    squares: Tensor | None = None,
     exact: bool = True,
 ) -> None:
     """Take one optimizer step of the rows at `locations` with their summed gradients, in place.
@@ -120,16 +127,22 @@ def update(
     float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.rows.optim`. norms
     (U,) float32 receives the L2 norms of the changes, before they are rounded to a narrower format.
 
+    squares: if given, `gradients` and these are what `accumulate` has filled; each row has one look-up, not scaled: its
+    sum. Adagrad's states, row-wise or not, then grow by the row of squares (V, S) in place of the gradient's own.
+
     exact: sum in look-up order; bits as `kernels.cpu.update`. Otherwise rows of more than 32 look-ups are summed as
     `kernels.gpu.sums` says: always in the same way, much faster for very frequent rows, rounded differently.
     """
     assert (host_weights is None) == (host_state is None)
     assert host_weights is not None or locations.is_cuda or not bool((locations < 0).any())
-    dense(weights, state, host_weights, host_state, locations, segments, vectors, scales, gradients, corrections, norms)
+    dense(weights, state, host_weights, host_state, locations, segments)
+    dense(vectors, scales, gradients, squares, corrections, norms)
+    summed = squares is not None and kind in (cpu.ADAGRAD, cpu.ROWWISE_ADAGRAD)
+    assert squares is None or not summed or squares.shape == (len(gradients), state.shape[1])
     num_rows, width = len(locations), weights.shape[1]
     if num_rows == 0:
         return
-    chunked = not exact and len(vectors) > CHUNK
+    chunked = not exact and squares is None and len(vectors) > CHUNK
     chunks, num_places = chunk_sums(segments, vectors, scales, gradients) if chunked else (gradients, 0)
     tile = tile_of(width)
     num_tiles = tile.programs(num_rows)
@@ -144,6 +157,7 @@ def update(
         vectors,
         scales,
         gradients,
+        gradients if squares is None else squares,
         chunks,
         corrections,
         norms,
@@ -164,5 +178,6 @@ def update(
         HOST=host_weights is not None,
         SCALED=len(scales) > 0,
         CHUNKED=chunked,
+        SUMMED=summed,
         **tile.options,
     )

@@ -1,0 +1,319 @@
+"""Sums of gradients that wait, their squares, and the steps they are applied in: written out, then against the twin."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from variants import both
+
+from adaptive.kernels import cpu
+from adaptive.kernels.deferred import accumulate, apply_sums, defer, update_from_sums
+from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+
+Choose = Callable[[Any], Callable[..., Any]]
+Floats = NDArray[np.float32]
+
+NOTHING = np.zeros(0, np.float32)
+OPTIMIZERS = [SGD(0.3), Adagrad(0.2, initial_accumulator=0.5), RowwiseAdagrad(0.2), Adam(0.1, beta2=0.9)]
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+DIMS = st.sampled_from([1, 3, 16, 17, 40])
+
+
+def floats(*values: Any) -> Floats:
+    return np.array(values, np.float32)
+
+
+@dataclass
+class Watched:
+    """Rows of both tiers, as many entries, each of one row: entry e is slot e, or host row e - num_slots."""
+
+    optimizer: RowOptimizer
+    dim: int
+    num_slots: int = 3
+    num_host: int = 4
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        self.num = self.num_slots + self.num_host
+        state = reference.initial_state(self.optimizer, self.dim)
+        self.device, self.host = self.values(self.num_slots), self.values(self.num_host)
+        self.device_state, self.host_state = (np.tile(state, (n, 1)) for n in (self.num_slots, self.num_host))
+        self.sums = np.full((self.num, self.dim), np.nan, np.float32)
+        self.squares = np.full((self.num, self.optimizer.squares_width(self.dim)), np.nan, np.float32)
+        self.pending = np.zeros(self.num, np.bool_)
+        self.waiting: dict[int, reference.Waiting] = {}  # the twin's
+
+    def values(self, num: int) -> Floats:
+        return self.rng.normal(size=(num, self.dim)).astype(np.float32)
+
+    @property
+    def step(self) -> tuple[Any, ...]:
+        return self.optimizer.kind, self.optimizer.settings(), self.optimizer.corrections()
+
+    def location(self, entry: int) -> int:
+        return entry if entry < self.num_slots else ~(entry - self.num_slots)
+
+    def defer(self, choose: Choose, entries: Any, segments: Any, vectors: Any, scales: Any, gradients: Floats, due: Any,
+              num_chunks: int = 1) -> Floats:  # fmt: skip
+        entries, due = np.asarray(entries, np.int64), np.asarray(due, np.int64)
+        due_locations = np.array([self.location(entry) for entry in entries[due]], np.int64)
+        norms = np.full(len(due), np.nan, np.float32)
+        choose(defer)(
+            entries, np.asarray(segments, np.int64), np.asarray(vectors, np.int32), np.asarray(scales, np.float32),
+            gradients, self.sums, self.squares, self.pending, due, due_locations, entries[due],
+            self.device, self.device_state, self.host, self.host_state, *self.step, norms,
+            np.full((num_chunks, 2, self.dim), np.nan, np.float32),
+        )  # fmt: skip
+        return norms
+
+    def defer_slowly(self, entries: Any, segments: Any, vectors: Any, scales: Any, gradients: Floats, due: Any
+                     ) -> list[np.float32]:  # fmt: skip
+        for u, entry in enumerate(entries):
+            span = slice(segments[u], segments[u + 1])
+            gradient = reference.weighted_sum(gradients[vectors[span]], scales[span] if len(scales) else None)
+            self.waiting[entry] = reference.put_off(self.optimizer, gradient, self.waiting.get(entry))
+        return [self.apply_slowly(entries[u]) for u in due]
+
+    def apply_slowly(self, entry: int) -> np.float32:
+        place, mine = self.location(entry), self.waiting.pop(entry)
+        weights, state = (self.device, self.device_state) if place >= 0 else (self.host, self.host_state)
+        place = place if place >= 0 else ~place
+        return reference.update_row(self.optimizer, weights[place], state[place], mine.gradient, mine.squares)
+
+    def equals(self, other: "Watched") -> bool:
+        names = ("device", "device_state", "host", "host_state")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def keeps(self, waiting: dict[int, reference.Waiting]) -> bool:
+        """Whether these and no others wait."""
+        return set(np.flatnonzero(self.pending)) == set(waiting) and all(
+            np.array_equal(self.sums[entry], mine.gradient) and np.array_equal(self.squares[entry], mine.squares)
+            for entry, mine in waiting.items()
+        )
+
+
+def one_row(optimizer: RowOptimizer, dim: int, weight: float) -> Watched:
+    rows = Watched(optimizer, dim, num_slots=1, num_host=0)
+    rows.device[:] = weight
+    return rows
+
+
+def visit(choose: Choose, rows: Watched, gradient: Sequence[float], due: Sequence[int]) -> Floats:
+    """One look-up of the only row."""
+    return rows.defer(choose, [0], [0, 1], [0], [], floats(gradient), due)
+
+
+# --- written out -----------------------------------------------------------------------------------------------------
+
+
+@both
+def test_two_visits_under_adagrad(choose: Choose) -> None:
+    """Gradients (3, 6) and (4, 8): the state grows by 9 + 16 and 36 + 64, not by 7 * 7 and 14 * 14. The step is
+    5 * 7 / sqrt(25) and 5 * 14 / sqrt(100)."""
+    rows = one_row(Adagrad(5.0, eps=0.0), 2, 8)
+    visit(choose, rows, [3, 6], due=[])
+    assert (rows.device == 8).all() and (rows.device_state == 0).all() and rows.pending.all()
+    np.testing.assert_array_equal(rows.squares, [[9, 36]])
+    norms = visit(choose, rows, [4, 8], due=[0])
+    np.testing.assert_array_equal(rows.device, [[1, 1]])
+    np.testing.assert_array_equal(rows.device_state, [[25, 100]])
+    np.testing.assert_array_equal(norms, np.sqrt(floats(98)))
+    assert not rows.pending.any()
+
+
+@both
+def test_two_visits_under_rowwise_adagrad(choose: Choose) -> None:
+    """Gradients (1, 7) and (-1, 7), mean squares 25 each, on a state of 14: a step of 0.5 / sqrt(64) * (0, 14)."""
+    rows = one_row(RowwiseAdagrad(0.5, eps=0.0, initial_accumulator=14.0), 2, 1)
+    visit(choose, rows, [1, 7], due=[])
+    np.testing.assert_array_equal(rows.squares, [[25]])
+    norms = visit(choose, rows, [-1, 7], due=[0])
+    np.testing.assert_array_equal(rows.device, [[1, 0.125]])
+    np.testing.assert_array_equal(rows.device_state, [[64]])
+    np.testing.assert_array_equal(norms, floats(0.875))
+
+
+@both
+def test_two_visits_under_sgd_and_adam_are_one_step_with_their_sum(choose: Choose) -> None:
+    """Adam with beta1 = 0.5, beta2 = 0.75, gradient 2: 0.5 * sqrt(.25) / .5 * 1 / sqrt(1), counted as one update."""
+    for optimizer, weight, state in (
+        (SGD(0.5), 0.0, []),
+        (Adam(0.5, eps=0.0, beta1=0.5, beta2=0.75), 0.5, [1, 1, 1]),
+    ):
+        rows = one_row(optimizer, 1, 1)
+        visit(choose, rows, [5], due=[])
+        visit(choose, rows, [-3], due=[0])
+        np.testing.assert_array_equal(rows.device, [[weight]])
+        np.testing.assert_array_equal(rows.device_state, [state])
+
+
+@both
+def test_an_applied_sum_begins_anew(choose: Choose) -> None:
+    """3, 4 and then 12 alone: the state is 9 + 16 + 144 = 13 * 13, and nothing of the first two is in the last step."""
+    rows = one_row(Adagrad(13.0, eps=0.0), 1, 0)
+    visit(choose, rows, [3], due=[])
+    visit(choose, rows, [4], due=[0])
+    rows.device[:] = 12
+    visit(choose, rows, [12], due=[0])
+    np.testing.assert_array_equal(rows.device, [[0]])
+    np.testing.assert_array_equal(rows.device_state, [[169]])
+
+
+@both
+@every_optimizer
+def test_nothing_is_added_to_what_lay_there_before(choose: Choose, optimizer: RowOptimizer) -> None:
+    """Sums start as copies: -0.0 stays what it is, and the NaN of an unused entry is gone."""
+    rows = one_row(optimizer, 3, 1)
+    visit(choose, rows, [-0.0, 1, -0.0], due=[])
+    np.testing.assert_array_equal(np.signbit(rows.sums), [[True, False, True]])
+    assert not np.isnan(rows.squares).any() and not np.signbit(rows.squares).any()
+
+
+@both
+@pytest.mark.parametrize("tier", [0, -1])
+def test_sums_are_applied_to_rows_of_one_tier_only(choose: Choose, tier: int) -> None:
+    """Slot 1 and host row 1; what belongs to the other tier, or lies outside the range, stays."""
+    weights, state, norms = np.ones((3, 1), np.float32), np.zeros((3, 1), np.float32), floats(-1, -1, -1)
+    sums, squares = floats([9], [3], [4]), floats([9], [16], [16])
+    optimizer = RowwiseAdagrad(4.0, eps=0.0)
+    choose(apply_sums)(
+        1, 3, tier, np.array([0, 1, ~1]), np.array([0, 2, 1]), sums, squares, weights, state,
+        optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, np.empty((1, 1), np.float32),
+    )  # fmt: skip
+    moved = -2 if tier < 0 else -3  # 1 - 4 * 3 / sqrt(16), 1 - 4 * 4 / sqrt(16)
+    np.testing.assert_array_equal(weights, [[1], [moved], [1]])
+    np.testing.assert_array_equal(state, [[0], [16], [0]])
+    np.testing.assert_array_equal(norms, [-1, -1, 3] if tier < 0 else [-1, 4, -1])
+
+
+# --- against the plain update and the twin ---------------------------------------------------------------------------
+
+
+@both
+@every_optimizer
+@settings(max_examples=25, deadline=None)
+@given(dim=DIMS, seed=st.integers(0, 2**32 - 1))
+def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOptimizer, dim: int, seed: int) -> None:
+    """Bit for bit, three times in a row; some rows with many look-ups."""
+    rng = np.random.default_rng(seed)
+    summed, plain = Watched(optimizer, dim), Watched(optimizer, dim)
+    for _ in range(3):
+        entries = rng.permutation(summed.num)[:5]
+        segments = np.concatenate([[0], np.cumsum(rng.choice([1, 2, 40], 5))])
+        vectors = rng.integers(0, 6, segments[-1]).astype(np.int32)
+        gradients = (rng.normal(size=(6, dim)) * 10.0 ** rng.integers(-2, 2)).astype(np.float32)
+        norms, found = np.empty(5, np.float32), summed.defer(
+            choose, entries, segments, vectors, [], gradients, np.arange(5)
+        )  # fmt: skip
+        cpu.update(
+            np.array([plain.location(entry) for entry in entries]), segments, vectors, NOTHING, gradients,
+            plain.device, plain.device_state, plain.host, plain.host_state, *plain.step, norms,
+            np.empty((1, 2, dim), np.float32),
+        )  # fmt: skip
+        np.testing.assert_array_equal(found, norms)
+        assert summed.equals(plain)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, list[dict[str, Any]]]:
+    """(width, what `defer` is told batch after batch)"""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dim, scaled = draw(DIMS), draw(st.booleans())
+    history = []
+    for _ in range(draw(st.integers(1, 6))):
+        num = draw(st.integers(0, 7))
+        segments = np.concatenate([[0], np.cumsum(rng.choice([1, 2, 3, 50], num))]).astype(np.int64)
+        history.append(
+            {
+                "entries": rng.permutation(7)[:num],
+                "segments": segments,
+                "vectors": rng.integers(0, 4, segments[-1]),
+                "scales": rng.normal(size=segments[-1] if scaled else 0).astype(np.float32),
+                "gradients": (rng.normal(size=(4, dim)) * 10.0 ** rng.integers(-2, 2)).astype(np.float32),
+                "due": np.flatnonzero(rng.random(num) < 0.4),
+            }
+        )
+    return dim, history
+
+
+@both
+@every_optimizer
+@settings(max_examples=25, deadline=None)
+@given(case=histories(), num_chunks=st.integers(1, 3))
+def test_defer_equals_its_twin_for_any_number_of_chunks(
+    choose: Choose, optimizer: RowOptimizer, case: tuple[int, list[dict[str, Any]]], num_chunks: int
+) -> None:
+    dim, history = case
+    rows, twin = Watched(optimizer, dim), Watched(optimizer, dim)
+    for batch in history:
+        norms = rows.defer(choose, **batch, num_chunks=num_chunks)
+        np.testing.assert_array_equal(norms, twin.defer_slowly(**batch))
+        assert rows.equals(twin)
+        assert rows.keeps(twin.waiting)
+
+
+@both
+@every_optimizer
+@pytest.mark.parametrize("num_chunks", [1, 3])
+@pytest.mark.parametrize("tier", [0, -1])
+def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimizer, num_chunks: int, tier: int) -> None:
+    """All rows of a tier, some of which are named."""
+    rows, twin = Watched(optimizer, 5), Watched(optimizer, 5)
+    gradients, entries = rows.values(7), np.array([2, 0, 1] if tier == 0 else [6, 3, 5])
+    rows.defer(choose, np.arange(7), np.arange(8), np.arange(7), [], gradients, [])
+    twin.defer_slowly(np.arange(7), np.arange(8), np.arange(7), [], gradients, [])
+    norms, locations = np.empty(3, np.float32), np.array([rows.location(entry) for entry in entries])
+    choose(update_from_sums)(
+        tier, locations, entries, rows.sums, rows.squares,
+        *((rows.device, rows.device_state) if tier == 0 else (rows.host, rows.host_state)),
+        *rows.step, norms, np.empty((num_chunks, 2, 8), np.float32),
+    )  # fmt: skip
+    np.testing.assert_array_equal(norms, [twin.apply_slowly(entry) for entry in entries])
+    assert rows.equals(twin)
+
+
+@both
+@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), RowwiseAdagrad()], ids=lambda o: type(o).__name__)
+def test_accumulate_touches_only_its_range(choose: Choose, optimizer: RowOptimizer) -> None:
+    rows = Watched(optimizer, 3)
+    gradients = rows.values(4)
+    arguments = np.arange(1, 5), np.arange(5), np.arange(4, dtype=np.int32), NOTHING, gradients
+    choose(accumulate)(1, 3, *arguments, rows.sums, rows.squares, rows.pending, np.empty((1, 3), np.float32))
+    assert rows.keeps({entry: reference.put_off(optimizer, gradients[entry - 1], None) for entry in (2, 3)})
+    assert np.isnan(rows.sums[[0, 1, 4, 5, 6]]).all() and np.isnan(rows.squares[[0, 1, 4, 5, 6]]).all()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
+    yield
+    numba.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@every_optimizer
+def test_threads_share_many_sums_and_give_the_same_bits(optimizer: RowOptimizer) -> None:
+    """Enough rows that chunks really run at once, in both tiers; sums of two batches, half of which are applied."""
+    rng = np.random.default_rng(1)
+    alone, shared = (
+        Watched(optimizer, 17, num_slots=3000, num_host=3000, rng=np.random.default_rng(3)) for _ in range(2)
+    )
+    for _ in range(2):
+        segments = np.concatenate([[0], np.cumsum(rng.geometric(0.3, alone.num))])
+        batch = (rng.permutation(alone.num), segments, rng.integers(0, 300, segments[-1]), [])
+        gradients, due = rng.normal(size=(300, 17)).astype(np.float32), np.arange(0, alone.num, 2)
+        norms = alone.defer(lambda kernel: kernel, *batch, gradients, due)
+        np.testing.assert_array_equal(
+            shared.defer(lambda kernel: kernel, *batch, gradients, due, num_chunks=5), norms
+        )  # fmt: skip
+        assert shared.equals(alone)
+        for name in ("sums", "squares", "pending"):
+            np.testing.assert_array_equal(getattr(shared, name), getattr(alone, name))

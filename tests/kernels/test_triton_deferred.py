@@ -1,0 +1,266 @@
+"""Deferred sums by Triton, interpreted or on a GPU, and by torch operations: bit for bit as `kernels.deferred`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import triton_setup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triton_setup import OPTIMIZERS, Floats, Pinned, assert_same_bits, random_rows, run, settings_of
+
+import adaptive.kernels.gpu.accumulate
+import adaptive.kernels.gpu.update
+from adaptive.kernels import cpu, deferred
+from adaptive.rows.optim import Adagrad, RowOptimizer, RowwiseAdagrad
+from adaptive.tiers import torch_rows
+
+DIMS = [1, 3, 16, 17, 64, 130]
+NO_SCALES = np.zeros(0, np.float32)
+
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Of one kind."""
+
+    accumulate: Callable[..., None]
+    update: Callable[..., None]
+
+
+KINDS = {
+    "triton": Kernels(triton_setup.accumulate, triton_setup.update),
+    "torch": Kernels(torch_rows.accumulate, torch_rows.update),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return KINDS[request.param]
+
+
+class Sums:
+    """Sums and squares of a few rows, on the device and for the twin. What no longer waits is NaN."""
+
+    def __init__(self, num: int, dim: int, width: int) -> None:
+        rows = [np.full((num, columns), np.nan, np.float32) for columns in (dim, width)]
+        self.device: list[Any] = [*rows, np.zeros(num, np.bool_)]
+        self.twin: list[Any] = [array.copy() for array in self.device]
+
+    def visit(self, kernels: Kernels, entries: Any, *gradients: Any, exact: bool = True) -> None:
+        """gradients: segments, vectors, scales, gradients."""
+        run(kernels.accumulate, entries, *gradients, *self.device, exact=exact)
+        g = np.empty((1, self.twin[0].shape[1]), np.float32)
+        deferred.accumulate(0, len(entries), entries, *gradients, *self.twin, g)
+
+    def assert_same(self) -> None:
+        for found, expected in zip(self.device, self.twin, strict=True):
+            assert_same_bits(found, expected)
+
+
+def one_each(*gradients: Any) -> tuple[Any, ...]:
+    """(segments, vectors, scales, gradients) of so many rows, each with a gradient of its own."""
+    num = len(gradients)
+    return np.arange(num + 1), np.arange(num, dtype=np.int32), NO_SCALES, np.array(gradients, np.float32)
+
+
+# --- sums grow ----------------------------------------------------------------------------------------------------
+
+
+def test_two_visits_are_summed_and_so_are_their_squares(kernels: Kernels) -> None:
+    for width, expected in ((2, [[1 + 9, 9 + 25]]), (1, [[5 + 17]]), (0, [[]])):  # means of (1, 9), of (9, 25)
+        sums = Sums(1, 2, width)
+        for gradient in ([1, 3], [-3, 5]):
+            sums.visit(kernels, np.array([0]), *one_each(gradient))
+        assert_same_bits(sums.device[0], [[-2, 8]])
+        assert_same_bits(sums.device[1], expected)
+        assert sums.device[2].all()
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("squares", ["none", "row", "every"])
+def test_gradients_are_added_to_sums_or_start_them(kernels: Kernels, dim: int, exact: bool, squares: str) -> None:
+    """No row has more than 32 look-ups: both orders have the same bits."""
+    rng = np.random.default_rng(dim)
+    sums = Sums(12, dim, {"none": 0, "row": 1, "every": dim}[squares])
+    segments, vectors = np.array([0, 1, 6, 38]), rng.integers(0, 9, 38).astype(np.int32)
+    for entries in ([3, 1, 7], [7, 4, 3], [11, 0, 7]):
+        scales, gradients = random_rows(rng, 38 if exact else 0), random_rows(rng, 9, dim)
+        sums.visit(kernels, np.array(entries), segments, vectors, scales, gradients, exact=exact)
+        sums.assert_same()
+    np.testing.assert_array_equal(np.flatnonzero(sums.device[2]), [0, 1, 3, 4, 7, 11])
+
+
+def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scratch is used again, by rows in another tile."""
+    monkeypatch.setattr(adaptive.kernels.gpu.accumulate, "MAX_PROGRAMS", 2)
+    sums, rng = Sums(7, 130, 1), np.random.default_rng(0)
+    for _ in range(2):
+        sums.visit(KINDS["triton"], rng.permutation(7), *one_each(*random_rows(rng, 7, 130)))
+    sums.assert_same()
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_squares_are_those_of_the_gradient_that_was_summed_by_chunks(width: int) -> None:
+    """A first visit of 70 look-ups: `sums` is that gradient."""
+    rng, sums = np.random.default_rng(1), Sums(1, 4, width)
+    vectors, gradients = rng.integers(0, 9, 70).astype(np.int32), random_rows(rng, 9, 4)
+    run(
+        triton_setup.accumulate, np.array([0]), np.array([0, 70]), vectors, NO_SCALES, gradients, *sums.device,
+        exact=False,
+    )  # fmt: skip
+    found = sums.device[0]
+    assert (found != gradients[vectors].cumsum(0, np.float32)[-1:]).any()  # another order it is
+    again = Sums(1, 4, width)
+    again.visit(KINDS["triton"], np.array([0]), *one_each(found[0]))
+    assert_same_bits(sums.device[1], again.twin[1])
+
+
+def test_no_gradients_are_deferred(kernels: Kernels) -> None:
+    none, pending = np.zeros(0, np.int64), np.zeros(1, np.bool_)
+    tables = np.zeros((0, 4), np.float32), np.zeros((1, 4), np.float32), np.zeros((1, 1), np.float32)
+    run(kernels.accumulate, none, np.zeros(1, np.int64), none, NO_SCALES, *tables, pending)
+    assert not pending.any()
+
+
+# --- sums are applied ---------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """Rows of both tiers with their state."""
+
+    def __init__(self, optimizer: RowOptimizer, dim: int, num: int = 40) -> None:
+        rng, state = np.random.default_rng(0), reference.initial_state(optimizer, dim)
+        self.optimizer, self.dim = optimizer, dim
+        self.arrays: list[Floats] = []
+        for _ in range(2):
+            self.arrays += [random_rows(rng, num, dim), np.tile(state, (num, 1))]
+
+    def apply(self, kernels: Kernels, locations: Any, entries: Any, sums: Any, squares: Any, **options: Any) -> Floats:
+        """Each row gets the sum of one entry; returns the norms."""
+        device, device_state, host, host_state = self.arrays
+        optimizer, norms = self.optimizer, np.full(len(locations), np.nan, np.float32)
+        on_host = (Pinned(host), Pinned(host_state)) if (locations < 0).any() else (None, None)
+        grouping = np.arange(len(locations) + 1), entries.astype(np.int32), NO_SCALES, sums
+        tensors = device, device_state, *on_host, locations, *grouping
+        tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms
+
+        def update(squares: Any, *arguments: Any) -> None:
+            kernels.update(*arguments, squares=squares, **options)
+
+        run(update, squares, *tensors, *tail)
+        return norms
+
+    def apply_by_twin(self, locations: Any, entries: Any, sums: Any, squares: Any) -> Floats:
+        optimizer, norms = self.optimizer, np.full(len(locations), np.nan, np.float32)
+        numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), norms
+        for flip, tier in ((0, self.arrays[:2]), (-1, self.arrays[2:])):
+            delta = np.empty((1, self.dim), np.float32)
+            deferred.apply_sums(0, len(locations), flip, locations, entries, sums, squares, *tier, *numbers, delta)
+        return norms
+
+    def assert_same(self, other: "Rows") -> None:
+        for found, expected in zip(self.arrays, other.arrays, strict=True):
+            assert_same_bits(found, expected)
+
+
+def assert_applied_as_by_the_twin(
+    kernels: Kernels, optimizer: RowOptimizer, locations: Sequence[int], sums: Floats, squares: Floats, **options: Any
+) -> None:
+    """Twice, so that state counts. Entries are taken from behind."""
+    dim, where = sums.shape[1], np.array(locations)
+    entries = np.arange(len(sums))[::-1][: len(where)].copy()
+    rows, twin = Rows(optimizer, dim), Rows(optimizer, dim)
+    for _ in range(2):
+        case = where, entries, sums, squares
+        assert_same_bits(rows.apply(kernels, *case, **options), twin.apply_by_twin(*case))
+        rows.assert_same(twin)
+
+
+def test_the_formulas_on_one_number(kernels: Kernels) -> None:
+    """Weight 1, gradients 3 and -1 that wait, learning rate 0.5: the state grows by 9 + 1, not by 2 * 2."""
+    for optimizer in (
+        Adagrad(0.5, eps=0.0, initial_accumulator=6.0),
+        RowwiseAdagrad(0.5, eps=0.0, initial_accumulator=6.0),
+    ):
+        rows, sums = Rows(optimizer, 1, 4), Sums(1, 1, 1)
+        rows.arrays[0].fill(1)
+        for gradient in (3, -1):
+            sums.visit(kernels, np.array([0]), *one_each([gradient]))
+        norms = rows.apply(kernels, np.array([2]), np.array([0]), *sums.device[:2])
+        assert_same_bits(rows.arrays[0], [[1], [1], [0.75], [1]])  # 1 - 0.5 * 2 / sqrt(16)
+        assert_same_bits(rows.arrays[1], [[6], [6], [16], [6]])
+        assert_same_bits(norms, [0.25])
+
+
+@every_optimizer
+@pytest.mark.parametrize("dim", DIMS)
+def test_sums_of_every_width_are_applied_as_by_the_twin(kernels: Kernels, optimizer: RowOptimizer, dim: int) -> None:
+    """With squares that are not those of the sums. Torch's kernels have no rows on the host."""
+    rng = np.random.default_rng(dim)
+    sums, squares = random_rows(rng, 6, dim), random_rows(rng, 6, optimizer.squares_width(dim)) ** 2
+    locations = [2, ~3, 0, ~1, 1] if kernels is KINDS["triton"] else [2, 3, 0, 1]
+    assert_applied_as_by_the_twin(kernels, optimizer, locations, sums, squares)
+
+
+@every_optimizer
+def test_sums_that_are_not_finite_are_applied_as_by_the_twin(kernels: Kernels, optimizer: RowOptimizer) -> None:
+    sums = np.array([[np.nan, 1], [np.inf, 1], [1e30, 1e-30], [1e-41, 0]], np.float32)
+    width = optimizer.squares_width(2)
+    squares = np.array([[1, 1], [np.inf, np.nan], [np.inf, 0], [0, 0]], np.float32)[:, :width].copy()
+    assert_applied_as_by_the_twin(kernels, optimizer, [2, 3, 0, 1], sums, squares)
+
+
+@every_optimizer
+def test_many_sums_are_not_cut_into_chunks(optimizer: RowOptimizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is one look-up, however many there are; `exact` asks for nothing."""
+    monkeypatch.delattr(adaptive.kernels.gpu.update, "chunk_sums")
+    rng = np.random.default_rng(2)
+    sums, squares = random_rows(rng, 40, 3), random_rows(rng, 40, optimizer.squares_width(3)) ** 2
+    assert_applied_as_by_the_twin(KINDS["triton"], optimizer, range(40), sums, squares, exact=False)
+
+
+@every_optimizer
+@pytest.mark.parametrize("dim", [1, 5, 64])
+def test_a_sum_of_one_visit_has_the_bits_of_the_update(kernels: Kernels, optimizer: RowOptimizer, dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    rows, plain = Rows(optimizer, dim), Rows(optimizer, dim)
+    segments, locations, entries = np.array([0, 3, 4, 9]), np.array([1, 3, 0]), np.array([4, 0, 2])
+    for _ in range(2):
+        vectors, gradients = rng.integers(0, 6, 9).astype(np.int32), random_rows(rng, 6, dim)
+        grouping, sums = (segments, vectors, NO_SCALES, gradients), Sums(5, dim, optimizer.squares_width(dim))
+        sums.visit(kernels, entries, *grouping)
+        found, expected = rows.apply(kernels, locations, entries, *sums.device[:2]), np.empty(3, np.float32)
+        cpu.update(
+            locations, *grouping, *plain.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
+            expected, np.empty((1, 2, dim), np.float32),
+        )  # fmt: skip
+        assert_same_bits(found, expected)
+        rows.assert_same(plain)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    dim=st.sampled_from([1, 3, 16, 40]),
+    visits=st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_visits_are_summed_and_applied_as_by_the_twin(
+    kind: str, optimizer: RowOptimizer, dim: int, visits: list[set[int]], seed: int
+) -> None:
+    rng, kernels = np.random.default_rng(seed), KINDS[kind]
+    sums = Sums(6, dim, optimizer.squares_width(dim))
+    for entries in visits:
+        sums.visit(kernels, np.array(sorted(entries)), *one_each(*random_rows(rng, len(entries), dim)))
+    sums.assert_same()
+    waiting = np.flatnonzero(sums.device[2])
+    assert_applied_as_by_the_twin(
+        kernels, optimizer, np.arange(4)[: len(waiting)].tolist(), *(array[waiting] for array in sums.device[:2])
+    )
