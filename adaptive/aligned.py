@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 LINE_BYTES: Final = 64
-ITEMS: Final = LINE_BYTES // 4
-APART: Final = 2 * ITEMS  # processors fetch lines in pairs
+LINE: Final = LINE_BYTES // 4  # float32 values
+APART: Final = 2 * LINE  # processors fetch lines in pairs
 
 Floats = NDArray[np.float32]
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 def empty_rows(num_rows: int, width: int) -> Floats:
     """(num_rows, width) float32, C-contiguous; not written, so that the system has not taken the memory yet."""
     size = num_rows * width
-    memory = np.empty(size + ITEMS, np.float32)
+    memory = np.empty(size + LINE, np.float32)
     start = -memory.ctypes.data % LINE_BYTES // 4
     return memory[start : start + size].reshape(num_rows, width)
 

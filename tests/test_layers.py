@@ -13,8 +13,8 @@ ROOT = Path(adaptive.__file__).parent.parent
 # A part may import itself and what stands in the lines above it; parts in one line do not know each other, except
 # those joined by "+".
 LAYERS = [
-    ["errors", "counters", "batch", "config", "signals"],
-    ["aligned", "kernels", "policy", "files"],
+    ["aligned", "errors", "counters", "batch", "config", "signals"],
+    ["kernels", "policy", "files"],
     ["rows+tiers"],
     ["planned"],
     ["embedding"],

@@ -11,9 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from adaptive.aligned import LINE_BYTES
 from adaptive.kernels.row_code import prefetch
-
-LINE_BYTES = 64
 
 
 def prefetch_row(rows: Any, row: Any) -> None:

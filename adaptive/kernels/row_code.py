@@ -11,7 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 
-LINE = 16  # columns in a cache line
+from adaptive.aligned import LINE
+
 BLOCKS = (4 * LINE, LINE, 4, 1)  # columns that are worked on together, as long as so many are left
 FLOAT, INT64 = ir.FloatType(), ir.IntType(64)
 

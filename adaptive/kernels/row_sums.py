@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import lower_builtin, overload
 
-from adaptive.kernels.prefetch import LINE_BYTES
+from adaptive.aligned import LINE, LINE_BYTES
 from adaptive.kernels.row_code import (
     FLOAT,
     INT64,
@@ -67,7 +67,7 @@ def finish_stores() -> None:
 
 def may_pass_caches(out: Any) -> Any:
     """Rows are whole cache lines: a part of a line would be stored at the price of reading it first."""
-    return out.shape[1] % 16 == 0 and out.ctypes.data % LINE_BYTES == 0
+    return out.shape[1] % LINE == 0 and out.ctypes.data % LINE_BYTES == 0
 
 
 @overload(may_pass_caches)
