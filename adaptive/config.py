@@ -131,12 +131,10 @@ class TierConfig(Config):
         ge=0,
         description="seconds after which a policy's method that does not return stops training; 0: never",
     )
-    plan_threads: int = Field(
-        default=1,
-        ge=1,
-        le=64,
-        description="threads that plan a batch, with equal results for any number; more than one may pay for a GPU "
-        "with batches of 100,000 look-ups and more",
+    plan_threads: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        default="auto",
+        description="threads that plan batches, with equal results for any number; from the second on they prepare "
+        "batches that are read ahead; auto: 1, for a GPU up to 3, a quarter of the cores",
     )
     poison: bool = Field(default=False, description="debug: fill the invalid copy of every row with NaN")
 

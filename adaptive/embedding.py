@@ -26,11 +26,11 @@ from adaptive.planned import GroupWork, Planned
 from adaptive.policy import Policy, TierView, make_policy
 from adaptive.rows.optim import SGD, RowOptimizer
 from adaptive.tiers.build import build_lanes, choose_device
-from adaptive.tiers.grouping import describe_bags
 from adaptive.tiers.layout import feature_order, make_groups
 from adaptive.tiers.lookahead import look_ahead
 from adaptive.tiers.memory_left import free_bytes, running_out
 from adaptive.tiers.mover import Mover, streams_of
+from adaptive.tiers.outline import lay_out_bags
 from adaptive.tiers.pipeline import Pipeline
 from adaptive.tiers.plan import GroupPlan
 from adaptive.tiers.ready import Ready
@@ -258,7 +258,7 @@ class TieredEmbeddingBag(nn.Module):
                 distinct = lane.reader.find(batch)
                 weights, _ = self._pipeline.values(lane, distinct.rows)
                 here = np.arange(len(distinct.rows), dtype=np.int64)
-                pooling = describe_bags(lane.group, batch, distinct.inverse, here)
+                pooling = lay_out_bags(lane.group, batch).pooling(distinct.inverse, here)
                 works.append(GroupWork(lane, None, pooling, weights))
         return Planned(batch, works, self._send)
 

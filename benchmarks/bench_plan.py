@@ -1,15 +1,14 @@
-"""How fast batches are planned: look-ups a second on one core, by policy, device rows and batch; and on two cores.
+"""How fast batches are planned: look-ups a second on one core, by policy, device rows and batch; and with helpers.
 
     python -m benchmarks.bench_plan [--quick]
 
 Planning is what the look-ahead thread computes before rows move: distinct rows, slots, the policy's scores, bags and
 updates described to the kernels. Moving rows is shown beside it. Plans are compared with numpy's before anything is
-timed. One look-ahead is one thread; how planning would scale over cores is measured with two embeddings that hold
-half of the look-ups each, planned in two threads at once.
+timed. Then how much helpers take off the look-ahead thread (`tier.plan_threads`): a batch may train no longer than
+planning takes, or planning limits it.
 """
 
 import statistics
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from adaptive.batch import Batch
-from adaptive.config import TableConfig
 from benchmarks import harness
 from benchmarks.harness import Report, paired
 from benchmarks.streams import kaggle_tables, make_batches
@@ -42,6 +40,8 @@ SETTINGS = {
     "smoke": Settings(rows=20_000, batches=(64,), shares=(10,), policies=("lru",), fill_lookups=5_000, rounds=2),
 }
 STAGES = ("plan", "policy", "write_back", "fetch")
+THREADS = (1, 2, 3)
+PER_ROUND = 8  # batches
 
 
 def run(settings: Settings) -> Report:
@@ -61,7 +61,7 @@ def run(settings: Settings) -> Report:
             table.add(batch, share, policy, *cells)
             report.figures[f"plan_million_lookups_per_s_{policy}_{share[:-1]}pct_b{batch}"] = speed
             ours.close()
-    report.merge(_two_threads(settings))
+    report.merge(_helpers(settings))
     return report
 
 
@@ -99,51 +99,48 @@ def _check(ours: Ours, batch: Batch) -> None:
         raise harness.NotEqual("a plan does not hold the rows that numpy finds in its batch")
 
 
-def _two_threads(settings: Settings) -> Report:
-    """Look-ups planned a second by two threads at once, over one thread's."""
+def _helpers(settings: Settings) -> Report:
+    """Batches planned and moved, none trained, by the look-ahead thread with and without helpers."""
     report = Report()
-    batch = settings.batches[0]
-    tables = kaggle_tables(settings.rows, settings.dim)
-    halves = (tables[0::2], tables[1::2])
-    num_fill = max(1, settings.fill_lookups // (batch * len(tables)))
-    repeats = 4
-    streams = [
-        make_batches(half, num_fill + 2 * repeats * settings.rounds, batch, seed=i) for i, half in enumerate(halves)
-    ]
-    bags = [_half(half, settings) for half in halves]
-    for ours, stream in zip(bags, streams, strict=True):
-        for _ in ours.stream(stream[:num_fill]):
-            pass
-    times: harness.Times = {"in turn": [], "at once": []}
-    for number in range(2 * settings.rounds):
-        first = num_fill + number * repeats
-        parts = [stream[first : first + repeats] for stream in streams]
-        kind = "at once" if number % 2 else "in turn"
-        times[kind].append(_run_both(bags, parts, at_once=number % 2 == 1))
-    report.figures["plan_scaling_two_threads"] = paired(times["in turn"], times["at once"])
-    for ours in bags:
-        ours.close()
+    table = report.table(
+        "planning ahead, ms a batch (median): all, and what the look-ahead thread spends on planning",
+        "batch", "threads", "all", "plan", "plan of one thread over this", "million look-ups/s",
+    )  # fmt: skip
+    for batch in settings.batches:
+        setup = Setup(kaggle_tables(settings.rows, settings.dim), "sgd")
+        num_fill = max(1, settings.fill_lookups // (batch * len(setup.tables)))
+        batches = make_batches(setup.tables, num_fill + settings.rounds * PER_ROUND, batch)
+        share, policy = f"{settings.shares[-1]}%", settings.policies[0]
+        ahead = {"device_rows": share, "policy": policy, "depth": 4}
+        variants = {number: Ours(setup, **ahead, plan_threads=number) for number in THREADS}
+        walls: harness.Times = {str(number): [] for number in THREADS}
+        plans: harness.Times = {str(number): [] for number in THREADS}
+        for ours in variants.values():
+            _all(ours, batches[:num_fill])
+        for first in range(num_fill, len(batches), PER_ROUND):
+            for number, ours in variants.items():
+                wall, plan = _all(ours, batches[first : first + PER_ROUND])
+                walls[str(number)].append(wall)
+                plans[str(number)].append(plan)
+        for number, ours in variants.items():
+            gain = paired(plans["1"], plans[str(number)])
+            wall = statistics.median(walls[str(number)])
+            spent = statistics.median(plans[str(number)])
+            table.add(batch, number, wall, spent, gain, len(batches[0].ids) / wall / 1e3)
+            report.figures[f"plan_ms_{number}_threads_b{batch}"] = spent
+            report.figures[f"plan_scaling_{number}_threads_b{batch}"] = gain
+            ours.close()
     return report
 
 
-def _half(tables: tuple[TableConfig, ...], settings: Settings) -> Ours:
-    return Ours(Setup(tables, "sgd"), device_rows=f"{settings.shares[-1]}%", policy=settings.policies[0])
-
-
-def _run_both(bags: Sequence[Ours], parts: Sequence[Sequence[Batch]], *, at_once: bool) -> float:
-    def plan(ours: Ours, batches: Sequence[Batch]) -> None:
-        for _ in ours.stream(batches):
-            pass
-
-    threads = [threading.Thread(target=plan, args=pair) for pair in zip(bags, parts, strict=True)]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-        if not at_once:
-            thread.join()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - start
+def _all(ours: Ours, batches: Sequence[Batch]) -> tuple[float, float]:
+    """Milliseconds a batch: all, and planning."""
+    watch = ours.bag._pipeline.watch
+    before, start = watch.total_ms().get("plan", 0.0), time.perf_counter()
+    for _ in ours.stream(batches):
+        pass
+    wall = (time.perf_counter() - start) * 1e3
+    return wall / len(batches), (watch.total_ms()["plan"] - before) / len(batches)
 
 
 if __name__ == "__main__":

@@ -122,8 +122,11 @@ class Ours(Embeddings):
         depth: int = 0,
         host: str = "memory",
         skip: SkipConfig | None = None,
+        plan_threads: int = 1,
     ) -> None:
-        tier = TierConfig(device_rows=device_rows, device="cpu", host=host, when_full="shallower")
+        tier = TierConfig(
+            device_rows=device_rows, device="cpu", host=host, when_full="shallower", plan_threads=plan_threads
+        )
         optimizer = row_optimizer(setup.optimizer)
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
         self._depth = depth

@@ -216,9 +216,9 @@ def distinct_rows(ids_by_table: Sequence[Sequence[int]], table_starts: Sequence[
     return found
 
 
-def group_by_row(inverse: Sequence[int], skipped: Sequence[bool], num_rows: int) -> dict[int, list[int]]:
-    """Distinct row -> its look-ups in order, without the skipped rows."""
-    return {u: [p for p, v in enumerate(inverse) if v == u] for u in range(num_rows) if not skipped[u]}
+def group_by_row(inverse: Sequence[int], num_rows: int) -> list[list[int]]:
+    """The look-ups of each distinct row, in order."""
+    return [[p for p, v in enumerate(inverse) if v == u] for u in range(num_rows)]
 
 
 def drift(row: Floats, snapshot: Floats | None) -> np.float32:

@@ -13,7 +13,7 @@ ROOT = Path(adaptive.__file__).parent.parent
 # A part may import itself and what stands in the lines above it; parts in one line do not know each other, except
 # those joined by "+".
 LAYERS = [
-    ["aligned", "errors", "counters", "batch", "config", "signals"],
+    ["aligned", "errors", "counters", "batch", "config", "cores", "signals"],
     ["kernels", "policy", "files"],
     ["rows+tiers"],
     ["planned"],

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive.cli.output import AsJson, key_lines, print_result, size_text
+from adaptive.cores import usable_cores
 
 PACKAGES = ("adaptive-train", "torch", "numpy", "numba", "scipy", "tensorboard", "typer", "pydantic")
 
@@ -39,7 +40,7 @@ def _processor() -> dict[str, Any]:
 
     return {
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "numba_threading_layers": _threading_layers(),
     }

@@ -19,8 +19,13 @@ import torch  # noqa: F401
 
 # isort: split
 import numba
+import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+at = np.uint64
+"""Makes an index of a number that is not negative. Where numba cannot see that, it adds the length to negative indices:
+15 to 40 % of the time of loops over look-ups. Slices walked from 0 need no `at`."""
 
 
 def _sources_key() -> str:

@@ -12,7 +12,8 @@ import numpy as np
 from adaptive.counters import Counter
 from adaptive.kernels.cpu import AHEAD
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.planning import DUE, HASH, MOST_ACCESSES, S32, SKIPPED, WAITS
+from adaptive.kernels.lookups import HASH, S32
+from adaptive.kernels.planning import DUE, MOST_ACCESSES, SKIPPED, WAITS
 from adaptive.kernels.prefetch import prefetch_item
 
 SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)

@@ -73,7 +73,7 @@ class SimulatedRun:
     @property
     def arranges(self) -> bool:
         """The policy regroups or drops inputs, so that its batches are its own."""
-        return type(self.policy).arrange is not Policy.arrange
+        return self.referee.arranges
 
     def calibrate(self, sample: Sequence[Batch]) -> None:
         """Show the policy a sample of the training data."""
@@ -133,19 +133,11 @@ class SimulatedRun:
         cold = np.empty(batch.num_samples, np.bool_)
         self.popular += int(belady.popular_inputs(batch.offsets, distinct.inverse, locations, cold))
         planner.slots.release(arrival.victims, tally)
-        planner.slots.take(arrival.takers, distinct.rows, locations, tally)
+        planner.slots.take(arrival.takers, distinct.rows, locations, self.batches, tally)
         fresh = np.empty(len(distinct.rows), np.int64)
         tracker = planner.tracker
         planning.use_rows_on_host(distinct.rows, tracker.codes, locations, fresh)
-        planning.touch(
-            distinct.rows,
-            distinct.counts,
-            locations,
-            self.batches,
-            tracker.accesses,
-            tracker.last_access,
-            planner.slots.used,
-        )
+        planning.touch(distinct.rows, distinct.counts, self.batches, tracker.accesses, tracker.last_access)
         planning.mark_dirty(np.arange(len(distinct.rows)), locations, planner.slots.flags)
         self._count_bytes(batch, distinct, locations, tally)
         self.tally += tally

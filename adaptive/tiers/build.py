@@ -67,7 +67,6 @@ def build_lanes(
             device,
             Planner(host.group, device.num_slots, tier, referee, row_bytes(host.group, optimizer)),
             DistinctFinder(host.group),
-            DistinctFinder(host.group),
         )
         for host, device in zip(hosts, devices, strict=True)
     ]

@@ -1,20 +1,18 @@
 """Which distinct rows a batch looks up."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.errors import InputError
-from adaptive.kernels import planning
-from adaptive.tiers.crew import ALONE, Crew
+from adaptive.kernels import lookups
 from adaptive.tiers.layout import Group
 
 Int64s = NDArray[np.int64]
+MOST_USES: Final = 2**31 - 1  # of an int32
 
 
 @dataclass(frozen=True)
@@ -28,13 +26,13 @@ class Distinct:
 
 
 class DistinctFinder:
-    """Finds them with hash tables of its own: one finder for each thread that needs one, `crew` may help it."""
+    """Finds them with a hash table of its own: one finder for each thread that needs one."""
 
-    def __init__(self, group: Group, crew: Crew = ALONE) -> None:
-        self.crew = crew
+    def __init__(self, group: Group) -> None:
         self._group = group
+        self._positions = np.array([feature.position for feature in group.features])
         self._span_tables = np.array([feature.table for feature in group.features], np.int32)
-        self._scratch: dict[int, _Hash] = {}  # by worker
+        self._clear(16)
 
     def find(self, batch: Batch) -> Distinct:
         """The distinct rows of a batch.
@@ -43,50 +41,37 @@ class DistinctFinder:
             InputError: if an id is negative or too large, naming feature, position, value and data line.
         """
         spans = self._spans(batch)
-        sizes = np.bincount(self._span_tables, weights=spans[:, 1] - spans[:, 0]).astype(np.int64)
-        places = max(16, 1 << (2 * int(sizes.max()) - 1).bit_length())  # of a hash table
-        runs = self._runs(sizes)
-        found = _Found(runs, runs[-1].lookups.stop)
+        sizes = np.bincount(self._span_tables, weights=spans[:, 1] - spans[:, 0])
+        num_lookups = int(sizes.sum())
+        places = max(16, 1 << (2 * int(sizes.max()) - 1).bit_length())
+        if places > len(self._places) or int(self._used[0]) + num_lookups > MOST_USES:
+            self._clear(max(places, len(self._places)))
+        rows, counts = np.empty(num_lookups, np.int64), np.empty(num_lookups, np.int32)
+        inverse, table_ends = np.empty(num_lookups, np.int32), np.empty(len(self._group.tables), np.int64)
+        size = lookups.distinct_rows(
+            batch.ids,
+            spans,
+            self._span_tables,
+            self._group.table_sizes,
+            self._group.table_starts,
+            self._places,
+            self._used,
+            rows,
+            counts,
+            inverse,
+            table_ends,
+        )
+        if size < 0:
+            raise self._bad_id(batch, -size - 1)
+        return Distinct(rows[:size], counts[:size], inverse, table_ends)
 
-        def find_run(worker: int, number: int) -> None:
-            run = runs[number]
-            found.sizes[number] = planning.distinct_rows(
-                batch.ids,
-                spans[run.features],
-                self._span_tables[run.features] - np.int32(run.tables.start),
-                self._group.table_sizes[run.tables],
-                self._group.table_starts[run.tables],
-                *self._hash(worker, places),
-                found.rows[run.lookups],
-                found.counts[run.lookups],
-                found.inverse[run.lookups],
-                found.table_ends[run.tables],
-            )
-
-        self.crew.share(len(runs), find_run)
-        if bad := [size for size in found.sizes if size < 0]:
-            raise self._bad_id(batch, -bad[0] - 1)
-        return found.together(self.crew)
-
-    def _runs(self, sizes: Int64s) -> list["_Run"]:
-        """Runs of tables with `sizes` (T,) look-ups, for the crew to share."""
-        found, at = [], 0
-        for tables in self.crew.cut_runs(sizes.tolist()):
-            stop = at + int(sizes[tables].sum())
-            features = np.searchsorted(self._span_tables, [tables.start, tables.stop]).tolist()
-            found.append(_Run(tables, slice(*features), slice(at, stop)))
-            at = stop
-        return found
-
-    def _hash(self, worker: int, places: int) -> "_Hash":
-        if worker not in self._scratch or len(self._scratch[worker][0]) < places:
-            self._scratch[worker] = np.zeros(places, np.int64), np.zeros(places, np.int32)
-        return self._scratch[worker]
+    def _clear(self, places: int) -> None:
+        self._places, self._used = np.zeros(places, np.int32), np.ones(1, np.int64)
 
     def _spans(self, batch: Batch) -> Int64s:
-        positions = np.array([feature.position for feature in self._group.features])
         samples = batch.num_samples
-        return np.stack([batch.offsets[positions * samples], batch.offsets[(positions + 1) * samples]], axis=1)
+        firsts, lasts = self._positions * samples, (self._positions + 1) * samples
+        return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1)
 
     def _bad_id(self, batch: Batch, position: int) -> InputError:
         bag = int(np.searchsorted(batch.offsets, position, side="right")) - 1
@@ -99,42 +84,3 @@ class DistinctFinder:
             f"id {batch.ids[position]} is outside table {table.name}, which has ids 0 to {table.num_embeddings - 1}. "
             f"Correct the data, enlarge the table, or let the reader send such ids to a row of their own (oov)."
         )
-
-
-_Hash = tuple[Int64s, NDArray[np.int32]]  # keys, places; see `planning.distinct_rows`
-
-
-class _Run(NamedTuple):
-    """Tables that follow each other."""
-
-    tables: slice
-    features: slice
-    lookups: slice
-
-
-class _Found:
-    """What was found in runs of tables, each where its look-ups lie: there are as many places, and more."""
-
-    def __init__(self, runs: Sequence[_Run], num_lookups: int) -> None:
-        self.rows, self.counts = np.empty(num_lookups, np.int64), np.empty(num_lookups, np.int32)
-        self.inverse, self.table_ends = np.empty(num_lookups, np.int32), np.empty(runs[-1].tables.stop, np.int64)
-        self.sizes = [0] * len(runs)  # distinct rows of each
-        self._runs = runs
-
-    def together(self, crew: Crew) -> Distinct:
-        """The runs behind each other."""
-        if len(self.sizes) == 1:
-            size = self.sizes[0]
-            return Distinct(self.rows[:size], self.counts[:size], self.inverse, self.table_ends)
-        bounds = [0, *accumulate(self.sizes)]
-        rows, counts = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int32)
-
-        def move_run(worker: int, number: int) -> None:
-            run, to = self._runs[number], slice(*bounds[number : number + 2])
-            own = slice(run.lookups.start, run.lookups.start + self.sizes[number])
-            rows[to], counts[to] = self.rows[own], self.counts[own]
-            self.inverse[run.lookups] += np.int32(to.start)
-            self.table_ends[run.tables] += to.start
-
-        crew.share(len(self.sizes), move_run)
-        return Distinct(rows, counts, self.inverse, self.table_ends)

@@ -53,6 +53,13 @@ class Group:
         return sum(feature.column >= 0 for feature in self.features)
 
     @cached_property
+    def feature_columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
+        """(features,) their positions, columns and tables, and whether they are pooled by mean."""
+        found = [(feature.position, feature.column, feature.table, feature.mean) for feature in self.features]
+        positions, columns, tables, means = (np.array(column) for column in zip(*found, strict=True))
+        return positions, columns, tables.astype(np.int32), means
+
+    @cached_property
     def _buckets(self) -> tuple[NDArray[np.int32], int]:
         """At most 4,096 equal ranges of rows with the table of each one's first row, and log2 of their size."""
         shift = max(0, (self.num_rows - 1).bit_length() - 12)

@@ -18,6 +18,7 @@ overlaps: a batch comes when all its rows are there, in parts or not.
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 
 from adaptive.batch import Batch
 from adaptive.errors import AdaptiveError, DeviceMemoryError
@@ -30,7 +31,7 @@ JOIN_SECONDS = 60.0  # a source that does not return within this time is reporte
 def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[Ready, None, None]:
     """Yield every batch when it may be trained. Asking for the next one declares the last one trained."""
     pipeline.begin(depth)
-    with pipeline.crew.working():
+    with pipeline.outliner.working() if depth else nullcontext():
         worker = _Worker(pipeline, batches, depth) if depth else None
         source = worker.ready() if worker else _prepare(pipeline, batches, 0, lambda number: None)
         try:
@@ -53,14 +54,14 @@ def _prepare(
     wait_until_trained: Callable[[int], None],
     start_early: Callable[[Ready], None] = lambda ready: None,
 ) -> Iterator[Ready]:
-    for batch, distinct, windows in pipeline.windowed(pipeline.read(batches)):
+    for batch, outlines, windows in pipeline.windowed(pipeline.read(batches)):
         number = pipeline.next_number
         wait_until_trained(number - depth - 1)
         pipeline.learn()
         held = depth
         while True:
             try:
-                ready = pipeline.advance(batch, distinct, windows, held, start_early)
+                ready = pipeline.advance(batch, outlines, windows, held, start_early)
                 break
             except DeviceMemoryError:
                 if not pipeline.may_look_less_far or held == 0:

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.errors import ConfigError, InputError
-from adaptive.tiers.crew import Crew
 from adaptive.tiers.device import CpuDevice, DeviceTier
 from adaptive.tiers.distinct import Distinct, DistinctFinder
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.layout import Group
 from adaptive.tiers.mover import Mover
+from adaptive.tiers.outline import Outline, Outliner, plan_threads
 from adaptive.tiers.parts import GroupPart, describe_parts
 from adaptive.tiers.plan import Feedback, GroupPlan, Moves
 from adaptive.tiers.planner import Arrival, Planner
@@ -40,8 +41,11 @@ class Lane:
     host: HostTier
     device: DeviceTier
     planner: Planner
-    finder: DistinctFinder  # of the look-ahead thread
-    reader: DistinctFinder  # of the training thread
+    reader: DistinctFinder  # of the training thread, for evaluation
+
+
+Coming = tuple[Batch, list[Outline], list[list[Distinct]]]
+"""A batch to be planned, its outline for each lane, and the distinct rows of the batches behind it, for each lane."""
 
 
 class Pipeline:
@@ -59,9 +63,7 @@ class Pipeline:
         self.lanes = tuple(lanes)
         self.referee = referee
         self.mover = mover
-        self.crew = Crew(tier.plan_threads)
-        for lane in self.lanes:
-            lane.planner.crew = lane.finder.crew = self.crew
+        self.outliner = Outliner([lane.group for lane in self.lanes], plan_threads(tier, mover.device) - 1)
         self.lock = threading.Lock()
         self.watch = Stopwatch()
         self.next_number = 0
@@ -146,26 +148,33 @@ class Pipeline:
                 return
             yield self.check(batch)
 
-    def windowed(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, list[Distinct], list[list[Distinct]]]]:
-        """Each batch with its distinct rows per group, and those of the policy's window behind it, nearest first."""
-        size = self.referee.policy.window
-        ahead: deque[tuple[Batch, list[Distinct]]] = deque()
+    def windowed(self, batches: Iterator[Batch]) -> Iterator[Coming]:
+        """Each batch with its outlines per group, and distinct rows of the policy's window behind it, nearest first.
+
+        More are read than the window holds while helpers make outlines, but not if the policy arranges batches: what
+        it has learnt until then must not depend on how far they are read.
+        """
+        window = self.referee.policy.window
+        spare = 0 if self.referee.arranges else self.outliner.num_ahead
+        ahead: deque[tuple[Batch, Callable[[], list[Outline]]]] = deque()
         for batch in batches:
             with self.watch.stage("plan"):
-                ahead.append((batch, [lane.finder.find(batch) for lane in self.lanes]))
-            if len(ahead) > size:
-                yield self._first(ahead)
+                ahead.append((batch, self.outliner.start(batch)))
+            if len(ahead) > window + spare:
+                yield self._first(ahead, window)
         while ahead:
-            yield self._first(ahead)
+            yield self._first(ahead, window)
 
-    def _first(self, ahead: deque[tuple[Batch, list[Distinct]]]) -> tuple[Batch, list[Distinct], list[list[Distinct]]]:
-        batch, distinct = ahead.popleft()
-        return batch, distinct, [[later[i] for _, later in ahead] for i in range(len(self.lanes))]
+    def _first(self, ahead: deque[tuple[Batch, Callable[[], list[Outline]]]], window: int) -> Coming:
+        with self.watch.stage("plan"):
+            batch, outlines = ahead.popleft()
+            following = [later() for _, later in islice(ahead, window)]
+            return batch, outlines(), [[later[i].distinct for later in following] for i in range(len(self.lanes))]
 
     def advance(
         self,
         batch: Batch,
-        distinct: list[Distinct],
+        outlines: list[Outline],
         windows: list[list[Distinct]],
         depth: int,
         start_early: Callable[[Ready], None] = lambda ready: None,
@@ -177,9 +186,10 @@ class Pipeline:
         with self.lock:
             with self.watch.stage("plan"):
                 number = self.next_number
-                arrivals = self._prepare(distinct, number, depth, windows)
+                arrivals = self._prepare([outline.distinct for outline in outlines], number, depth, windows)
                 plans = [
-                    lane.planner.commit(batch, arrival) for lane, arrival in zip(self.lanes, arrivals, strict=True)
+                    lane.planner.commit(outline, arrival)
+                    for lane, outline, arrival in zip(self.lanes, outlines, arrivals, strict=True)
                 ]
                 parts = self._parts(batch, plans, arrivals) if batch.part_sizes else []
                 buffer = self.mover.start_moves(number, after=number - depth - 1)

@@ -14,23 +14,21 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels import planning, watched
-from adaptive.policy import NEVER, RowStats
 from adaptive.rows.deferral import DeferralBook, Summed
 from adaptive.rows.optim import RowOptimizer
 from adaptive.rows.saturation import HotSet
 from adaptive.rows.tracker import Tracker
-from adaptive.tiers import shared_loops
-from adaptive.tiers.crew import ALONE
 from adaptive.tiers.distinct import Distinct
-from adaptive.tiers.grouping import Updates, describe_bags, group_updates
+from adaptive.tiers.grouping import Updates, group_updates
 from adaptive.tiers.layout import Group
+from adaptive.tiers.outline import Outline
 from adaptive.tiers.plan import Deferred, Feedback, Grouping, GroupPlan, Moves, Pooling, Snapshots, no_rows
 from adaptive.tiers.referee import Referee, lowest
+from adaptive.tiers.row_stats import StatsSource
 from adaptive.tiers.slots import SlotTable
 
 Int64s = NDArray[np.int64]
@@ -46,12 +44,11 @@ class Planner:
 
     def __init__(self, group: Group, num_slots: int, tier: TierConfig, referee: Referee, row_bytes: int) -> None:
         self.group = group
-        self.crew = ALONE  # may help; whoever runs the planner lends its own
         self.tracker = Tracker(group.num_rows)
         self.slots = SlotTable(num_slots, group.table_starts, self.tracker)
         self.hot: HotSet | None = None
         self.deferral: DeferralBook | None = None
-        self._unknown = _Unknown()
+        self._stats = StatsSource(group, self.tracker, self.slots)
         self._watched: tuple[int, SkipConfig, RowOptimizer] | None = None
         self._tier = tier
         self._referee = referee
@@ -98,8 +95,9 @@ class Planner:
             PolicyError: if the policy fails. Rows and slots are as they were in both cases.
         """
         rows = distinct.rows
-        locations, missing = shared_loops.locate(self.crew, rows, self.tracker.codes, number, self.slots.used)
-        question = _Question(number, depth, window, rows, missing)
+        locations, missing = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        count = planning.locate(rows, self.tracker.codes, locations, missing, number, self.slots.used)
+        question = _Question(number, depth, window, rows, missing[:count])
         staged = self._referee.policy.misses == "stage"
         takers, victims = self._stage(question) if staged else self._promote(question)
         return Arrival(number, distinct, locations, takers, victims)
@@ -110,18 +108,17 @@ class Planner:
         here = codes > 0
         self.slots.used[codes[here] - 1] = self.tracker.last_access[distinct.rows[here]] - 1
 
-    def commit(self, batch: Batch, arrival: "Arrival") -> GroupPlan:
+    def commit(self, outline: Outline, arrival: "Arrival") -> GroupPlan:
         """Make it so in the books, and describe the batch to the kernels."""
         distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
         rows, counts = distinct.rows, distinct.counts
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
         planning.count_tables(distinct.table_ends, counts, locations, tally)
         moves = self._exchange(arrival, tally)
-        shared_loops.touch(self.crew, rows, counts, locations, number, self.tracker, self.slots.used)
+        planning.touch(rows, counts, number, self.tracker.accesses, self.tracker.last_access)
         left_out = self._left_out(number, distinct, locations, tally)
-        inverse, crew = distinct.inverse, self.crew
-        pooling = describe_bags(self.group, batch, inverse, locations, crew)
-        updates = group_updates(rows, counts, locations, inverse, left_out.fates, pooling, crew)
+        pooling = outline.bags.pooling(distinct.inverse, locations)
+        updates = group_updates(outline, locations, left_out.fates)
         planning.mark_dirty(updates.now, locations, self.slots.flags)
         deferred = self._defer(rows, locations, left_out, updates)
         self._count_bytes(pooling, tally)
@@ -147,7 +144,7 @@ class Planner:
     def _exchange(self, arrival: "Arrival", tally: Int64s) -> Moves:
         rows, locations = arrival.distinct.rows, arrival.locations
         back_slots, back_rows = self.slots.release(arrival.victims, tally)
-        slots, initial = self.slots.take(arrival.takers, rows, locations, tally)
+        slots, initial = self.slots.take(arrival.takers, rows, locations, arrival.number, tally)
         fresh = np.empty(len(rows), np.int64)
         num_fresh = planning.use_rows_on_host(rows, self.tracker.codes, locations, fresh)
         return Moves(back_slots, back_rows, slots, rows[arrival.takers], initial, fresh[:num_fresh])
@@ -179,8 +176,8 @@ class Planner:
         if len(idle) < shortage:
             raise self._does_not_fit(question, shortage - len(idle))
         count = min(len(idle), max(shortage, int(self._tier.release_share * len(self.slots))))
-        stats = self.stats(self.slots.rows[idle], question.number, question.window)
-        return question.missing, idle[lowest(self._referee.score(stats), count)]
+        scores = self._score(self.slots.rows[idle], question)
+        return question.missing, idle[lowest(scores, count)]
 
     def _does_not_fit(self, question: "_Question", lacking: int) -> DeviceMemoryError:
         have, depth = len(self.slots), question.depth
@@ -201,7 +198,7 @@ class Planner:
         full = len(movable) > self.slots.num_free
         idle = self.slots.idle(question.oldest_held, self._tier.max_candidates) if full else no_rows()
         candidates = np.concatenate([question.rows[movable], self.slots.rows[idle]])
-        scores = self._referee.score(self.stats(candidates, question.number, question.window))
+        scores = self._score(candidates, question)
         return _swaps(movable, idle, scores, self.slots.num_free)
 
     def _movable(self, question: "_Question") -> Int64s:
@@ -211,12 +208,17 @@ class Planner:
 
     # --- policies --------------------------------------------------------------------------------------------
 
+    def _score(self, rows: Int64s, question: "_Question") -> NDArray[np.float64]:
+        watched = self.hot if self._referee.watches_saturation else None
+        return self._referee.score(self._stats.of(rows, question.number, question.window, hot=watched))
+
     def ask_saturated(self, number: int) -> None:
         """Ask the policy anew which watched rows are saturated."""
         if self.hot is None or self.hot.num_entries == 0 or not self._referee.watches_saturation:
             return
         entries = slice(0, self.hot.num_entries)
-        stats = self.stats(self.hot.rows[entries].copy(), number, entries=np.arange(self.hot.num_entries))
+        rows, own = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
+        stats = self._stats.of(rows, number, hot=self.hot, entries=own)
         self._adopt(self.hot, self._referee.saturated(stats))
 
     def _obey_guard(self) -> None:
@@ -237,83 +239,6 @@ class Planner:
         self.tracker.add_norms(feedback.rows, feedback.norms)
         if self.hot is not None:
             self.hot.learn(feedback)
-
-    def stats(
-        self, rows: Int64s, number: int, window: Sequence[Distinct] = (), entries: Int64s | None = None
-    ) -> RowStats:
-        """What a policy is told about local rows (n,)."""
-        records = shared_loops.gather(self.crew, rows, self.tracker)
-        drift, drift_accesses, saturated = self._movement(rows, entries)
-        return RowStats(
-            step=number,
-            rows=_moved(rows, self.group.first_row),
-            table=_moved(self.group.tables_of(rows), self.group.first_table),
-            accesses=records.accesses,
-            last_access=records.last_access,
-            next_access=self._next_access(rows, records.codes, number, window),
-            update_norm=records.update_norm,
-            drift=drift,
-            drift_accesses=drift_accesses,
-            saturated=saturated,
-            resident=records.codes > 0,
-        )
-
-    def _movement(self, rows: Int64s, entries: Int64s | None) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
-        size = len(rows)
-        if self.hot is None or not self._referee.watches_saturation:
-            return self._unknown.movement(size)
-        drift = np.full(size, np.nan, np.float32)
-        accesses, saturated = np.zeros(size, np.int64), np.zeros(size, np.bool_)
-        if entries is None:
-            entries = self.hot.entries_of(rows)
-        known = entries >= 0
-        drift[known] = self.hot.drift[entries[known]]
-        accesses[known] = self.hot.drift_accesses[entries[known]]
-        saturated[known] = self.hot.saturated[entries[known]]
-        return drift, accesses, saturated
-
-    def _next_access(self, rows: Int64s, codes: NDArray[np.int32], number: int, window: Sequence[Distinct]) -> Int64s:
-        if not window:
-            return self._unknown.next_access(len(rows))
-        following = np.full(len(rows), NEVER, np.int64)
-        slot_next = np.full(len(self.slots), NEVER, np.int64)
-        on_device, away = codes > 0, np.flatnonzero(codes <= 0)
-        for ahead in range(len(window), 0, -1):
-            planning.mark_next_access(window[ahead - 1].rows, self.tracker.codes, number + ahead, slot_next)
-            if len(away):  # rows on the host that may come in
-                following[away[np.isin(rows[away], window[ahead - 1].rows)]] = number + ahead
-        following[on_device] = slot_next[codes[on_device] - 1]
-        return following
-
-
-class _Unknown:
-    """Columns that tell a policy nothing, made once and handed out again and again: they are read-only."""
-
-    def __init__(self) -> None:
-        self._make(0)
-
-    def _make(self, size: int) -> None:
-        self._drift = np.full(size, np.nan, np.float32)
-        self._accesses, self._saturated = np.zeros(size, np.int64), np.zeros(size, np.bool_)
-        self._next_access = np.full(size, NEVER, np.int64)
-        for column in (self._drift, self._accesses, self._saturated, self._next_access):
-            column.flags.writeable = False
-
-    def movement(self, size: int) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
-        self._reach(size)
-        return self._drift[:size], self._accesses[:size], self._saturated[:size]
-
-    def next_access(self, size: int) -> Int64s:
-        self._reach(size)
-        return self._next_access[:size]
-
-    def _reach(self, size: int) -> None:
-        if size > len(self._drift):
-            self._make(size)
-
-
-def _moved(numbers: NDArray[Number], by: int) -> NDArray[Number]:
-    return numbers + numbers.dtype.type(by) if by else numbers
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,11 @@ class Referee:
         self._thread: PolicyThread | None = None
         self._stuck: PolicyThread | None = None  # has been left behind
 
+    @property
+    def arranges(self) -> bool:
+        """The policy makes batches of its own."""
+        return getattr(self.policy.arrange, "__func__", None) is not Policy.arrange
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Inside, the policy's methods run in a thread of its own and are waited for no longer than the timeout.
@@ -82,7 +87,7 @@ class Referee:
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
         """The policy's batches, each checked to be one."""
-        if getattr(self.policy.arrange, "__func__", None) is Policy.arrange:
+        if not self.arranges:
             for batch in batches:  # noqa: UP028 (`yield from` would close the caller's iterator with this one)
                 yield batch
             return

@@ -55,8 +55,11 @@ class SlotTable:
         self.num_free += len(victims)
         return slots[:count], rows[:count]
 
-    def take(self, takers: Int64s, rows: Int64s, locations: Int64s, tally: Int64s) -> tuple[Int64s, NDArray[np.bool_]]:
-        """Give the distinct rows `rows[takers]` a slot each; returns (slots, still at their initial value)."""
+    def take(
+        self, takers: Int64s, rows: Int64s, locations: Int64s, number: int, tally: Int64s
+    ) -> tuple[Int64s, NDArray[np.bool_]]:
+        """Give the distinct rows `rows[takers]` a slot each, held for batch `number`; returns (slots, still at their
+        initial value)."""
         assert len(takers) <= self.num_free
         slots, initial = np.empty(len(takers), np.int64), np.empty(len(takers), np.bool_)
         planning.take_slots(
@@ -64,7 +67,9 @@ class SlotTable:
             rows,
             self._tracker.codes,
             locations,
+            number,
             self.rows,
+            self.used,
             self.flags,
             self.free,
             self.num_free,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from variants import both
 
 from adaptive.config import TableConfig
-from adaptive.kernels import cpu, planning
+from adaptive.kernels import cpu, lookups, planning
 from adaptive.kernels.deferred import accumulate, apply_sums
 from adaptive.kernels.drift import drift
 from adaptive.rows.optim import SGD, Adagrad
@@ -113,11 +113,11 @@ def test_distinct_rows_of_tables_larger_than_2_31(choose: Choose) -> None:
     ids = np.array([1, 1 + 2**32, size - 1, 1, 0, 2**32, size - 1])
     spans, span_tables = np.array([[0, 4], [4, 7]]), np.array([0, 1], np.int32)
     sizes, starts = np.array([size, size]), np.array([0, size, 2 * size])
-    keys, places = np.zeros(16, np.int64), np.zeros(16, np.int32)
+    places, used = np.zeros(16, np.int32), np.ones(1, np.int64)
     rows, counts, inverse = np.empty(7, np.int64), np.empty(7, np.int32), np.empty(7, np.int32)
     ends = np.empty(2, np.int64)
-    found = choose(planning.distinct_rows)(
-        ids, spans, span_tables, sizes, starts, keys, places, rows, counts, inverse, ends
+    found = choose(lookups.distinct_rows)(
+        ids, spans, span_tables, sizes, starts, places, used, rows, counts, inverse, ends
     )
     assert rows[:found].tolist() == [1, 1 + 2**32, size - 1, size, size + 2**32, 2 * size - 1]
     assert inverse.tolist() == [0, 1, 2, 0, 3, 4, 5]
@@ -140,10 +140,7 @@ def test_initial_values_of_rows_beyond_2_32() -> None:
 def test_records_of_rows_beyond_2_31_bytes() -> None:
     tracker = Tracker(NUM)
     rows = np.array([LAST, 0])
-    planning.touch(
-        rows, np.array([5, 1], np.int32), np.array([-1, -1]), 8,
-        tracker.accesses, tracker.last_access, np.zeros(0, np.int32),
-    )  # fmt: skip
+    planning.touch(rows, np.array([5, 1], np.int32), 8, tracker.accesses, tracker.last_access)
     tracker.add_norms(rows, np.array([2.5, 1], np.float32))
     accesses, last, norms, _ = tracker.gather(np.array([LAST - 1, LAST]))
     assert (accesses.tolist(), last.tolist(), norms.tolist()) == ([0, 5], [-1, 8], [0, 2.5])

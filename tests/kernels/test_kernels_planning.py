@@ -1,4 +1,4 @@
-"""What the look-ahead thread computes about ids: answers written out, then against the slow twins.
+"""What the look-ahead thread computes about distinct rows: answers written out, then against the slow twins.
 
 The group of most tests: two tables of 4 and 6 rows, so rows 0..3 and 4..9.
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -46,129 +45,26 @@ def counted(tally: Int64s) -> dict[str, list[int]]:
     return {counter.name: tally[:, counter].tolist() for counter in Counter if tally[:, counter].any()}
 
 
-# --- distinct rows -------------------------------------------------------------------------------------------------
-
-
-def find_distinct(choose: Choose, ids: Any, spans: Any, span_tables: Any, sizes: Any) -> tuple[int, reference.Distinct]:
-    """What the kernel returned, and its outputs."""
-    ids, spans, sizes = (
-        np.asarray(ids, np.int64),
-        np.asarray(spans, np.int64).reshape(-1, 2),
-        np.asarray(sizes, np.int64),
-    )
-    num_lookups = int((spans[:, 1] - spans[:, 0]).sum())
-    scratch = 16
-    while scratch < 2 * num_lookups:
-        scratch *= 2
-    rows, counts, inverse = (
-        np.empty(num_lookups, np.int64),
-        np.empty(num_lookups, np.int32),
-        np.empty(num_lookups, np.int32),
-    )
-    ends = np.empty(len(sizes), np.int64)
-    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    found = choose(planning.distinct_rows)(
-        ids, spans, np.asarray(span_tables, np.int32), sizes, starts,
-        np.full(scratch, 99, np.int64), np.full(scratch, 99, np.int32), rows, counts, inverse, ends,
-    )  # fmt: skip
-    outputs = reference.Distinct(rows[:found].tolist(), counts[:found].tolist(), inverse.tolist(), ends.tolist())
-    return int(found), outputs
-
-
-@both
-@pytest.mark.parametrize("sizes", [(4, 6), (10**6, 10**6)], ids=["direct", "hashed"])
-def test_distinct_rows_in_order_of_first_look_up(choose: Choose, sizes: tuple[int, int]) -> None:
-    """Table 0 is looked up by features 0 and 2 (ids 3 1 3 and 1 0), table 1 by feature 1 (ids 5 5)."""
-    found, distinct = find_distinct(choose, [3, 1, 3, 5, 5, 1, 0], [[0, 3], [5, 7], [3, 5]], [0, 0, 1], sizes)
-    assert found == 4
-    assert distinct.rows == [3, 1, 0, sizes[0] + 5]
-    assert distinct.counts == [2, 2, 1, 2]
-    assert distinct.inverse == [0, 1, 0, 1, 2, 3, 3]
-    assert distinct.table_ends == [3, 4]
-
-
-@both
-def test_distinct_rows_of_empty_features_and_batches(choose: Choose) -> None:
-    found, distinct = find_distinct(choose, [2], [[0, 0], [0, 1]], [0, 2], (4, 5, 6))
-    assert (found, distinct.rows, distinct.table_ends) == (1, [11], [0, 0, 1])
-    assert find_distinct(choose, [], [[0, 0]], [0], (4,))[0] == 0
-
-
-@both
-@pytest.mark.parametrize("bad", [-1, 4, 2**31, 2**32, 2**63 - 1, -(2**63)])
-@pytest.mark.parametrize("position", [0, 2])
-@pytest.mark.parametrize("size", [4, 2**20])
-def test_distinct_rows_tells_the_position_of_a_bad_id(choose: Choose, bad: int, position: int, size: int) -> None:
-    ids = [3, 3, 3]
-    ids[position] = bad if bad != 4 else size
-    if 0 <= bad < size and bad != 4:
-        pytest.skip("not bad for this table")
-    assert find_distinct(choose, ids, [[0, 3]], [0], (size,))[0] == -(position + 1)
-
-
-@both
-def test_an_id_is_bad_by_its_own_table(choose: Choose) -> None:
-    """5 is a row of table 1 (6 rows) and none of table 0 (4 rows)."""
-    assert find_distinct(choose, [3, 5], [[0, 1], [1, 2]], [0, 1], (4, 6))[0] == 2
-    assert find_distinct(choose, [5, 3], [[0, 1], [1, 2]], [0, 1], (4, 6))[0] == -1
-
-
-@both
-@settings(max_examples=60, deadline=None)
-@given(
-    sizes=st.lists(st.sampled_from([1, 7, 40, 2**33]), min_size=1, max_size=3),
-    features=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=5),
-    seed=st.integers(0, 2**32 - 1),
-    spread=st.integers(1, 2**34),
-)
-def test_distinct_rows_equal_the_twin(
-    choose: Choose, sizes: list[int], features: list[tuple[int, int]], seed: int, spread: int
-) -> None:
-    """Features lie in the batch in any order; `features`: (table, look-ups) of each."""
-    rng = np.random.default_rng(seed)
-    tables = [min(table, len(sizes) - 1) for table, _ in features]
-    parts = [rng.integers(0, min(sizes[t], spread), num) for t, (_, num) in zip(tables, features, strict=True)]
-    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    spans = np.stack([ends - [len(part) for part in parts], ends], axis=1)
-    order = np.argsort(tables, kind="stable")
-    by_table = [
-        [int(i) for part, t in zip(parts, tables, strict=True) if t == table for i in part]
-        for table in range(len(sizes))
-    ]
-    ids = np.concatenate([*parts, np.zeros(0, np.int64)])
-    found, distinct = find_distinct(choose, ids, spans[order], np.array(tables)[order], sizes)
-    expected = reference.distinct_rows(by_table, [0, *np.cumsum(sizes).tolist()])
-    assert found == len(expected.rows)
-    assert distinct == expected
-
-
 # --- where rows lie --------------------------------------------------------------------------------------------------
 
 
 @both
-def test_locate_changes_nothing(choose: Choose) -> None:
-    codes = i32(INITIAL, 3, ON_HOST, 1)
-    locations, missing = np.full(3, 9), np.full(3, 9)
-    assert choose(planning.locate)(ints(2, 1, 0), codes, locations, missing) == 2
-    assert locations.tolist() == [-1, 2, -1]
+def test_locate_holds_what_it_finds_and_changes_nothing_else(choose: Choose) -> None:
+    codes, used = i32(INITIAL, 3, ON_HOST, 1), i32(4, 5, 6)
+    locations, missing = np.full(4, 9), np.full(4, 9)
+    assert choose(planning.locate)(ints(2, 1, 0, 3), codes, locations, missing, 8, used) == 2
+    assert locations.tolist() == [-1, 2, -1, 0]
     assert missing[:2].tolist() == [0, 2]
+    assert used.tolist() == [8, 5, 8]
     assert codes.tolist() == [INITIAL, 3, ON_HOST, 1]
 
 
 @both
-def test_hold_marks_slots_and_only_slots(choose: Choose) -> None:
-    used = i32(-1, 4, 5)
-    choose(planning.hold)(ints(2, -1, 0), 7, used)
-    assert used.tolist() == [7, 4, 7]
-
-
-@both
-def test_touch_counts_look_ups_and_holds(choose: Choose) -> None:
-    accesses, last, used = np.array([1, 0, 2**32 - 3], np.uint32), i32(0, 0, 4), i32(3, 3)
-    choose(planning.touch)(ints(2, 0), i32(2, 5), ints(~2, 1), 6, accesses, last, used)
+def test_touch_counts_look_ups(choose: Choose) -> None:
+    accesses, last = np.array([1, 0, 2**32 - 3], np.uint32), i32(0, 0, 4)
+    choose(planning.touch)(ints(2, 0), i32(2, 5), 6, accesses, last)
     assert accesses.tolist() == [6, 0, 2**32 - 1]
     assert last.tolist() == [7, 0, 7]
-    assert used.tolist() == [3, 6]
 
 
 @both
@@ -257,11 +153,12 @@ def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
     slots["free"][:3] = [4, 7, 6]
     slots["rows"], slots["flags"] = np.full(8, -1), np.full(8, 99, np.uint8)
     rows, locations = ints(6, 5, 0), ints(1, -1, -1)
-    out, initial = np.full(2, -9), np.zeros(2, np.bool_)
+    out, initial, used = np.full(2, -9), np.zeros(2, np.bool_), np.full(8, 3, np.int32)
     choose(planning.take_slots)(
-        ints(1, 2), rows, slots["codes"], locations, slots["rows"], slots["flags"], slots["free"], 3, STARTS,
+        ints(1, 2), rows, slots["codes"], locations, 5, slots["rows"], used, slots["flags"], slots["free"], 3, STARTS,
         out, initial, tally,
     )  # fmt: skip
+    assert used.tolist() == [3] * 6 + [5, 5]
     assert out.tolist() == [6, 7]
     assert initial.tolist() == [False, True]
     assert locations.tolist() == [1, 6, 7]
@@ -316,37 +213,7 @@ def test_mark_next_access_from_the_farthest_batch_to_the_nearest(choose: Choose)
     assert following.tolist() == [8, 7]
 
 
-# --- bags and groups -------------------------------------------------------------------------------------------------
-
-
-def lay_out(choose: Choose, offsets: Any, *, samples: int, feature: int, column: int, mean: bool = False,
-            scales: Any = ()) -> tuple[list[int], list[int], list[float]]:  # fmt: skip
-    """Starts, vectors and scales of one feature; 2 columns, and un-pooled vectors run on from 100."""
-    starts, vectors = np.full(20, -9), np.full(20, -9, np.int32)
-    scales = np.array(scales, np.float32)
-    count = choose(planning.lay_out_bags)(
-        ints(*offsets), samples, feature, column, 2, 100, starts, vectors, scales, mean
-    )
-    assert (starts[count:] == -9).all() and (vectors[count:] == -9).all()
-    return starts[:count].tolist(), vectors[:count].tolist(), scales.tolist()
-
-
-@both
-def test_bags_of_a_pooled_feature_fill_its_column(choose: Choose) -> None:
-    """Feature 1 of 2, 3 samples: bags of 2, 0 and 3 look-ups, which start at look-up 4 of the batch."""
-    offsets = (0, 1, 2, 4, 6, 6, 9)
-    expected = ([0, 2, 2], [1, 3, 5])
-    assert lay_out(choose, offsets, samples=3, feature=1, column=1)[:2] == expected
-    *bags, scales = lay_out(choose, offsets, samples=3, feature=1, column=1, mean=True, scales=[9] * 5)
-    assert tuple(bags) == expected
-    assert scales == [0.5, 0.5, *[float(np.float32(1) / np.float32(3))] * 3]
-    assert lay_out(choose, offsets, samples=3, feature=1, column=1, scales=[9] * 5)[2] == [9] * 5
-
-
-@both
-def test_look_ups_of_an_unpooled_feature_are_bags_of_their_own(choose: Choose) -> None:
-    offsets = (0, 1, 2, 4, 6, 6, 9)
-    assert lay_out(choose, offsets, samples=3, feature=1, column=-1)[:2] == ([0, 1, 2, 3, 4], list(range(100, 105)))
+# --- what a batch's look-ups become ---------------------------------------------------------------------------------
 
 
 @both
@@ -356,89 +223,47 @@ def test_lookup_locations(choose: Choose) -> None:
     assert lookups.tolist() == [~3, 5, ~3, 7]
 
 
-def fates_of(skipped: Any, later: Any, num_rows: int) -> NDArray[np.uint8]:
-    """Rows that come later have a sum that waits or is due, in turn."""
-    if not len(skipped) and not len(later):
-        return np.zeros(0, np.uint8)
-    fates = np.zeros(num_rows, np.uint8)
-    waiting = np.flatnonzero(later)
-    fates[waiting] = np.where(np.arange(len(waiting)) % 2, planning.DUE, planning.WAITS)
-    fates[np.flatnonzero(skipped)] = planning.SKIPPED
-    return fates
-
-
-def group_look_ups(choose: Choose, inverse: Any, skipped: Any, bag_starts: Any, bag_vectors: Any, num_rows: int,
-          scaled: bool = True, later: Any = ()) -> tuple[Any, ...]:  # fmt: skip
-    """(updated, segments, vectors, origins) as lists."""
-    counts = np.bincount(inverse, minlength=num_rows).astype(np.int32)
-    cursors, segments, updated = (
-        np.empty(num_rows, np.int64),
-        np.empty(num_rows + 1, np.int64),
-        np.empty(num_rows, np.int64),
+def choose_of(choose: Choose, segments: Any, fates: Any, *, scaled: bool) -> tuple[Any, ...]:
+    """(updated, how many of them now, their look-ups) of look-ups that fill vector 10 * look-up, scaled by it."""
+    num_lookups, num_rows = segments[-1], len(fates)
+    vectors = np.arange(num_lookups, dtype=np.int32) * 10
+    scales = vectors.astype(np.float32) if scaled else np.zeros(0, np.float32)
+    updated, chosen = np.full(num_rows, -9), np.full(num_rows + 1, -9)
+    chosen_vectors, chosen_scales = np.full_like(vectors, -9), np.full_like(scales, -9)
+    kept, now = choose(planning.choose_segments)(
+        ints(*segments), vectors, scales, np.array(fates, np.uint8), updated, chosen, chosen_vectors, chosen_scales
     )
-    vectors = np.full(len(inverse), -9, np.int32)
-    origins = np.full(len(inverse) if scaled else 0, -9, np.int64)
-    kept, first = choose(planning.lay_out_segments)(
-        counts, fates_of(skipped, later, num_rows), cursors, segments, updated
-    )
-    choose(planning.fill_segments)(
-        np.array(inverse, np.int32), np.array(bag_starts, np.int64), np.array(bag_vectors, np.int32),
-        cursors, vectors, origins,
-    )  # fmt: skip
-    assert not any(later[u] for u in updated[:first] if later) and all(later[u] for u in updated[first:kept])
-    grouped = segments[kept]
-    return (
-        updated[:kept].tolist(),
-        segments[: kept + 1].tolist(),
-        vectors[:grouped].tolist(),
-        origins[:grouped].tolist(),
-    )
+    if scaled:
+        assert chosen_scales.tolist() == chosen_vectors.tolist()
+    spans = itertools.pairwise(chosen[: kept + 1])
+    return updated[:kept].tolist(), now, [(chosen_vectors[a:b] // 10).tolist() for a, b in spans]
 
 
 @both
-def test_look_ups_are_grouped_by_row_in_look_up_order(choose: Choose) -> None:
-    """Bags (row 0, row 1), (), (row 1, row 0, row 1), filling vectors 4, 5, 6."""
-    case = ([0, 1, 1, 0, 1], [0, 2, 2, 5], [4, 5, 6], 2)
-    inverse, *bags = case
-    updated, segments, vectors, origins = group_look_ups(choose, inverse, [], *bags)
-    assert (updated, segments, vectors) == ([0, 1], [0, 2, 5], [4, 6, 4, 6, 6])
-    assert origins == [0, 3, 1, 2, 4]
-    assert group_look_ups(choose, inverse, [], *bags, scaled=False) == (updated, segments, vectors, [])
-
-
-@both
-def test_skipped_rows_are_left_out_of_the_groups(choose: Choose) -> None:
-    inverse, *bags = ([0, 1, 2, 0, 1], [0, 2, 5], [0, 1], 3)
-    assert group_look_ups(choose, inverse, [True, False, True], *bags) == ([1], [0, 2], [0, 1], [1, 4])
-    assert group_look_ups(choose, inverse, [True] * 3, *bags) == ([], [0], [], [])
-
-
-@both
-def test_rows_to_be_updated_later_are_grouped_behind_the_others(choose: Choose) -> None:
-    inverse, *bags = ([0, 1, 2, 0, 1], [0, 2, 5], [0, 1], 3)
-    updated, segments, vectors, origins = group_look_ups(choose, inverse, [], *bags, later=[True, False, False])
-    assert (updated, segments, vectors, origins) == ([1, 2, 0], [0, 2, 3, 5], [0, 1, 1, 0, 1], [1, 4, 2, 0, 3])
-    skipped = [False, False, True]
-    assert group_look_ups(choose, inverse, skipped, *bags, later=[True, False, True])[0] == [1, 0]
+@pytest.mark.parametrize("scaled", [False, True])
+def test_rows_that_are_skipped_go_and_those_with_a_sum_come_last(choose: Choose, scaled: bool) -> None:
+    """Four rows with 2, 1, 3 and 1 look-ups."""
+    now, due, waits, skipped = planning.NOW, planning.DUE, planning.WAITS, planning.SKIPPED
+    segments = (0, 2, 3, 6, 7)
+    look_ups = [[0, 1], [2], [3, 4, 5], [6]]
+    assert choose_of(choose, segments, [now] * 4, scaled=scaled) == ([0, 1, 2, 3], 4, look_ups)
+    mixed = choose_of(choose, segments, [waits, now, skipped, due], scaled=scaled)
+    assert mixed == ([1, 0, 3], 1, [[2], [0, 1], [6]])
+    assert choose_of(choose, segments, [skipped] * 4, scaled=scaled) == ([], 0, [])
+    assert choose_of(choose, (0,), [], scaled=scaled) == ([], 0, [])
 
 
 @both
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), sizes=st.lists(st.sampled_from([0, 1, 2, 30]), max_size=8))
-def test_groups_equal_the_twin(choose: Choose, data: st.DataObject, sizes: list[int]) -> None:
-    ids = data.draw(st.lists(st.integers(0, 5), min_size=sum(sizes), max_size=sum(sizes)))
-    distinct = reference.distinct_rows([ids], [0])
-    num_rows = len(distinct.rows)
-    skipped, later = (data.draw(st.lists(st.booleans(), min_size=num_rows, max_size=num_rows)) for _ in range(2))
-    starts = [0, *np.cumsum(sizes).tolist()]
-    vectors_of = np.repeat(np.arange(len(sizes)), sizes)
-    expected = reference.group_by_row(distinct.inverse, skipped, num_rows)
-    updated, segments, vectors, origins = group_look_ups(
-        choose, distinct.inverse, skipped, starts, np.arange(len(sizes)), num_rows, later=later
-    )
-    assert updated == sorted(expected, key=lambda u: later[u])
-    assert [origins[a:b] for a, b in itertools.pairwise(segments)] == [expected[u] for u in updated]
-    assert vectors == [int(vectors_of[p]) for p in origins]
+@given(rows=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=12), scaled=st.booleans())
+def test_chosen_segments_equal_the_twin(choose: Choose, rows: list[tuple[int, int]], scaled: bool) -> None:
+    """rows: (look-ups, fate) of each."""
+    segments = [0, *itertools.accumulate(size for size, _ in rows)]
+    now = [u for u, (_, fate) in enumerate(rows) if fate == planning.NOW]
+    later = [u for u, (_, fate) in enumerate(rows) if fate in (planning.DUE, planning.WAITS)]
+    updated, first, look_ups = choose_of(choose, segments, [fate for _, fate in rows], scaled=scaled)
+    assert (updated, first) == (now + later, len(now))
+    assert look_ups == [list(range(segments[u], segments[u + 1])) for u in updated]
 
 
 # --- records ---------------------------------------------------------------------------------------------------------

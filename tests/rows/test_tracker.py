@@ -26,11 +26,11 @@ def test_untouched_rows_have_zeros_and_no_latest_batch() -> None:
 
 
 def test_gather_after_touching() -> None:
-    tracker, used = Tracker(4), np.zeros(1, np.int32)
+    tracker = Tracker(4)
     for batch, rows in ((0, [2]), (5, [2, 1])):
         rows_ = np.array(rows)
-        counts, locations = np.full(len(rows), 3, np.int32), np.full(len(rows), -1)
-        planning.touch(rows_, counts, locations, batch, tracker.accesses, tracker.last_access, used)
+        counts = np.full(len(rows), 3, np.int32)
+        planning.touch(rows_, counts, batch, tracker.accesses, tracker.last_access)
     tracker.add_norms(np.array([2]), np.array([0.5], np.float32))
     tracker.add_norms(np.array([2, 3]), np.array([0.25, 1], np.float32))
     tracker.codes[1] = 7

@@ -1,0 +1,116 @@
+"""`StatsSource`: puts together what a policy is told about rows, from records, slots and the hot set."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.kernels import planning
+from adaptive.policy import NEVER, RowStats
+from adaptive.rows.saturation import HotSet
+from adaptive.rows.tracker import Tracker
+from adaptive.tiers.distinct import Distinct
+from adaptive.tiers.layout import Group
+from adaptive.tiers.slots import SlotTable
+
+Int64s = NDArray[np.int64]
+Number = TypeVar("Number", bound=np.integer)
+
+
+class StatsSource:
+    """Of one group of tables."""
+
+    def __init__(self, group: Group, tracker: Tracker, slots: SlotTable) -> None:
+        self._group, self._tracker, self._slots = group, tracker, slots
+        self._unknown = _Unknown()
+
+    def of(
+        self,
+        rows: Int64s,
+        number: int,
+        window: Sequence[Distinct] = (),
+        *,
+        hot: HotSet | None = None,
+        entries: Int64s | None = None,
+    ) -> RowStats:
+        """What a policy is told about local rows (n,) when batch `number` is planned.
+
+        Args:
+            window: the batches that follow, nearest first.
+            hot: where movement is known, if the policy asks about it; `entries` (n,) of the rows there, if known.
+        """
+        group, records = self._group, self._tracker.gather(rows)
+        drift, drift_accesses, saturated = self._movement(rows, hot, entries)
+        return RowStats(
+            step=number,
+            rows=_moved(rows, group.first_row),
+            table=_moved(group.tables_of(rows), group.first_table),
+            accesses=records.accesses,
+            last_access=records.last_access,
+            next_access=self._next_access(rows, records.codes, number, window),
+            update_norm=records.update_norm,
+            drift=drift,
+            drift_accesses=drift_accesses,
+            saturated=saturated,
+            resident=records.codes > 0,
+        )
+
+    def _movement(
+        self, rows: Int64s, hot: HotSet | None, entries: Int64s | None
+    ) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
+        size = len(rows)
+        if hot is None:
+            return self._unknown.movement(size)
+        drift = np.full(size, np.nan, np.float32)
+        accesses, saturated = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+        if entries is None:
+            entries = hot.entries_of(rows)
+        known = entries >= 0
+        drift[known] = hot.drift[entries[known]]
+        accesses[known] = hot.drift_accesses[entries[known]]
+        saturated[known] = hot.saturated[entries[known]]
+        return drift, accesses, saturated
+
+    def _next_access(self, rows: Int64s, codes: NDArray[np.int32], number: int, window: Sequence[Distinct]) -> Int64s:
+        if not window:
+            return self._unknown.next_access(len(rows))
+        following = np.full(len(rows), NEVER, np.int64)
+        slot_next = np.full(len(self._slots), NEVER, np.int64)
+        on_device, away = codes > 0, np.flatnonzero(codes <= 0)
+        for ahead in range(len(window), 0, -1):
+            planning.mark_next_access(window[ahead - 1].rows, self._tracker.codes, number + ahead, slot_next)
+            if len(away):  # rows on the host that may come in
+                following[away[np.isin(rows[away], window[ahead - 1].rows)]] = number + ahead
+        following[on_device] = slot_next[codes[on_device] - 1]
+        return following
+
+
+class _Unknown:
+    """Columns that tell a policy nothing, made once and handed out again and again: they are read-only."""
+
+    def __init__(self) -> None:
+        self._make(0)
+
+    def _make(self, size: int) -> None:
+        self._drift = np.full(size, np.nan, np.float32)
+        self._accesses, self._saturated = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+        self._next_access = np.full(size, NEVER, np.int64)
+        for column in (self._drift, self._accesses, self._saturated, self._next_access):
+            column.flags.writeable = False
+
+    def movement(self, size: int) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
+        self._reach(size)
+        return self._drift[:size], self._accesses[:size], self._saturated[:size]
+
+    def next_access(self, size: int) -> Int64s:
+        self._reach(size)
+        return self._next_access[:size]
+
+    def _reach(self, size: int) -> None:
+        if size > len(self._drift):
+            self._make(size)
+
+
+def _moved(numbers: NDArray[Number], by: int) -> NDArray[Number]:
+    return numbers + numbers.dtype.type(by) if by else numbers
