@@ -46,7 +46,6 @@ class Block:
 
 OFF = Way("off", "lfu")
 DEFER = Way("defer")
-DEFER_ALL = Way("defer, all rows", config={"skip": {"hot_rows": "100%"}})
 
 
 def deferring(at_most: int, *, warmup: int = 100, every: int = 32) -> Way:
@@ -143,19 +142,19 @@ def blocks() -> tuple[Block, ...]:
     return (
         Block("bar", (whole("easy"), whole("hard")), main),
         Block("bar-drift", (whole("easy", ", drift"), whole("hard", ", drift")), main),
-        Block("real", LARGE, (*main, DEFER_ALL)),
+        Block("real", LARGE, main),
         Block("drift-short", (short("hard", ", drift"),), main),
         Block("modes", (short("easy"),), (OFF, DEFER, *UPDATES, *INPUTS, *DEFERS)),
         Block("rates", (rated("easy", 0.005), rated("easy", 0.2)), main),
         Block("optimizers", tuple(short("easy", rows=name) for name in ROW_OPTIMIZERS), dropping),
         Block("sgd", (short("easy", rows="sgd"),), (OFF, DEFER, deferring(8))),
-        Block("real-rates", SLOW, (*main, DEFER_ALL, deferring(2))),
-        Block("pairs", PAIRS, (*main, DEFER_ALL)),
+        Block("real-rates", SLOW, (*main, deferring(2))),
+        Block("pairs", PAIRS, main),
         Block("epochs", (repeated("easy"),), some),
         Block("epochs-real", LARGE[-1:], (OFF, DEFER, UPDATES[1], INPUTS[0])),
         Block("modes-drift", (short("easy", ", drift"),), (*some, DEFERS[-1])),
         Block("modes-hard", (short("hard"),), (*some, DEFERS[-1])),
-        Block("real-tiny", TINY, (*main, DEFER_ALL), seeds=5),
+        Block("real-tiny", TINY, main, seeds=5),
         Block("long", (lengthy("easy"),), (OFF, DEFER, UPDATES[0])),
         Block("widths", (wide("easy", 64), wide("easy", 16)), dropping),
         Block("tiers", tuple(tiered(size) for size in ("1%", "3%", "10%")), main),

@@ -20,19 +20,18 @@ DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "skipping.md
 BUDGET: Final = 0.0005
 BUDGET_DRIFT: Final = 0.001
 WANTED_SHARE: Final = 0.45
-NONE_YET: Final = "(no runs yet)"
 
 Facts = Mapping[str, Any]
 Cells = list[str]
 
 
 def write_document(runs: Runs, document: Path = DOCUMENT) -> None:
-    """Renew all tables of the document; a table without a run says so."""
+    """Renew the tables of the document for which there are runs; others stay."""
     text = document.read_text("utf-8")
     made = {**{block.name: block_table(block, runs) for block in blocks()}, "bars": bars_table(runs)}
     made["by epoch"] = epochs_table([block for block in blocks() if block.name.startswith("epochs")], runs)
     for name, table in made.items():
-        text = put(text, name, table)
+        text = put(text, name, table) if table else text
     write_atomic(document, text.encode())
 
 
@@ -50,7 +49,7 @@ def block_table(block: Block, runs: Runs) -> str:
     """A line for each setting and way that has a run."""
     head = ["data", "way", "AUC", "change of AUC [95 %]", "log loss", "updates", "look-ups", "inputs", "seeds"]
     lines = [_line(setting, facts) for setting in block.settings for facts in judged(block, setting, runs)]
-    return markdown([head, *lines]) if lines else NONE_YET
+    return markdown([head, *lines]) if lines else ""
 
 
 def _line(setting: Setting, facts: Facts) -> Cells:
@@ -72,7 +71,7 @@ def epochs_table(chosen: Sequence[Block], runs: Runs) -> str:
     lines = [line for block in chosen for setting in block.settings for line in _by_epoch(block, setting, runs)]
     columns = max(map(len, lines), default=2)
     head = ["data", "way", *(f"epoch {number + 1}" for number in range(columns - 2))]
-    return markdown([head, *(line + [""] * (columns - len(line)) for line in lines)]) if lines else NONE_YET
+    return markdown([head, *(line + [""] * (columns - len(line)) for line in lines)]) if lines else ""
 
 
 def _by_epoch(block: Block, setting: Setting, runs: Runs) -> list[Cells]:
@@ -95,7 +94,7 @@ def bars_table(runs: Runs) -> str:
             if "defer" in found:
                 lines.append(_bar_line(setting, found["defer"], found["off"], wanted[block.name], runs))
     head = ["data", "not written", "of >= 45 %", "updates after a row's 64th", "change of AUC [95 %]", "budget", "mean"]
-    return markdown([head, *lines]) if lines else NONE_YET
+    return markdown([head, *lines]) if lines else ""
 
 
 def _bar_line(setting: Setting, facts: Facts, control: Facts, budget: float, runs: Runs) -> Cells:

@@ -157,7 +157,8 @@ def test_a_folder_without_dlrm_is_a_reason(tmp_path: Path) -> None:
 def test_plan() -> None:
     report = bench_plan.run(bench_plan.SETTINGS["smoke"])
     assert report.figures["plan_million_lookups_per_s_lru_10pct_b64"] > 0
-    assert report.figures["plan_scaling_2_threads_b64"] > 0
+    assert report.figures["plan_ms_2_threads_b64"] > 0
+    assert report.figures["plan_ms_enough_threads_b64"] > 0
 
 
 def test_tiers() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from adaptive.build import open_data
 from benchmarks import study_report, study_runs, study_sets
-from benchmarks.study_cells import OFF, Block, Setting, Way, blocks, cells, stream
+from benchmarks.study_cells import OFF, Block, Setting, Way, blocks, cells, stream, whole
 from benchmarks.study_report import after_epoch, block_table, judged, put
 from benchmarks.study_runs import Run, Runs, fingerprint, late_update_share, train
 from benchmarks.study_skipping import main, run_blocks, wanted
@@ -169,15 +169,23 @@ def test_tables_go_between_their_markers() -> None:
     assert put(text, "z", "?") == text
 
 
-def test_every_table_has_its_place_in_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_table_has_its_place_in_the_document() -> None:
     text = study_report.DOCUMENT.read_text("utf-8")
-    for block in blocks():
-        assert f"<!-- table {block.name} -->" in text
-    copy = tmp_path / "skipping.md"
-    copy.write_text(text, "utf-8")
-    monkeypatch.setattr(study_report, "DOCUMENT", copy)
-    study_report.write_document(Runs(tmp_path / "none.jsonl"), copy)
-    assert copy.read_text("utf-8").count("(no runs yet)") == len(blocks()) + 2
+    for name in (*(block.name for block in blocks()), "bars", "by epoch"):
+        assert f"<!-- table {name} -->" in text
+
+
+def test_tables_without_runs_stay_as_they_are(
+    tmp_path: Path, three_seeds: tuple[Block, Runs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, (block, runs) = tmp_path / "skipping.md", three_seeds
+    monkeypatch.setattr(study_report, "blocks", lambda: (block, Block("real", (whole("hard"),), (OFF, DEFER))))
+    document.write_text("".join(f"<!-- table {name} -->\nold\n<!-- end of {name} -->\n" for name in ("bar", "real")))
+    study_report.write_document(Runs(tmp_path / "none.jsonl"), document)
+    assert document.read_text("utf-8").count("\nold\n") == 2
+    study_report.write_document(runs, document)
+    assert document.read_text("utf-8").count("\nold\n") == 1
+    assert "| easy | off |" in document.read_text("utf-8")
 
 
 def test_report_only_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
