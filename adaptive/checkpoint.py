@@ -5,34 +5,27 @@ is taken, every byte is covered by a sha256, and no code is ever run (no pickle)
 """
 
 import hashlib
-import itertools
 import json
-import math
 import os
-import stat
-import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.files import DISK, Disk, write_directory, write_new
+from adaptive.npy import Array, open_plain, read_array, write_array
 
 FORMAT: Final = "adaptive-checkpoint"
-VERSION: Final = 1
+VERSION: Final = 2
+READABLE: Final = (1, 2)  # 1: weights only, from which no run can go on
 MANIFEST: Final = "manifest.json"
 
-_DTYPES: Final = ("<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
 _MAX_MANIFEST_BYTES: Final = 2**26
-_CHUNK_BYTES: Final = 2**22
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -43,6 +36,8 @@ class Checkpoint:
     dense: dict[str, torch.Tensor]
     policy: dict[str, Array]
     meta: dict[str, Any]
+    optimizer: dict[str, Array] = field(default_factory=dict)
+    run: dict[str, Array] = field(default_factory=dict)
 
 
 class _Closed(BaseModel):
@@ -52,7 +47,7 @@ class _Closed(BaseModel):
 class _Entry(_Closed):
     """One array in the manifest."""
 
-    group: Literal["rows", "dense", "policy"]
+    group: Literal["rows", "dense", "policy", "optimizer", "run"]
     name: str
     file: Annotated[str, Field(pattern=r"^[a-z]+-[0-9]+\.npy$")]  # a plain name: no folder, no "..", no device
     size: Annotated[int, Field(ge=0)]  # bytes of the file
@@ -76,6 +71,8 @@ def save_checkpoint(
     dense: Mapping[str, torch.Tensor],
     policy: Mapping[str, Array],
     meta: Mapping[str, Any],
+    optimizer: Mapping[str, Array] = MappingProxyType({}),
+    run: Mapping[str, Array] = MappingProxyType({}),
     disk: Disk = DISK,
 ) -> None:
     """Write a checkpoint into the new folder `directory`; it is there whole afterwards, or not at all.
@@ -86,19 +83,21 @@ def save_checkpoint(
         dense: tensors of the model's `state_dict`.
         policy: arrays of `Policy.state_dict`.
         meta: JSON values.
+        optimizer: arrays of the dense optimizer.
+        run: whatever else a run needs to go on.
         disk: the disk operations; tests pass one that fails.
 
     Raises:
         OutputError: if the folder exists or cannot be written.
     """
-    arrays = {("rows", name): value for name, value in rows.items()}
-    arrays |= {("dense", name): value.detach().cpu().numpy() for name, value in dense.items()}
-    arrays |= {("policy", name): value for name, value in policy.items()}
+    weights = {name: value.detach().cpu().numpy() for name, value in dense.items()}
+    groups = {"rows": rows, "dense": weights, "policy": policy, "optimizer": optimizer, "run": run}
+    arrays = {(group, name): value for group, values in groups.items() for name, value in values.items()}
 
     def fill(folder: Path) -> None:
         entries = []
         for number, ((group, name), value) in enumerate(arrays.items()):
-            facts = _write_array(folder / f"{group}-{number}.npy", value, disk)
+            facts = write_array(folder / f"{group}-{number}.npy", value, disk)
             entries.append({"group": group, "name": name, **facts})
         _write_manifest(folder / MANIFEST, {"arrays": entries, "meta": dict(meta)}, disk)
 
@@ -117,7 +116,7 @@ def load_checkpoint(directory: Path) -> Checkpoint:
             what was found.
     """
     manifest = _read_manifest(directory / MANIFEST)
-    groups: dict[str, dict[str, Array]] = {"rows": {}, "dense": {}, "policy": {}}
+    groups: dict[str, dict[str, Array]] = {"rows": {}, "dense": {}, "policy": {}, "optimizer": {}, "run": {}}
     files: set[str] = set()
     for entry in manifest.arrays:
         group = groups[entry.group]
@@ -126,30 +125,11 @@ def load_checkpoint(directory: Path) -> Checkpoint:
                 f"{directory / MANIFEST}: {entry.group} {entry.name!r} ({entry.file}) stands there twice"
             )
         files.add(entry.file)
-        group[entry.name] = _read_array(directory / entry.file, entry)
+        group[entry.name] = read_array(directory / entry.file, entry.dtype, entry.shape, entry.size, entry.sha256)
     dense = {name: torch.from_numpy(value) for name, value in groups["dense"].items()}
-    return Checkpoint(groups["rows"], dense, groups["policy"], manifest.meta)
-
-
-def _write_array(path: Path, value: Array, disk: Disk) -> dict[str, Any]:
-    """Write one array; returns its line of the manifest."""
-    array = np.asarray(value, order="C")
-    assert array.dtype.str in _DTYPES, f"{path.name}: cannot save {array.dtype}"
-    digest = hashlib.sha256()
-
-    def write(file: BinaryIO) -> None:
-        for chunk in itertools.chain([memoryview(_header(array.dtype, array.shape))], _chunks(array)):
-            digest.update(chunk)
-            disk.write(file, chunk)
-
-    write_new(path, write, disk=disk)
-    return {
-        "file": path.name,
-        "size": path.stat().st_size,
-        "sha256": digest.hexdigest(),
-        "dtype": array.dtype.str,
-        "shape": list(array.shape),
-    }
+    return Checkpoint(
+        groups["rows"], dense, groups["policy"], manifest.meta, optimizer=groups["optimizer"], run=groups["run"]
+    )
 
 
 def _write_manifest(path: Path, content: dict[str, Any], disk: Disk) -> None:
@@ -162,7 +142,7 @@ def _write_manifest(path: Path, content: dict[str, Any], disk: Disk) -> None:
 
 
 def _read_manifest(path: Path) -> _Manifest:
-    with _open_plain(path) as file:
+    with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > _MAX_MANIFEST_BYTES:
             raise CheckpointError(f"{path}: expected at most {_MAX_MANIFEST_BYTES} bytes, found {size}")
@@ -172,10 +152,10 @@ def _read_manifest(path: Path) -> _Manifest:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected JSON, found {error}; the file is damaged") from error
     found = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
-    if found != (FORMAT, VERSION):
+    if found not in [(FORMAT, version) for version in READABLE]:
         raise CheckpointError(
-            f"{path}: expected format {FORMAT} version {VERSION}, found {found[0]} version {found[1]}; "
-            "it was written by another program, or by a newer one"
+            f"{path}: expected format {FORMAT} version {' or '.join(map(str, READABLE))}, found {found[0]} version "
+            f"{found[1]}; it was written by another program, or by a newer one"
         )
     try:
         manifest = _Manifest.model_validate_json(raw)
@@ -187,68 +167,3 @@ def _read_manifest(path: Path) -> _Manifest:
     if digest != manifest.sha256:
         raise CheckpointError(f"{path}: expected sha256 {manifest.sha256}, found {digest}; the file is damaged")
     return manifest
-
-
-def _read_array(path: Path, entry: _Entry) -> Array:
-    """Read one array; memory is taken only once the file is known to hold as much."""
-    if entry.dtype not in _DTYPES:
-        raise CheckpointError(f"{path}: expected one of the types {', '.join(_DTYPES)}, found {entry.dtype!r}")
-    dtype, digest = np.dtype(entry.dtype), hashlib.sha256()
-    with _open_plain(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != entry.size:
-            raise CheckpointError(
-                f"{path}: expected {entry.size} bytes, found {size}; the file is cut or of another run"
-            )
-        header = _header(dtype, entry.shape)
-        needed = len(header) + math.prod(entry.shape) * dtype.itemsize
-        if size != needed:
-            raise CheckpointError(f"{path}: expected {needed} bytes for {dtype} {list(entry.shape)}, found {size}")
-        found = file.read(len(header))
-        if found != header:
-            raise CheckpointError(f"{path}: expected the .npy header {header!r}, found {found!r}; the file is damaged")
-        digest.update(header)
-        try:
-            array = np.empty(entry.shape, dtype)
-        except ValueError as error:  # too many dimensions, or [0, 2**62, 2**62]
-            raise CheckpointError(f"{path}: expected a shape that numpy can hold, found {list(entry.shape)}") from error
-        for chunk in _chunks(array):
-            if file.readinto(chunk) != len(chunk):  # type: ignore[attr-defined]
-                raise CheckpointError(f"{path}: expected {size} bytes, found fewer; the file shrank while it was read")
-            digest.update(chunk)
-    if digest.hexdigest() != entry.sha256:
-        raise CheckpointError(
-            f"{path}: expected sha256 {entry.sha256}, found {digest.hexdigest()}; the file is damaged or of another run"
-        )
-    return array
-
-
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The `.npy` header, version 1.0, padded to 64 bytes.
-
-    Made here and compared, never parsed: numpy's own parser evaluates literals, and its padding has changed before.
-    """
-    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    padding = -(len(b"\x93NUMPY") + 4 + len(text) + 1) % 64
-    content = text.encode("ascii") + b" " * padding + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(content)) + content
-
-
-def _open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading; links, folders and devices are refused."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        found = "a link" if path.is_symlink() else error.strerror or str(error)
-        raise CheckpointError(f"{path}: expected a plain file, found: {found}") from error
-    file = os.fdopen(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
-        raise CheckpointError(f"{path}: expected a plain file, found a folder, pipe or device")
-    return file
-
-
-def _chunks(array: Array) -> Iterator[memoryview]:
-    """The bytes of a C-contiguous array, in pieces."""
-    raw = array.reshape(-1).view(np.uint8).data
-    return (raw[start : start + _CHUNK_BYTES] for start in range(0, len(raw), _CHUNK_BYTES))

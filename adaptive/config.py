@@ -4,9 +4,9 @@ The models here hold values only. Where values come from (file, flags, environme
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 _UNITS = {
     "": 1,
@@ -65,7 +65,7 @@ class TableConfig(Config):
     """One embedding table."""
 
     name: str = Field(description="name in reports and TensorBoard")
-    num_embeddings: int = Field(ge=1, description="rows; ids lie in [0, num_embeddings)")
+    num_embeddings: int = Field(ge=1, le=2**40, description="rows; ids lie in [0, num_embeddings)")
     embedding_dim: int = Field(ge=1, le=4096, description="width of a row, in float32 values")
     features: tuple[str, ...] = Field(
         default=(), description="features that look up this table; default: one of the table's name"
@@ -213,11 +213,20 @@ class TrainConfig(Config):
     steps: int | None = Field(default=None, ge=1, description="stop after this many batches")
     epochs: int = Field(default=1, ge=1, description="passes over the training data")
     calibration_batches: int = Field(default=16, ge=0, description="batches a policy sees before training")
-    seed: int = Field(default=0, ge=0, description="of initial values; data have their own seed")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of initial values; data have their own seed")
     out: str | None = Field(default=None, description="run directory; default runs/<date>-<policy>")
     log_every: int = Field(default=20, ge=1, description="batches between records")
     tensorboard: bool = Field(default=True, description="write TensorBoard files into the run directory")
     save: bool = Field(default=True, description="save weights at the end")
+    save_every: int | None = Field(
+        default=None, ge=1, description="batches between checkpoints, from which a run can go on; null: at the end only"
+    )
     deterministic: bool = Field(
         default=False, description="torch's deterministic algorithms; needed for equal bits on a GPU"
     )
+
+    @model_validator(mode="after")
+    def _saves(self) -> Self:
+        if self.save_every is not None and not self.save:
+            raise ValueError(f"save_every={self.save_every} and save=false exclude each other")
+        return self

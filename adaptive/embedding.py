@@ -11,7 +11,7 @@ Letters: B samples, F features, D width, V vectors of a group.
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,15 +20,16 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.counters import Counter
 from adaptive.errors import ConfigError
 from adaptive.planned import GroupWork, Planned
-from adaptive.policy import Policy, TierView, make_policy
+from adaptive.policy import Policy, TierView
+from adaptive.policy_loading import make_policy
 from adaptive.rows.optim import SGD, RowOptimizer
 from adaptive.tiers.build import build_lanes, choose_device
 from adaptive.tiers.layout import feature_order, make_groups
 from adaptive.tiers.lookahead import look_ahead
-from adaptive.tiers.memory_left import free_bytes, running_out
+from adaptive.tiers.marks import Marks
+from adaptive.tiers.memory_left import free_bytes, is_out_of_memory, running_out
 from adaptive.tiers.mover import Mover, streams_of
 from adaptive.tiers.outline import lay_out_bags
 from adaptive.tiers.pipeline import Pipeline
@@ -42,6 +43,13 @@ from adaptive.tiers.statistics import Statistics
 from adaptive.tiers.view import RowView
 
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _not_compiled(method: Method) -> Method:
+    """`torch.compile` of a model leaves this method as it is: threads move rows below it. As torch.optim does; the
+    public `torch.compiler.disable` would import the compiler, a second."""
+    return cast(Method, torch._disable_dynamo(method))  # type: ignore[attr-defined]
 
 
 class TieredEmbeddingBag(nn.Module):
@@ -49,6 +57,9 @@ class TieredEmbeddingBag(nn.Module):
 
     Features in batches must come in the order of `features`: the tables' features, table by table. `policy` is a
     name, `module:Class`, `file.py:Class`, a `Policy` class or an instance. Without `skip` no update is ever skipped.
+
+    Rows are no parameters: not in `parameters()` or `state_dict()`, and `.to()`, `.half()` and `.cuda()` leave them as
+    they are, float32 on `TierConfig.device`. Save them by `state_arrays()`.
 
     Raises:
         ConfigError: for tables, sizes or combinations that cannot work.
@@ -66,6 +77,7 @@ class TieredEmbeddingBag(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        _check_types(tables, tier, optimizer, skip)
         self.features = feature_order(tables)
         self.policy = make_policy(policy)
         referee = Referee(self.policy, tier.policy_timeout_s)
@@ -89,7 +101,7 @@ class TieredEmbeddingBag(nn.Module):
         self.view: TierView = RowView(self._pipeline)
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
         self._pending: dict[int, Planned] = {}
-        self._since = _Marks(self._pipeline)
+        self._since = Marks(self._pipeline)
         if skip is not None:
             self.with_room(lambda: self._watch(skip))
 
@@ -153,21 +165,25 @@ class TieredEmbeddingBag(nn.Module):
 
     def _finish(self, planned: Planned, plans: Sequence[GroupPlan]) -> None:
         self._pending.pop(planned.number, None)
-        self._since.add(plans, planned)
+        self._since.add(plans, in_parts=bool(planned.batch.part_sizes), waited=planned.waited)
 
+    @_not_compiled
     def forward(self, planned: Planned) -> dict[str, Tensor]:
         """Feature -> (B, D) pooled vectors, or (positions, D) for tables with pooling "none"."""
+        _check_planned(planned)
         vectors: dict[str, Tensor] = {}
         for work in planned.works:
             vectors.update(work.split(self._pool(planned, work), planned.batch))
         return {name: vectors[name] for name in self.features}
 
+    @_not_compiled
     def stack(self, planned: Planned) -> Tensor:
         """(B, F, D) the pooled vectors of all features, for tables of one width.
 
         Raises:
             ConfigError: if tables differ in width or one is not pooled; call the module instead.
         """
+        _check_planned(planned)
         lanes = self._pipeline.lanes
         if len(lanes) > 1 or lanes[0].group.num_columns < len(self.features):
             raise ConfigError("stack() needs tables of one width, all pooled; call the module for one tensor a feature")
@@ -227,9 +243,10 @@ class TieredEmbeddingBag(nn.Module):
         while True:
             try:
                 return work()
-            except torch.OutOfMemoryError:
-                pass  # and let go of the error, which holds on to the tensors of the attempt
-            self.make_room()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            self.make_room()  # out here the error is let go of, which holds on to the tensors of the attempt
 
     def make_room(self) -> None:
         """The device ran out of memory in a forward or backward pass: give a tenth of the device rows back and forget
@@ -282,11 +299,16 @@ class TieredEmbeddingBag(nn.Module):
         raise AssertionError(name)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """What a checkpoint needs, as flat arrays: values, state and records of the rows that ever changed."""
+        """What a checkpoint needs, as flat arrays: values, state and records of the rows that ever changed, with what
+        waits applied. With no look-ahead running also what is deferred and watched, so that tables that load it go on
+        as these would (`adaptive.tiers.saving_watched`)."""
         return save_rows(self._pipeline)
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `state_arrays` gave, into tables of the same shapes; rows start on the host.
+
+        Tables that watch and defer as those did get back what was watched and deferred, too. Others, such as tables
+        without `skip`, get the values with what waits applied, and begin to watch anew.
 
         Raises:
             CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
@@ -336,21 +358,57 @@ class TieredEmbeddingBag(nn.Module):
         counts = [asdict(lane.host.io) for lane in self._pipeline.lanes]
         return {name: sum(count[name] for count in counts) for name in counts[0]}
 
+    @property
+    def may_plan_again(self) -> bool:
+        """Whether batches that were planned and not trained can be planned again without any change in what is trained:
+        the policy leaves the batches as they come, skips nothing and defers nothing."""
+        arranges = type(self.policy).arrange is not Policy.arrange
+        return not (arranges or self.drops_updates or self.defers)
+
     def device_rows_text(self) -> str:
         """How many device rows there are and why, in one sentence."""
         return self._sizes.text
 
     def close(self) -> None:
         """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""
-        for lane in self._pipeline.lanes:
-            lane.device.close()
-            lane.host.close()
+        with self._pipeline.lock:
+            for lane in self._pipeline.lanes:
+                lane.device.close()
+                lane.host.close()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a TieredEmbeddingBag can be neither copied nor pickled: its rows lie in two tiers, and threads use them; "
+            "save what state_arrays() gives and the dense part's state_dict(), and load both into a new one"
+        )
 
     def __enter__(self) -> "TieredEmbeddingBag":
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _check_planned(planned: object) -> None:
+    if not isinstance(planned, Planned):
+        raise ConfigError(f"a batch of look_ahead() or read() is needed, found {type(planned).__name__}")
+
+
+def _check_types(tables: Sequence[TableConfig], tier: TierConfig, optimizer: RowOptimizer, skip: Any) -> None:
+    """
+    Raises:
+        ConfigError: for the first argument that is of another kind.
+    """
+    given: list[tuple[str, object, type]] = [
+        *((f"tables[{number}]", table, TableConfig) for number, table in enumerate(tables)),
+        ("tier", tier, TierConfig),
+        ("optimizer", optimizer, RowOptimizer),
+    ]
+    if skip is not None:
+        given.append(("skip", skip, SkipConfig))
+    for name, found, needed in given:
+        if not isinstance(found, needed):
+            raise ConfigError(f"{name}: {needed.__name__} is needed, found {type(found).__name__}")
 
 
 class _Pool(torch.autograd.Function):
@@ -365,63 +423,3 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[None, None]:
         ctx.work.add_gradients(gradients[0])
         return None, None
-
-
-class _Marks:
-    """Statistics between two calls: counts of trained batches, times and histograms as differences."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._counts = self._zeros()
-        self._resident = self._zeros()[:, 0]
-        self.total = np.zeros(len(Counter), np.int64)  # over all tables, never reset
-        self._batches = self._in_parts = self._waited = 0
-        self._times: dict[str, float] = {}
-        self._bins = np.zeros_like(self._all_bins())
-        self._norm_sum = 0.0
-
-    def _zeros(self) -> NDArray[np.int64]:
-        tables = sum(len(lane.group.tables) for lane in self._pipeline.lanes)
-        return np.zeros((tables, len(Counter)), np.int64)
-
-    def _all_bins(self) -> NDArray[np.int64]:
-        bins: NDArray[np.int64] = np.sum([lane.planner.tracker.bin_counts for lane in self._pipeline.lanes], axis=0)
-        return bins
-
-    def add(self, plans: Sequence[GroupPlan], planned: Planned) -> None:
-        self._batches += 1
-        self._in_parts += bool(planned.batch.part_sizes)
-        self._waited += planned.waited
-        counts = np.concatenate([plan.tally for plan in plans])
-        self._counts += counts
-        self.total += counts.sum(axis=0)
-        self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED]
-
-    def lose(self, left: NDArray[np.int64]) -> None:
-        """Rows (tables,) that left the device outside of a batch."""
-        self._resident -= left
-
-    def count_resident(self) -> None:
-        """No batch is in flight: what lies in slots is what is resident."""
-        self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
-
-    def take(self) -> Statistics:
-        pipeline = self._pipeline
-        times = {**pipeline.watch.total_ms(), "policy": pipeline.referee.seconds * 1e3}
-        bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
-        statistics = Statistics(
-            batches=self._batches,
-            batches_in_parts=self._in_parts,
-            batches_waited=self._waited,
-            counts=self._counts,
-            resident_rows=self._resident.copy(),
-            saturated_rows=np.concatenate([lane.planner.saturated_per_table() for lane in pipeline.lanes]),
-            times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
-            update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
-            update_norm_counts=bins - self._bins,
-            update_norm_sum=norm_sum - self._norm_sum,
-        )
-        self._counts, self._times = self._zeros(), times
-        self._batches = self._in_parts = self._waited = 0
-        self._bins, self._norm_sum = bins, norm_sum
-        return statistics

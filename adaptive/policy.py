@@ -1,4 +1,4 @@
-"""All that the author of a policy needs: `Policy`, `RowStats`, `TierView`, and how policies are found.
+"""All that the author of a policy needs: `Policy`, `RowStats`, `TierView` and `Deferral`.
 
 A policy answers one question, `score`: how much does each row deserve the device? Whatever it answers, the
 trained tables are the same and only the speed differs. `saturated` and dropped inputs (`arrange`) do change what
@@ -7,26 +7,16 @@ is trained; what they left out is in every report.
 Letters: n candidate rows, N look-ups of a batch.
 """
 
-import importlib
-import importlib.util
-import inspect
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
 
 from adaptive.batch import Batch
-from adaptive.errors import PolicyError
 
-ENTRY_POINTS = "adaptive.policies"
 NEVER = np.iinfo(np.int64).max  # `next_access` of a row that is not in the look-ahead's window
 
 
@@ -184,121 +174,14 @@ class Policy(ABC):
         return chosen
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Arrays from which `load_state_dict` restores the policy. Default: none."""
+        """Arrays from which `load_state_dict` restores the policy. Default: none.
+
+        Asked for when no look-ahead runs. A resumed run gets back exactly these: what decides what is trained must be
+        among them.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `state_dict` gave. Default: expects nothing."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state, found {sorted(state)}")
-
-
-def installed_policies() -> dict[str, str]:
-    """Name -> `module:Class` of every installed policy. Loads none of them."""
-    return {point.name: point.value for point in sorted(entry_points(group=ENTRY_POINTS))}
-
-
-def load_policy_class(spec: str) -> type[Policy]:
-    """The class behind a name, `module.path:Class` or `path/to/file.py:Class`.
-
-    Raises:
-        PolicyError: if there is no such policy, or it is not a complete `Policy`.
-    """
-    target = installed_policies().get(spec, spec)
-    place, colon, name = target.rpartition(":")
-    if not colon:
-        known = ", ".join(installed_policies())
-        raise PolicyError(f"no policy {spec!r}; known: {known}; or give module:Class or file.py:Class")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place, spec)
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise PolicyError(f"policy {spec!r}: {place} has no class {name} derived from adaptive.Policy")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise PolicyError(f"policy {spec!r}: class {name} does not implement {missing}")
-    return found
-
-
-def make_policy(policy: str | type[Policy] | Policy, options: Mapping[str, Any] | None = None) -> Policy:
-    """The policy itself, from a spec, a class or an instance; `options` are its parameters.
-
-    Raises:
-        PolicyError: for an unknown parameter, a value of the wrong type or out of range.
-    """
-    if isinstance(policy, Policy):
-        if options:
-            raise PolicyError("options go with a policy's class or name, not with an instance")
-        return policy
-    cls = load_policy_class(policy) if isinstance(policy, str) else policy
-    try:
-        return cls(**_checked_options(cls, options or {}))
-    except PolicyError:
-        raise
-    except ValueError as error:
-        raise PolicyError(f"policy {cls.__name__}: {error}") from error
-    except Exception as error:
-        raise PolicyError(f"policy {cls.__name__}: {type(error).__name__}: {error}") from error
-
-
-def policy_parameters(cls: type[Policy]) -> dict[str, inspect.Parameter]:
-    """The settings of a policy: the keyword parameters of its `__init__`."""
-    if cls.__init__ is object.__init__:
-        return {}
-    parameters = inspect.signature(cls, eval_str=True).parameters
-    return {name: p for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-
-
-def _checked_options(cls: type[Policy], options: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = policy_parameters(cls)
-    unknown = sorted(set(options) - set(parameters))
-    if unknown:
-        known = ", ".join(parameters) or "none"
-        raise PolicyError(f"policy {cls.__name__} has no parameter {', '.join(unknown)}; it has: {known}")
-    checked: dict[str, Any] = {}
-    for name, value in options.items():
-        annotation = parameters[name].annotation
-        try:
-            checked[name] = (
-                value if annotation is inspect.Parameter.empty else TypeAdapter(annotation).validate_python(value)
-            )
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise PolicyError(f"policy {cls.__name__}: {name}={value!r}: {reason}") from error
-    return checked
-
-
-def _load_module(place: str, spec: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ImportError as error:
-        raise PolicyError(f"policy {spec!r}: cannot import {place}: {error}") from error
-    except Exception as error:  # whatever a module does when it is imported
-        raise PolicyError(f"policy {spec!r}: {place}: {type(error).__name__}: {error}") from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise PolicyError(f"policy file {path} not found")
-    name = f"adaptive_policy_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # so that dataclasses and annotations inside the file resolve
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise PolicyError(f"policy file {path}: {type(error).__name__}: {error}") from error
-    return module
-
-
-__all__ = [
-    "NEVER",
-    "Deferral",
-    "Policy",
-    "RowStats",
-    "TierView",
-    "installed_policies",
-    "load_policy_class",
-    "make_policy",
-    "policy_parameters",
-]

@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from adaptive.errors import PolicyError
 from adaptive.evaluation import Evaluation
 from adaptive.policy import Policy
 from adaptive.telemetry.counters import table_counts
+from adaptive.telemetry.jsonl import from_json, to_json
 from adaptive.telemetry.metrics import StreamingAUC, StreamingLogLoss
-from adaptive.telemetry.record import STAGES, EvalRecord, Histogram, IntervalRecord, Record, sum_tables
+from adaptive.telemetry.record import STAGES, EvalRecord, Histogram, IntervalRecord, Record, TableCounts, sum_tables
 from adaptive.telemetry.report import RunTotals
 from adaptive.tiers.statistics import Statistics
 
@@ -38,6 +39,7 @@ class Recorder:
         loss: mean of the latest batch, predicted before it was learnt.
         totals: of all intervals written.
         auc, log_loss: of the predictions made in training, each before its batch was learnt.
+        sinks: where records go.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class Recorder:
         self.loss = math.nan
         self.totals = RunTotals()
         self.auc, self.log_loss = StreamingAUC(), StreamingLogLoss()
-        self._embeddings, self._sinks, self._log_every, self._now = embeddings, sinks, log_every, now
+        self.sinks = sinks
+        self._embeddings, self._log_every, self._now = embeddings, log_every, now
         reported_numbers(embeddings.policy)  # a wrong name is told now, not at the end of the first interval
         self.start()
 
@@ -115,10 +118,34 @@ class Recorder:
         self.write(EvalRecord(step=self.steps, samples=found.samples, auc=found.auc, log_loss=found.log_loss))
         self.start()
 
+    def state(self) -> dict[str, Any]:
+        """JSON values from which, with `auc.counts`, `restore` goes on. Between two intervals."""
+        assert not self._losses
+        so_far = self._record(
+            loss=self.loss, samples_per_s=self.totals.samples_per_s or 0.0, time_ms=self.totals.time_ms,
+            tables=self.totals.tables,
+        )  # fmt: skip
+        return {"so_far": to_json(so_far), "log_loss": vars(self.log_loss).copy()}
+
+    def restore(self, state: Mapping[str, Any], auc_counts: NDArray[np.int64]) -> None:
+        """Go on from where `state` was asked.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: if it is none.
+        """
+        so_far, losses = from_json(state["so_far"]), StreamingLogLoss()
+        if not isinstance(so_far, IntervalRecord):
+            raise ValueError("the record of all steps so far must be an interval")
+        for name in vars(losses):
+            setattr(losses, name, state["log_loss"][name])
+        self.auc, self.log_loss, self.totals = StreamingAUC(auc_counts), losses, RunTotals()
+        self.steps, self.samples, self.loss = so_far.step, so_far.samples, so_far.loss
+        self.totals.add(so_far)
+
     def close(self) -> None:
         """Close every sink, whatever one of them raises."""
         with ExitStack() as stack:
-            for sink in self._sinks:
+            for sink in self.sinks:
                 stack.callback(sink.close)
 
     def _interval(self, found: Statistics, seconds: float, num_samples: int) -> IntervalRecord:
@@ -128,20 +155,26 @@ class Recorder:
             resident_rows=found.resident_rows,
             saturated_rows=found.saturated_rows,
         )
+        return self._record(
+            loss=float(np.mean(self._losses)),
+            samples_per_s=num_samples / seconds if seconds > 0 else 0.0,
+            time_ms=self._time_ms(found, seconds),
+            tables=tables,
+            update_norms=_update_norms(found),
+            policy=_policy_numbers(found, self._embeddings.policy),
+        )
+
+    def _record(self, *, tables: dict[str, TableCounts], **facts: Any) -> IntervalRecord:
         whole = sum_tables(list(tables.values()))
         return IntervalRecord(
             step=self.steps,
             samples=self.samples,
-            loss=float(np.mean(self._losses)),
             auc=self.auc.value(),
             log_loss=self.log_loss.value(),
-            samples_per_s=num_samples / seconds if seconds > 0 else 0.0,
-            time_ms=self._time_ms(found, seconds),
             hit_rate=whole.hit_rate,
             row_hit_rate=whole.row_hit_rate,
             tables=tables,
-            update_norms=_update_norms(found),
-            policy=_policy_numbers(found, self._embeddings.policy),
+            **facts,
         )
 
     def _time_ms(self, found: Statistics, seconds: float) -> dict[str, float]:
@@ -153,7 +186,7 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Hand a record to every sink."""
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.write(record)
 
 

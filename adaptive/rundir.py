@@ -24,33 +24,43 @@ from adaptive.files import DISK, write_atomic
 SCHEMA: Final = 1
 RECORD: Final = "run.json"
 LOCK: Final = "lock"
+WEIGHTS: Final = "weights"
 
 # What a run may write: `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
     r"(run\.json|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|\d+\.npy))(\.tmp-\d+)?"
-    r"|weights(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy)-\d+\.npy)"
+    r"|(weights|checkpoint-\d+)(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy|optimizer|run)-\d+\.npy)"
     r"|tensorboard/events\.out\.tfevents\.[^/]*"
 )
-_FOLDERS: Final = re.compile(r"weights(\.tmp-\d+)?|tensorboard|vocabulary")
+_CHECKPOINT: Final = re.compile(r"checkpoint-(\d+)")
+_FOLDERS: Final = re.compile(r"(weights|checkpoint-\d+)(\.tmp-\d+)?|tensorboard|vocabulary")
 
 
 class RunDirectory:
     """A claimed run directory; a context manager that records how the run ended and releases the claim.
 
+    Args:
+        overwrite: remove the run that is there.
+        resume: go on with it.
+
     Raises:
-        OutputError: if another process holds the directory (named in the message), if it is not empty and
-            `overwrite` was not asked for, if files in it are none of a run, or if it cannot be written.
+        CheckpointError: if there is no run to resume.
+        OutputError: if another process holds the directory (named in the message), if it is not empty and neither
+            `overwrite` nor `resume` was asked for, if files in it are none of a run, or if it cannot be written.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
         self.path = path
+        if resume:
+            read_record(path)  # or else we would leave a lock in a folder that is no run
         self.record: dict[str, Any] = {}
-        self._made = not path.exists()
         try:
+            self._made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path / LOCK)
             try:
-                self._make_room(overwrite)
+                if not resume:
+                    self._make_room(overwrite)
             except BaseException:
                 self._release()
                 raise
@@ -84,8 +94,8 @@ class RunDirectory:
         return self.path / "tensorboard"
 
     @property
-    def weights(self) -> Path:
-        return self.path / "weights"
+    def rejects(self) -> Path:
+        return self.path / "rejects.jsonl"
 
     def write(self, **facts: Any) -> None:
         """Add facts (JSON values) to `run.json` and write it.
@@ -103,6 +113,13 @@ class RunDirectory:
         """Write `run.json` as of the start; `facts`: configuration, data fingerprint, device and the like."""
         started = {"schema": SCHEMA, "status": "running", "start": _now(), "versions": versions()}
         self.write(**started, **holder(), **facts)
+
+    def go_on(self, *, step: int, **facts: Any) -> None:
+        """Write `run.json` as of the start of a run that is gone on with after `step` steps; `facts`: what changed."""
+        self.record = {name: value for name, value in self.record.items() if name not in ("end", "error", "summary")}
+        earlier = self.record.get("resumed", [])
+        resumed = [*earlier, {"step": step, "start": _now(), "versions": versions()}]
+        self.write(status="running", resumed=resumed, **holder(), **facts)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Record the end of a run that came to its end."""
@@ -147,6 +164,13 @@ class RunDirectory:
         if self._made:
             with contextlib.suppress(OSError):  # goes only while empty: a run that never began leaves nothing
                 self.path.rmdir()
+
+
+def newest_checkpoint(path: Path) -> Path:
+    """The folder of a run directory's newest checkpoint: of a run that was cut short `checkpoint-N`, N batches of the
+    data along, else `weights`, which may not be there."""
+    found = [int(match[1]) for entry in path.iterdir() if (match := _CHECKPOINT.fullmatch(entry.name))]
+    return path / (f"checkpoint-{max(found)}" if found else WEIGHTS)
 
 
 def read_record(path: Path) -> dict[str, Any]:

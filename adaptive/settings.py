@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError
-from adaptive.policy import installed_policies, load_policy_class, policy_parameters
+from adaptive.policy_loading import installed_policies, load_policy_class, policy_parameters
 
 PREFIX = "ADAPTIVE_"
 NOT_SETTINGS = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # of scripts, tests and benchmarks

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_host_file            # writes 2 GiB, then half a minute
     python -m benchmarks.bench_host_file --quick
-    python -m benchmarks.bench_host_file --directory /mnt/disk
+    python -m benchmarks.bench_host_file --directory /mnt/disk  # not in memory (tmpfs): nothing would be cold
 
 A record holds a row of width 32 with row-wise Adagrad's state (132 bytes). Before each cold turn the system is told to
 forget the file, so every row is read from the disk, as if the file were much larger than memory; warm turns read rows
@@ -220,7 +220,7 @@ class _File:
                 raise NotEqual(f"{name} read other rows")
 
 
-@kernel()
+@kernel(makes_arrays=True)
 def gather(rows: Any, wanted: Any) -> Any:
     out = np.empty((wanted.size, rows.shape[1]), np.float32)
     for i in range(wanted.size):

@@ -3,8 +3,8 @@
     python -m benchmarks.bench_startup [--quick]
 
 Each start is a new process. `first step` runs from after `import adaptive` (which imports torch) to the end of the
-first training step of a small DLRM; `process` is everything, the interpreter's start included. A last start checks
-that the cold and the warm process computed the same loss.
+first training step of a small DLRM; `process` is everything, the interpreter's start included. `--help` is the program
+saying how it is used. All starts must have computed the same loss.
 """
 
 import os

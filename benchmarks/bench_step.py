@@ -3,9 +3,9 @@
     python -m benchmarks.bench_step [--quick] [--set rows=1000000 'only=width 64, sgd'] [--dlrm CHECKOUT]
 
 Two measurements. *Embedding part*: forward, backward and update of the embeddings alone, fed a fixed gradient. Our
-planning, which runs ahead in a thread of its own in training, is shown in a column of its own, and the last column
-counts it in, as if one thread did everything (depth 0). *Whole step*: the same with the dense part, our look-ahead
-running 4 batches ahead, planning included wherever it delays training.
+planning, which runs ahead in a thread of its own in training, is shown in a column of its own; "over ours with
+planning" counts it in, as if one thread did everything (depth 0). *Whole step*: the same with the dense part, our
+look-ahead running 4 batches ahead, planning included wherever it delays training.
 
 Peers get their inputs as tensors, prepared before the clock starts; all start from the same weights, and their
 weights are compared after some steps before anything is timed.

@@ -1,11 +1,12 @@
-"""All benchmarks, one after the other, each in a process of its own; the results go to `docs/benchmarks.md`.
+"""The benchmarks of `docs/benchmarks.md`, one after the other, each in a process of its own; the results go there.
 
     python -m benchmarks.run_all                       # about an hour on two quiet cores
     python -m benchmarks.run_all --quick               # two minutes
     python -m benchmarks.run_all --json results.json   # {"ratios": {...}, "figures": {...}, "absent": {name: reason}}
     python -m benchmarks.run_all --only step plan --dlrm ~/src/dlrm
 
-`benchmarks/install_peers.sh` makes an environment in which all peers are installed.
+`benchmarks/install_peers.sh` makes an environment in which all peers are installed. `bench_dense` and `bench_host_file`
+are run by themselves; `gpu.run_all` runs what needs a GPU.
 """
 
 import argparse

@@ -3,8 +3,11 @@
 Run: python examples/own_loop.py            (seconds on a laptop)
 
 A toy "which shop next" model: a user, bags of tags (mean), and the last visits in order (one vector per position,
-averaged by the model itself). Prints the loss falling, and the tables' device rows.
+averaged by the model itself). Prints the loss falling, and the tables' device rows; then saves the model and loads it.
 """
+
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -53,10 +56,34 @@ class NextShop(nn.Module):
         return self.head(torch.cat([vectors["user"], vectors["tags"], last], dim=1)).squeeze(1)
 
 
+def new_model() -> NextShop:
+    return NextShop(TieredEmbeddingBag(TABLES, TierConfig(device_rows="50%"), policy="lfu", optimizer=Adam(lr=0.01)))
+
+
+def save(model: NextShop, folder: Path) -> None:
+    """Rows are no parameters: `state_dict()` is without them."""
+    torch.save(model.state_dict(), folder / "dense.pt")
+    np.savez(folder / "rows.npz", **model.embeddings.state_arrays())
+
+
+def load(folder: Path) -> NextShop:
+    model = new_model()
+    model.load_state_dict(torch.load(folder / "dense.pt", weights_only=True))
+    with np.load(folder / "rows.npz") as rows:
+        model.embeddings.load_state_arrays(rows)
+    return model
+
+
+def share_right(model: NextShop) -> float:
+    with torch.no_grad():
+        held_out = model.embeddings.read(make_batches(1, 2_000, seed=1)[0])
+        return float(((model(held_out) > 0) == (held_out.labels > 0.5)).float().mean())
+
+
 def main() -> None:
     torch.manual_seed(0)
-    embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="50%"), policy="lfu", optimizer=Adam(lr=0.01))
-    model = NextShop(embeddings)
+    model = new_model()
+    embeddings = model.embeddings
     optimizer = torch.optim.Adam(model.head.parameters(), lr=0.01)
     for planned in embeddings.look_ahead(make_batches(60, 256), depth=3):
         loss = nn.functional.binary_cross_entropy_with_logits(model(planned), planned.labels)
@@ -66,10 +93,10 @@ def main() -> None:
         embeddings.step()
         if planned.number % 20 == 0:
             print(f"batch {planned.number:2}  loss {loss.item():.4f}")
-    with torch.no_grad():
-        held_out = embeddings.read(make_batches(1, 2_000, seed=1)[0])
-        right = ((model(held_out) > 0) == (held_out.labels > 0.5)).float().mean()
-    print(f"{embeddings.device_rows_text()}\nright on new samples: {right:.1%}")
+    print(f"{embeddings.device_rows_text()}\nright on new samples: {share_right(model):.1%}")
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, Path(folder))
+        print(f"the same, loaded:     {share_right(load(Path(folder))):.1%}")
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ class FAE(Policy):
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {
             "rows": self._hot.rows(),
-            "inputs": np.array([self.seen_inputs, self.hot_inputs, self.swaps, self._hot_bytes]),
+            "inputs": np.array([self.seen_inputs, self.hot_inputs, self.swaps, self._hot_bytes, self._last_was_hot]),
             "scheduler": np.array(self.scheduler.state()),
             "threshold": np.array([self.threshold]),
         }
@@ -199,6 +199,7 @@ class FAE(Policy):
         self._hot = ByRow(np.bool_)
         self._hot[state["rows"]] = True
         self.hot_rows = len(state["rows"])
-        self.seen_inputs, self.hot_inputs, self.swaps, self._hot_bytes = (int(x) for x in state["inputs"])
+        self.seen_inputs, self.hot_inputs, self.swaps, self._hot_bytes, last = (int(x) for x in state["inputs"])
+        self._last_was_hot = bool(last)
         self.scheduler = ShuffleScheduler.restored(state["scheduler"].tolist())
         self.threshold = float(state["threshold"][0])

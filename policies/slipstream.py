@@ -6,9 +6,9 @@ looked up often is saturated. What is then left out is the mode, `skip`:
 
 `defer`    is ours, not the paper's: nothing is left out. Gradients of a popular row are summed and the sum is
            applied at every k-th visit, k growing with the row's visits. About half of the row writes are saved at a
-           change of AUC within 0.0004 under row-wise Adagrad, also where popularity or meaning drifts.
+           change of AUC within 0.0003 under row-wise Adagrad, also where popularity or meaning drifts.
 `updates`  the gradients of saturated rows are not computed; the rows are still looked up. Costs accuracy almost at
-           once, the more the longer a row is left alone: 5 % of the updates cost about 0.001 AUC, 40 % between 0.003
+           once, the more the longer a row is left alone: 5 % of the updates cost 0.001 to 0.002 AUC, 40 % between 0.003
            and 0.04, and a row that is needed anew is found only by probing.
 `inputs`   whole inputs are dropped (Input Classifier), the rest trains in full batches. The only mode that saves
            dense work, and about as harmful as dropping as many inputs at random: compare it with the policy
@@ -36,7 +36,7 @@ _MOST_DROPPED = 0.9  # of a batch: were all of them dropped, training would stan
 
 
 class Slipstream(Policy):
-    """Rows are worth their look-ups so far; popular rows cost less work, in one of the modes above.
+    """Rows are worth their look-ups so far; popular rows cost less work, in one of four modes.
 
     Args:
         skip: what is left out: `defer`, `updates`, `inputs` or `off`; see above. All but `off` need skipping to be
@@ -175,6 +175,7 @@ class Slipstream(Policy):
 
     def _filtered(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         refill = Refill()
+        self._recent.clear()  # a run that is gone on with has seen no inputs either
         for facts in (self._watched, self._saturated, self._moved):
             facts.reserve(view.num_rows)
         for batch in batches:
@@ -190,6 +191,7 @@ class Slipstream(Policy):
             self.dropped_inputs += refill.num_waiting
         else:
             yield from refill.rest()
+        self._find_threshold()  # no more inputs come to be judged by
 
     def _classify(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(B,) inputs to drop: enough of their watched rows are saturated."""

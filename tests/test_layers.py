@@ -15,7 +15,8 @@ ROOT = Path(adaptive.__file__).parent.parent
 LAYERS = [
     ["aligned", "errors", "counters", "batch", "config", "cores", "signals"],
     ["kernels", "policy", "files"],
-    ["rows+tiers"],
+    ["policy_loading"],
+    ["rows+tiers", "npy"],
     ["planned"],
     ["embedding"],
     ["data", "models", "telemetry", "checkpoint", "rundir", "finite", "dense_update"],

@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptive import policy as policy_module
+from adaptive import policy_loading as policy_module
+from adaptive.config import SkipConfig
 from adaptive.errors import PolicyError
-from adaptive.policy import (
-    ENTRY_POINTS,
-    Policy,
-    installed_policies,
-    load_policy_class,
-    make_policy,
-    policy_parameters,
-)
+from adaptive.policy import Policy
+from adaptive.policy_loading import ENTRY_POINTS, installed_policies, load_policy_class, make_policy, policy_parameters
+from policies.lru import LRU
 
 SOURCE = """
     import numpy as np
@@ -186,6 +182,29 @@ def test_annotations_written_as_text_are_checked_too(tmp_path: Path) -> None:
     assert made.weight == 2.5
     with pytest.raises(PolicyError, match="weight='heavy'"):
         make_policy(f"{path}:Mine", {"weight": "heavy"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("misses", "hots", "misses must be 'stage' or 'host', found 'hots'"),
+        ("device_rows", "50%", "device_rows must be None, '0' or '100%'"),
+        ("window", -1, "window must be a whole number from 0 on, found -1"),
+        ("window", 1.5, "window must be"),
+        ("deferral", 3, "deferral must be None or a Deferral, found 3"),
+    ],
+)
+def test_what_a_policy_says_of_itself_is_checked(name: str, value: object, message: str) -> None:
+    wrong = type("Wrong", (LRU,), {name: value})
+    for policy in (wrong, wrong()):
+        with pytest.raises(PolicyError, match=f"policy Wrong: {message}"):
+            make_policy(policy)
+
+
+@pytest.mark.parametrize("policy", [None, 3, dict, SkipConfig])
+def test_what_is_no_policy_is_named(policy: object) -> None:
+    with pytest.raises(PolicyError, match="name, class or instance is needed"):
+        make_policy(policy)  # type: ignore[arg-type]
 
 
 def test_a_policy_without_state_refuses_a_foreign_one() -> None:

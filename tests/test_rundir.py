@@ -98,8 +98,8 @@ def test_a_directory_with_files_is_refused_unless_overwrite(tmp_path: Path) -> N
         run.metrics.write_text("{}\n")
         run.tensorboard.mkdir()
         (run.tensorboard / "events.out.tfevents.1.host.1.0").write_text("")
-        run.weights.mkdir()
-        (run.weights / "manifest.json").write_text("{}")
+        (run.path / "weights").mkdir()
+        ((run.path / "weights") / "manifest.json").write_text("{}")
         (run.path / "weights.tmp-99").mkdir()
         (run.path / "run.json.tmp-99").write_text("{")
     with pytest.raises(OutputError, match="is not empty; choose another") as caught:

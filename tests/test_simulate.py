@@ -28,7 +28,8 @@ from adaptive.data.tables import by_table
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError
 from adaptive.kernels import belady
-from adaptive.policy import Policy, make_policy
+from adaptive.policy import Policy
+from adaptive.policy_loading import make_policy
 from adaptive.rows.optim import row_optimizer
 from adaptive.simulate.machine import Machine, Traffic, parse_rate, step_ms
 from adaptive.simulate.report import need_matplotlib, simulation_text
@@ -163,6 +164,10 @@ def test_a_size_that_does_not_fit_is_told_and_the_others_go_on(dataset: Dataset)
 def test_if_nothing_fits_it_is_an_error(dataset: Dataset) -> None:
     with pytest.raises(DeviceMemoryError, match="batch 0"):
         simulate([("lru", toy_config(policy="lru"))], ["5", "6"], MACHINE, embedding_dim=WIDTH)
+    with pytest.raises(DeviceMemoryError, match=r"none of the 2 runs .* lru with 6: batch \d.* 6 are there"):
+        simulate([("lru", toy_config(policy="lru"))], ["6", "5"], MACHINE, embedding_dim=WIDTH)
+    with pytest.raises(DeviceMemoryError, match=r"^batch 0: .* 5 are there"):
+        simulate([("lru", toy_config(policy="lru"))], ["5"], MACHINE, embedding_dim=WIDTH)
 
 
 def test_a_policy_that_fails_stops_its_own_run_only(dataset: Dataset, tmp_path: Path) -> None:

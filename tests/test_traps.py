@@ -11,7 +11,7 @@ The numbers are those of a survey of embedding caches and parameter servers. Not
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -38,31 +38,17 @@ from helpers import (
     wait_for_look_ahead,
 )
 from numpy.typing import NDArray
+from traps import OPTIMIZERS, TABLE, build
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError, InputError
 from adaptive.policy import Policy, RowStats, TierView
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.rows.optim import SGD, Adam, RowOptimizer
 from adaptive.tiers.planner import Planner
 from policies.hybrid import Hybrid
 from policies.lru import LRU
-
-TABLE = (TableConfig(name="t", num_embeddings=60, embedding_dim=4),)
-OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
-
-
-def build(
-    tables: Sequence[TableConfig] = TABLE,
-    policy: type[Policy] | Policy = Scattered,
-    *,
-    optimizer: RowOptimizer = SGD(lr=0.5),  # noqa: B008 (immutable)
-    **tier: object,
-) -> TieredEmbeddingBag:
-    settings = {"device_rows": "100%", "poison": True, "when_full": "shallower", "device": "cpu"} | tier
-    return TieredEmbeddingBag(tables, TierConfig.model_validate(settings), policy=policy, optimizer=optimizer)
-
 
 # --- prefetch order and cache races --------------------------------------------------------------------------------
 

@@ -1,13 +1,10 @@
 """The traps of `test_traps.py`, 19 to 30: state, precision, measuring, and one of our own."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from helpers import (
     LFU,
     LFUOnHost,
-    Scattered,
     Trainee,
     bags,
     one_table,
@@ -21,29 +18,14 @@ from helpers import (
     train_slowly,
 )
 from numpy.typing import NDArray
+from traps import OPTIMIZERS, TABLE, build
 
-from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.config import SkipConfig, TableConfig
 from adaptive.counters import Counter
-from adaptive.embedding import TieredEmbeddingBag
 from adaptive.policy import Policy, RowStats
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.rows.optim import SGD, Adam, RowOptimizer
 from policies.hybrid import Hybrid
 from policies.lru import LRU
-
-TABLE = (TableConfig(name="t", num_embeddings=60, embedding_dim=4),)
-OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
-
-
-def build(
-    tables: Sequence[TableConfig] = TABLE,
-    policy: type[Policy] | Policy = Scattered,
-    *,
-    optimizer: RowOptimizer = SGD(lr=0.5),  # noqa: B008 (immutable)
-    **tier: object,
-) -> TieredEmbeddingBag:
-    settings = {"device_rows": "100%", "poison": True, "when_full": "shallower", "device": "cpu"} | tier
-    return TieredEmbeddingBag(tables, TierConfig.model_validate(settings), policy=policy, optimizer=optimizer)
-
 
 # --- state ---------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from toy import SIZES, ToyData, toy_config
 import adaptive.build
 from adaptive.build import Parts, build
 from adaptive.models.dlrm import DLRM
-from adaptive.runs import evaluating, training
+from adaptive.runs import evaluating, resuming, training
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def data_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ToyData]:
 
     def use(*arguments: Any, **options: Any) -> ToyData:
         toy = ToyData(*arguments, **options)
-        for module in (training, evaluating):
+        for module in (training, evaluating, resuming):
             monkeypatch.setattr(module, "open_data", lambda config, run_directory=None: toy)
         return toy
 

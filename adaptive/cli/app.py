@@ -4,6 +4,8 @@
 traceback; anything else is a bug and exits with 1.
 """
 
+import errno
+import os
 import signal
 import sys
 import threading
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
+    _need_folder()
     try:
         with _terminable():
             app([word for word in words if word != DEBUG], prog_name="adaptive-train")
@@ -84,11 +87,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     raise AssertionError("typer exits by itself")
 
 
+def _need_folder() -> None:
+    """torch's libraries end a process whose working directory is gone, and blame something else."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        note(f"adaptive-train: error: the working directory is gone ({error.strerror}); change to another one")
+        sys.exit(2)
+
+
 def _verdict(error: Exception) -> tuple[int, str]:
     """Exit code and message of what stopped a command."""
     if isinstance(error, AdaptiveError):
         return error.exit_code, f"error: {error}"
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return (
             1,
             f"error: not enough memory: {error}; train fewer rows, or keep them in files: --set tier.host=mmap:DIR",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adaptive.cli.flags import FLAGS, OUTPUT, given_flags, with_flags
-from adaptive.cli.output import SETTINGS, AsJson, Sets, note, print_result
+from adaptive.cli.output import SETTINGS, AsJson, Sets, note, own_stdout, print_result
 
 if TYPE_CHECKING:
     from adaptive.compare.contenders import Contender
@@ -96,7 +96,8 @@ def compare(
     (default runs/<date>-compare) as seed-<seed>/<policy>. A run that fails is told and does not stop the others; the
     exit code is then that of its error. Stopped by Ctrl-C, it compares the runs that are done.
     """
-    rivals = load_contenders(policies, sets or [], flags, config, flag="--policies")
+    with own_stdout():
+        rivals = load_contenders(policies, sets or [], flags, config, flag="--policies")
     check_folders(markdown, csv)
     from adaptive.compare.runs import claim, trainings
 
@@ -104,8 +105,9 @@ def compare(
     tell = functools.partial(_tell, directory, auc_budget, as_json=as_json, markdown=markdown, csv=csv)
     outcomes: list[Outcome] = []
     try:
-        for outcome in trainings(rivals, seeds, directory, overwrite=overwrite, stream=sys.stderr, told=note):
-            outcomes.append(outcome)
+        with own_stdout():
+            for outcome in trainings(rivals, seeds, directory, overwrite=overwrite, stream=sys.stderr, told=note):
+                outcomes.append(outcome)
     except (SystemExit, KeyboardInterrupt):  # hours of training may be done
         if outcomes:
             done = sum(outcome.beside is None for outcome in outcomes)
@@ -133,10 +135,10 @@ def _tell(
     problems = [*found["problems"], *stopped]
     result = {**found, "problems": problems, "out": str(directory)}
     write_record(directory, result)
+    print_result({**result, "table": f"{comparison_text(result)}\nruns: {directory}"}, as_json=as_json)
     for path, text in ((markdown, comparison_markdown), (csv, comparison_csv)):
         if path is not None:
             write_text(path, text(result))
-    print_result({**result, "table": f"{comparison_text(result)}\nruns: {directory}"}, as_json=as_json)
     return problems
 
 
@@ -187,16 +189,21 @@ def load_contenders(
 
 
 def check_folders(*paths: Path | None) -> None:
-    """Files that are to be written at the end have a folder now.
+    """Files that are to be written at the end have a folder now, which takes them.
 
     Raises:
         OutputError: if one has not.
     """
     from adaptive.errors import OutputError
 
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
+    for path in filter(None, paths):
+        parent = path.absolute().parent
+        if not parent.is_dir():
             raise OutputError(f"{path} cannot be written: there is no folder {path.parent}")
+        if path.is_dir():
+            raise OutputError(f"{path} cannot be written: it is a folder; name a file")
+        if not os.access(parent, os.W_OK):
+            raise OutputError(f"{path} cannot be written: folder {path.parent} takes no new files")
 
 
 def write_text(path: Path, text: str) -> None:

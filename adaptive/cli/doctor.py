@@ -94,7 +94,7 @@ def _kernel_cache() -> dict[str, Any]:
 
 def _policies() -> dict[str, str]:
     """Name -> where from, or why it does not load."""
-    from adaptive.policy import installed_policies, load_policy_class
+    from adaptive.policy_loading import installed_policies, load_policy_class
 
     found = {}
     for name, place in installed_policies().items():

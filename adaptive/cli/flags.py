@@ -143,6 +143,6 @@ def _parameter(flag: Flag) -> inspect.Parameter:
 
 
 def _policy_names(incomplete: str) -> list[str]:
-    from adaptive.policy import installed_policies
+    from adaptive.policy_loading import installed_policies
 
     return [name for name in installed_policies() if name.startswith(incomplete)]

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Annotated, Any
 
 import typer
@@ -23,13 +25,40 @@ Sets = Annotated[
 
 
 def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
-    """The result as one line of JSON, or its `table` (text made for people), or a line per key."""
+    """The result as one line of JSON, or its `table` (text made for people), or a line per key.
+
+    Raises:
+        OutputError: if stdout takes no more; a reader that has gone is none of our business.
+    """
     content = dict(result)
     table = content.pop("table", None)
     if as_json:
-        print(json.dumps(_plain(content), allow_nan=False))
+        text = json.dumps(_plain(content), allow_nan=False)
     else:
-        print(table if table is not None else "\n".join(key_lines(content)))
+        text = table if table is not None else "\n".join(key_lines(content))
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _silence_stdout()
+    except OSError as error:
+        _silence_stdout()
+        from adaptive.errors import OutputError
+
+        raise OutputError(f"the result could not be written to stdout: {error.strerror}") from error
+
+
+def _silence_stdout() -> None:
+    """What is left in its buffer would fail once more when Python ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+@contextmanager
+def own_stdout() -> Iterator[None]:
+    """Inside, what others print (a policy, say) goes to stderr: stdout is for the result alone."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def key_lines(content: Mapping[str, Any], indent: str = "", *, in_bytes: bool = False) -> list[str]:
@@ -49,7 +78,9 @@ def _text(value: Any, *, in_bytes: bool) -> str:
         return "not known"
     if isinstance(value, Mapping | list | tuple):
         return ", ".join(map(str, value)) or "none"
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
         return size_text(value) if in_bytes else f"{value:,}"
     return str(value)
 

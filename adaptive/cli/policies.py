@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adaptive.cli.output import AsJson, note, print_result
+from adaptive.cli.output import AsJson, note, own_stdout, print_result
 
 if TYPE_CHECKING:
     from adaptive.contract import CheckResult
@@ -23,7 +23,7 @@ LINK = re.compile(r"https?://\S*[\w/]|\b(?:arXiv|doi)[: ]\s?\d[\w./]*\w", re.IGN
 @app.command("list")
 def list_policies(as_json: AsJson = False) -> None:
     """List the installed policies: name, what it does, paper, and where it comes from."""
-    from adaptive.policy import installed_policies
+    from adaptive.policy_loading import installed_policies
 
     entries = {name: {"from": place, **_about(name)} for name, place in installed_policies().items()}
     blocks = [_entry_text(name, entry) for name, entry in entries.items()]
@@ -47,7 +47,7 @@ def show(spec: Spec, as_json: AsJson = False) -> None:
         "decides": _decides(cls),
         "parameters": _parameters(cls),
     }
-    doc = inspect.getdoc(cls) or "No description."
+    doc = "\n\n".join(filter(None, (_module_doc(cls), inspect.getdoc(cls)))) or "No description."
     print_result({**facts, "doc": doc, "table": _show_text(doc, facts)}, as_json=as_json)
 
 
@@ -91,11 +91,12 @@ def check(
     from adaptive.compare.contenders import policy_class
     from adaptive.contract import check_policy
     from adaptive.errors import PolicyError
-    from adaptive.policy import installed_policies
+    from adaptive.policy_loading import installed_policies
 
-    if ":" not in spec and spec not in installed_policies():
-        policy_class(spec)  # says what may have been meant
-    results = check_policy(spec, options, timeout_s=timeout_s)
+    with own_stdout():
+        if ":" not in spec and spec not in installed_policies():
+            policy_class(spec)  # says what may have been meant
+        results = check_policy(spec, options, timeout_s=timeout_s)
     checks = [{"check": r.check, "passed": r.passed, "reason": r.reason, "was_run": r.was_run} for r in results]
     lines = [_check_text(result) for result in results]
     print_result({"schema": 1, "policy": spec, "checks": checks, "table": "\n".join(lines)}, as_json=as_json)
@@ -104,6 +105,12 @@ def check(
     if failed:
         rest = f"; {left} were not run" if left else ""
         raise PolicyError(f"policy {spec!r} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}{rest}")
+
+
+def _module_doc(cls: "type[Policy]") -> str | None:
+    """Description of the class's module, to which its own refers; a package's is about more than the class."""
+    module = inspect.getmodule(cls)
+    return None if module is None or hasattr(module, "__path__") else inspect.getdoc(module)
 
 
 def _check_text(result: "CheckResult") -> str:
@@ -141,7 +148,7 @@ def _timeout(options: dict[str, Any]) -> float:
 
 def _about(name: str) -> dict[str, str]:
     """First line of the description and the paper's link, or why the policy does not load."""
-    from adaptive.policy import load_policy_class
+    from adaptive.policy_loading import load_policy_class
 
     try:
         cls = load_policy_class(name)
@@ -167,7 +174,7 @@ def _decides(cls: "type[Policy]") -> list[str]:
 
 
 def _parameters(cls: "type[Policy]") -> dict[str, dict[str, str]]:
-    from adaptive.policy import policy_parameters
+    from adaptive.policy_loading import policy_parameters
 
     empty = inspect.Parameter.empty
     return {

@@ -8,7 +8,7 @@ import typer
 
 from adaptive.cli.compare import Config, check_folders, load_contenders, without
 from adaptive.cli.flags import DLRM, OUTPUT, POLICY, TIERS, TRAINING
-from adaptive.cli.output import AsJson, Sets, note, print_result
+from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
 
 MACHINE = "Machine"
 SECONDS = 5  # between two lines of progress
@@ -69,7 +69,8 @@ def simulate(
     movement. A size into which the rows of a few batches do not fit is told as such.
     """
     more = {} if batches is None else {"steps": (str(batches), "--batches")}
-    rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
+    with own_stdout():
+        rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
     check_folders(png)
     from adaptive.simulate.machine import Machine, parse_rate
     from adaptive.simulate.report import draw, need_matplotlib, simulation_text
@@ -85,7 +86,8 @@ def simulate(
     )
     cases = [(rival.label, rival.config) for rival in rivals]
     sizes = list(dict.fromkeys(size.strip() for size in device_rows.split(",") if size.strip()))
-    result = run_simulation(cases, sizes, machine, embedding_dim=embedding_dim, told=_Progress())
+    with own_stdout():
+        result = run_simulation(cases, sizes, machine, embedding_dim=embedding_dim, told=_Progress())
     if png is not None:
         draw(result, png)
     print_result({**result, "table": simulation_text(result)}, as_json=as_json)

@@ -10,7 +10,8 @@ from typing import Final
 
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError
-from adaptive.policy import Policy, installed_policies, load_policy_class, make_policy, policy_parameters
+from adaptive.policy import Policy
+from adaptive.policy_loading import installed_policies, load_policy_class, make_policy, policy_parameters
 from adaptive.settings import suggestion
 
 _OPTION: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")

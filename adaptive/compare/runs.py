@@ -25,7 +25,7 @@ from adaptive.compare.contenders import Contender
 from adaptive.config import TrainConfig
 from adaptive.errors import InputError, OutputError
 from adaptive.files import write_atomic
-from adaptive.policy import load_policy_class
+from adaptive.policy_loading import load_policy_class
 from adaptive.runs import train_run
 
 CONTROL: Final = "random_drop"

@@ -13,7 +13,8 @@ from adaptive.config import TierConfig
 from adaptive.contract.asked import BrokenError, HungError, Subject
 from adaptive.contract.checks import CHECKS
 from adaptive.errors import AdaptiveError
-from adaptive.policy import Policy, load_policy_class
+from adaptive.policy import Policy
+from adaptive.policy_loading import load_policy_class
 
 TIMEOUT_S = TierConfig().policy_timeout_s  # a run's
 

@@ -5,7 +5,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from adaptive.batch import Batch
-from adaptive.policy import Policy, RowStats, TierView, make_policy
+from adaptive.policy import Policy, RowStats, TierView
+from adaptive.policy_loading import make_policy
 from adaptive.tiers.policy_thread import Overdue, PolicyThread, overdue_text
 
 Answer = TypeVar("Answer")

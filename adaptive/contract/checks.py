@@ -13,7 +13,8 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.contract.asked import Asked, BrokenError, Subject
 from adaptive.contract.made_up import TABLE_ROWS, MadeUpView, a_sample, made_up_batches, made_up_stats, samples_of
 from adaptive.errors import PolicyError
-from adaptive.policy import Policy, RowStats, policy_parameters
+from adaptive.policy import Policy, RowStats
+from adaptive.policy_loading import policy_parameters
 
 _SIZES: Final = (0, 1, 2, 1000)  # candidates in one question
 _READ_AT_MOST: Final = 1000  # batches that `arrange` may read before it yields its first

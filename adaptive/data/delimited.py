@@ -103,16 +103,23 @@ def _uses(schema: DelimitedSchema, names: Sequence[str]) -> dict[str, Column]:
         for pattern in patterns:
             found = _matching([pattern], names)
             if not found:
-                problems.append(f"{key}: no column {pattern!r}")
+                problems.append(f"{key}: no column {pattern!r}{_meant(pattern, names)}")
             for name in found:
                 if name in uses:
                     problems.append(f"{key}: column {name!r} is used already")
                 uses[name] = _column(name, kind, group)
     if problems:
         raise ConfigError(
-            "schema does not fit the file:\n  " + "\n  ".join(problems) + f"\ncolumns of the file: {', '.join(names)}"
+            "schema does not fit the file:\n  " + "\n  ".join(problems) + f"\n"
+            f"columns of the file: {', '.join(map(repr, names))}"
         )
     return uses
+
+
+def _meant(pattern: str, names: Sequence[str]) -> str:
+    """A name that differs only in spaces around it or in its case: easily not seen."""
+    alike = [name for name in names if name.strip().casefold() == pattern.strip().casefold()]
+    return f"; names must be equal to the letter, the file has {alike[0]!r}" if alike else ""
 
 
 def _wanted(schema: DelimitedSchema) -> Iterable[tuple[str, Sequence[str], int, Categorical | None]]:

@@ -17,6 +17,20 @@ logger = logging.getLogger("adaptive.data")
 
 _SHOWN = 20
 _TEXT_BYTES = 200
+_SHOWN_CHARACTERS = 60
+_MEANINGS = {
+    "empty": "nothing stands in it",
+    "overlong": "it is longer than max_line_bytes",
+    "nul": "it holds a NUL byte",
+    "utf8": "it is not UTF-8",
+    "quote": "a quoted field does not end, or something stands behind its end",
+    "columns": "it has more or fewer columns than the format",
+    "label": "it is not 0 or 1, nor what the schema's rule for labels takes",
+    "number": "it is not a finite number of the column's kind, or too large",
+    "hex": "it is not 1 to 16 hex digits",
+    "time": "it is not a time as the schema says",
+    "missing": "it is empty, and the schema says missing = 'reject'",
+}
 _CREDIT_LINES = 1_000_000
 
 
@@ -44,7 +58,13 @@ class BadLine:
     text: bytes
 
     def described(self, file: str) -> str:
-        return f"{file}:{self.line}: {self.cause}" + (f" in column {self.column}" if self.column else "")
+        where = f" in column {self.column}" if self.column else ""
+        return f"{file}:{self.line}: {self.cause}{where}" + (f": {self._shown()}" if self.text else "")
+
+    def _shown(self) -> str:
+        text = self.text.decode("utf-8", errors="backslashreplace")
+        text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[:_SHOWN_CHARACTERS])
+        return text if len(self.text) <= _SHOWN_CHARACTERS else f"{text} ..."
 
 
 class RejectLog:
@@ -64,6 +84,7 @@ class RejectLog:
         self._header_lines = header_lines
         self._seen = [header_lines] * len(files)  # lines of each file that have been counted, headers too
         self._first: list[str] = []
+        self._first_line = False  # whether the first line of a file is bad
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -76,6 +97,10 @@ class RejectLog:
     def counts(self) -> dict[str, int]:
         """Bad lines by cause."""
         return dict(self._counts)
+
+    def causes_text(self) -> str:
+        """`5 label, 2 columns`; empty if no line is bad."""
+        return ", ".join(f"{count:,} {cause}" for cause, count in self._counts.most_common())
 
     def count(self, file: int, last_line: int, bad: list[BadLine]) -> None:
         """Take note that a file was read up to `last_line`, where `bad` are the bad lines of what was just read.
@@ -103,6 +128,7 @@ class RejectLog:
         name = self._files[file]
         for entry in bad:
             self._counts[entry.cause] += 1
+            self._first_line |= entry.line == 1 and bool(entry.column)
             if len(self._first) < _SHOWN:
                 self._first.append(entry.described(name))
                 logger.warning("bad line %s", self._first[-1])
@@ -123,12 +149,14 @@ class RejectLog:
                 raise InputError(self._too_many(number, setting, limit))
 
     def _too_many(self, number: int, setting: str, limit: float) -> str:
-        causes = ", ".join(f"{count:,} {cause}" for cause, count in self._counts.most_common())
         where = f"\nall of them: {self._path}" if self._path else ""
+        meanings = "".join(f"\n{cause}: {_MEANINGS[cause]}" for cause, _ in self._counts.most_common())
+        header = "\nline 1 may be a header: remove it, or have header = true in a schema" if self._first_line else ""
         return (
-            f"{number:,} of {self.num_lines:,} lines read are bad, {setting} = {limit:g} allows fewer ({causes}):\n  "
-            + "\n  ".join(self._first)
-            + f"{where}\ncorrect the file or its description (format, separator, schema), or raise {setting}"
+            f"{number:,} of {self.num_lines:,} lines read are bad, {setting} = {limit:g} allows fewer "
+            f"({self.causes_text()}):\n  " + "\n  ".join(self._first) + f"{where}{meanings}{header}\n"
+            "correct the file or its description (format, separator, schema), or allow more: "
+            f"--set data.{setting}=SHARE"
         )
 
 

@@ -32,9 +32,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from adaptive.config import Config
 from adaptive.errors import ConfigError
+
+MAX_ROWS = 2**40  # of one table; the bookkeeping of more would take more than 16 TiB
 
 
 def _one_character(text: str) -> str:
@@ -74,7 +77,9 @@ class Categorical(Config):
 
     columns: Names = Field(description="names, or patterns with * and ?")
     kind: Literal["hex", "int", "string"] = "string"
-    num_embeddings: int | None = Field(default=None, ge=1, le=2**62, description="ids are rows in [0, num_embeddings)")
+    num_embeddings: int | None = Field(
+        default=None, ge=1, le=MAX_ROWS, description="ids are rows in [0, num_embeddings)"
+    )
     hash_rows: int | None = Field(default=None, ge=1, lt=2**32, description="rows into which ids are hashed")
     vocabulary: bool | None = Field(default=None, description="rows by fitted vocabulary; false: hash")
     min_count: int | None = Field(default=None, ge=1, description="times an id must come to get a row")
@@ -135,7 +140,7 @@ class UserItemsSchema(Config):
 
     format: Literal["user_items"]
     separator: Separator = " "
-    num_users: int = Field(ge=1, le=2**62, description="users are numbers in [0, num_users)")
+    num_users: int = Field(ge=1, le=MAX_ROWS, description="users are numbers in [0, num_users)")
     num_items: int = Field(ge=1, lt=2**32, description="items are numbers in [0, num_items)")
     num_negatives: int = Field(default=4, ge=0, le=1000, description="negative samples drawn for each pair")
 
@@ -150,17 +155,28 @@ def load_schema(path: Path) -> Schema:
         ConfigError: with all that is wrong, each with its key.
     """
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        values: dict[str, Any] = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"schema {path}: cannot be read ({error})") from error
+        raise ConfigError(f"schema {path}: cannot be read ({_why(error)})") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"schema {path}: not valid TOML: {error}") from error
     model = UserItemsSchema if values.get("format") == "user_items" else DelimitedSchema
     try:
         return TypeAdapter[Schema](model).validate_python(values)
     except ValidationError as error:
-        lines = [f"  {_key(found['loc'])}: {found['msg']}" for found in error.errors()]
+        lines = [f"  {_key(found['loc'])}: {_problem(found)}" for found in error.errors()]
         raise ConfigError("\n".join([f"schema {path}:", *lines])) from error
+
+
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else "not UTF-8"
+
+
+def _problem(found: ErrorDetails) -> str:
+    known = {"extra_forbidden": "unknown key", "missing": "needed, and not there"}
+    message = known.get(found["type"], found["msg"].removeprefix("Value error, "))
+    is_told = found["type"] in known or isinstance(found["input"], dict)
+    return message if is_told else f"{message}, found {found['input']!r}"
 
 
 def _key(location: tuple[int | str, ...]) -> str:

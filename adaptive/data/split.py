@@ -61,7 +61,7 @@ def survey(
                 break
     if not num_rows:
         names = ", ".join(source.names()[file] for file in files)
-        raise InputError(f"no good row in {names}: {source.log.counts or 'no lines'}; check format and paths")
+        raise InputError(f"no good row in {names}: {source.log.causes_text() or 'no lines'}; check format and paths")
     return Survey(num_rows, tuple(marks))
 
 
@@ -69,7 +69,7 @@ def split_last(found: Survey, files: tuple[int, ...], fraction: float) -> tuple[
     """Training rows and the last `fraction` of the rows (rounded up) for evaluation."""
     num_train = found.num_rows - math.ceil(found.num_rows * fraction)
     if not num_train:
-        raise InputError(f"holdout = {fraction:g} of {found.num_rows:,} rows leaves none for training")
+        raise InputError(f"data.holdout = {fraction:g} of {found.num_rows:,} rows leaves none for training; lower it")
     before, start = max(mark for mark in found.marks if mark[0] <= num_train)
     return Part(files, limit=num_train), Part(files, start=start, skip=num_train - before)
 

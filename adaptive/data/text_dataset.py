@@ -79,7 +79,8 @@ class TextDataset(Dataset):
             yield batch
         if is_empty:
             raise InputError(
-                f"no row to train with in {', '.join(self._source.names())}: {self.rejects() or 'no lines'}"
+                f"no row to train with in {', '.join(self._source.names())}: "
+                f"{self._source.log.causes_text() or 'no lines'}"
             )
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:

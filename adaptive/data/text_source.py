@@ -75,10 +75,12 @@ def _find_file(path: Path) -> TextFile:
 def _open(path: Path) -> BinaryIO:
     try:
         return open(path, "rb", buffering=0)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise InputError(
             f"{path}: cannot be opened ({error.strerror}); it was there when the data set was opened"
         ) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check whose it is and who may read it") from error
 
 
 class ByteStream:

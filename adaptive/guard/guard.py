@@ -19,8 +19,10 @@ from adaptive.batch import Batch
 from adaptive.build import Parts
 from adaptive.config import GuardConfig, TrainConfig
 from adaptive.errors import NonFiniteError
+from adaptive.guard.account import Account, shares
+from adaptive.guard.allowed import Allowed
 from adaptive.guard.evidence import Evidence
-from adaptive.guard.judge import Outlook, explain, look_out, lower
+from adaptive.guard.judge import explain, look_out
 from adaptive.guard.log import NOTHING, Found, Log
 from adaptive.guard.pair import Pair
 from adaptive.guard.passes import Passes
@@ -30,6 +32,7 @@ from adaptive.guard.stream import Stream
 from adaptive.guard.timing import Timing
 from adaptive.guard.triggers import Triggers
 from adaptive.recorder import Recorder
+from adaptive.rows.optim import row_optimizer
 
 
 class Guard:
@@ -48,17 +51,17 @@ class Guard:
         """
         self._settings, self._config, self._run, self._recorder = settings, config, run, recorder
         self._policy = run.embeddings.policy
-        self._drops = run.embeddings.drops_updates or self._policy.drops_inputs
-        if self._drops and total is None:
-            raise length_unknown(config.policy)
         self._timing = Timing.of(settings, config, self._policy, total)
-        self._passes, self._triggers = Passes(run.embeddings, recorder), Triggers()
+        self._allowed = Allowed(run.embeddings, row_optimizer(config.optimizer), self._timing, settings.budget)
+        if self._allowed.drops and total is None:
+            raise length_unknown(config.policy)
+        self._passes, self._triggers, self._account = Passes(run.embeddings, recorder), Triggers(), Account()
         self._log = Log(recorder, settings.budget, self._timing)
         self._pair: Pair | None = None
         self._trigger = ""  # of the check under way
         self._leave: int | None = None  # batch at which the run takes over the fork's values
         self._now = Standing(due=self._timing.warmup)
-        if not (self._drops or run.embeddings.defers):
+        if self._allowed.least is None:
             self._now.active = False
             self._log.write("idle", f"policy {config.policy} skips nothing: there is nothing to guard", self._now)
 
@@ -72,10 +75,11 @@ class Guard:
             if self._pair is not None:
                 self._catch_up(self._pair, self._passes.stream)
             self._passes.end()
+        self._policy.allowance = now.allowance if now.begun or not now.active else 0.0
+        self._read()
         if not now.active:
             return batches
         stream = self._passes.begin(batches, now.place)
-        self._policy.allowance = now.allowance if now.begun else 0.0
         if not now.begun:
             self._prepare(stream)
         self._act(stream)
@@ -88,6 +92,7 @@ class Guard:
             return
         with self._recorder.timed("guard"):
             before, now.place = now.place, self._passes.place()
+            self._read()
             if now.active and now.place > before:  # what is kept of a batch may fill more than one
                 self._triggers.hear(self._recorder.loss, float(stream.labels(now.place - 1).mean()))
             self._act(stream)
@@ -95,11 +100,13 @@ class Guard:
     def finish(self) -> None:
         """Training has ended; no look-ahead is running. The skipping of a check under way is undone."""
         now = self._now
+        self._read()
         if self._pair is not None:
             if self._leave is None:
                 before, now.allowance = now.allowance, 0.0
                 self._write("stop", "training ended before this check did: its skipping is undone", before=before)
             self._undo(self._pair)
+            self._read()
         self._policy.allowance = now.allowance
         self._passes.end()
         self.close()
@@ -121,8 +128,8 @@ class Guard:
         self._now = Standing(**state)
 
     def summary(self) -> dict[str, Any]:
-        """Decisions, and batches on top of the run's own."""
-        return self._log.summary(self._now)
+        """Decisions, batches on top of the run's own, and what was left out or undone."""
+        return {**self._log.summary(self._now), **shares(self._now, self._policy)}
 
     # --- what to do next -------------------------------------------------------------------------------------
 
@@ -154,6 +161,7 @@ class Guard:
         now.begun, self._trigger = True, trigger
         if not self._timing.too_late(now.place):
             self._pair = Pair(self._run, self._config, now.place, left_out)
+            self._account.begin(left_out)
             self._triggers.opened()
         elif now.passed is None or now.place < now.due:
             self._give_up(stream, f"{trigger}, and fewer batches are left than a check takes")
@@ -167,7 +175,7 @@ class Guard:
         if self._leave is not None:
             if place >= self._leave:
                 self._undo(pair)
-        elif place >= pair.start + self._settings.steps and not self._better_later(stream):
+        elif place >= pair.start + self._settings.steps and not self._better_later(place):
             self._judge(pair, stream)
 
     def _catch_up(self, pair: Pair, stream: Stream) -> bool:
@@ -179,13 +187,9 @@ class Guard:
             return False
         return True
 
-    def _better_later(self, stream: Stream) -> bool:
+    def _better_later(self, place: int) -> bool:
         """Less than half of the samples wanted are left in this pass over the data, and another one follows."""
-        place, left = self._now.place, self._timing.left(self._now.place)
-        if left is None or place <= stream.first + 1:
-            return False
-        ahead = stream.coming(place, self._settings.holdout // 2)
-        return sum(batch.num_samples for batch in ahead) < self._settings.holdout // 2 and left > len(ahead)
+        return self._passes.ends_within(place, self._settings.holdout // 2, self._timing.left(place))
 
     # --- decisions -------------------------------------------------------------------------------------------
 
@@ -196,31 +200,23 @@ class Guard:
         if evidence is None:
             self._break_off(stream, 0.0, "too few held-back samples of a class to compare", Found(share=share))
             return
-        left = self._timing.left(now.place) if self._drops else None
+        left = self._timing.left(now.place) if self._allowed.drops else None
         outlook = look_out(evidence, steps=now.place - pair.start, left=left, spent=now.cost_until(pair.start))
         about, found = explain(outlook, budget), Found(evidence, outlook, share)
         if outlook.within(budget):
             self._keep(pair, evidence, about, found)
         else:
-            self._break_off(stream, self._lower(outlook), about, found)
+            allowance, addition = self._allowed.after(now, outlook)
+            self._break_off(stream, allowance, about + addition, found)
 
     def _keep(self, pair: Pair, evidence: Evidence, about: str, found: Found) -> None:
         now, nothing = self._now, f"nothing was left out in {self._now.place - pair.start} batches"
         self._write("keep", nothing if evidence.equal else about, found=found)
         assert found.share is not None
-        now.keep(found.share, since=pair.start, cost=max(-evidence.auc, 0.0) if self._drops else 0.0)
+        now.keep(found.share, since=pair.start, cost=max(-evidence.auc, 0.0) if self._allowed.drops else 0.0)
         now.due = now.place + self._settings.every
         self._triggers.passed(now.place, self._passes.left_out(now.place))
         self.close()
-
-    def _lower(self, outlook: Outlook) -> float:
-        """What may be skipped after the budget was broken."""
-        now = self._now
-        if self._drops and now.passed is not None:
-            return 0.0  # it was harmless once: the data have changed, and what was dropped is what is needed now
-        if self._timing.too_late(now.place + self._timing.margin):
-            return 0.0
-        return lower(now.allowance, outlook, self._settings.budget)
 
     def _break_off(self, stream: Stream, allowance: float, reason: str, found: Found = NOTHING) -> None:
         """Less is skipped from a coming batch on, at which the run takes over the fork's values."""
@@ -238,12 +234,17 @@ class Guard:
     def _undo(self, pair: Pair) -> None:
         now = self._now
         now.undone_batches += now.place - pair.start
-        pair.undo(self._passes.left_out(now.place))
+        left_out = self._passes.left_out(now.place)
+        pair.undo(left_out)
+        self._account.undo(left_out)
         self._leave = now.passed = None
         self._trigger = "less may be skipped"
         if not now.allowance:
             now.active = False
             self.close()
+
+    def _read(self) -> None:
+        self._account.read(self._now, self._passes.left_out(self._now.place))
 
     def _write(self, verdict: str, reason: str, **details: Any) -> None:
         self._log.write(verdict, reason, self._now, trigger=self._trigger, pair=self._pair, **details)

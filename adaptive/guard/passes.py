@@ -36,6 +36,15 @@ class Passes:
         assert self.stream is not None
         return self.stream.place(self._recorder.samples - self._samples)
 
+    def ends_within(self, place: int, num_samples: int, left: int | None) -> bool:
+        """Fewer than so many samples follow in this pass from batch `place` on, and another pass comes, as `left`
+        batches are left of the run. False at its beginning, where waiting for the next would gain nothing."""
+        assert self.stream is not None
+        if left is None or place <= self.stream.first + 1:
+            return False
+        ahead = self.stream.coming(place, num_samples)
+        return sum(batch.num_samples for batch in ahead) < num_samples and left > len(ahead)
+
     def left_out(self, place: int) -> LeftOut:
         """Of the batches before `place`, which is what `place()` gives now."""
         seen, kept = self._earlier

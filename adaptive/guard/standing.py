@@ -1,6 +1,6 @@
 """`Standing`: what a guard knows, apart from a fork under way. Plain values; a checkpoint keeps them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -19,6 +19,8 @@ class Standing:
     fork_batches: int = 0  # trained by forks
     judged_batches: int = 0  # predicted by run and fork
     undone_batches: int = 0  # whose skipping was undone
+    left_out: dict[str, int] = field(default_factory=dict)  # fields of `share.LeftOut`: all, also what was undone
+    undone: dict[str, int] = field(default_factory=dict)  # of these what was undone
 
     def keep(self, share: float, *, since: int, cost: float) -> None:
         """A check that began at batch `since` was passed: skipping such a share has cost so much AUC meanwhile."""

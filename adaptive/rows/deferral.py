@@ -21,6 +21,13 @@ AT_MOST, AT_MOST_SGD = 8, 4
 RECORD = np.dtype([("visits", np.uint32), ("waiting", np.uint32)])
 
 
+def longest(deferral: Deferral, optimizer: RowOptimizer) -> int:
+    """The largest k: visits after which a sum of gradients is applied."""
+    if deferral.at_most is not None:
+        return deferral.at_most
+    return AT_MOST_SGD if optimizer.kind == SGD_ else AT_MOST
+
+
 @dataclass(frozen=True)
 class Summed:
     """Of the distinct rows of a batch those whose gradient goes to a sum, in order."""
@@ -35,8 +42,7 @@ class DeferralBook:
 
     def __init__(self, capacity: int, deferral: Deferral, optimizer: RowOptimizer) -> None:
         self.deferral = deferral
-        default = AT_MOST_SGD if optimizer.kind == SGD_ else AT_MOST
-        self.at_most = default if deferral.at_most is None else deferral.at_most
+        self.at_most = longest(deferral, optimizer)
         self._records = np.zeros(capacity, RECORD)
         self.visits: NDArray[np.uint32] = self._records["visits"]
         self.waiting: NDArray[np.uint32] = self._records["waiting"]
@@ -76,6 +82,10 @@ class DeferralBook:
             summed.due_at,
         )
         return Summed(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
+
+    def restore(self, visits: NDArray[np.uint32], waiting: NDArray[np.uint32]) -> None:
+        """The books of the first entries (n,)."""
+        self.visits[: len(visits)], self.waiting[: len(waiting)] = visits, waiting
 
     @property
     def num_bytes(self) -> int:

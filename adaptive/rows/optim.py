@@ -5,14 +5,16 @@ There is no weight decay. The formulas stand in `adaptive.kernels.cpu.apply_upda
 `adaptive.kernels.deferred.apply_sum` and, slowly, in `tests/reference.py`.
 """
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import OptimizerConfig
+from adaptive.errors import ConfigError
 from adaptive.kernels.cpu import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
 
 
@@ -21,6 +23,15 @@ class RowOptimizer(ABC):
     """Interface. `kind` selects the formula in the kernels."""
 
     kind: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            most = 1 if item.name.startswith("beta") else math.inf
+            if not isinstance(value, int | float) or not 0 <= value < most:
+                raise ConfigError(
+                    f"{type(self).__name__}: {item.name} from 0 to below {most} is needed, found {value!r}"
+                )
 
     @abstractmethod
     def state_width(self, embedding_dim: int) -> int:

@@ -6,7 +6,9 @@ thread owns everything here; snapshots of row values belong to the training thre
 `adaptive.tiers.device`). A snapshot is renewed at a row's first look-up in each interval.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,7 @@ ENTRY = np.dtype(
     align=True,
 )
 assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none lies in two cache lines
+COLUMNS = ENTRY.names or ()
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,11 @@ class Watched:
 
 
 class HotSet:
-    """Watched rows of one group. Entries are given in order of admission and kept for the run."""
+    """Watched rows of one group. Entries are given in order of admission and kept for the run.
+
+    Memory is taken as rows are admitted: records of zeros that the system gives when they are touched, and a hash table
+    that doubles. Until then a set for 5 % of 10^9 rows takes nothing.
+    """
 
     def __init__(self, capacity: int, config: SkipConfig) -> None:
         self.config = config
@@ -53,15 +60,7 @@ class HotSet:
         self._accesses: NDArray[np.uint32] = self._records["accesses"]
         self._epoch: NDArray[np.int32] = self._records["epoch"]
         self._skipped: NDArray[np.bool_] = self._records["skipped"]
-        self.drift.fill(np.nan)
-        self._epoch.fill(-1)
-        table_size = 16
-        while table_size < 2 * capacity:
-            table_size *= 2
-        self._table = np.zeros(table_size, PLACE)
-        self._keys: NDArray[np.int64] = self._table["row"]
-        self._values: NDArray[np.int32] = self._table["entry"]
-        self._keys.fill(-1)
+        self._new_table(0)
 
     @property
     def capacity(self) -> int:
@@ -69,11 +68,14 @@ class HotSet:
 
     @property
     def num_bytes(self) -> int:
-        return self._records.nbytes + self._table.nbytes
+        """Once all entries are taken."""
+        return self._records.nbytes + _table_size(self.capacity) * PLACE.itemsize
 
     def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> Watched:
         """The watched among the distinct rows of a batch (U,); rows that have become popular enough are let in."""
+        self._make_room(min(self.num_entries + len(rows), self.capacity), accesses)
         places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
+        before = self.num_entries
         self.num_entries, count = watched.find_entries(
             rows,
             accesses,
@@ -81,10 +83,12 @@ class HotSet:
             self._keys,
             self._values,
             self.rows,
-            self.num_entries,
+            before,
             places,
             entries,
         )
+        self.drift[before : self.num_entries] = np.nan
+        self._epoch[before : self.num_entries] = -1
         return Watched(places[:count], entries[:count])
 
     def visit(
@@ -134,3 +138,47 @@ class HotSet:
         found = np.empty(len(rows), np.int64)
         watched.lookup_entries(rows, self._keys, self._values, found)
         return found
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Copies of the columns of all entries (n,), in order: what `restore` needs."""
+        return {name: self._records[name][: self.num_entries].copy() for name in COLUMNS}
+
+    def restore(self, columns: Mapping[str, NDArray[Any]], accesses: NDArray[np.uint32]) -> None:
+        """Into an empty set: the entries whose `columns` these are, distinct rows, at most `capacity` of them.
+
+        accesses (all rows,): look-ups so far.
+        """
+        rows = np.ascontiguousarray(columns["row"])
+        self.rows[: len(rows)] = rows
+        self.num_entries = len(rows)
+        self._enter_all(accesses)
+        for name in COLUMNS:
+            self._records[name][: len(rows)] = columns[name]
+
+    # --- the hash table --------------------------------------------------------------------------------------
+
+    def _make_room(self, num_entries: int, accesses: NDArray[np.uint32]) -> None:
+        if _table_size(num_entries) > len(self._table):
+            self._enter_all(accesses, num_entries)
+
+    def _enter_all(self, accesses: NDArray[np.uint32], num_entries: int = 0) -> None:
+        """Into a new table with room for so many entries, at least for those that there are."""
+        rows = self.rows[: self.num_entries].copy()
+        self._new_table(max(num_entries, len(rows)))
+        places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
+        watched.find_entries(rows, accesses, 0, self._keys, self._values, self.rows, 0, places, entries)
+        assert np.array_equal(entries, np.arange(len(rows)))
+
+    def _new_table(self, num_entries: int) -> None:
+        self._table = np.zeros(_table_size(num_entries), PLACE)
+        self._keys: NDArray[np.int64] = self._table["row"]
+        self._values: NDArray[np.int32] = self._table["entry"]
+        self._keys.fill(-1)
+
+
+def _table_size(num_entries: int) -> int:
+    """A power of two, at most half of which is used."""
+    size = 16
+    while size < 2 * num_entries:
+        size *= 2
+    return size

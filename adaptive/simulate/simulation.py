@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from adaptive.build import build_tables, first_batches, open_data
 from adaptive.config import TierConfig, TrainConfig
 from adaptive.errors import ConfigError
-from adaptive.policy import make_policy
+from adaptive.policy_loading import make_policy
 from adaptive.rows.optim import row_optimizer
 from adaptive.simulate.machine import Machine
 from adaptive.simulate.result import simulation_result
@@ -92,7 +92,14 @@ def _sizes_for(config: TrainConfig, sizes: Sequence[str]) -> Sequence[str]:
 
 
 def _refuse_failure(streams: Sequence[Stream]) -> None:
-    errors = [run.error for stream in streams for _, _, run in stream.runs]
-    first = errors[0]
-    if all(errors) and first is not None:
-        raise first
+    entries = [entry for stream in streams for entry in stream.runs]
+    if any(run.error is None for _, _, run in entries):
+        return
+    label, size, largest = max(entries, key=lambda entry: entry[2].num_slots)
+    assert largest.error is not None
+    if len(entries) == 1:
+        raise largest.error
+    raise type(largest.error)(
+        f"none of the {len(entries)} runs came to its end; the one with the most device rows, {label} with {size}: "
+        f"{largest.error}"
+    ) from largest.error

@@ -34,8 +34,9 @@ class EventFile:
         lost: events that are in no file.
     """
 
-    def __init__(self, directory: Path, preamble: Sequence[Any] = ()) -> None:
-        """Nothing is written yet. `preamble`: `Summary.Value`s without a step, such as the layout."""
+    def __init__(self, directory: Path, preamble: Sequence[Any] = (), *, purge_from: int | None = None) -> None:
+        """Nothing is written yet. `preamble`: `Summary.Value`s without a step, such as the layout; `purge_from`: what
+        earlier files of the directory have from that step on is not shown."""
         # Imported late because it takes 0.2 s, which only runs that write events should pay.
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -45,6 +46,7 @@ class EventFile:
         self.lost = 0
         self._event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
         self._preamble = list(preamble)
+        self._purge_from = purge_from  # until it has been said
         self._file: BinaryIO | None = None
         self._tries = 0  # failures since the last event that was written
         self._pause = 0  # events still to leave out before the next try
@@ -78,6 +80,10 @@ class EventFile:
         if self._file is None:
             self._file = self._open()
             self._put(self._event(wall_time=wall_time, file_version="brain.Event:2"))
+            if self._purge_from is not None:
+                start = {"status": "START"}
+                self._put(self._event(wall_time=wall_time, step=self._purge_from, session_log=start))
+                self._purge_from = None
             if self._preamble:
                 self._put(self._event(wall_time=wall_time, summary=self._summary(value=self._preamble)))
         elif not os.path.exists(self._file.name):  # a removed file takes writes without an error

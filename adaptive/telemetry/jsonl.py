@@ -1,7 +1,7 @@
 """`metrics.jsonl`: the record of a run on disk, one JSON object per line, and its reader.
 
 Numbers that are not finite are written as null. Each line has a `kind`: "run" (the first line), "interval", "eval",
-"guard".
+"guard", "resume".
 """
 
 import json
@@ -9,6 +9,7 @@ import logging
 import math
 import os
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +17,14 @@ from typing import Any, Final
 import numpy as np
 
 from adaptive.errors import InputError
+from adaptive.files import write_atomic
 from adaptive.telemetry.record import (
     EvalRecord,
     GuardRecord,
     Histogram,
     IntervalRecord,
     Record,
+    ResumeRecord,
     RunRecord,
     TableCounts,
 )
@@ -29,7 +32,13 @@ from adaptive.telemetry.record import (
 SCHEMA: Final = 1
 MAX_WAITING: Final = 1000  # lines kept while the disk fails; some 10 MB with 26 tables
 
-_KINDS: Final = {RunRecord: "run", IntervalRecord: "interval", EvalRecord: "eval", GuardRecord: "guard"}
+_KINDS: Final = {
+    RunRecord: "run",
+    IntervalRecord: "interval",
+    EvalRecord: "eval",
+    GuardRecord: "guard",
+    ResumeRecord: "resume",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +101,16 @@ class MetricsFile:
 
 def to_line(record: Record) -> bytes:
     """One record as a line of JSON, newline included."""
+    return json.dumps(to_json(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """One record as JSON values, from which `from_json` makes it again."""
     data = {"kind": _KINDS[type(record)], **asdict(record)}
     if isinstance(record, RunRecord):
         data["schema"] = SCHEMA
-    return json.dumps(plain(data), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    found: dict[str, Any] = plain(data)
+    return found
 
 
 def plain(value: Any) -> Any:
@@ -124,7 +139,7 @@ def read_metrics(path: Path) -> list[Record]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(_from_json(json.loads(line)))
+            records.append(from_json(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path}:{number}: not a record of a run ({type(error).__name__}: {error}); "
@@ -133,7 +148,40 @@ def read_metrics(path: Path) -> list[Record]:
     return records
 
 
-def _from_json(data: dict[str, Any]) -> Record:
+def drop_after(path: Path, step: int, *, evaluation: bool) -> int:
+    """Take the records behind a step out of a `metrics.jsonl`; returns how many. A line without its end goes, too.
+
+    Args:
+        step: batches trained; records of more go.
+        evaluation: that at this very step goes, too: it will be made again.
+
+    Raises:
+        InputError: if the file cannot be read, or a line is not a record; names file and line.
+        OSError: if it cannot be written.
+    """
+    if not path.exists():
+        return 0
+    goes = [_is_after(record, step, evaluation) for record in read_metrics(path)]
+    content = path.read_bytes()
+    kept = [line + b"\n" for line, gone in zip(content.split(b"\n"), goes, strict=False) if not gone]
+    if sum(map(len, kept)) != len(content):
+        write_atomic(path, b"".join(kept))
+    return sum(goes)
+
+
+def _is_after(record: Record, step: int, evaluation: bool) -> bool:
+    if isinstance(record, RunRecord):
+        return False
+    return record.step > step or (evaluation and isinstance(record, EvalRecord) and record.step == step)
+
+
+def from_json(data: Mapping[str, Any]) -> Record:
+    """The record that `to_json` gave.
+
+    Raises:
+        KeyError, TypeError, ValueError: if it is none.
+    """
+    data = dict(data)
     kind = data.pop("kind")
     if kind == "run":
         if data.pop("schema") != SCHEMA:
@@ -141,6 +189,8 @@ def _from_json(data: dict[str, Any]) -> Record:
         return RunRecord(**data)
     if kind == "eval":
         return EvalRecord(**data)
+    if kind == "resume":
+        return ResumeRecord(**data)
     if kind == "guard":
         pairs = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
         return GuardRecord(**{**data, **pairs})

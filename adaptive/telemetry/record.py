@@ -53,7 +53,7 @@ class TableCounts:
 
     @property
     def skipped_update_share(self) -> float | None:
-        """Share of row updates (one per unique row and batch) not written: dropped, or deferred."""
+        """Share of row updates (one per unique row and batch) not written when they came: dropped, or deferred."""
         return share(self.skipped_updates, self.unique_rows)
 
     @property
@@ -166,7 +166,16 @@ class GuardRecord:
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
-Record = RunRecord | IntervalRecord | EvalRecord | GuardRecord
+@dataclass(frozen=True, kw_only=True)
+class ResumeRecord:
+    """The run was gone on with; what follows continues what stands before."""
+
+    step: int  # batches trained before it
+    dropped: int  # records of batches that are trained again
+    wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
+
+
+Record = RunRecord | IntervalRecord | EvalRecord | GuardRecord | ResumeRecord
 
 _NOW = ("resident_rows", "saturated_rows")
 

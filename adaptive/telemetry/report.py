@@ -56,6 +56,8 @@ class RunTotals:
 def run_summary(policy: str, totals: RunTotals, *, auc: float | None, log_loss: float | None) -> dict[str, Any]:
     """The object that `--json` prints: flat, but for `time_ms`. What is not known or not finite is None.
 
+    Shares of what was skipped are of the time of training: what a guard has undone later is among them.
+
     Args:
         policy: its name.
         totals: of the run.
@@ -114,32 +116,57 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         *_guard(summary),
         "ms per step: " + ", ".join(f"{stage} {mean:.2f}" for stage, mean in totals.time_ms.items()),
         "",
-        *_table_lines(totals.tables, table_rows),
+        *_table_lines(totals.tables, table_rows, undone=bool(summary.get("guard_undone_batches"))),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _skipping(summary: Mapping[str, Any]) -> list[str]:
-    """Skipping is the one thing that changes what is trained: said if it happened, nothing otherwise."""
-    lines = []
-    if summary.get("skipped_input_share"):
-        lines.append(
-            f"dropped: {percent_text(summary['skipped_input_share'])} of the inputs; compare with `random_drop` at the "
+    """Skipping is the one thing that changes what is trained: said if it happened or was guarded, nothing otherwise."""
+    kept, undone = summary.get("guard_kept", summary), summary.get("guard_undone", {})
+    lines = [*_undone(undone), *_dropped(kept, undone), *_not_written(kept)]
+    if summary.get("guard_exact"):
+        lines.append("not written: nothing. The trained tables are those of a run that skips nothing")
+    return lines
+
+
+def _undone(undone: Mapping[str, Any]) -> list[str]:
+    what = []
+    if undone.get("skipped_update_share"):
+        updates, lookups = percent_text(undone["skipped_update_share"]), percent_text(undone["skipped_lookup_share"])
+        what.append(f"{updates} of row updates ({lookups} of look-ups)")
+    if undone.get("skipped_input_share"):
+        what.append(f"{percent_text(undone['skipped_input_share'])} of the inputs")
+    return [f"skipped and then undone by the guard: {' and '.join(what)}"] if what else []
+
+
+def _dropped(kept: Mapping[str, Any], undone: Mapping[str, Any]) -> list[str]:
+    if kept.get("skipped_input_share"):
+        return [
+            f"dropped: {percent_text(kept['skipped_input_share'])} of the inputs; compare with `random_drop` at the "
             f"same share. The trained tables differ from a run that drops nothing"
-        )
-    if not summary["skipped_update_share"] and not summary["skipped_lookup_share"]:
-        return lines
-    skipped, deferred = summary["skipped_update_share"] or 0.0, summary["deferred_update_share"] or 0.0
+        ]
+    if undone.get("skipped_input_share"):
+        return [
+            "dropped: no inputs in the end, but batches may have come to hold other samples. The trained tables need "
+            "not be those of a run that drops nothing"
+        ]
+    return []
+
+
+def _not_written(kept: Mapping[str, Any]) -> list[str]:
+    if not kept["skipped_update_share"]:
+        return []
+    skipped, deferred = kept["skipped_update_share"], kept["deferred_update_share"] or 0.0
     reasons = []
     if deferred:
         reasons.append(f"{percent_text(deferred)} deferred, their gradients applied with a later one")
     if skipped > deferred:
         reasons.append(f"{percent_text(skipped - deferred)} dropped, because their rows were saturated")
-    lines.append(
-        f"not written: {percent_text(skipped)} of row updates ({percent_text(summary['skipped_lookup_share'])} of "
+    return [
+        f"not written: {percent_text(skipped)} of row updates ({percent_text(kept['skipped_lookup_share'])} of "
         f"look-ups): {'; '.join(reasons)}. The trained tables differ from a run that skips nothing"
-    )
-    return lines
+    ]
 
 
 def _guard(summary: Mapping[str, Any]) -> list[str]:
@@ -148,15 +175,16 @@ def _guard(summary: Mapping[str, Any]) -> list[str]:
         return []
     verdicts = ", ".join(decision["verdict"] for decision in summary["guard_decisions"]) or "none"
     forks, steps = summary["guard_fork_batches"], summary["steps"]
+    undone = summary["guard_undone_batches"]
     return [
         f"guard: decisions {verdicts}; skipping is allowed at {percent_text(summary['guard_allowance'])} of what the "
         f"policy asks for; forks trained {count_text(forks)} batches more ({percent_text(forks / max(steps, 1))}), "
-        f"{count_text(summary['guard_judged_batches'])} were judged; what was skipped in "
-        f"{count_text(summary['guard_undone_batches'])} batches has been undone"
+        f"{count_text(summary['guard_judged_batches'])} were judged"
+        + (f"; what was skipped in {count_text(undone)} batches has been undone" if undone else "")
     ]
 
 
-def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int] | None) -> list[str]:
+def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int] | None, *, undone: bool) -> list[str]:
     sizes = table_rows or {name: counts.lookups for name, counts in tables.items()}
     names = sorted(tables, key=lambda name: -sizes.get(name, 0))
     shown = {name: tables[name] for name in names[:MAX_TABLES]}
@@ -165,7 +193,7 @@ def _table_lines(tables: Mapping[str, TableCounts], table_rows: Mapping[str, int
     header = ["table", "look-ups", "hit rate", "resident", "to device", "to host"]
     rows = [_cells(name, counts) for name, counts in shown.items()]
     if any(counts.skipped_updates for counts in tables.values()):
-        header += ["saturated", "not written"]
+        header += ["saturated", "skipped" if undone else "not written"]  # of what was undone tables keep no books
         for row, counts in zip(rows, shown.values(), strict=True):
             row += [count_text(counts.saturated_rows), percent_text(counts.skipped_update_share)]
     return aligned([header, *rows])

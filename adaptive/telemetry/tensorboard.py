@@ -17,6 +17,7 @@ from adaptive.telemetry.record import (
     GuardRecord,
     IntervalRecord,
     Record,
+    ResumeRecord,
     RunRecord,
     TableCounts,
     sum_tables,
@@ -35,18 +36,26 @@ class TensorBoardView:
     `<table>` is "all" for all tables together; of more than 32 tables the smaller ones are added up as "other".
     """
 
-    def __init__(self, directory: Path, table_names: Sequence[str], table_rows: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        table_names: Sequence[str],
+        table_rows: Sequence[int] | None = None,
+        *,
+        purge_from: int | None = None,
+    ) -> None:
         """
         Args:
             directory: where the event file goes; made with the first record.
             table_names: all tables of the model, in order.
             table_rows: their sizes in rows, which say what the largest 32 are; without them the first 32 count so.
+            purge_from: a run that was gone on with shows nothing of what earlier files have from this step on.
         """
         sizes = np.zeros(len(table_names)) if table_rows is None else np.asarray(table_rows)
         assert len(sizes) == len(table_names), (len(sizes), len(table_names))
         largest = np.argsort(-sizes, kind="stable")[:MAX_TABLES]
         self._shown = {table_names[table]: _tag_name(table_names[table]) for table in largest}
-        self._file = events.EventFile(directory, preamble=_layout())
+        self._file = events.EventFile(directory, preamble=_layout(), purge_from=purge_from)
 
     @property
     def failures(self) -> int:
@@ -61,6 +70,8 @@ class TensorBoardView:
             case EvalRecord():
                 numbers = {"eval/auc": record.auc, "eval/log_loss": record.log_loss}
                 values, step = events.scalars(numbers), record.step
+            case ResumeRecord():
+                values, step = events.text("resumed", f"resumed after step {record.step}"), record.step
             case GuardRecord():
                 values, step = _guard(record), record.step
             case IntervalRecord():

@@ -6,6 +6,7 @@ plan leaves on the host (`misses = "host"`) take part at their place in the sum.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numba
 import numpy as np
@@ -26,10 +27,21 @@ Floats = NDArray[np.float32]
 Later = Callable[[], Floats]  # numbers that may still be on their way; asked for once, it waits for them
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a device keeps of watched rows. Letters: n entries of the hot set, m of them with a sum that waits."""
+
+    snapshots: Floats  # (n, D), NaN where there is none yet; or (0, D)
+    waiting: Int64s  # (m,) entries, ascending
+    sums: Floats  # (m, D)
+    squares: Floats  # (m, S)
+
+
 class DeviceTier(ABC):
     """What every device offers. Slots are only touched as plans say; the caller keeps the order."""
 
     num_slots: int
+    squares_width: int  # float32 values beside each sum, see `RowOptimizer.squares_width`
     poison: bool = False
 
     def send(self, array: Floats) -> Tensor:
@@ -105,6 +117,14 @@ class DeviceTier(ABC):
     def forget_watched(self) -> None:
         """Snapshots and sums belong to rows that are no longer there."""
 
+    @abstractmethod
+    def kept(self, num_entries: int) -> Kept:
+        """Copies of what is kept of the first entries; for saving."""
+
+    @abstractmethod
+    def keep(self, kept: Kept) -> None:
+        """Have what `kept` gave, and nothing else. There is room for it."""
+
     @property
     def buffer_bytes(self) -> tuple[int, int]:
         """Bytes of what rows and plans cross in: of pinned memory on the host, of device memory."""
@@ -124,7 +144,7 @@ class CpuDevice(DeviceTier):
         self._host = host
         self._kind, self._settings, self._corrections = optimizer.kind, optimizer.settings(), optimizer.corrections()
         width = host.weights.shape[1]
-        self._squares_width = optimizer.squares_width(width)
+        self.squares_width = optimizer.squares_width(width)
         self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
         self._scratch = update_scratch(max(numba.get_num_threads(), 1), width)
@@ -253,12 +273,22 @@ class CpuDevice(DeviceTier):
         width = self.weights.shape[1]
         self._snapshots = full_rows(capacity if snapshots else 0, width, np.nan)
         self._sums = full_rows(capacity if sums else 0, width, np.nan)
-        self._squares = full_rows(len(self._sums), self._squares_width, np.nan)
+        self._squares = full_rows(len(self._sums), self.squares_width, np.nan)
         self._pending = np.zeros(len(self._sums), np.bool_)
 
     def forget_watched(self) -> None:
         self._snapshots.fill(np.nan)
         self._pending.fill(False)
+
+    def kept(self, num_entries: int) -> Kept:
+        waiting = np.flatnonzero(self._pending[:num_entries])
+        return Kept(self._snapshots[:num_entries].copy(), waiting, self._sums[waiting], self._squares[waiting])
+
+    def keep(self, kept: Kept) -> None:
+        self.forget_watched()
+        self._snapshots[: len(kept.snapshots)] = kept.snapshots
+        self._sums[kept.waiting], self._squares[kept.waiting] = kept.sums, kept.squares
+        self._pending[kept.waiting] = True
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:

@@ -4,6 +4,7 @@ The tiers are made before the model, so what model, activations and gradients wi
 what is free is kept for them (`tier.reserve`). Running out later is no disaster: the device tier gives some back.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ from adaptive.errors import DeviceMemoryError
 
 RESERVE_SHARE = 0.2
 RESERVE_LEAST = 1 << 30
+# What libraries say that ask CUDA for memory themselves: Triton and torch ("CUDA error: out of memory"), cuBLAS.
+FULL = re.compile(r"CUDA\]?( error)?: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -32,12 +35,21 @@ def reserve_bytes(reserve: str, free: int) -> int:
     return parse_size(reserve, row_bytes=1, num_rows=free)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU's memory was full, whoever found it so: torch has a class for its own allocations only."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and FULL.search(str(error)) is not None
+    )
+
+
 @contextmanager
 def running_out(when: str) -> Iterator[None]:
     """Out of memory where nothing can be run again is an error for the user."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         found = str(error).splitlines()[0]
         raise DeviceMemoryError(
             f"out of GPU memory {when}: {found}. Set fewer device_rows or a larger tier.reserve, or lower batch_size"

@@ -26,7 +26,7 @@ from adaptive.tiers.parts import GroupPart, describe_parts
 from adaptive.tiers.plan import Feedback, GroupPlan, Moves
 from adaptive.tiers.planner import Arrival, Planner
 from adaptive.tiers.ready import Ready
-from adaptive.tiers.referee import Referee
+from adaptive.tiers.referee import Referee, as_batch
 from adaptive.tiers.statistics import Stopwatch
 
 Int64s = NDArray[np.int64]
@@ -129,8 +129,9 @@ class Pipeline:
         """The batch itself, if it fits the tables.
 
         Raises:
-            InputError: if it has another number of features, or weights for mean pooling.
+            InputError: if it is none, has another number of features, or weights for mean pooling.
         """
+        as_batch(batch)
         if batch.num_samples and batch.num_features != self._num_features:
             raise InputError(f"the tables have {self._num_features} features, a batch has {batch.num_features}")
         if not batch.num_samples:
@@ -293,10 +294,11 @@ class Pipeline:
         for lane in self.lanes:
             lane.device.land()
 
-    def values(self, lane: Lane, rows: Int64s) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(weights, state) copies of local rows (n,), wherever they lie, with gradients that wait for them applied.
-
-        The caller holds the lock.
+    def values(
+        self, lane: Lane, rows: Int64s, *, settled: bool = True
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(weights, state) copies of local rows (n,), wherever they lie, unless told otherwise with gradients that wait
+        for them applied. The caller holds the lock.
         """
         self.settle()
         codes = lane.planner.tracker.codes[rows]
@@ -307,7 +309,7 @@ class Pipeline:
         lane.host.copy_out(rows[on_host], weights, state, on_host)
         untouched = np.flatnonzero(codes == 0)
         lane.host.initial(weights, state, untouched, rows[untouched])
-        if lane.planner.deferral is not None and lane.planner.hot is not None:
+        if settled and lane.planner.deferral is not None and lane.planner.hot is not None:
             lane.device.settled(lane.planner.hot.entries_of(rows), weights, state)
         return weights, state
 

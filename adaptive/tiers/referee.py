@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.errors import AdaptiveError, PolicyError
+from adaptive.errors import AdaptiveError, InputError, PolicyError
 from adaptive.policy import Policy, RowStats, TierView
 from adaptive.tiers.policy_thread import Overdue, PolicyThread, overdue_text
 
@@ -70,11 +70,9 @@ class Referee:
         array = self._array("score", stats, answer)
         if array.dtype.kind not in "fiub":
             raise self._wrong("score", stats.step, f"numbers, found dtype {array.dtype}")
+        if array.dtype.kind == "f" and len(bad := np.flatnonzero(np.isnan(array))):
+            raise self._wrong("score", stats.step, f"no NaN, found {len(bad)}, the first for row {stats.rows[bad[0]]}")
         scores: NDArray[np.float64] = array.astype(np.float64)
-        bad = int(np.isnan(scores).sum())
-        if bad:
-            first = int(np.flatnonzero(np.isnan(scores))[0])
-            raise self._wrong("score", stats.step, f"no NaN, found {bad}, the first for row {stats.rows[first]}")
         return scores
 
     def saturated(self, stats: RowStats) -> NDArray[np.bool_]:
@@ -99,20 +97,37 @@ class Referee:
 
     def _arranged(self, source: "_Source", view: TierView) -> Iterator[Batch]:
         arranged = self._ask("arrange", -1, lambda: iter(self.policy.arrange(source, view)))
+        num_samples = 0
         while True:
             try:
                 batch = self._run("arrange", -1, lambda: next(arranged, _DONE))
             except AdaptiveError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if error is source.error:
                     raise
                 raise self._failed("arrange", -1, error) from error
             if batch is _DONE:
-                return
+                break
             if not isinstance(batch, Batch):
                 raise self._wrong("arrange", -1, f"batches, found {type(batch).__name__}")
+            num_samples += batch.num_samples
             yield batch
+        if not self.policy.drops_inputs:
+            self._check_samples(source, num_samples)
+
+    def _check_samples(self, source: "_Source", num_samples: int) -> None:
+        """What is left out without a word would be a loss that no report tells of."""
+        given = source.num_samples
+        unread = next(source, None) is not None
+        if unread or num_samples != given:
+            found = f"{num_samples} of the {given} samples it was given"
+            rest = ", and did not ask for the rest" if unread else ""
+            raise PolicyError(
+                f"policy {self._name}.arrange gave {found}{rest}. A policy that leaves inputs out says so by "
+                f"drops_inputs = True, and reports tell of it then; any other gives every sample once. "
+                f"Run `adaptive-train policies check` on it."
+            )
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         with self.listening():
@@ -129,7 +144,7 @@ class Referee:
             return self._run(method, step, question)
         except AdaptiveError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a policy does not end the run
             raise self._failed(method, step, error) from error
         finally:
             self.seconds += time.perf_counter() - started
@@ -148,7 +163,7 @@ class Referee:
             raise self._wrong(method, stats.step, f"an array of shape ({len(stats)},), found {found}")
         return answer
 
-    def _failed(self, method: str, step: int, error: Exception) -> PolicyError:
+    def _failed(self, method: str, step: int, error: BaseException) -> PolicyError:
         return PolicyError(
             f"policy {self._name}.{method}{_at(step)} raised {type(error).__name__}: {error}. "
             f"Nothing was moved; run `adaptive-train policies check` on it."
@@ -168,11 +183,23 @@ class Referee:
         return type(self.policy).__name__
 
 
+def as_batch(found: object) -> Batch:
+    """What a source gave, which must be a batch.
+
+    Raises:
+        InputError: if it is something else.
+    """
+    if not isinstance(found, Batch):
+        raise InputError(f"needed an adaptive.Batch, found {type(found).__name__}; see adaptive.one_hot_batch")
+    return found
+
+
 class _Source(Iterator[Batch]):
     """Batches on their way to the policy; an error of theirs, and the time they take, is not the policy's."""
 
     def __init__(self, batches: Iterator[Batch], thread: PolicyThread | None) -> None:
         self.error: Exception | None = None
+        self.num_samples = 0  # handed out
         self.closed = False  # a method that was given up reads no more
         self._batches = batches
         self._thread = thread
@@ -182,12 +209,14 @@ class _Source(Iterator[Batch]):
             raise StopIteration
         try:
             with nullcontext() if self._thread is None else self._thread.elsewhere():
-                return next(self._batches)
+                batch = as_batch(next(self._batches))
         except StopIteration:
             raise
         except Exception as error:
             self.error = error
             raise
+        self.num_samples += batch.num_samples
+        return batch
 
 
 def _at(step: int) -> str:

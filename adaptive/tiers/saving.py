@@ -1,7 +1,8 @@
 """Rows as flat arrays, for checkpoints: only rows that ever changed, wherever they lie, with state and records.
 
 Arrays of group g are named `rows<g>.<what>`. Rows that never changed are not stored; their initial values follow
-from the tables' names and the seed, which is stored and compared.
+from the tables' names and the seed, which is stored and compared. Values are those with what waits applied, so they
+can be used as they are; what else there is of rows that are watched stands beside them (`saving_watched`).
 """
 
 from collections.abc import Mapping
@@ -14,17 +15,22 @@ from adaptive.errors import CheckpointError, ConfigError
 from adaptive.kernels.planning import INITIAL, ON_HOST
 from adaptive.tiers.pipeline import Lane, Pipeline
 from adaptive.tiers.plan import Moves
+from adaptive.tiers.saving_watched import Arrays, check_watched, load_watched, save_watched, watched_part
 
-Arrays = dict[str, NDArray[Any]]
 RECORDS = ("accesses", "last_access", "update_norm")
 
 
 def save_rows(pipeline: Pipeline) -> Arrays:
-    """Call between batches of a look-ahead, or with none running."""
+    """Call between batches of a look-ahead, or with none running.
+
+    While one is, the books of watched rows tell of batches that are not trained yet, and are left out.
+    """
     arrays: Arrays = {"next_batch": np.array([pipeline.trained + 1], np.int64)}
     with pipeline.lock:
         for number, lane in enumerate(pipeline.lanes):
             arrays.update(_save_lane(pipeline, lane, f"rows{number}."))
+            if not pipeline.running:
+                arrays.update(save_watched(pipeline, lane, f"rows{number}."))
     return arrays
 
 
@@ -50,11 +56,14 @@ def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
     if pipeline.running:
         raise ConfigError("rows cannot be loaded while a look-ahead is running; exhaust or close its iterator first")
     parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
-    for lane, part in zip(pipeline.lanes, parts, strict=True):
+    watched = [watched_part(pipeline, lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
+    for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
         _check(lane, part)
+        check_watched(lane, kept)
     with pipeline.lock:
-        for lane, part in zip(pipeline.lanes, parts, strict=True):
+        for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
             _load_lane(lane, part)
+            load_watched(lane, kept)
         pipeline.restart(int(arrays["next_batch"][0]))
 
 

@@ -46,9 +46,9 @@ def give_back(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.in
         jobs = [_plan(pipeline, lane, share, held_rows) for lane in pipeline.lanes]
         if [job.num_slots for job in jobs] == before:
             raise _cannot(pipeline, pipeline.lanes[0], sum(before), 0)
-        pipeline.write_all_back()
-        in_flight = pipeline.in_flight()
         with running_out("while the device tier got smaller"):
+            pipeline.write_all_back()
+            in_flight = pipeline.in_flight()
             left = [
                 _shrink(pipeline, number, lane, job, in_flight)
                 for number, (lane, job) in enumerate(zip(pipeline.lanes, jobs, strict=True))

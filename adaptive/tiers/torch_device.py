@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.buffers import Bytes, added, counted
-from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later
+from adaptive.tiers.device import DeviceTier, Floats, Int64s, Kept, Later
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.host_work import HostWork
 from adaptive.tiers.mover import Mover
@@ -56,7 +56,7 @@ class TorchDevice(DeviceTier):
         self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
         self._corrections = torch.from_numpy(optimizer.corrections()).to(mover.device)
         self._widths = host.weights.shape[1], host.state.shape[1]
-        self._squares_width = optimizer.squares_width(host.weights.shape[1])
+        self.squares_width = optimizer.squares_width(host.weights.shape[1])
         self._parcels: list[Parcel] = []
         self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
@@ -218,11 +218,20 @@ class TorchDevice(DeviceTier):
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
         width, device = self._widths[0], self._mover.device
         self._snapshots = torch.full((capacity if snapshots else 0, width), torch.nan, device=device)
-        self._sums = TorchSums(capacity if sums else 0, width, self._squares_width, device)
+        self._sums = TorchSums(capacity if sums else 0, width, self.squares_width, device)
 
     def forget_watched(self) -> None:
         self._snapshots.fill_(torch.nan)
         self._sums.forget()
+
+    def kept(self, num_entries: int) -> Kept:
+        snapshots = self._link.read(self._snapshots, np.arange(min(num_entries, len(self._snapshots))))
+        return Kept(snapshots, *self._sums.read(np.arange(min(num_entries, len(self._sums.sums))), self._link))
+
+    def keep(self, kept: Kept) -> None:
+        self.forget_watched()
+        self._snapshots[: len(kept.snapshots)] = torch.from_numpy(kept.snapshots).to(self._snapshots.device)
+        self._sums.restore(kept.waiting, kept.sums, kept.squares)
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:

@@ -27,8 +27,15 @@ class RowKernels:
 
 
 def row_kernels(device: torch.device, width: int) -> RowKernels:
-    """Triton's on a GPU, for the widths that they know; else torch operations."""
-    return triton_rows() if device.type == "cuda" and width <= 1024 and gpu.available(device) else torch_rows()
+    """Triton's on a GPU, for the widths that they know; else torch operations.
+
+    Raises:
+        ConfigError: if Triton is there and cannot launch kernels.
+    """
+    if device.type == "cuda" and width <= 1024 and gpu.available(device):
+        gpu.prepare()
+        return triton_rows()
+    return torch_rows()
 
 
 def torch_rows() -> RowKernels:

@@ -50,6 +50,13 @@ class TorchSums:
         waiting = watched[link.read(self.pending[:, None], entries[watched])[:, 0] > 0]
         return waiting, link.read(self.sums, entries[waiting]), link.read(self.squares, entries[waiting])
 
+    def restore(self, entries: Int64s, sums: Floats, squares: Floats) -> None:
+        """Sums (m, D) and squares (m, S) wait for the entries (m,)."""
+        device = self.sums.device
+        places = torch.from_numpy(entries).to(device)
+        self.sums[places], self.squares[places] = (torch.from_numpy(rows).to(device) for rows in (sums, squares))
+        self.pending[places] = True
+
     @property
     def num_bytes(self) -> int:
         return self.sums.nbytes + self.squares.nbytes + self.pending.nbytes

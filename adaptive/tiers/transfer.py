@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from adaptive.kernels import cpu
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.buffers import Bytes, added
 from adaptive.tiers.host import Floats, HostTier
+from adaptive.tiers.lists import Lists, Ring
 from adaptive.tiers.mover import Event, Mover
 from adaptive.tiers.plan import Int64s, Moves
 from adaptive.tiers.staging import Parcel
@@ -27,7 +29,6 @@ from adaptive.tiers.torch_rows import RowKernels
 
 BLOCK_BYTES = 8 << 20  # rows that cross at once; at 50 GB/s a block takes 0.17 ms
 NUM_BLOCKS = 2  # in each direction
-NUM_LISTS = 8  # of numbers of rows or slots; a plan needs up to 4
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Transfer(ABC):
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
         self._host, self._mover, self._kernels = host, mover, kernels
-        self._lists = _Ring(mover, NUM_LISTS)
+        self._lists = Lists(mover)
         group = host.group
         self._tables = [
             torch.from_numpy(array).to(mover.device)
@@ -68,12 +69,15 @@ class Transfer(ABC):
             self._fetch_stored(slots, moves.fetch_slots[stored], moves.fetch_rows[stored])
         if moves.fetch_initial.any():
             initial = moves.fetch_initial
-            places, rows = self._sent(moves.fetch_slots[initial], moves.fetch_rows[initial])
-            self._mover.copies.run(
-                lambda: self._kernels.initial_rows(
-                    slots.weights, slots.state, places, rows, *self._tables, self._first_state
-                )
+            for places, rows in self._lists.send(moves.fetch_slots[initial], moves.fetch_rows[initial]):
+                self._make(slots, places, rows)
+
+    def _make(self, slots: RowArrays, places: Tensor, rows: Tensor) -> None:
+        self._mover.copies.run(
+            lambda: self._kernels.initial_rows(
+                slots.weights, slots.state, places, rows, *self._tables, self._first_state
             )
+        )
 
     @abstractmethod
     def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None: ...
@@ -88,26 +92,19 @@ class Transfer(ABC):
 
     def poison_slots(self, slots: RowArrays, places: Int64s) -> None:
         """Debug: NaN into slots."""
-        (sent,) = self._sent(places)
+        self._poison(slots, places)
 
-        def poison() -> None:
-            slots.weights.index_fill_(0, sent, torch.nan)
-            slots.state.index_fill_(0, sent, torch.nan)
+    def _poison(self, table: RowArrays, numbers: Int64s) -> None:
+        def poison(sent: Tensor) -> None:
+            table.weights.index_fill_(0, sent, torch.nan)
+            table.state.index_fill_(0, sent, torch.nan)
 
-        self._mover.copies.run(poison)
+        for (sent,) in self._lists.send(numbers):
+            self._mover.copies.run(partial(poison, sent))
 
     @abstractmethod
     def poison_host(self, rows: Int64s) -> None:
         """Debug: NaN into rows of the host."""
-
-    def _sent(self, *numbers: Int64s) -> list[Tensor]:
-        """Numbers of slots or rows on the device."""
-        parcel = self._lists.next()
-        parcel.take([(np.int64, array.shape) for array in numbers])
-        for to, array in zip(parcel.arrays, numbers, strict=True):
-            to[...] = array
-        parcel.send()
-        return parcel.tensors
 
 
 class Direct(Transfer):
@@ -130,36 +127,43 @@ class Direct(Transfer):
         close: Callable[[], None],
     ) -> None:
         super().__init__(host, mover, kernels, optimizer)
-        self.close = close  # type: ignore[method-assign]
-        self._host_rows, self._lands = host_rows, lands
+        self._let_go = close
+        self._host_rows: RowArrays | None = host_rows
+        self._lands = lands
         self._written: Event | None = None
 
     def write_back(self, slots: RowArrays, moves: Moves) -> None:
         if self._written is not None and self._lands:
             self._mover.await_brought(self._written)
-        if len(moves.back_slots):
-            places, rows = self._sent(moves.back_slots, moves.back_rows)
+        for places, rows in self._lists.send(moves.back_slots, moves.back_rows):
             self._run(self._kernels.write_back, slots, places, rows)
+        if len(moves.back_slots):
             self._written = self._mover.copies.record()
 
     def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
-        self._run(self._kernels.fetch, slots, *self._sent(places, rows))
+        for sent_places, sent_rows in self._lists.send(places, rows):
+            self._run(self._kernels.fetch, slots, sent_places, sent_rows)
 
     def _run(self, kernel: Callable[..., None], slots: RowArrays, places: Tensor, rows: Tensor) -> None:
-        host = self._host_rows
+        host = self._open_rows()
         self._mover.copies.run(lambda: kernel(slots.weights, slots.state, places, host.weights, host.state, rows))
+
+    def _open_rows(self) -> RowArrays:
+        assert self._host_rows is not None, "the tiers are closed: their memory is not the device's any more"
+        return self._host_rows
 
     def land(self) -> None:
         pass
 
+    def close(self) -> None:
+        self._host_rows = None
+        try:
+            self._mover.settle()  # a kernel that reads memory which is let go is the end of the process
+        finally:
+            self._let_go()
+
     def poison_host(self, rows: Int64s) -> None:
-        (sent,) = self._sent(rows)  # rows may be on their way: they are poisoned behind them
-
-        def poison() -> None:
-            self._host_rows.weights.index_fill_(0, sent, torch.nan)
-            self._host_rows.state.index_fill_(0, sent, torch.nan)
-
-        self._mover.copies.run(poison)
+        self._poison(self._open_rows(), rows)  # rows may be on their way: they are poisoned behind them
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ class Staged(Transfer):
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
         super().__init__(host, mover, kernels, optimizer)
-        self._coming, self._leaving = _Ring(mover, NUM_BLOCKS), _Ring(mover, NUM_BLOCKS)
+        self._coming, self._leaving = Ring(mover, NUM_BLOCKS), Ring(mover, NUM_BLOCKS)
         self._landings: deque[_Landing] = deque()
         self._widths = host.weights.shape[1], host.state.shape[1]
         self._at_once = max(1, BLOCK_BYTES // (4 * sum(self._widths)))
@@ -237,18 +241,3 @@ class Staged(Transfer):
 
     def poison_host(self, rows: Int64s) -> None:
         self._host.poison(rows)
-
-
-class _Ring:
-    """Parcels used in turn."""
-
-    def __init__(self, mover: Mover, size: int) -> None:
-        self._parcels = deque(Parcel(mover) for _ in range(size))
-
-    def next(self) -> Parcel:
-        self._parcels.rotate(-1)
-        return self._parcels[0]
-
-    @property
-    def num_bytes(self) -> Bytes:
-        return added(parcel.num_bytes for parcel in list(self._parcels))

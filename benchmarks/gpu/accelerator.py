@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
+from adaptive.tiers.pinned import available_bytes
 from benchmarks import harness
 
 TierDevice = Literal["cuda", "cpu-torch"]
 NO_GPU = "torch finds no CUDA device here: nothing was checked and nothing was timed"
+LINK = ("Memcpy HtoD", "Memcpy DtoH")  # names of copies between host and device, as the profiler has them
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")  # calls in which the host waits
 
 
@@ -27,8 +29,9 @@ class Work:
     """What a profiler saw of some work on the device."""
 
     kernels: int  # kernels, copies and fills
-    device_ms: float
+    device_ms: float  # without copies over the link, which run beside it
     host_waits: int  # calls in which a host thread waited for the device
+    link_ms: float
 
 
 class Accelerator:
@@ -73,7 +76,7 @@ class Accelerator:
     def free_bytes(self) -> int:
         """Device memory that can be taken."""
         if not self.is_gpu:
-            return harness.available_bytes()
+            return available_bytes()
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info()[0])
 
@@ -102,7 +105,11 @@ class Accelerator:
         events = seen.events() or []
         on_device = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
         waits = sum(event.name in WAITS for event in events if event.device_type == DeviceType.CPU)
-        return Work(len(on_device), sum(event.time_range.elapsed_us() for event in on_device) / 1e3, waits)
+        total, link = (
+            sum(event.time_range.elapsed_us() for event in some) / 1e3
+            for some in (on_device, [event for event in on_device if event.name.startswith(LINK)])
+        )
+        return Work(len(on_device), total - link, waits, link)
 
 
 def open_accelerator(tier: str) -> Accelerator:

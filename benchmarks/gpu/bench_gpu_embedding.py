@@ -3,10 +3,10 @@
     python -m benchmarks.gpu.bench_gpu_embedding [--smoke] [--set gigabytes=4 seconds=240]
 
 `kernels over floor` is the device's time in kernels, as torch's profiler sees it, over the time in which the device's
-memory moves the bytes that a step cannot avoid (`benchmarks/gpu/floors.py`). The phases are times of the current
-stream, launches included. A row's gradients are summed in look-up order; beside it stands `TierConfig.exact = False`,
-sums in chunks. The last parts tell what moving rows takes over a plain copy of as many bytes, and how much device
-memory a tier of a given size takes.
+memory moves the bytes that a step cannot avoid (`benchmarks/gpu/floors.py`); `link ms` is what plans take to cross,
+beside the kernels. The phases are times of the current stream, launches included. A row's gradients are summed in
+look-up order; beside it stands `TierConfig.exact = False`, sums in chunks. The last parts tell what moving rows takes
+over a plain copy of as many bytes, and how much device memory a tier of a given size takes.
 """
 
 import time
@@ -16,6 +16,7 @@ from itertools import product
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
 from benchmarks.gpu.comparison import Comparison, Effort
+from benchmarks.gpu.ending import kept_when_ended
 from benchmarks.gpu.floors import Rates, measure_rates
 from benchmarks.gpu.moving import tier_memory, time_moves
 from benchmarks.gpu.timing import Point, Timing
@@ -28,7 +29,7 @@ CHUNKS = replace(DEVICE, exact=False)
 LARGE_BATCH = 16_384  # from which on kernels and link are to reach their floors
 HEADER = (
     "workload", "batch", "variant", "forward ms", "backward ms", "update ms", "step ms", "over ours", "floor ms",
-    "kernels ms", "kernels over floor", "kernels a step",
+    "kernels ms", "kernels over floor", "kernels a step", "link ms",
 )  # fmt: skip
 
 
@@ -69,12 +70,13 @@ def run(settings: Settings) -> Report:
     rates = measure_rates(accelerator, settings.copy_megabytes)
     table = report.table("embedding part, all rows in device memory", *HEADER)
     effort = Effort(settings.rounds, settings.steps, settings.turn_seconds, settings.check_samples)
-    for workload, wanted in plan(settings).items():
-        comparison = Comparison(accelerator, workload, "embedding", effort, report)
-        for timing in comparison.run(wanted, seconds=until - time.monotonic()):
-            _tell(report, table, workload, timing, rates, settings)
-    _worst(report)
-    _move(report, accelerator, settings, rates)
+    with kept_when_ended(report):
+        for workload, wanted in plan(settings).items():
+            comparison = Comparison(accelerator, workload, "embedding", effort, report)
+            for timing in comparison.run(wanted, seconds=until - time.monotonic()):
+                _tell(report, table, workload, timing, rates, settings)
+                _worst(report)
+        _move(report, accelerator, settings, rates)
     return report
 
 
@@ -107,7 +109,7 @@ def _tell(report: Report, table: Table, workload: Workload, timing: Timing, rate
     floor = timing.reference.traffic(workload, point.batch).memory_ms(rates)
     work = timing.work
     over = None if own else timing.over_reference
-    cells = (floor, work.device_ms, work.device_ms / floor, work.kernels) if work else (None,) * 4
+    cells = (floor, work.device_ms, work.device_ms / floor, work.kernels, work.link_ms) if work else (None,) * 5
     table.add(workload.title, point.batch, timing.spec.title, *it.phases.values(), it.ms, over, *cells)
     suffix = f"{workload.optimizer}{'_heavy' if workload.model == 'heavy' else ''}"
     if over is not None and not timing.spec.is_ours and point.batch == settings.batch:

@@ -18,6 +18,7 @@ from adaptive.counters import Counter
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
 from benchmarks.gpu.comparison import Comparison, Effort
+from benchmarks.gpu.ending import kept_when_ended
 from benchmarks.gpu.floors import Rates, measure_rates
 from benchmarks.gpu.parts import WholeStep
 from benchmarks.gpu.timing import Point, Timing
@@ -82,14 +83,15 @@ def run(settings: Settings) -> Report:
     rates = measure_rates(accelerator, settings.copy_megabytes)
     table = report.table(f"whole step, {settings.steps} steps a turn at most, {settings.rounds} turns", *HEADER)
     effort = Effort(settings.rounds, settings.steps, settings.turn_seconds, settings.check_samples)
-    for workload, wanted in plan(settings).items():
-        comparison = Comparison(accelerator, workload, "whole", effort, report)
-        dense = DensePart(accelerator, workload)
-        timings = []
-        for timing in comparison.run(wanted, seconds=until - time.monotonic()):
-            _tell(table, workload, timing, rates, dense)
-            timings.append(timing)
-        _ratios(report, settings, workload, timings)
+    with kept_when_ended(report):
+        for workload, wanted in plan(settings).items():
+            comparison = Comparison(accelerator, workload, "whole", effort, report)
+            dense = DensePart(accelerator, workload)
+            timings = []
+            for timing in comparison.run(wanted, seconds=until - time.monotonic()):
+                _tell(table, workload, timing, rates, dense)
+                timings.append(timing)
+                _ratios(report, settings, workload, timings)
     return report
 
 

@@ -214,7 +214,10 @@ class Comparison:
             seen = self.accelerator.profile(lambda: line.train(steps))
         finally:
             line.stop()
-        return Work(seen.kernels // steps, seen.device_ms / steps, seen.host_waits)
+        if self.accelerator.is_gpu and not seen.kernels:
+            self.report.absent["gpu_kernels_over_floor"] = "torch's profiler sees no kernels on this machine"
+            return None
+        return Work(seen.kernels // steps, seen.device_ms / steps, seen.host_waits, seen.link_ms / steps)
 
     def _timed_batches(self, point: Point) -> list[Batch]:
         """Equal for all variants, and others at every point: a tier must not have seen them before."""

@@ -26,5 +26,12 @@ def copy_rows(source: torch.Tensor, source_rows: torch.Tensor, target: torch.Ten
     """
     width = source.shape[1]
     _copy_rows[(len(source_rows),)](
-        source, source_rows, target, target_rows, width, BLOCK=triton.next_power_of_2(width), num_warps=1
+        source,
+        source_rows,
+        target,
+        target_rows,
+        width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=1,
+        enable_fp_fusion=False,  # nothing is computed; Triton warns where it is not said
     )

@@ -14,14 +14,18 @@ that page.
 import argparse
 import importlib.util
 import json
+import os
 import shlex
+import shutil
 import sys
+import sysconfig
 import tempfile
 import time
 from datetime import date
 from pathlib import Path
 
 from benchmarks import harness, run_all
+from benchmarks.gpu import ending
 from benchmarks.gpu.bars import BARS, REQUIRED
 from benchmarks.harness import Report
 
@@ -29,9 +33,10 @@ STAGES = ("suite", "floors", "embedding", "step", "large")
 SECONDS: dict[str, dict[str, float]] = {  # allowed to each stage; those that measure in turns end by themselves
     "full": {"suite": 240, "floors": 60, "embedding": 270, "step": 520, "large": 520},
     "quick": {"suite": 120, "floors": 40, "embedding": 120, "step": 180, "large": 180},
-    "smoke": {"suite": 120, "floors": 20, "embedding": 25, "step": 30, "large": 15},
+    "smoke": {"suite": 200, "floors": 20, "embedding": 25, "step": 30, "large": 15},
 }
 START_SECONDS = 30  # imports, and kernels to compile, of a stage that ends by itself
+MARGIN = 1.25  # what was begun in time is measured to its end
 TINY = {  # sizes of a rehearsal
     "floors": ("megabytes=1", "table_megabytes=1", "rows=64", "launches=5", "rounds=1"),
     "embedding": ("gigabytes=0.0008", "dims=8", "batch=32", "check_samples=16", "rounds=1", "steps=1",
@@ -48,17 +53,30 @@ def missing_packages() -> list[str]:
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
 
+def missing_for_triton() -> list[str]:
+    """Triton is a compiler, but has what launches its kernels compiled by another one."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    missing = [] if compiler else ["a C compiler (gcc, clang, or the one that CC names)"]
+    return missing + ([] if header.is_file() else [f"{header} (python3-dev)"])
+
+
 def check_machine(tier: str) -> None:
     """
     Raises:
-        SystemExit: if packages are missing, or there is no CUDA device.
+        SystemExit: if packages are missing, there is no CUDA device, or Triton cannot be used.
     """
     missing = missing_packages()
     if missing:
         raise SystemExit(f"missing here: {', '.join(missing)}; install them, or put them on PYTHONPATH (docs/gpu.md)")
+    from adaptive.kernels import gpu
     from benchmarks.gpu.accelerator import open_accelerator
 
-    open_accelerator(tier)
+    accelerator = open_accelerator(tier)
+    if accelerator.is_gpu:
+        missing = missing_for_triton() if gpu.available(accelerator.device) else ["Triton 3.6 or newer"]
+        if missing:
+            raise SystemExit(f"missing here: {', '.join(missing)}; Triton's kernels need it (docs/gpu.md)")
 
 
 def run_stage(stage: str, size: str, tier: str, seconds: float) -> Report:
@@ -71,8 +89,8 @@ def run_stage(stage: str, size: str, tier: str, seconds: float) -> Report:
     if stage != "floors":
         changes.append(f"seconds={seconds:.0f}")
     arguments = [f"--{size}"] if size != "full" else []
-    limit = seconds + START_SECONDS + seconds / 4
-    return run_all.run_module(f"benchmarks.gpu.bench_gpu_{stage}", *arguments, "--set", *changes, limit=limit)
+    limit = seconds * MARGIN + START_SECONDS
+    return ending.run_module(f"benchmarks.gpu.bench_gpu_{stage}", *arguments, "--set", *changes, limit=limit)
 
 
 def gather(folder: Path) -> Report:
@@ -90,7 +108,8 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
     until = time.monotonic() + options.seconds if options.seconds else float("inf")
     command = shlex.join(["python", "-m", "benchmarks.gpu.run_all", *sys.argv[1:]])
     for stage in [stage for stage in STAGES if stage in options.only]:
-        seconds = min(SECONDS[options.size][stage], until - time.monotonic())
+        left = until - time.monotonic() - START_SECONDS - ending.GRACE_SECONDS
+        seconds = min(SECONDS[options.size][stage], left / MARGIN)
         if seconds < 5:
             report = Report(absent={f"gpu {stage}": f"no time was left of {options.seconds} s"})
         else:

@@ -17,10 +17,10 @@ from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels.planning import ON_HOST
-from adaptive.policy import load_policy_class
+from adaptive.policy_loading import load_policy_class
+from adaptive.tiers.pinned import available_bytes
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.workloads import RECORD_BYTES, TORCH_COPIES, Workload, in_threads
-from benchmarks.harness import available_bytes
 from benchmarks.peers_torch import EmbeddingBags, JoinedTable, Spans, torch_optimizer
 from benchmarks.variants import Block, Embeddings, NotAvailable, Ours, Setup, joined, row_optimizer
 

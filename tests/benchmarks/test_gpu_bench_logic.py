@@ -1,8 +1,11 @@
 """The arithmetic of `benchmarks.gpu`: floors, popular rows, the plan of a stage, bars, and its one command."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from adaptive.batch import Batch
 from benchmarks import run_all as cpu_run_all
-from benchmarks.gpu import accelerator, bench_gpu_embedding, bench_gpu_step, run_all, suite
+from benchmarks.gpu import accelerator, bench_gpu_embedding, bench_gpu_step, ending, run_all, suite
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.bars import BARS, REQUIRED
 from benchmarks.gpu.floors import Rates, distinct_rows, measure_rates, traffic
@@ -160,6 +164,27 @@ def test_marks_and_profiles_work_on_the_cpu() -> None:
     assert here.pinned(2, 3).shape == (2, 3) and here.free_bytes() > 0 and here.allocated_bytes() == 0
 
 
+def test_copies_over_the_link_are_no_time_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On what torch's profiler tells of a GPU."""
+
+    def event(name: str, us: float, *, device: DeviceType = DeviceType.CUDA, note: bool = False) -> SimpleNamespace:
+        span = SimpleNamespace(elapsed_us=lambda: us)
+        return SimpleNamespace(name=name, device_type=device, is_user_annotation=note, time_range=span)
+
+    events = [
+        event("pool_kernel", 20), event("Memcpy HtoD (Pinned -> Device)", 300), event("Memset (Device)", 1),
+        event("Memcpy DtoH (Device -> Pinned)", 40), event("Memcpy DtoD (Device -> Device)", 2),
+        event("a stretch", 999, note=True), event("cudaStreamSynchronize", 7, device=DeviceType.CPU),
+        event("aten::add", 7, device=DeviceType.CPU),
+    ]  # fmt: skip
+    seen = nullcontext(SimpleNamespace(events=lambda: events))
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: seen)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    work = Accelerator("cuda").profile(lambda: None)
+    assert (work.kernels, work.host_waits) == (5, 1)
+    assert (work.device_ms, work.link_ms) == pytest.approx((0.023, 0.34))
+
+
 def test_only_two_devices_are_known() -> None:
     with pytest.raises(SystemExit, match="device=tpu: needed cuda, or cpu-torch"):
         accelerator.open_accelerator("tpu")
@@ -243,7 +268,7 @@ def test_no_stage_begins_without_time(
     common = ("--reports", str(tmp_path), "--device", "cpu-torch", "--json", str(tmp_path / "results.json"))
     call(monkeypatch, "--seconds", "100", "--only", "floors", "large", *common)
     assert [name for name, _ in stages] == ["floors", "large"]
-    assert stages[0][1] == 60 and 95 < stages[1][1] <= 100
+    assert [seconds for _, seconds in stages] == pytest.approx([(100 - 30 - 30) / 1.25] * 2, abs=2)  # ends in time
     call(monkeypatch, "--seconds", "1", "--only", "step", *common)
     assert (
         len(stages) == 2
@@ -264,7 +289,7 @@ def test_a_failed_stage_fails_the_command(
 
 def test_a_stage_is_a_process_with_the_settings_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(cpu_run_all, "run_module", lambda *a, limit: calls.append((*a, limit)) or Report())
+    monkeypatch.setattr(ending, "run_module", lambda *a, limit: calls.append((*a, limit)) or Report())
     run_all.run_stage("step", "smoke", "cuda", 100)
     assert calls == [("benchmarks.gpu.bench_gpu_step", "--smoke", "--set", "device=cuda", "seconds=100", 155.0)]
     settings: Any = {"floors": "bench_gpu_floors", "embedding": "bench_gpu_embedding", "step": "bench_gpu_step",
@@ -275,13 +300,77 @@ def test_a_stage_is_a_process_with_the_settings_of_its_size(monkeypatch: pytest.
             cpu_run_all.harness.changed(loaded.SETTINGS[size], ["device=cpu-torch", *run_all.TINY[stage]])
 
 
-def test_what_ends_too_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_late(command: list[str], **settings: Any) -> None:
-        raise subprocess.TimeoutExpired(command, settings["timeout"])
+STAGE = """
+import time
+from dataclasses import dataclass
+from benchmarks import harness
+from benchmarks.gpu.ending import kept_when_ended
+from benchmarks.harness import Report
 
-    monkeypatch.setattr(cpu_run_all.subprocess, "run", too_late)
-    report = cpu_run_all.run_module("benchmarks.gpu.bench_gpu_step", limit=3)
-    assert report.absent == {"bench_gpu_step": "did not end within 3 s"}
+@dataclass(frozen=True)
+class Settings:
+    seconds: float = 0.0
+    code: int = 0
+
+def run(settings):
+    report = Report(ratios={"measured": 2.0})
+    with kept_when_ended(report):
+        time.sleep(settings.seconds)
+        report.ratios["more"] = 3.0
+    if settings.code:
+        raise OSError
+    return report
+
+harness.main("", run, {"full": Settings()})
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module that is a stage."""
+    (tmp_path / "bench_stage.py").write_text(STAGE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    return "bench_stage"
+
+
+def test_what_a_stage_has_found_is_read(stage: str) -> None:
+    assert ending.run_module(stage, limit=60).ratios == {"measured": 2.0, "more": 3.0}
+    report = ending.run_module(stage, "--set", "code=1", limit=60)
+    assert (report.ratios, list(report.absent)) == ({}, ["bench_stage"])
+
+
+def test_what_takes_too_long_is_ended_and_what_it_has_found_is_kept(stage: str) -> None:
+    report = ending.run_module(stage, "--set", "seconds=600", limit=6)
+    assert report.ratios == {"measured": 2.0}
+    assert report.absent == {"bench_stage: the rest": "did not end within 6 s"}
+    assert any("Ended from outside" in note for note in report.notes)
+
+
+def test_what_does_not_end_when_asked_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.1)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        assert not ending.wait([process], 0.1, signal.SIGTERM)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_triton_needs_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert run_all.missing_for_triton() == [
+        "a C compiler (gcc, clang, or the one that CC names)",
+        f"{tmp_path}/Python.h (python3-dev)",
+    ]
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert run_all.missing_for_triton() == []
+
+
+def test_every_test_for_the_gpu_is_run() -> None:
+    files = (ROOT / "tests" / "gpu").glob("test_*.py")
+    assert {path.name for path in files} == {f"test_gpu_{name}.py" for names in suite.PROCESSES for name in names}
 
 
 def test_results_of_the_tests_are_read(tmp_path: Path) -> None:
@@ -291,12 +380,12 @@ def test_results_of_the_tests_are_read(tmp_path: Path) -> None:
         '<testcase classname="a.b" name="two" time="1"><failure/></testcase>'
         '<testcase classname="a.c" name="three" time="0"><skipped/></testcase></testsuite></testsuites>'
     )
-    report = suite._report(path, "cuda")
+    report = suite._report([path], "cuda")
     assert report.tables[0].rows == [["a.b", "1", "1", "0", "2"], ["a.c", "0", "0", "1", "0"]]
     assert report.ratios == {"gpu_tests_failed": 1.0} and report.figures == {"gpu_tests_passed": 1.0}
     assert report.notes == ["FAILED: a.b::two"]
     path.write_text("<testsuites/>")
-    assert suite._report(path, "cuda").absent == {"bench_gpu_suite": "no test was found"}
+    assert suite._report([path], "cuda").absent == {"bench_gpu_suite": "no test was found"}
 
 
 def test_the_plan_shrinks_with_its_settings() -> None:

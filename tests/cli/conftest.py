@@ -50,6 +50,10 @@ class FakeTrainer:
         print("training", file=stream)
         return self._answer("train", config, overwrite=overwrite)
 
+    def resume_run(self, run_dir: Path, *, stream: TextIO, **lengths: Any) -> dict[str, Any]:
+        print("resuming", file=stream)
+        return self._answer("resume", (run_dir, lengths))
+
     def plan_run(self, config: TrainConfig) -> dict[str, Any]:
         return self._answer("plan", config)
 
@@ -69,6 +73,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
     """In the place of `adaptive.runs`."""
     fake = FakeTrainer()
     module: Any = ModuleType("adaptive.runs")
-    module.train_run, module.plan_run, module.evaluate_run = fake.train_run, fake.plan_run, fake.evaluate_run
+    for name in ("train_run", "resume_run", "plan_run", "evaluate_run"):
+        setattr(module, name, getattr(fake, name))
     monkeypatch.setitem(sys.modules, "adaptive.runs", module)
     return fake

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adaptive import errors
+from adaptive.cli.output import key_lines
 
 Cli = Callable[..., Any]
 HEAVY = ("torch", "numba", "numpy", "scipy", "tensorboard", "adaptive.config")
@@ -90,6 +92,7 @@ def test_bug_is_one_line_without_traceback(cli: Cli, trainer: Any) -> None:
     [
         (OSError(28, "No space left on device", "runs/x"), "No space left on device: 'runs/x'; run again with --debug"),
         (MemoryError("Unable to allocate 9 TiB"), "not enough memory: Unable to allocate 9 TiB; train fewer rows"),
+        (OSError(12, "Cannot allocate memory"), "not enough memory: [Errno 12] Cannot allocate memory; train fewer"),
     ],
 )
 def test_what_the_machine_lacks_is_no_bug(cli: Cli, trainer: Any, error: Exception, text: str) -> None:
@@ -97,6 +100,41 @@ def test_what_the_machine_lacks_is_no_bug(cli: Cli, trainer: Any, error: Excepti
     result = cli("eval", "x")
     assert result.code == 1
     assert text in result.err and "bug:" not in result.err
+
+
+def test_without_a_working_directory_nothing_is_begun(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Path("gone").absolute()
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = cli("eval", "/x")
+    assert result.code == 2 and "the working directory is gone" in result.err and trainer.calls == []
+
+
+LISTS = (sys.executable, "-m", "adaptive.cli.app", "policies", "list")
+
+
+def test_a_stdout_that_is_full_is_no_bug() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(LISTS, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 6
+    assert done.stderr == (
+        "adaptive-train: error: the result could not be written to stdout: No space left on device\n"
+    )
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(LISTS, stdout=writer, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_truth_is_told_in_words() -> None:
+    assert key_lines({"a": True, "b": {"c": False}, "d": 1}) == ["a: yes", "b:", "  c: no", "d: 1"]
 
 
 @pytest.mark.parametrize("words", [["--debug", "eval", "x"], ["eval", "x", "--debug"]])

@@ -1,6 +1,7 @@
 """`compare` and `simulate`: what the command line hands on, prints, writes and exits with."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import typer.main
 
 import adaptive.compare.runs
+import adaptive.files
 from adaptive.cli.app import app
 from adaptive.cli.flags import FLAGS
 from adaptive.config import TrainConfig
@@ -91,7 +93,9 @@ def test_numbers_that_differ_without_skipping_end_with_an_error(cli: Cli, traini
     assert "lru: not exact" in result.out
 
 
-def test_mistakes_are_told_before_anything_is_trained(cli: Cli, trainings: list[TrainConfig]) -> None:
+def test_mistakes_are_told_before_anything_is_trained(
+    cli: Cli, trainings: list[TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for words, code, text in [
         (["--policies", "lru,lfo"], 9, "no policy 'lfo'"),
         (["--policies", ","], 2, "needed a list"),
@@ -100,13 +104,30 @@ def test_mistakes_are_told_before_anything_is_trained(cli: Cli, trainings: list[
         (["--set", "policy.nothing=1"], 2, "none of hybrid, lru, slipstream has a parameter nothing"),
         (["--batch-size", "0"], 2, "batch_size"),
         (["--csv", "no/such/a.csv"], 6, "there is no folder no/such"),
+        (["--markdown", "full"], 6, "full cannot be written: it is a folder; name a file"),
     ]:
+        Path("full").mkdir(exist_ok=True)
         result = cli("compare", *words)
         assert result.code == code and text in result.err, result.err
-    Path("full").mkdir()
     Path("full/x").touch()
     assert cli("compare", "--out", "full").code == 6
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    result = cli("compare", "--csv", "a.csv")
+    assert result.code == 6 and "a.csv cannot be written: folder . takes no new files" in result.err
     assert trainings == []
+
+
+def test_a_file_that_cannot_be_written_in_the_end_does_not_hide_the_result(
+    cli: Cli, trainings: list[TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(adaptive.files, "write_atomic", fail)
+    monkeypatch.setattr(adaptive.compare.runs, "write_record", lambda *_: None)
+    result = cli("compare", "--policies", "lru", "--seeds", "1", "--out", "out", "--csv", "a.csv", "--json")
+    assert result.code == 6 and "a.csv could not be written: [Errno 28]" in result.err
+    assert json.loads(result.out)["policies"][0]["policy"] == "lru"
 
 
 def test_compare_for_real(cli: Cli) -> None:
@@ -143,6 +164,20 @@ def test_simulate_for_real(cli: Cli) -> None:
     assert "look-ups/s planned" in text and "lru with 1%, lfu+half_life=50 with 1% device rows: batch " in text
 
 
+def test_what_policies_print_does_not_stand_in_the_result(cli: Cli) -> None:
+    Path("loud.py").write_text(
+        "from adaptive.policy import Policy\nprint('read')\n"
+        "class Loud(Policy):\n    def score(self, rows):\n        return rows.last_access\n"
+    )
+    for words in (
+        ("simulate", *SMALL[:-2], "--policy", "loud.py:Loud", "--device-rows", "20%"),
+        ("compare", *SMALL, "--policies", "loud.py:Loud", "--seeds", "1", "--steps", "3", "--out", "out"),
+    ):
+        result = cli(*words, "--json")
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["schema"] == 1 and "read\n" in result.err
+
+
 def test_simulate_mistakes(cli: Cli) -> None:
     for words, code, text in [
         (["--link", "50"], 2, "--link '50': needed a rate above 0, such as 50GB/s"),
@@ -153,7 +188,7 @@ def test_simulate_mistakes(cli: Cli) -> None:
         (["--data", "criteo:none.tsv"], 3, "none.tsv"),
         (["--optimizer", "sdg"], 2, "did you mean sgd?"),
         (["--png", "no/such.png"], 6, "there is no folder no"),
-        (["--device-rows", "1", *SMALL[:-2]], 7, "batch 0: "),
+        (["--device-rows", "1", *SMALL[:-2]], 7, "none of the 2 runs"),
     ]:
         result = cli("simulate", *words)
         assert result.code == code and text in result.err, result.err

@@ -19,7 +19,7 @@ def test_doctor_reports_every_part(cli: Cli) -> None:
 
 
 def test_doctor_names_problems(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.policy.installed_policies", lambda: {"broken": "no_such_module:Broken"})
+    monkeypatch.setattr("adaptive.policy_loading.installed_policies", lambda: {"broken": "no_such_module:Broken"})
     monkeypatch.setattr("adaptive.kernels.jit._CACHE_DIR", None)
     result = cli("doctor")
     assert result.code == 0

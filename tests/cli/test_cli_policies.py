@@ -42,7 +42,7 @@ def test_list_names_every_policy_with_text_place_and_paper(cli: Cli) -> None:
 
 
 def test_list_shows_a_policy_that_does_not_load(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.policy.installed_policies", lambda: {"broken": "no_such_module:Broken"})
+    monkeypatch.setattr("adaptive.policy_loading.installed_policies", lambda: {"broken": "no_such_module:Broken"})
     result = cli("policies", "list")
     assert result.code == 0
     assert "broken" in result.out and "does not load: PolicyError" in result.out and "no_such_module" in result.out
@@ -58,6 +58,12 @@ def test_show(cli: Cli) -> None:
     assert (found["misses"], found["device_rows"], found["decides"]) == ("stage", "any", ["score", "arrange"])
     text = cli("policies", "show", "mine.py:Mine").out
     assert text.startswith("Keeps what it likes.") and "decay: float = 0.5" in text
+
+
+def test_show_tells_what_the_module_says_of_the_policy(cli: Cli) -> None:
+    Path("mine.py").write_text(f'"""Modes are A and B."""\n{MINE}')
+    assert cli("policies", "show", "mine.py:Mine").out.startswith("Modes are A and B.\n\nKeeps what it likes.")
+    assert "`defer`" in cli("policies", "show", "slipstream").out.partition("Args:")[0]
 
 
 def test_show_unknown(cli: Cli) -> None:
@@ -133,6 +139,16 @@ def test_check_of_a_policy_that_breaks_it(cli: Cli) -> None:
     assert "policy 'bad.py:Bad' fails" in result.err
     checks = json.loads(cli("policies", "check", "bad.py:Bad", "--json").out)["checks"]
     assert {check["passed"] for check in checks} == {True, False}
+
+
+def test_what_a_policy_prints_does_not_stand_in_the_result(cli: Cli) -> None:
+    Path("loud.py").write_text(
+        "from adaptive.policy import Policy\nprint('read')\n"
+        "class Loud(Policy):\n    def score(self, rows):\n        print('asked')\n        return rows.last_access\n"
+    )
+    result = cli("policies", "check", "loud.py:Loud", "--json")
+    assert result.code == 0 and len(json.loads(result.out)["checks"]) == 11
+    assert "read\n" in result.err and "asked\n" in result.err
 
 
 def test_check_options_are_read(cli: Cli) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from adaptive.batch import concatenate
 from adaptive.data.open import DataOptions, open_dataset
+from adaptive.data.schema import load_schema
 from adaptive.errors import ConfigError, InputError
 
 SCHEMAS = Path(__file__).parents[2] / "examples" / "schemas"
@@ -204,23 +205,25 @@ def test_no_rows(tmp_path):
         list(opened(tmp_path, DIRECT, "l,a,b\n").train(1))
     with pytest.raises(InputError, match="has no header line"):
         opened(tmp_path, DIRECT, "")
+    with pytest.raises(InputError, match=r"no good row in .*: 2 columns, 1 empty; check"):
+        opened(tmp_path, DIRECT, "l,a,b\n1\n\n2\n", holdout=0.5, max_bad_fraction=1.0)
 
 
 @pytest.mark.parametrize(
     ("schema", "messages"),
     [
-        ("separator = ';;'\nfoo = 1", ["separator: ", "categorical: Field required", "foo: Extra inputs"]),
+        ("separator = ';;'\nfoo = 1", ["separator: must be", "found ';;'", "categorical: needed", "foo: unknown key"]),
         (DIRECT + "hash_rows = 5", ["categorical.0: ", "num_embeddings and hash_rows exclude each other"]),
         (DIRECT.replace('"int"', '"string"'), ["categorical.0: ", "needs ids that are numbers"]),
         (DIRECT.replace('"int"', '"text"'), ["categorical.0.kind: Input should be 'hex', 'int' or 'string'"]),
         (DIRECT + 'inner_separator = ","', ["inner_separator must differ"]),
         (DIRECT + "min_count = 2", ["min_count belongs to a vocabulary"]),
         ("header = false\n" + DIRECT, ["give columns = [...] if and only if header = false"]),
-        ("format = 'user_items'\nnum_users = 0", ["num_users: ", "num_items: Field required"]),
+        ("format = 'user_items'\nnum_users = 0", ["num_users: ", "found 0", "num_items: needed, and not there"]),
         ("a = ", ["not valid TOML"]),
         (
             DIRECT.replace('"b"', '"c"').replace('"l"', '"a"'),
-            ["no column 'c'", "column 'a' is used already", "columns of the file: l, a, b"],
+            ["no column 'c'", "column 'a' is used already", "columns of the file: 'l', 'a', 'b'"],
         ),
         (DIRECT + 'table="t"\n[[categorical]]\ncolumns = ["l"]\ntable="t"', ["column 'l' is used already"]),
         (
@@ -234,6 +237,32 @@ def test_mistakes_in_a_schema_are_named(tmp_path, schema, messages):
         opened(tmp_path, schema, "l,a,b\n1,0,0\n")
     for message in messages:
         assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [2**40 + 1, 2**62])
+def test_a_table_that_no_machine_holds_is_a_mistake_in_the_schema(tmp_path, rows):
+    with pytest.raises(ConfigError, match=rf"num_embeddings: .* 1099511627776, found {rows}"):
+        opened(tmp_path, DIRECT.replace("num_embeddings = 7", f"num_embeddings = {rows}"), "l,a,b\n1,0,0\n")
+
+
+@pytest.mark.parametrize("header", ["l, a, b", "L,A,B", "\tl,A ,b"])
+def test_names_that_look_alike_are_pointed_out(tmp_path, header):
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path, DIRECT, header + "\n1,0,0\n")
+    for name, found in zip("lab", header.split(","), strict=True):
+        if name != found:
+            assert f"no column '{name}'; names must be equal to the letter, the file has {found!r}" in str(caught.value)
+
+
+def test_a_schema_may_begin_with_a_byte_order_mark(tmp_path):
+    assert opened(tmp_path, "\ufeff" + DIRECT, "l,a,b\n1,0,0\n").num_train_samples() == 1
+
+
+def test_a_schema_that_cannot_be_read_says_why(tmp_path):
+    (tmp_path / "latin.toml").write_bytes(b"# \xe4\n")
+    for name, why in [("none.toml", "No such file or directory"), (".", "Is a directory"), ("latin.toml", "not UTF-8")]:
+        with pytest.raises(ConfigError, match=rf"cannot be read \({why}\)"):
+            load_schema(tmp_path / name)
 
 
 def test_a_schema_is_needed(tmp_path):

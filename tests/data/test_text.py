@@ -13,6 +13,7 @@ import text_twin
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from adaptive.data import rejects, text_source
 from adaptive.data.rejects import Limits, RejectLog
 from adaptive.data.text import Position, TextReader, TextSource
 from adaptive.data.text_format import Block, Column, TextFormat
@@ -409,8 +410,8 @@ def test_bad_lines_are_counted_once_shown_and_written(tmp_path, caplog):
     assert records[0] == {"file": str(path), "line": 10, "cause": "number", "column": "count", "text": "0\t10x\tff"}
     assert records[1]["text"] == "0\tx\\xff11\tff"
     shown = [record.getMessage() for record in caplog.records]
-    assert shown[0] == f"bad line {path}:10: number in column count"
-    assert shown[1] == f"bad line {path}:11: utf8"
+    assert shown[0] == f"bad line {path}:10: number in column count: 0\\t10x\\tff"
+    assert shown[1] == f"bad line {path}:11: utf8: 0\\tx\\xff11\\tff"
     assert len(shown) == 21
     assert shown[-1] == f"further bad lines are not shown; see {out}"
 
@@ -421,6 +422,35 @@ def test_one_bad_label_stops_at_once(tmp_path):
         InputError, match=r"1 of \d+ lines read are bad, max_bad_label_fraction = 0 .*\n.*tsv:50: label in column label"
     ):
         drain(source)
+
+
+def test_too_many_bad_lines_say_what_is_wrong_with_them_and_what_to_do(tmp_path):
+    bad = {1: b"label\tcount\tkey", 7: b"1\t2", 8: b"\x1b[2J\t1\tff", 9: b"1\t" + b"9" * 58 + b"\tff"}
+    with pytest.raises(InputError) as caught:
+        drain(source_of(bad_file(tmp_path, 100, bad), limits=Limits(0.5, 0.01)))
+    text = str(caught.value)
+    assert ".tsv:1: label in column label: label\\tcount\\tkey\n" in text
+    assert ".tsv:7: columns: 1\\t2\n" in text
+    assert ".tsv:8: label in column label: \\x1b[2J\\t1\\tff\n" in text  # nothing that a terminal would obey
+    assert f".tsv:9: overlong: 1\\t{'9' * 58} ...\n" in text
+    assert "\nlabel: it is not 0 or 1" in text and "\ncolumns: it has more or fewer" in text
+    assert "\nline 1 may be a header: remove it" in text
+    assert text.endswith("or allow more: --set data.max_bad_label_fraction=SHARE")
+
+
+def test_a_file_that_may_not_be_read_is_not_said_to_be_gone(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    path = bad_file(tmp_path, 1, {})
+    files = find_files(str(path))
+    monkeypatch.setattr(text_source, "open", refuse, raising=False)
+    with pytest.raises(InputError, match=r"lines.tsv: cannot be read \(Permission denied\); check whose it is"):
+        text_source.ByteStream(files[0])
+
+
+def test_every_cause_has_a_meaning():
+    assert set(rejects._MEANINGS) == set(kernels.CAUSES) - {""}
 
 
 def test_bad_labels_may_be_allowed(tmp_path):

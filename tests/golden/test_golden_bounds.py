@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from golden_runs import Hits, Ids, best, drifting_ids, lookups, planned, still_ids
 
-from adaptive.policy import Policy, load_policy_class
+from adaptive.policy import Policy
+from adaptive.policy_loading import load_policy_class
 from policies.lfu import LFU
 from policies.lru import LRU
 from policies.scratchpipe import ScratchPipe

@@ -18,7 +18,8 @@ from golden_runs import CALIBRATION_BATCHES, drifting_ids, lookups, planned
 from make_trace import RANKS, still_trace
 from numpy.typing import NDArray
 
-from adaptive.policy import Policy, make_policy
+from adaptive.policy import Policy
+from adaptive.policy_loading import make_policy
 from policies.device import Device
 from policies.hotline import Hotline
 from policies.hybrid import Hybrid

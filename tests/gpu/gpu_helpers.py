@@ -5,8 +5,8 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,20 +102,23 @@ class Running:
     optimizer: torch.optim.Optimizer
     losses: list[Tensor] = field(default_factory=list)
 
-    def train(self, batches: Iterable[Batch], depth: int, disturb: Callable[[], None] = lambda: None) -> Iterator[int]:
-        """Yields the number of steps done; nothing here waits for the device."""
-        for number, planned in enumerate(self.embeddings.look_ahead(batches, depth=depth), start=1):
-            disturb()
-            logits = self.model(planned.dense, self.embeddings.stack(planned))
-            loss = binary_cross_entropy_with_logits(logits, planned.labels)
-            self.optimizer.zero_grad()
-            disturb()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-            disturb()
-            self.embeddings.step()
-            self.losses.append(loss.detach())
-            yield number
+    def train(
+        self, batches: Iterable[Batch], depth: int, disturb: Callable[[], None] = lambda: None
+    ) -> Generator[int, None, None]:
+        """Yields the number of steps done; nothing here waits for the device. Close it before the embeddings."""
+        with closing(self.embeddings.look_ahead(batches, depth=depth)) as coming:
+            for number, planned in enumerate(coming, start=1):
+                disturb()
+                logits = self.model(planned.dense, self.embeddings.stack(planned))
+                loss = binary_cross_entropy_with_logits(logits, planned.labels)
+                self.optimizer.zero_grad()
+                disturb()
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+                disturb()
+                self.embeddings.step()
+                self.losses.append(loss.detach())
+                yield number
 
     def numbers(self) -> dict[str, np.ndarray[Any, Any]]:
         """Tables, optimizer state, dense weights, losses."""

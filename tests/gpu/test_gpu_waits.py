@@ -2,6 +2,7 @@
 device tier takes the memory it was given."""
 
 import gc
+from contextlib import closing
 
 import pytest
 import torch
@@ -29,8 +30,7 @@ def test_no_host_waits_in_a_step(device: str, policy: type[Policy], optimizer: R
     running = training.open()
     with running.embeddings:
         steps = running.train(training.batches(), training.depth)
-        for _ in range(WARM_UP):
-            next(steps)
+        advance(steps, WARM_UP)
         with waiting_is_an_error(device):
             done = sum(1 for _ in steps)
     assert done == training.num_batches - WARM_UP
@@ -55,8 +55,9 @@ def test_twice_the_steps_cost_no_more_waits(device: str) -> None:
     """The profiler waits itself, when it begins and ends; what grows with the steps is ours."""
     training = Training(device, LRU, RowwiseAdagrad(), num_batches=40)
     running, accelerator = training.open(), open_accelerator(device)
-    with running.embeddings:
-        steps = running.train(training.batches(), training.depth)
+    if device == "cuda" and not accelerator.profile(lambda: torch.ones(1, device=device)).kernels:
+        pytest.skip("torch's profiler sees no kernels on this machine")
+    with running.embeddings, closing(running.train(training.batches(), training.depth)) as steps:
         advance(steps, WARM_UP)
         accelerator.profile(lambda: advance(steps, 1))
         few = accelerator.profile(lambda: advance(steps, 4))
@@ -95,8 +96,7 @@ def taken(device: str) -> int:
 def test_training_longer_takes_no_more_memory(device: str) -> None:
     training = Training(device, LRU, RowwiseAdagrad(), num_batches=15)
     running = training.open()
-    with running.embeddings:
-        steps = running.train(training.batches() * 4, training.depth)
+    with running.embeddings, closing(running.train(training.batches() * 4, training.depth)) as steps:
         peaks = [peak(device, running, steps) for _ in range(4)]
     assert peaks[3] <= 1.1 * peaks[1]
 

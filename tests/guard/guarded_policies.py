@@ -47,6 +47,12 @@ class Defer(Plain):
     deferral = Deferral(every=4, at_most=4, warmup=5)
 
 
+class DeferOne(Plain):
+    """Every update is the plain one."""
+
+    deferral = Deferral(every=4, at_most=1, warmup=5)
+
+
 class DropHalf(Plain):
     """Every second input is dropped; the rest comes in batches of what is left."""
 

@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import View, batch_of
 from guarded_policies import Freeze, Plain
 from helpers import planner_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.batch import Batch, one_hot_batch
+from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
@@ -53,7 +54,7 @@ def test_all_or_nothing() -> None:
 
 def all_rows(num: int) -> list[Batch]:
     ids = np.stack([np.arange(NUM_ROWS)] * 2, axis=1)
-    return [one_hot_batch(np.zeros((NUM_ROWS, 0), np.float32), ids, np.zeros(NUM_ROWS, np.float32))] * num
+    return [batch_of(ids)] * num
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -109,14 +110,7 @@ def test_deferral_waits_for_fewer_visits(allowance: float, longest: int) -> None
 
 def samples(num: int) -> list[Batch]:
     ids = np.arange(num * 50).reshape(num, 50, 1) % 20
-    return [one_hot_batch(np.zeros((50, 0), np.float32), one, np.zeros(50, np.float32)) for one in ids]
-
-
-class View:
-    num_rows = device_rows = 20
-
-    def rows(self, batch: Batch) -> Any:
-        return batch.ids
+    return [batch_of(one) for one in ids]
 
 
 def all_saturated() -> Slipstream:
@@ -133,7 +127,7 @@ def test_policies_that_drop_inputs_drop_the_allowed_share(make: Any, share: floa
     for allowance in (1.0, 0.5, 0.1, 0.0):
         policy = make()
         policy.allowance = allowance
-        arranged = list(policy.arrange(iter(samples(100)), View()))
+        arranged = list(policy.arrange(iter(samples(100)), View(sizes=(20,))))
         dropped[allowance] = policy.dropped_inputs / policy.seen_inputs
         if not allowance:  # not even regrouped
             assert [batch.ids.tolist() for batch in arranged] == [batch.ids.tolist() for batch in samples(100)]

@@ -47,5 +47,5 @@ def test_the_order_of_streams_does_not_matter(case: Case) -> None:
             looks = seed == 0  # that waits for everything
             found = Overwritten(case, simulation.random, values, "cpu-torch", looks=looks).train()
         for name, value in expected.items():
-            assert np.array_equal(found[name], value), (seed, name)
-    assert not all(np.array_equal(expected[name], value) for name, value in values.items())
+            assert np.array_equal(found[name], value, equal_nan=value.dtype.kind == "f"), (seed, name)
+    assert not all(np.array_equal(expected[name], value) for name, value in values.items() if "watched" not in name)

@@ -79,3 +79,17 @@ def test_what_a_guard_knows_is_saved_and_restored(tmp_path: Path) -> None:
         guard.watch(iter([]))
         assert parts.embeddings.policy.allowance == state["allowance"]
         guard.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_stopped_run_that_goes_on_skips_nothing(begun: bool) -> None:
+    """Stopped by a check, or because it was too short."""
+    parts, _ = parts_of(policy=spec(Freeze), skip=SKIP)
+    guard = Guard(
+        GuardConfig(**GUARD), toy_config(policy=spec(Freeze), skip=SKIP), parts, Recorder(parts.embeddings), 1000
+    )
+    guard.restore({**guard.state(), "active": False, "allowance": 0.0, "begun": begun})
+    with parts.embeddings:
+        guard.watch(iter([]))
+        assert parts.embeddings.policy.allowance == 0
+        guard.close()

@@ -94,8 +94,8 @@ def test_after_it_time_counts_and_the_share() -> None:
 
 
 def test_inputs_count_as_updates_do() -> None:
-    assert LeftOut(100, 10, 50, 20).share_since(LeftOut()) == 0.4
-    assert LeftOut(100, 60, 50, 20).share_since(LeftOut(50, 20, 50, 20)) == 0.8
+    assert LeftOut(100, 10, inputs=50, dropped=20).share_since(LeftOut()) == 0.4
+    assert LeftOut(100, 60, inputs=50, dropped=20).share_since(LeftOut(50, 20, inputs=50, dropped=20)) == 0.8
     assert LeftOut().share_since(LeftOut()) == 0
 
 

@@ -1,7 +1,9 @@
-"""Compile every Triton kernel for a GPU that need not be there: `python compile_triton.py CAPABILITY [WIDTH ...]`.
+"""Compile every Triton kernel for a GPU that need not be there: `compile_triton.py CAPABILITY few|all [WIDTH ...]`.
 
 Prints for each kernel a line of JSON: its name, the float32 and float64 instructions of its PTX that do not round to
-nearest once an operation, and its bytes of spilled registers. It needs a process of its own, TRITON_INTERPRET unset.
+nearest once an operation, its registers, and its bytes of spilled registers. `few` compiles each kernel in its fullest
+form, `all` in every form that the program can launch, float16 and bfloat16 rows among them. It needs a process of its
+own, TRITON_INTERPRET unset.
 """
 
 import json
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,20 @@ from adaptive.kernels import cpu
 from adaptive.kernels.gpu.accumulate import accumulate_kernel
 from adaptive.kernels.gpu.drift import drift_kernel
 from adaptive.kernels.gpu.initial import initial_kernel
-from adaptive.kernels.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, tile_of
+from adaptive.kernels.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, WARP_VALUES, tile_of
 from adaptive.kernels.gpu.move import copy_kernel
 from adaptive.kernels.gpu.pool import pool_kernel
 from adaptive.kernels.gpu.sums import chunk_kernel
 from adaptive.kernels.gpu.update import update_kernel
 
 TYPES = {
-    "*i64": "locations bag_starts segments entries to_rows source_rows slots rows table_starts table_keys",
+    "*i64": "locations bag_starts segments to_rows source_rows slots rows table_starts table_keys",
     "*i32": "bag_vectors vectors",
     "*u8": "known pending",
     "fp32": "learning_rate epsilon decay1 decay2",
 }
+FORMATS = ("fp32", "fp16", "bf16")
+Form = tuple[Any, dict[str, Any], str]  # kernel, constants, format of rows
 
 # Fused, flushing small numbers to zero, or not correctly rounded.
 INEXACT = re.compile(r"^.*\b(?:(?:fma|mad)\.\S*f(?:32|64)|\S+\.ftz\S*|\S+\.approx\S*|div\.full\S*).*$", re.M)
@@ -42,6 +47,7 @@ def signature(kernel: Any, constants: dict[str, Any], rows: str) -> dict[str, st
     """Triton's type of every argument. rows: the format of weights."""
     types = {name: kind for kind, names in TYPES.items() for name in names.split()}
     types |= {"weights": f"*{rows}", "host_weights": f"*{rows}"} | dict.fromkeys(constants, "constexpr")
+    types["entries"] = "*i32" if kernel is drift_kernel else "*i64"
     return {name: types.get(name, "i32" if name.startswith("num_") else "*fp32") for name in kernel.arg_names}
 
 
@@ -51,26 +57,27 @@ def examine(kernel: Any, capability: int, options: dict[str, Any], constants: di
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     inexact = [line.strip() for line in INEXACT.findall(compiled.asm["ptx"])]
-    return {"kernel": kernel.__name__, "inexact": inexact, "spilled": spilled(compiled.asm["cubin"])}
+    registers, spilled = usage(compiled.asm["cubin"])
+    found = {"kernel": kernel.__name__, "inexact": inexact, "registers": registers, "spilled": spilled}
+    return found | {"rows": rows, "warps": options["num_warps"], "constants": constants}
 
 
-def spilled(cubin: bytes) -> int:
-    """Bytes a thread keeps on the stack."""
+def usage(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes that it keeps on the stack."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
-        usage = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
-    (stack,) = re.findall(r"STACK:(\d+)", usage)
-    return int(stack)
+        text = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
+    ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", text)
+    return int(registers), int(stack)
 
 
-def kernels(width: int) -> Iterator[tuple[Any, dict[str, Any], str]]:
-    """(kernel, constants, format of rows) of all kernels, each in its fullest form."""
-    tile = tile_of(width)
-    shape = {"WIDTH": width, "BLOCK": tile.block, "ROWS": tile.rows}
+def fullest(width: int) -> Iterator[Form]:
+    """Each kernel with all that it can do."""
+    shape = shape_of(width)
     yield pool_kernel, shape | {"HOST": False, "SCALED": False}, "fp32"
     yield pool_kernel, shape | {"HOST": True, "SCALED": True}, "bf16"
-    for kind, state in ((cpu.SGD_, 0), (cpu.ADAGRAD, width), (cpu.ROWWISE_ADAGRAD, 1), (cpu.ADAM, 2 * width + 1)):
+    for kind, state in states(width).items():
         more = {"KIND": kind, "STATE": state, "HOST": kind == cpu.ADAM, "SCALED": True, "CHUNKED": True}
         for summed in (False, True) if kind in (cpu.ADAGRAD, cpu.ROWWISE_ADAGRAD) else (False,):
             yield update_kernel, shape | more | {"SUMMED": summed}, "fp16" if kind == cpu.SGD_ else "fp32"
@@ -79,18 +86,51 @@ def kernels(width: int) -> Iterator[tuple[Any, dict[str, Any], str]]:
     for squares in sorted({0, 1, width}):
         yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": True, "CHUNKED": True}, "fp32"
     yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": True}, "fp32"
-    yield copy_kernel, shape, "fp32"
+    for copied in sorted({width, *states(width).values()} - {0}):  # of rows, and of their state
+        yield copy_kernel, {**shape_of(min(copied, WARP_VALUES)), "WIDTH": copied}, "fp32"
     yield initial_kernel, shape, "fp32"
 
 
-def main(capability: int, *widths: int) -> None:
+def every(width: int) -> Iterator[Form]:
+    """Whatever the program can launch beside `fullest`."""
+    shape, flags = shape_of(width), (False, True)
+    for rows, host, scaled in product(FORMATS, flags, flags):
+        yield pool_kernel, shape | {"HOST": host, "SCALED": scaled}, rows
+    for rows, (kind, state), scaled, chunked in product(FORMATS, states(width).items(), flags, flags):
+        if rows != "fp32" and scaled != chunked:
+            continue
+        own = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": scaled, "CHUNKED": chunked, "SUMMED": False}
+        yield update_kernel, shape | own, rows
+        if kind in (cpu.ADAGRAD, cpu.ROWWISE_ADAGRAD) and not (scaled or chunked):
+            yield update_kernel, shape | own | {"SUMMED": True}, rows
+    for (size, bits), scaled in product(((32, 5), (1024, 10)), flags):
+        yield chunk_kernel, shape | {"SCALED": scaled, "SIZE": size, "BITS": bits}, "fp32"
+    for squares, scaled, chunked in product(sorted({0, 1, width}), flags, flags):
+        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled, "CHUNKED": chunked}, "fp32"
+    for rows, host in product(FORMATS, flags):
+        yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": host}, rows
+    yield from ((initial_kernel, shape, rows) for rows in FORMATS)
+
+
+def states(width: int) -> dict[int, int]:
+    """Optimizer -> width of its state."""
+    return {cpu.SGD_: 0, cpu.ADAGRAD: width, cpu.ROWWISE_ADAGRAD: 1, cpu.ADAM: 2 * width + 1}
+
+
+def shape_of(width: int) -> dict[str, Any]:
+    tile = tile_of(width)
+    return {"WIDTH": width, "BLOCK": tile.block, "ROWS": tile.rows}
+
+
+def main(capability: int, which: str, *widths: int) -> None:
+    one_warp = {"num_warps": 1, **EXACT_ARITHMETIC}
     for width in widths:
-        for kernel, constants, rows in kernels(width):
-            options = tile_of(width).options if "BLOCK" in constants else {"num_warps": 1, **EXACT_ARITHMETIC}
-            print(json.dumps(examine(kernel, capability, options, constants, rows) | {"width": width}))
+        for kernel, constants, rows in (*fullest(width), *(every(width) if which == "all" else ())):
+            options = tile_of(constants["BLOCK"]).options if "BLOCK" in constants else one_warp
+            print(json.dumps(examine(kernel, capability, options, constants, rows) | {"width": width}), flush=True)
     fused, constants = {"num_warps": 1, "enable_fp_fusion": True}, {"WIDTH": 8, "ROWS": MAX_ROWS, "HOST": False}
     print(json.dumps(examine(drift_kernel, capability, fused, constants, "fp32")))  # what must not be
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

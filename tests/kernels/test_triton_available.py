@@ -2,17 +2,27 @@
 
 import importlib
 import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from adaptive.errors import ConfigError
 from adaptive.kernels import gpu
+from adaptive.tiers.torch_rows import row_kernels
 
+if find_spec("triton"):
+    import triton_setup  # noqa: F401 (before torch imports Triton, to compile)
+
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed; it comes with CUDA builds of torch"
+)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
+@needs_triton
 def test_a_cpu_is_served_only_by_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton_setup", reason="Triton is not installed; it comes with CUDA builds of torch")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert not gpu.available(CPU)
     assert gpu.available(CUDA)
@@ -26,3 +36,34 @@ def test_without_triton_nothing_is_available_and_nothing_fails(monkeypatch: pyte
     module = importlib.reload(gpu)
     assert not module.available(CPU)
     assert not module.available(CUDA)
+
+
+@needs_triton
+def test_an_old_triton_is_not_used_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it makes of divisions and roots flushes small numbers to 0."""
+    import triton
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    with pytest.warns(UserWarning, match=r"Triton 3.5.1 is too old, 3.6 is needed"):
+        assert not gpu.available(CUDA)
+    for version in ("3.6.0", "3.10.0+git1", "4.0.0"):
+        monkeypatch.setattr(triton, "__version__", version)
+        assert gpu.available(CUDA)
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton can launch kernels here")
+def test_a_triton_that_cannot_launch_is_told_of_when_the_tiers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"Triton cannot launch kernels here: .*a C compiler"):
+        row_kernels(CUDA, 16)
+
+
+@needs_triton
+def test_two_threads_do_not_make_triton_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    active = SimpleNamespace(get_current_target=lambda: made.append("ready"))
+    monkeypatch.setitem(sys.modules, "triton.runtime.driver", SimpleNamespace(driver=SimpleNamespace(active=active)))
+    kernels = row_kernels(CUDA, 1024)
+    assert made == ["ready"] and kernels.pool.__module__ == "adaptive.kernels.gpu.pool"
+    assert row_kernels(CUDA, 1025).pool.__module__ == "adaptive.tiers.torch_rows" and made == ["ready"]

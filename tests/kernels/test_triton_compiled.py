@@ -14,14 +14,20 @@ import pytest
 
 pytest.importorskip("triton_setup", reason="Triton is not installed; it comes with CUDA builds of torch")
 
-SCRIPT = Path(__file__).parent / "compile_triton.py"
+HERE = Path(__file__).parent
+SCRIPT, LAUNCHES = HERE / "compile_triton.py", HERE / "launch_triton.py"
 
 
-def examined(cache: Path, capability: int, *widths: int) -> list[dict[str, Any]]:
+def examined(cache: Path, capability: int, which: str, *widths: int) -> list[dict[str, Any]]:
+    return printed(SCRIPT, cache, str(capability), which, *map(str, widths))
+
+
+def printed(script: Path, cache: Path, *arguments: str) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(SCRIPT.parents[2])}
-    command = [sys.executable, SCRIPT, str(capability), *map(str, widths)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(HERE.parents[1])}
+    run = subprocess.run(
+        [sys.executable, script, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 
@@ -34,12 +40,29 @@ def assert_exact(reports: list[dict[str, Any]]) -> None:
 
 def test_no_operation_is_fused_flushed_or_approximate(tmp_path: Path) -> None:
     """On a GPU of the H100's kind. Every kernel compiles."""
-    assert_exact(examined(tmp_path, 90, 64))
+    assert_exact(examined(tmp_path, 90, "few", 64))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_every_width_compiles_to_exact_operations_that_spill_hardly_a_register(tmp_path: Path, capability: int) -> None:
-    reports = examined(tmp_path, capability, 1, 17, 128, 1000)
+@pytest.mark.parametrize(("capability", "which"), [(80, "few"), (90, "all"), (100, "few")])
+def test_every_width_compiles_to_exact_operations_that_spill_hardly_a_register(
+    tmp_path: Path, capability: int, which: str
+) -> None:
+    reports = examined(tmp_path, capability, which, 1, 3, 4, 16, 64, 100, 128, 1000, 1024)
     assert_exact(reports)
     assert [report for report in reports if report["spilled"] > 64] == []
+
+
+def test_batches_of_other_sizes_compile_nothing_anew(tmp_path: Path) -> None:
+    """In the middle of training a kernel that is compiled takes as long as a hundred steps. As training launches them:
+    Triton takes every argument and option, too."""
+    reports = printed(LAUNCHES, tmp_path, "90")
+    assert len(reports) == 3 * 7
+    expected = {
+        "update_kernel": 2,
+        "chunk_kernel": 2,
+        "copy_kernel": 2,
+    }  # with chunks or without; sizes; rows and state
+    for report in reports:
+        only_rows = report["kernel"] == "copy_kernel" and report["state"] == 0
+        assert report["kinds"] == (1 if only_rows else expected.get(report["kernel"], 1)), report

@@ -1,5 +1,6 @@
 """The Triton kernels on a GPU, at sizes where programs run side by side: bits as on the CPU, again and again."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +35,9 @@ def _never_waiting() -> Iterator[None]:
         yield
         return
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
 

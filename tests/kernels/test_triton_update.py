@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_setup import DEVICE, OPTIMIZERS, Floats, Pinned, assert_same_bits, random_rows, ready, run, settings_of
 
+import adaptive.kernels.gpu.sums
 import adaptive.kernels.gpu.update
 from adaptive.kernels import cpu
 from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -185,12 +186,12 @@ def sum_by_chunks(terms: Floats) -> Floats:
 
 
 def summed(grouping: Any) -> Floats:
-    """(U, D) sums of gradients by chunks: SGD with a rate of -1 adds them to rows of zeros."""
+    """(U, D) sums of gradients by chunks: SGD with a rate of 1 takes them from rows of zeros."""
     num = len(grouping[0]) - 1
-    rows = Rows(SGD(-1.0), grouping[3].shape[1], num, 1)
+    rows = Rows(SGD(1.0), grouping[3].shape[1], num, 1)
     rows.arrays[0].fill(0)
     rows.update(np.arange(num), *grouping, exact=False)
-    return rows.arrays[0]
+    return -rows.arrays[0]
 
 
 def terms_of(grouping: Any) -> list[Floats]:
@@ -294,3 +295,14 @@ def test_rows_are_rounded_to_nearest_even(kind: torch.dtype) -> None:
             none, torch.from_numpy(-values).to(DEVICE), SGD.kind, settings_of(SGD(1.0)), none, norms,
         )  # fmt: skip
     assert_same_bits(weights.float().cpu().numpy(), (0 - torch.from_numpy(-values)).to(kind).float().numpy())
+
+
+@pytest.mark.parametrize("look_ups", [33, 64, 65, 96, 1025])
+def test_sums_of_chunks_start_where_triton_needs_no_other_kernel(look_ups: int) -> None:
+    """At multiples of 16 bytes, whatever the width."""
+    rows, vectors = torch.tensor([0, look_ups], device=DEVICE), torch.zeros(look_ups, dtype=torch.int32, device=DEVICE)
+    gradients = torch.ones(1, 1, device=DEVICE)
+    with ready():
+        sums, num_places = adaptive.kernels.gpu.sums.chunk_sums(rows, vectors, gradients[0, :0], gradients)
+    assert num_places % 4 == 0 and num_places >= 2 * -(-look_ups // 32)
+    assert len(sums) == num_places + 2 * -(-look_ups // 1024)

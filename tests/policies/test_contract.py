@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.contract import check_policy
-from adaptive.policy import Policy, RowStats, TierView, installed_policies, load_policy_class
+from adaptive.policy import Policy, RowStats, TierView
+from adaptive.policy_loading import installed_policies, load_policy_class
 from policies.lru import LRU
 from policies.static import Static
 

@@ -2,58 +2,30 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from builders import View, batch_of
 from contract import row_stats
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from adaptive import TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.batch import Batch, one_hot_batch
+from adaptive.batch import Batch
 from adaptive.errors import PolicyError
-from adaptive.policy import make_policy
+from adaptive.policy_loading import make_policy
 from policies.fae import FAE
 from policies.shuffle import ShuffleScheduler
 
 
-@dataclass
-class Tables:
-    """Tables of rows of 40 bytes; batches have one feature per table."""
-
-    sizes: Sequence[int]
-    device_rows: int
-
-    @property
-    def table_starts(self) -> NDArray[np.int64]:
-        return np.concatenate([[0], np.cumsum(self.sizes)])
-
-    @property
-    def row_bytes(self) -> NDArray[np.int64]:
-        return np.full(len(self.sizes), 40)
-
-    @property
-    def num_rows(self) -> int:
-        return sum(self.sizes)
-
-    def rows(self, batch: Batch) -> NDArray[np.int64]:
-        return batch.ids + np.repeat(self.table_starts[:-1], batch.num_samples)
-
-    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)
-
-    saturated = resident
-
-    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.zeros(len(rows), np.int64)
+def tables(sizes: Sequence[int], device_rows: int) -> View:
+    """Rows of 40 bytes."""
+    return View(sizes, device_rows, bytes_a_row=40)
 
 
-def batch_of(*samples: Sequence[int]) -> Batch:
-    ids = np.array(samples)
-    return one_hot_batch(np.zeros((len(ids), 0), np.float32), ids, np.zeros(len(ids), np.float32))
+def samples(*ids: Sequence[int]) -> Batch:
+    return batch_of(ids)
 
 
 def hot(policy: FAE, num_rows: int) -> list[int]:
@@ -114,7 +86,7 @@ def test_phases_use_up_everything_and_never_train_more_than_the_rate_at_once(rat
 
 def test_top_takes_the_most_frequent_rows_of_all_tables() -> None:
     policy = FAE(select="top")
-    policy.calibrate([batch_of([0, 5], [0, 5], [0, 6], [1, 5])], Tables((10, 10), 3))
+    policy.calibrate([samples([0, 5], [0, 5], [0, 6], [1, 5])], tables((10, 10), 3))
     assert hot(policy, 20) == [0, 1, 15]
     assert policy.hot_rows == 3
 
@@ -122,27 +94,27 @@ def test_top_takes_the_most_frequent_rows_of_all_tables() -> None:
 def test_a_threshold_is_a_share_of_the_tables_look_ups() -> None:
     """Of table 0, 60 % and 40 %; of table 1, 80 % and 20 %. What fits two rows is a threshold in (40 %, 60 %]."""
     policy = FAE(small_table_bytes=0)
-    sample = batch_of([0, 5], [0, 5], [0, 5], [1, 5], [1, 6])
-    policy.calibrate([sample], Tables((10, 10), 2))
+    sample = samples([0, 5], [0, 5], [0, 5], [1, 5], [1, 6])
+    policy.calibrate([sample], tables((10, 10), 2))
     assert hot(policy, 20) == [0, 15]
     assert 0.4 < policy.threshold <= 0.6
 
 
 def test_small_tables_are_hot_without_a_count() -> None:
     policy = FAE(small_table_bytes=401)
-    policy.calibrate([batch_of([3, 7], [3, 8])], Tables((10, 50), 12))
+    policy.calibrate([samples([3, 7], [3, 8])], tables((10, 50), 12))
     assert hot(policy, 60) == [*range(10), 17, 18]
 
 
 def test_small_tables_that_do_not_fit_are_counted_like_others() -> None:
     policy = FAE()
-    policy.calibrate([batch_of([3, 7], [3, 8])], Tables((10, 50), 5))
+    policy.calibrate([samples([3, 7], [3, 8])], tables((10, 50), 5))
     assert hot(policy, 60) == [3, 17, 18]
 
 
 def test_what_the_estimate_lets_in_and_the_device_cannot_hold_is_left_out() -> None:
     policy = FAE(small_table_bytes=0)
-    policy.calibrate([batch_of([0], [1], [2], [3])], Tables((10,), 3))
+    policy.calibrate([samples([0], [1], [2], [3])], tables((10,), 3))
     assert policy.hot_rows <= 3
 
 
@@ -150,12 +122,12 @@ def test_a_large_table_is_estimated_from_chunks() -> None:
     """Of 400,000 rows 40,000 are looked up twice and 100,000 once; 60,000 fit."""
     rows = np.random.default_rng(1).permutation(400_000)
     ids = np.concatenate([rows[:40_000], rows[:140_000]])
-    batch = one_hot_batch(np.zeros((len(ids), 0), np.float32), ids[:, None], np.zeros(len(ids), np.float32))
+    batch = batch_of(ids)
     policy = FAE(small_table_bytes=0)
-    policy.calibrate([batch], Tables((400_000,), 60_000))
+    policy.calibrate([batch], tables((400_000,), 60_000))
     assert np.array_equal(hot(policy, 400_000), np.sort(rows[:40_000]))
     again = FAE(small_table_bytes=0)
-    again.calibrate([batch], Tables((400_000,), 41_000))  # they fit, and are not sure to: the interval is wider
+    again.calibrate([batch], tables((400_000,), 41_000))  # they fit, and are not sure to: the interval is wider
     assert again.hot_rows < 41_000
 
 
@@ -168,19 +140,19 @@ def test_bytes_of_rows_are_those_of_their_tables() -> None:
     policy = FAE(small_table_bytes=100 * 8 + 1)
     tier = TierConfig(device_rows="60%", device="cpu")
     with TieredEmbeddingBag(tables, tier, policy=policy) as embeddings:
-        embeddings.calibrate([batch_of([3, 7], [3, 8])])
+        embeddings.calibrate([samples([3, 7], [3, 8])])
         view = embeddings.view
         widths = dict(zip(np.diff(view.table_starts).tolist(), view.row_bytes.tolist(), strict=True))
         assert widths == {200: 64, 100: 8}
-        list(policy.arrange(iter([batch_of([150, 1], [3, 1])] * 2), view))
+        list(policy.arrange(iter([samples([150, 1], [3, 1])] * 2), view))
     assert policy.hot_rows == 101
     assert policy.two_home_bytes == policy.swaps * (64 + 100 * 8) > 0
 
 
 def test_the_sample_rate_thins_the_sample() -> None:
-    batch = batch_of(*[[row % 100] for row in range(1000)])
+    batch = samples(*[[row % 100] for row in range(1000)])
     some = FAE(select="top", sample_rate=0.02)
-    some.calibrate([batch], Tables((100,), 100))
+    some.calibrate([batch], tables((100,), 100))
     assert 5 <= some.hot_rows <= 40
 
 
@@ -190,14 +162,14 @@ def test_the_sample_rate_thins_the_sample() -> None:
 def stream(numbers: Sequence[int], size: int = 2) -> Iterator[Batch]:
     """Batches of samples that look up one row each, in order."""
     for first in range(0, len(numbers), size):
-        yield batch_of(*[[number] for number in numbers[first : first + size]])
+        yield samples(*[[number] for number in numbers[first : first + size]])
 
 
-def calibrated(hot_below: int, **options: Any) -> tuple[FAE, Tables]:
+def calibrated(hot_below: int, **options: Any) -> tuple[FAE, View]:
     """Of 100 rows those below `hot_below` are hot."""
-    view = Tables((100,), hot_below)
+    view = tables((100,), hot_below)
     policy = FAE(select="top", **options)
-    policy.calibrate([batch_of(*[[row] for row in range(hot_below)])], view)
+    policy.calibrate([samples(*[[row] for row in range(hot_below)])], view)
     return policy, view
 
 
@@ -209,10 +181,10 @@ def test_hot_and_cold_inputs_train_apart_cold_first() -> None:
 
 
 def test_an_input_is_hot_if_all_its_look_ups_are() -> None:
-    view = Tables((100, 100), 20)
+    view = tables((100, 100), 20)
     policy = FAE(select="top")
-    policy.calibrate([batch_of(*[[row, row] for row in range(10)])], view)
-    arranged = list(policy.arrange(iter([batch_of([1, 1], [1, 50], [50, 1], [2, 3])]), view))
+    policy.calibrate([samples(*[[row, row] for row in range(10)])], view)
+    arranged = list(policy.arrange(iter([samples([1, 1], [1, 50], [50, 1], [2, 3])]), view))
     assert [batch.ids.tolist() for batch in arranged] == [[1, 50, 1, 2, 50, 1, 1, 3]]  # cold, cold, hot, hot
 
 
@@ -244,7 +216,7 @@ def test_the_rate_of_the_scheduler_is_the_one_used() -> None:
 def test_blocks_are_read_one_at_a_time() -> None:
     policy, view = calibrated(10, block=4)
     read = itertools.count()
-    endless = (batch_of([next(read) % 20]) for _ in itertools.repeat(None))
+    endless = (samples([next(read) % 20]) for _ in itertools.repeat(None))
     next(policy.arrange(endless, view))
     assert next(read) <= 4
 

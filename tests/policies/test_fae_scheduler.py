@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import View
 from helpers import bags, one_table, sum_of
 from numpy.typing import NDArray
 from toy_runs import everything, parts_of
@@ -33,27 +34,8 @@ def test_one_input_in_some_is_held_back() -> None:
     assert hold_back([bags([0], [1])], 3)[1] is None
 
 
-class View:
-    """100 rows in one table, of which calibration finds those below 10 hot."""
-
-    num_rows = 100
-    device_rows = 10
-    table_starts = np.array([0, 100])
-    row_bytes = np.array([16])
-
-    def rows(self, batch: Batch) -> NDArray[np.int64]:
-        return batch.ids
-
-    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)
-
-    saturated = resident
-
-    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.zeros(len(rows), np.int64)
-
-
 def calibrated(**options: Any) -> FAE:
+    """Of 100 rows it finds those below 10 hot."""
     policy = FAE(select="top", **options)
     policy.calibrate([bags(*([row] for row in range(10)))], View())
     return policy

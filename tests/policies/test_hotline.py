@@ -5,43 +5,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import View, batch_of
 from contract import row_stats
 from numpy.typing import NDArray
 
 from adaptive import SGD, Policy, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.batch import Batch, one_hot_batch
+from adaptive.batch import Batch
 from adaptive.errors import PolicyError
-from adaptive.policy import make_policy
+from adaptive.policy_loading import make_policy
 from policies.hotline import Hotline
 from policies.lru import LRU
 
 
-class View:
-    """One table of 100 rows."""
-
-    num_rows = 100
-    device_rows = 8
-    table_starts = np.array([0, 100])
-    row_bytes = np.array([16])
-
-    def rows(self, batch: Batch) -> NDArray[np.int64]:
-        return batch.ids
-
-    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)
-
-    saturated = resident
-
-    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.zeros(len(rows), np.int64)
-
-
 def arranged_batches(policy: Hotline, *batches: Sequence[Sequence[int]]) -> list[Batch]:
-    made = (
-        one_hot_batch(np.zeros((len(ids), 0), np.float32), np.array(ids), np.zeros(len(ids), np.float32))
-        for ids in batches
-    )
-    return list(policy.arrange(made, View()))
+    return list(policy.arrange((batch_of(ids) for ids in batches), View(device_rows=8)))
 
 
 def arranged(policy: Hotline, *batches: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -142,7 +119,7 @@ def weights(policy: Policy, scale: float) -> NDArray[np.float32]:
         random = np.random.default_rng(3)
         for _ in range(30):
             ids = random.zipf(1.4, (16, 2)) % 100
-            yield one_hot_batch(np.zeros((16, 0), np.float32), ids, (ids[:, 0] % 4).astype(np.float32))
+            yield batch_of(ids, ids[:, 0] % 4)
 
     table = TableConfig(name="t", num_embeddings=100, embedding_dim=4, features=("a", "b"), init_bound=0.0)
     tier = TierConfig(device_rows="80%", device="cpu", when_full="shallower")

@@ -10,7 +10,9 @@ import pytest
 from contract import BUILT_INS
 
 from adaptive.contract import check_policy
-from adaptive.policy import Policy, RowStats, installed_policies
+from adaptive.policy import Policy, RowStats
+from adaptive.policy_loading import installed_policies
+from adaptive.tiers.planner import CANDIDATES_PER_SLOT
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "policies/README.md").read_text()
@@ -40,6 +42,7 @@ def test_the_readme_is_one_page_and_complete() -> None:
         assert member.startswith("_") or member == "score" or re.search(rf"`{member}\b", README), member
     for name in installed_policies():
         assert f"| `{name}` |" in README, name
+    assert f"`TierConfig.max_candidates` rows at once, or {CANDIDATES_PER_SLOT} times" in README
 
 
 @pytest.mark.parametrize("cls", BUILT_INS)

@@ -4,27 +4,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from builders import View, batch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive.batch import Batch, one_hot_batch
+from adaptive.batch import Batch
 from policies.random_drop import RandomDrop
-
-
-class View:
-    """It does not look."""
-
-    num_rows = device_rows = 0
 
 
 def stream(num_batches: int, size: int) -> Iterator[Batch]:
     for first in range(0, num_batches * size, size):
         numbers = np.arange(first, first + size)
-        yield one_hot_batch(np.zeros((size, 0), np.float32), numbers[:, None], np.zeros(size, np.float32))
+        yield batch_of(numbers)
 
 
 def kept(policy: RandomDrop, num_batches: int, size: int) -> list[list[int]]:
-    return [batch.ids.tolist() for batch in policy.arrange(stream(num_batches, size), View())]  # type: ignore[arg-type]
+    return [batch.ids.tolist() for batch in policy.arrange(stream(num_batches, size), View())]
 
 
 @settings(deadline=None)

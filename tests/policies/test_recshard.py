@@ -5,33 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import View, batch_of
 from contract import row_stats
-from numpy.typing import NDArray
 
-from adaptive.batch import Batch, one_hot_batch
 from adaptive.errors import PolicyError
-from adaptive.policy import make_policy
+from adaptive.policy_loading import make_policy
 from policies.recshard import RecShard
 
-
-class View:
-    """Tables of 10 and 1000 rows, one feature each."""
-
-    num_rows = 1010
-    device_rows = 10
-    table_starts = np.array([0, 10, 1010])
-    row_bytes = np.array([16, 16])
-
-    def rows(self, batch: Batch) -> NDArray[np.int64]:
-        return batch.ids + np.repeat(self.table_starts[:-1], batch.num_samples)
-
-    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)
-
-    saturated = resident
-
-    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.zeros(len(rows), np.int64)
+VIEW = View(sizes=(10, 1000))
 
 
 def scores(policy: RecShard, rows: Sequence[int]) -> list[float]:
@@ -42,8 +23,7 @@ def scores(policy: RecShard, rows: Sequence[int]) -> list[float]:
 
 def calibrated(first: Sequence[int], second: Sequence[int], **options: Any) -> RecShard:
     policy = RecShard(**options)
-    ids = np.stack([first, second], axis=1)
-    policy.calibrate([one_hot_batch(np.zeros((len(ids), 0), np.float32), ids, np.zeros(len(ids), np.float32))], View())
+    policy.calibrate([batch_of(np.stack([first, second], axis=1))], VIEW)
     return policy
 
 
@@ -83,7 +63,7 @@ def test_having_been_seen_makes_no_row_less_likely() -> None:
 
 def test_without_a_sample_all_rows_are_alike() -> None:
     policy = RecShard()
-    policy.calibrate([], View())
+    policy.calibrate([], VIEW)
     assert scores(policy, [0, 500]) == [0, 0]
 
 

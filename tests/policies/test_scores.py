@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import View, batch_of
 from contract import row_stats
-from numpy.typing import NDArray
 
-from adaptive.batch import Batch, one_hot_batch
+from adaptive.batch import Batch
 from adaptive.config import TierConfig
 from adaptive.errors import PolicyError
-from adaptive.policy import NEVER, Policy, RowStats, make_policy
+from adaptive.policy import NEVER, Policy, RowStats
+from adaptive.policy_loading import make_policy
 from policies.device import Device
 from policies.hybrid import Hybrid
 from policies.lfu import LFU
@@ -26,31 +27,8 @@ def leaving(policy: Policy, rows: RowStats) -> list[int]:
     return [int(row) for row in rows.rows[order]]
 
 
-class View:
-    """One table of 100 rows, all of them fresh."""
-
-    num_rows = 100
-    device_rows = 10
-    table_starts = np.array([0, 100])
-
-    def rows(self, batch: Batch) -> NDArray[np.int64]:
-        return batch.ids
-
-    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)
-
-    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.zeros(len(rows), np.int64)
-
-    def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)
-
-
 def sample(*batches: Sequence[int]) -> list[Batch]:
-    return [
-        one_hot_batch(np.zeros((len(ids), 0), np.float32), np.array(ids)[:, None], np.zeros(len(ids), np.float32))
-        for ids in batches
-    ]
+    return [batch_of(ids) for ids in batches]
 
 
 def test_lru_lets_the_least_recent_go_first() -> None:

@@ -3,18 +3,14 @@
 from collections.abc import Sequence
 
 import numpy as np
+from builders import HalfResident, batch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive import Counter, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.batch import Batch, one_hot_batch
 from policies.sieve import Sieve
 
 NUM_ROWS = 30
-
-
-def batch_of(ids: Sequence[int]) -> Batch:
-    return one_hot_batch(np.zeros((len(ids), 0), np.float32), np.array(ids)[:, None], np.zeros(len(ids), np.float32))
 
 
 class Queue:
@@ -106,17 +102,8 @@ def test_rows_in_flight_are_passed_over() -> None:
 
 
 def test_it_goes_on_from_its_state() -> None:
-    class View:
-        num_rows = NUM_ROWS
-
-        def rows(self, batch: Batch) -> np.ndarray:
-            return batch.ids
-
-        def resident(self, rows: np.ndarray) -> np.ndarray:
-            return rows % 2 == 0
-
     policy, restored = Sieve(), Sieve()
-    list(policy.arrange(iter([batch_of([1, 2, 3]), batch_of([4, 5])]), View()))  # type: ignore[arg-type]
+    list(policy.arrange(iter([batch_of([1, 2, 3]), batch_of([4, 5])]), HalfResident((NUM_ROWS,))))
     restored.load_state_dict(policy.state_dict())
     for name, value in policy.state_dict().items():
         assert np.array_equal(restored.state_dict()[name], value)

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import View, batch_of
 from contract import row_stats
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adaptive import Adagrad, Counter, Deferral, Policy, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.batch import Batch, one_hot_batch
+from adaptive.batch import Batch
 from adaptive.errors import PolicyError
-from adaptive.policy import make_policy
+from adaptive.policy_loading import make_policy
 from policies.lfu import LFU
 from policies.random_drop import RandomDrop
 from policies.slipstream import Slipstream
@@ -22,30 +23,9 @@ from policies.slipstream import Slipstream
 NUM_ROWS = 100
 
 
-class View:
-    """One table of 100 rows."""
-
-    num_rows = NUM_ROWS
-    device_rows = 10
-    table_starts = np.array([0, NUM_ROWS])
-    row_bytes = np.array([16])
-
-    def rows(self, batch: Batch) -> NDArray[np.int64]:
-        return batch.ids
-
-    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)
-
-    saturated = resident
-
-    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.zeros(len(rows), np.int64)
-
-
-def batch_of(samples: Sequence[Sequence[int]]) -> Batch:
-    return one_hot_batch(
-        np.zeros((len(samples), 0), np.float32), np.array(samples), np.arange(len(samples), dtype=np.float32)
-    )
+def numbered(samples: Sequence[Sequence[int]]) -> Batch:
+    """The label is the number of the sample."""
+    return batch_of(samples, np.arange(len(samples)))
 
 
 def dropping(**options: Any) -> Slipstream:
@@ -62,7 +42,7 @@ def ask(policy: Slipstream, drift: dict[int, float], step: int = 64) -> None:
 
 def kept(policy: Slipstream, *batches: Sequence[Sequence[int]]) -> list[list[int]]:
     """Rows of the first feature of what is trained."""
-    arranged = policy.arrange((batch_of(samples) for samples in batches), View())
+    arranged = policy.arrange((numbered(samples) for samples in batches), View())
     return [batch.ids[: batch.num_samples].tolist() for batch in arranged]
 
 
@@ -110,7 +90,7 @@ def test_a_batch_is_never_dropped_as_a_whole() -> None:
     """Training would stand still, and with it the questions that could change a verdict."""
     policy = dropping()
     ask(policy, DRIFT)
-    endless = (batch_of([[1]] * 20) for _ in itertools.repeat(None))
+    endless = (numbered([[1]] * 20) for _ in itertools.repeat(None))
     assert next(policy.arrange(endless, View())).num_samples == 20
     assert policy.dropped_inputs / policy.seen_inputs == 0.9
 
@@ -241,7 +221,7 @@ def batches() -> Iterator[Batch]:
     random = np.random.default_rng(7)
     for _ in range(60):
         ids = random.zipf(1.4, (16, 1)) % NUM_ROWS
-        yield one_hot_batch(np.zeros((16, 0), np.float32), ids, (ids[:, 0] % 3 == 0).astype(np.float32))
+        yield batch_of(ids, ids[:, 0] % 3 == 0)
 
 
 def train(policy: Policy, depth: int = 2, rows: str = "60%") -> tuple[TieredEmbeddingBag, NDArray[np.float32]]:
@@ -303,7 +283,7 @@ def test_dropped_inputs_do_not_depend_on_the_look_ahead_or_the_size(options: dic
 def test_random_drop_drops_its_share_and_the_same_inputs_each_time() -> None:
     def remaining(seed: int) -> list[int]:
         policy = RandomDrop(share=0.3, seed=seed)
-        arranged = list(policy.arrange((batch_of([[row] for row in range(50)]) for _ in range(40)), View()))
+        arranged = list(policy.arrange((numbered([[row] for row in range(50)]) for _ in range(40)), View()))
         assert all(batch.num_samples == 50 for batch in arranged)
         assert policy.seen_inputs == 2000 and 0.26 < policy.dropped_inputs / 2000 < 0.34
         return [int(row) for batch in arranged for row in batch.ids]
@@ -313,9 +293,9 @@ def test_random_drop_drops_its_share_and_the_same_inputs_each_time() -> None:
 
 def test_random_drop_goes_on_from_its_state() -> None:
     policy, restored = RandomDrop(share=0.5), RandomDrop(share=0.5)
-    list(policy.arrange(iter([batch_of([[1]] * 8)]), View()))
+    list(policy.arrange(iter([numbered([[1]] * 8)]), View()))
     restored.load_state_dict(policy.state_dict())
-    one, other = (list(p.arrange(iter([batch_of([[r] for r in range(50)])]), View())) for p in (policy, restored))
+    one, other = (list(p.arrange(iter([numbered([[r] for r in range(50)])]), View())) for p in (policy, restored))
     assert np.array_equal(one[0].ids, other[0].ids)
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
@@ -92,7 +94,7 @@ def test_feedback_without_snapshots_teaches_nothing() -> None:
     watched = Watched(min_accesses=1)
     watched.visit(5)
     watched.hot.learn(Feedback(np.array([5]), np.array([1.0], np.float32)))
-    assert np.isnan(watched.hot.drift).all()
+    assert np.isnan(watched.hot.drift[:1]).all()
 
 
 def test_verdicts_skip_watched_rows_only_and_measuring_goes_on() -> None:
@@ -129,3 +131,39 @@ def test_many_rows_fill_the_set_exactly(capacity: int) -> None:
 def test_batches_without_rows() -> None:
     skipped, snapshots = Watched().visit()
     assert len(skipped) == 0 and told(snapshots) == []
+
+
+def test_a_restored_set_goes_on_as_the_saved_one() -> None:
+    saved = Watched(capacity=6, min_accesses=1, interval=4)
+    saved.hot.saturated[:1] = True
+    for number in range(6):
+        _, due = saved.visit(number, number + 1, 40, number=number)
+        saved.measure(due, *(0.25 * number for _ in due.entries))
+    restored = Watched(capacity=6, min_accesses=1, interval=4)
+    restored.accesses[:], restored.number = saved.accesses, saved.number
+    restored.hot.restore(saved.hot.columns(), restored.accesses)
+    rows = np.arange(50)
+    for _ in range(3):
+        assert restored.hot.num_entries == saved.hot.num_entries
+        assert np.array_equal(restored.hot.entries_of(rows), saved.hot.entries_of(rows))
+        for name, column in saved.hot.columns().items():
+            assert np.array_equal(restored.hot.columns()[name], column, equal_nan=column.dtype.kind == "f"), name
+        (skipped, due), (also_skipped, also_due) = (one.visit(5, 0, 40, 7, 9) for one in (saved, restored))
+        assert np.array_equal(skipped, also_skipped) and told(due) == told(also_due)
+
+
+@given(st.integers(1, 300), st.lists(st.lists(st.integers(0, 999), max_size=60, unique=True), max_size=30))
+def test_the_table_grows_and_forgets_nothing(capacity: int, batches: list[list[int]]) -> None:
+    hot, entries = HotSet(capacity, SkipConfig(min_accesses=1)), dict[int, int]()
+    for rows in batches:
+        for row in rows:
+            if len(entries) < capacity:
+                entries.setdefault(row, len(entries))
+        mine = hot.admit(np.array(rows, np.int64), np.ones(1000, np.uint32))
+        assert mine.entries.tolist() == [entries[row] for row in rows if row in entries]
+        assert np.isnan(hot.drift[: hot.num_entries]).all()
+    assert hot.entries_of(np.arange(1000)).tolist() == [entries.get(row, -1) for row in range(1000)]
+
+
+def test_a_large_set_takes_nothing_until_rows_are_admitted() -> None:
+    assert len(HotSet(5 * 10**7, SkipConfig())._table) == 16

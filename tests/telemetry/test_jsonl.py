@@ -14,7 +14,7 @@ import pytest
 from adaptive.errors import InputError
 from adaptive.telemetry import jsonl
 from adaptive.telemetry.jsonl import MetricsFile, read_metrics, to_line
-from adaptive.telemetry.record import EvalRecord, Histogram, IntervalRecord, RunRecord, TableCounts
+from adaptive.telemetry.record import EvalRecord, Histogram, IntervalRecord, ResumeRecord, RunRecord, TableCounts
 
 RUN = RunRecord(policy="lru", table_rows={"site": 1000, "user": 50}, config="[tier]\ndevice_rows = '10%'\n")
 EVAL = EvalRecord(step=20, samples=1000, auc=0.75, log_loss=0.4)
@@ -44,7 +44,8 @@ def fail(*_args, **_kwargs):
 def test_what_is_written_is_read(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
     histogram = Histogram(np.array([0.0, 1e-3, 1.0]), np.array([5, 7]), sum=3.5, sum_squares=2.25)
-    records = [RUN, interval(10, update_norms=histogram), EVAL, interval(20, auc=None)]
+    resumed = ResumeRecord(step=10, dropped=2)
+    records = [RUN, interval(10, update_norms=histogram), EVAL, resumed, interval(20, auc=None)]
     for record in records:
         file.write(record)
     file.close()

@@ -14,7 +14,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from adaptive.errors import InputError, OutputError
 from adaptive.telemetry import events
 from adaptive.telemetry.jsonl import MetricsFile
-from adaptive.telemetry.record import EvalRecord, Histogram, IntervalRecord, RunRecord, TableCounts
+from adaptive.telemetry.record import EvalRecord, Histogram, IntervalRecord, ResumeRecord, RunRecord, TableCounts
 from adaptive.telemetry.tensorboard import TensorBoardView, view_from_metrics
 
 COUNTS = TableCounts(
@@ -348,3 +348,17 @@ def test_view_needs_the_run_record(tmp_path):
     file.write(EvalRecord(step=1, samples=1, auc=None, log_loss=None))
     with pytest.raises(InputError, match=r"metrics\.jsonl:1: the first record must be of kind 'run'"):
         view_from_metrics(file.path, tmp_path / "view")
+
+
+def test_a_run_that_is_gone_on_with_shows_each_step_once(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["site"]), *(interval(step, wall_time=1e9 + step) for step in (10, 20, 30)))
+    view = TensorBoardView(tmp_path, ["site"], purge_from=21)
+    write_all(
+        view,
+        ResumeRecord(step=20, dropped=1, wall_time=1e9 + 40),
+        *(interval(step, loss=0.25, wall_time=1e9 + step) for step in (50, 60)),
+    )
+    shown = read(tmp_path)
+    assert [event.step for event in shown.Scalars("train/loss")] == [10, 20, 50, 60]
+    (text,) = shown.Tensors("resumed")
+    assert text.tensor_proto.string_val == [b"resumed after step 20"] and text.step == 20

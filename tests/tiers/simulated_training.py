@@ -24,7 +24,7 @@ from adaptive.kernels import planning
 from adaptive.planned import GroupWork
 from adaptive.policy import Deferral, Policy, RowStats
 from adaptive.rows.optim import Adagrad, Adam
-from adaptive.tiers import staging, transfer
+from adaptive.tiers import lists, staging, transfer
 from adaptive.tiers.lookahead import _prepare
 from adaptive.tiers.ready import Ready
 from policies.hybrid import Hybrid
@@ -97,7 +97,11 @@ def patched(module: ModuleType, **values: object) -> Iterator[None]:
 @contextmanager
 def buffers(ample: bool) -> Iterator[None]:
     many = 99 if ample else 1
-    with patched(staging, SENDS=many, SMALLEST=64), patched(transfer, BLOCK_BYTES=70, NUM_LISTS=1 + many):
+    with (
+        patched(staging, SENDS=many, SMALLEST=64),
+        patched(transfer, BLOCK_BYTES=70),
+        patched(lists, NUM_LISTS=1 + many, LIST_ROWS=3),
+    ):
         yield
 
 
@@ -224,13 +228,18 @@ class AlwaysLooks:
         return 0.0
 
 
+def same(found: NDArray[Any], expected: NDArray[Any]) -> bool:
+    """Equal, what is not known (NaN: the drift of a row without a snapshot) among it."""
+    return np.array_equal(found, expected, equal_nan=expected.dtype.kind == "f")
+
+
 def assert_right(case: Case, seed: int) -> None:
     arrays, readings = expected(case)
     with simulated(seed) as simulation, buffers(case.ample):
         run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks)
         found = run.train()
     for name, array in arrays.items():
-        assert np.array_equal(found[name], array), name
+        assert same(found[name], array), name
     for number, numbers in run.readings.items():
         assert all(map(np.array_equal, numbers, readings[number])), f"rows read after batch {number}"
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import Scattered, ScatteredOnHost, random_batches, step_all
+from helpers import Scattered, ScatteredOnHost, bags, one_table, random_batches, step_all
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,7 +16,7 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.policy import Policy
-from adaptive.tiers import buffers, torch_device
+from adaptive.tiers import buffers, lists, torch_device
 from adaptive.tiers.buffers import added, shared_out
 from adaptive.tiers.mover import Mover, inline
 from adaptive.tiers.staging import SMALLEST, Link, Parcel
@@ -80,6 +80,21 @@ def test_all_pinned_memory_is_told(policy: type[Policy], transfer: str, monkeypa
     found = added(lane.device.buffer_bytes for lane in embeddings._pipeline.lanes)  # type: ignore[attr-defined]
     assert found[0] == sum(memory.nbytes for one in alive if (memory := one()) is not None) > 0
     assert 0 < found[1] <= found[0] + 2 * 8 * (1 << 20)  # twins, and a count of rows to a block
+
+
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+def test_what_names_every_row_takes_no_list_of_every_row(transfer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush, and giving slots back: the lists are on the device, and stay there."""
+    monkeypatch.setattr(lists, "LIST_ROWS", 1 << 10)
+    rows = 40_000
+    embeddings = one_table(rows, "100%", device="cpu-torch", transfer=transfer)
+    step_all(embeddings, [bags(list(range(rows)))])
+    embeddings.flush()
+    before = embeddings.table_weights("t")
+    embeddings.make_room()
+    assert np.array_equal(embeddings.table_weights("t"), before)
+    (lane,) = embeddings._pipeline.lanes
+    assert lane.device._transfer._lists.num_bytes == (8 * SMALLEST, 8 * SMALLEST)  # type: ignore[attr-defined]
 
 
 # --- what crosses ----------------------------------------------------------------------------------------------------

@@ -123,3 +123,24 @@ def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkey
         embeddings, trainee = case.build(), Trainee(TABLES)
         found = train_more(embeddings, trainee, BATCHES, case.depth)
     found.assert_equals(train_slowly(TABLES, BATCHES, embeddings._optimizer))
+
+
+# --- closing ---------------------------------------------------------------------------------------------------------
+
+
+def test_host_memory_is_let_go_when_no_copy_reads_or_writes_it() -> None:
+    """Although a look-ahead is not at its end: a kernel that reads such memory would be the end of the process."""
+    case = Case(way="direct", device_rows="60%")
+    with simulated(1) as simulation, buffers(ample=True):
+        embeddings = case.build()
+        simulation.copies.laziness = 1.0
+        left: list[int] = []
+        for lane in embeddings._pipeline.lanes:
+            lane.device._transfer._let_go = lambda: left.append(len(simulation.copies._queue))  # type: ignore[attr-defined]
+        coming = embeddings.look_ahead(BATCHES, depth=0)
+        next(coming)
+        assert simulation.copies._queue
+        embeddings.close()
+        assert left == [0] * len(embeddings._pipeline.lanes)
+        with pytest.raises(AssertionError, match="closed"):
+            next(coming)

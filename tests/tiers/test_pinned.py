@@ -1,6 +1,7 @@
 """Host memory that a GPU reads itself: how it is allocated, pinned and let go, with a CUDA runtime that is played."""
 
 import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,33 @@ def test_arrays_have_pages_of_their_own_and_are_not_rounded_up() -> None:
         assert array.ctypes.data % mmap.PAGESIZE == 0 and array.shape == (rows, width) and array.flags.c_contiguous
         assert not array.any() and array.flags.writeable
     assert whole_pages(5, 0).shape == (5, 0)
+
+
+def mapping_flags(array: np.ndarray[Any, Any]) -> set[str]:
+    """Of the memory of an array; see VmFlags in proc_pid_smaps(5)."""
+    smaps = Path("/proc/self/smaps")
+    if not smaps.is_file() or "VmFlags:" not in (text := smaps.read_text()):
+        pytest.skip("the system does not tell how memory is mapped")
+    here = False
+    for line in text.splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first:
+            start, stop = (int(bound, 16) for bound in first.split("-"))
+            here = start <= array.ctypes.data < stop
+        elif here and first == "VmFlags:":
+            return set(rest.split())
+    raise AssertionError
+
+
+@pytest.mark.usefixtures("runtime")
+def test_pages_stay_in_the_process_and_may_be_huge_once_all_are_taken() -> None:
+    """Shared memory, which Python maps where it is not told otherwise, gets no huge pages. Pages of rows that were
+    never written, in memory that is not pinned, are not taken: huge ones would be, one for each row."""
+    array = whole_pages(1 << 20, 2)
+    assert mapping_flags(array) & {"sh", "dc", "hg"} == {"dc"}
+    one = Pinned(array, CUDA)
+    assert mapping_flags(array) & {"sh", "dc", "hg"} == {"dc", "hg"}
+    one.close()
 
 
 def test_exactly_the_tables_are_pinned_until_they_are_closed(runtime: Runtime) -> None:
@@ -148,6 +176,36 @@ def test_on_the_cpu_rows_in_place_need_no_pinning() -> None:
 
 def test_free_memory_is_known() -> None:
     assert 2**20 < available_bytes() < 2**50
+
+
+def write(root: Path, place: str, **files: str) -> None:
+    folder = root / place
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"memory.{name}").write_text(text)
+
+
+def test_a_container_may_have_less_memory_than_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = tmp_path / "self"
+    me.write_text("0::/\n")
+    assert list(pinned._of_groups(tmp_path, me)) == []
+    write(tmp_path, "", max="1000\n", current="700\n", stat="anon 500\nactive_file 60\ninactive_file 40\n")
+    assert list(pinned._of_groups(tmp_path, me)) == [340]  # what files keep in memory can be dropped
+    write(tmp_path, "a/b", max="max\n", current="5\n", stat="")
+    write(tmp_path, "a", max="50\n", current="70\n", stat="inactive_file 3\n")
+    me.write_text("1:cpu:/elsewhere\n0::/a/b\n")
+    assert list(pinned._of_groups(tmp_path, me)) == [0, 340]  # groups around it count, too
+    assert list(pinned._of_groups(tmp_path, tmp_path / "none")) == []
+    monkeypatch.setattr(pinned, "_of_groups", lambda root, membership: iter([12_345]))
+    assert available_bytes() == 12_345
+
+
+def test_groups_of_the_first_version(tmp_path: Path) -> None:
+    me = tmp_path / "self"
+    me.write_text("5:cpu,cpuacct:/x\n4:memory:/x\n")
+    limits = {"limit_in_bytes": "900", "usage_in_bytes": "800", "stat": "inactive_file 1\ntotal_inactive_file 7\n"}
+    write(tmp_path, "memory/x", **limits)
+    assert list(pinned._of_groups(tmp_path, me)) == [107]
 
 
 def test_an_error_that_was_dealt_with_is_not_left_for_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The lowest scores, ties included, and what the referee lets pass."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.errors import ConfigError, PolicyError
+from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.policy import Policy, RowStats, TierView
 from adaptive.tiers.referee import Referee, lowest
 from policies.lru import LRU
@@ -97,6 +98,25 @@ def test_an_error_of_ours_passes_as_it_is() -> None:
         Referee(Refuses()).score(row_stats(1))
 
 
+class LeavesInScore(LRU):
+    def score(self, rows: RowStats) -> NDArray[Any]:
+        sys.exit(3)
+
+
+class LeavesInArrange(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        yield next(batches)
+        sys.exit(3)
+
+
+@pytest.mark.parametrize("policy", [LeavesInScore, LeavesInArrange])
+@pytest.mark.parametrize("seconds", [0, 9])
+def test_a_policy_does_not_end_the_run(policy: type[Policy], seconds: int) -> None:
+    embeddings = one_table(100, "2", policy=policy, policy_timeout_s=seconds)
+    with pytest.raises(PolicyError, match=rf"policy {policy.__name__}\..* raised SystemExit: 3"):
+        step_all(embeddings, [bags([1, 2]), bags([3, 4])], depth=0)
+
+
 # --- arrange -------------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +151,52 @@ def test_a_source_that_fails_is_not_blamed_on_the_policy(depth: int) -> None:
 
     with pytest.raises(OSError, match="disk on fire"):
         step_all(one_table(), source(), depth=depth)
+
+
+class LosesSamples(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for number, batch in enumerate(batches):
+            if number != 1:
+                yield batch
+
+
+class GivesThemTwice(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in batches:
+            yield from (batch, batch)
+
+
+class StopsEarly(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        yield next(batches)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (LosesSamples, r"gave 3 of the 4 samples it was given\. .* drops_inputs"),
+        (GivesThemTwice, "gave 8 of the 4 samples it was given"),
+        (StopsEarly, "gave 1 of the 1 samples it was given, and did not ask for the rest"),
+    ],
+)
+def test_samples_are_not_left_out_without_a_word(policy: type[Policy], message: str, depth: int) -> None:
+    batches = [bags([row]) for row in range(4)]
+    with pytest.raises(PolicyError, match=message):
+        step_all(one_table(policy=policy), batches, depth=depth)
+    if policy is not GivesThemTwice:
+        says_so = type("SaysSo", (policy,), {"drops_inputs": True})
+        step_all(one_table(policy=says_so), batches, depth=depth)
+
+
+def test_what_is_no_batch_is_named() -> None:
+    class Passes(LRU):
+        def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+            yield from batches
+
+    for policy in (LRU, Passes):
+        with pytest.raises(InputError, match=r"needed an adaptive\.Batch, found tuple"):
+            step_all(one_table(policy=policy), [(1, 2)])  # type: ignore[list-item]
 
 
 def test_regrouped_batches_are_what_is_trained() -> None:

@@ -212,6 +212,23 @@ def test_out_of_memory_where_nothing_can_be_run_again() -> None:
         raise torch.OutOfMemoryError("CUDA out\nmore lines")
 
 
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("CUDA error: out of memory"), False),
+    ],
+)
+def test_libraries_have_their_own_words_for_memory_that_is_full(error: Exception, full: bool) -> None:
+    assert memory_left.is_out_of_memory(error) == full
+    with pytest.raises(DeviceMemoryError if full else type(error)), memory_left.running_out("here"):
+        raise error
+
+
 @pytest.mark.parametrize("part", ["look-ahead", "update"])
 def test_out_of_memory_in_the_look_ahead_or_the_update_is_exit_code_7(
     part: str, monkeypatch: pytest.MonkeyPatch
@@ -225,3 +242,15 @@ def test_out_of_memory_in_the_look_ahead_or_the_update_is_exit_code_7(
     monkeypatch.setattr(build.TorchDevice, method, fail)
     with pytest.raises(DeviceMemoryError, match="out of GPU memory"):
         step_all(embeddings, [bags([1]), bags([2])], depth=1)
+
+
+def test_out_of_memory_while_rows_are_written_back_is_exit_code_7(monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = one_table(20, "100%", device="cpu-torch")
+    step_all(embeddings, [bags([1]), bags([2])])
+
+    def fail(self: object, *arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(build.TorchDevice, "write_back", fail)
+    with pytest.raises(DeviceMemoryError, match="out of GPU memory while the device tier got smaller"):
+        embeddings.make_room()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_training import SKIP, TABLES, AlwaysLooks, Case, Run, Skips, SkipsOnHost, check
+from simulated_training import SKIP, TABLES, AlwaysLooks, Case, Run, Skips, SkipsOnHost, check, same
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
@@ -44,7 +44,7 @@ def test_sums_and_their_squares_wait_as_in_ordinary_memory(
 
     (found, readings), (expected, all_readings) = trained("cpu-torch"), trained("cpu")
     assert (done["update_from_sums"] > 0) == (policy is SkipsOnHost) and done["settle"] > 0
-    assert [name for name in expected if not np.array_equal(found[name], expected[name])] == []
+    assert [name for name in expected if not same(found[name], expected[name])] == []
     assert readings
     for number, numbers in readings.items():
         assert all(map(np.array_equal, numbers, all_readings[number])), f"rows read after batch {number}"

@@ -39,17 +39,34 @@ def sum_look_ups(
     ROWS: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """(R, C) sums over p in [starts, starts + counts) of scales[p] * gradients[vectors[p]], in order."""
+    """(R, C) sums over p in [starts, starts + counts) of scales[p] * gradients[vectors[p]], in order.
+
+    A GPU stops at the first number that it needs and has not got. So look-ups are read a round, three of them, before
+    they are added, and whether or not a row has so many: a row without any must have a start that can be read.
+    """
+    last = tl.maximum(counts - 1, 0)
+    first = look_up(0, starts, last, vectors, scales, gradients, columns, WIDTH, SCALED)
+    second = look_up(1, starts, last, vectors, scales, gradients, columns, WIDTH, SCALED)
+    third = look_up(2, starts, last, vectors, scales, gradients, columns, WIDTH, SCALED)
     totals = minus_zeros(ROWS, BLOCK)
-    for t in tl.range(tl.max(counts, axis=0), loop_unroll_factor=UNROLL):
-        going_on = t < counts
-        inside = going_on[:, None] & (columns < WIDTH)
-        rows = tl.load(vectors + starts + t, mask=going_on, other=0).to(tl.int64)
-        values = tl.load(gradients + rows[:, None] * WIDTH + columns, mask=inside)
-        if SCALED:
-            values = tl.load(scales + starts + t, mask=going_on, other=0.0)[:, None] * values
-        totals += tl.where(inside, values, minus_zeros(1, 1))
+    none, inside = minus_zeros(1, 1), columns < WIDTH
+    for t in tl.range(0, tl.max(counts, axis=0), 3):
+        totals += tl.where((t < counts)[:, None] & inside, first, none)
+        first = look_up(t + 3, starts, last, vectors, scales, gradients, columns, WIDTH, SCALED)
+        totals += tl.where((t + 1 < counts)[:, None] & inside, second, none)
+        second = look_up(t + 4, starts, last, vectors, scales, gradients, columns, WIDTH, SCALED)
+        totals += tl.where((t + 2 < counts)[:, None] & inside, third, none)
+        third = look_up(t + 5, starts, last, vectors, scales, gradients, columns, WIDTH, SCALED)
     return totals
+
+
+@triton.jit
+def look_up(t, starts, last, vectors, scales, gradients, columns, WIDTH: tl.constexpr, SCALED: tl.constexpr):
+    """(R, C) the scaled gradient of each row's look-up number t, or of its `last` one."""
+    positions = starts + tl.minimum(t, last)
+    rows = tl.load(vectors + positions).to(tl.int64)
+    values = tl.load(gradients + rows[:, None] * WIDTH + columns, mask=columns < WIDTH)
+    return tl.load(scales + positions)[:, None] * values if SCALED else values
 
 
 @triton.jit
@@ -142,6 +159,7 @@ def chunk_kernel(
     firsts = tl.where(inner, starts, starts + (((positions - starts + SIZE - 1) >> BITS) << BITS))
     live = live & (stops - starts > SIZE) & (firsts < stops)
     live = live & ((inner == 0) | ((starts > (cells << BITS)) & (starts < positions)))  # else another place's work
+    firsts = tl.where(live, firsts, 0)
     counts = tl.where(live, tl.minimum(stops - firsts, SIZE), 0)
     if SIZE == NEAR:
         totals = sum_look_ups(firsts, counts, vectors, scales, gradients, columns, WIDTH, BLOCK, ROWS, SCALED)
@@ -164,10 +182,11 @@ def chunk_kernel(
 def chunk_sums(segments: Tensor, vectors: Tensor, scales: Tensor, gradients: Tensor) -> tuple[Tensor, int]:
     """Sums of the chunks of all rows with more than 32 look-ups, and the number of places before those of 32 * 32.
 
-    Arguments as in `update`. The sums take D values for every 16 look-ups.
+    Arguments as in `update`. The sums take D values for every 16 look-ups. The places before those of 32 * 32 are a
+    multiple of 4, so that these start at 16 bytes whatever D is: Triton compiles anew for other addresses.
     """
     num_look_ups, width = len(vectors), gradients.shape[1]
-    num_near, num_far = 2 * -(-num_look_ups // CHUNK), 2 * -(-num_look_ups // CHUNK**2)
+    num_near, num_far = 4 * -(-num_look_ups // (2 * CHUNK)), 2 * -(-num_look_ups // CHUNK**2)
     sums = torch.empty((num_near + num_far, width), dtype=torch.float32, device=gradients.device)
     levels = [(sums[:num_near], CHUNK, 5), (sums[num_near:], CHUNK**2, 10)]
     num_rows, tile = len(segments) - 1, tile_of(width)

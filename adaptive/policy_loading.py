@@ -1,0 +1,137 @@
+"""How policies are found by name or place, and made from their settings."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from adaptive.errors import PolicyError
+from adaptive.policy import Deferral, Policy
+
+ENTRY_POINTS = "adaptive.policies"
+
+
+def installed_policies() -> dict[str, str]:
+    """Name -> `module:Class` of every installed policy. Loads none of them."""
+    return {point.name: point.value for point in sorted(entry_points(group=ENTRY_POINTS))}
+
+
+def load_policy_class(spec: str) -> type[Policy]:
+    """The class behind a name, `module.path:Class` or `path/to/file.py:Class`.
+
+    Raises:
+        PolicyError: if there is no such policy, or it is not a complete `Policy`.
+    """
+    target = installed_policies().get(spec, spec)
+    place, colon, name = target.rpartition(":")
+    if not colon:
+        known = ", ".join(installed_policies())
+        raise PolicyError(f"no policy {spec!r}; known: {known}; or give module:Class or file.py:Class")
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place, spec)
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise PolicyError(f"policy {spec!r}: {place} has no class {name} derived from adaptive.Policy")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise PolicyError(f"policy {spec!r}: class {name} does not implement {missing}")
+    return found
+
+
+def make_policy(policy: str | type[Policy] | Policy, options: Mapping[str, Any] | None = None) -> Policy:
+    """The policy itself, from a spec, a class or an instance; `options` are its parameters.
+
+    Raises:
+        PolicyError: for an unknown parameter, a value of the wrong type or out of range.
+    """
+    if isinstance(policy, Policy):
+        if options:
+            raise PolicyError("options go with a policy's class or name, not with an instance")
+        return _checked_attributes(policy)
+    cls = load_policy_class(policy) if isinstance(policy, str) else policy
+    if not (isinstance(cls, type) and issubclass(cls, Policy)):
+        raise PolicyError(f"a policy's name, class or instance is needed, found {cls!r}")
+    try:
+        return _checked_attributes(cls(**_checked_options(cls, options or {})))
+    except PolicyError:
+        raise
+    except ValueError as error:
+        raise PolicyError(f"policy {cls.__name__}: {error}") from error
+    except Exception as error:
+        raise PolicyError(f"policy {cls.__name__}: {type(error).__name__}: {error}") from error
+
+
+def _checked_attributes(policy: Policy) -> Policy:
+    """The policy itself, if what it says of itself by attributes can be.
+
+    Raises:
+        PolicyError: for an attribute that is none of the values it may have.
+    """
+    answers = {
+        "misses": ("'stage' or 'host'", policy.misses in ("stage", "host")),
+        "device_rows": ("None, '0' or '100%'", policy.device_rows in (None, "0", "100%")),
+        "window": ("a whole number from 0 on", isinstance(policy.window, int) and policy.window >= 0),
+        "deferral": ("None or a Deferral", policy.deferral is None or isinstance(policy.deferral, Deferral)),
+    }
+    for name, (needed, holds) in answers.items():
+        if not holds:
+            found = getattr(policy, name)
+            raise PolicyError(f"policy {type(policy).__name__}: {name} must be {needed}, found {found!r}")
+    return policy
+
+
+def policy_parameters(cls: type[Policy]) -> dict[str, inspect.Parameter]:
+    """The settings of a policy: the keyword parameters of its `__init__`."""
+    if cls.__init__ is object.__init__:
+        return {}
+    parameters = inspect.signature(cls, eval_str=True).parameters
+    return {name: p for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+
+
+def _checked_options(cls: type[Policy], options: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = policy_parameters(cls)
+    unknown = sorted(set(options) - set(parameters))
+    if unknown:
+        known = ", ".join(parameters) or "none"
+        raise PolicyError(f"policy {cls.__name__} has no parameter {', '.join(unknown)}; it has: {known}")
+    checked: dict[str, Any] = {}
+    for name, value in options.items():
+        annotation = parameters[name].annotation
+        try:
+            checked[name] = (
+                value if annotation is inspect.Parameter.empty else TypeAdapter(annotation).validate_python(value)
+            )
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise PolicyError(f"policy {cls.__name__}: {name}={value!r}: {reason}") from error
+    return checked
+
+
+def _load_module(place: str, spec: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        raise PolicyError(f"policy {spec!r}: cannot import {place}: {error}") from error
+    except Exception as error:  # whatever a module does when it is imported
+        raise PolicyError(f"policy {spec!r}: {place}: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise PolicyError(f"policy file {path} not found")
+    name = f"adaptive_policy_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # so that dataclasses and annotations inside the file resolve
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PolicyError(f"policy file {path}: {type(error).__name__}: {error}") from error
+    return module

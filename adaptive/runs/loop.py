@@ -1,0 +1,115 @@
+"""`Loop`: the epochs of a run, in stretches. Between two stretches nothing is on its way, and the run can be saved.
+
+A stretch ends the look-ahead in an orderly way: its batches are all that the look-ahead is given, so every batch that
+is planned is trained. A signal ends training after its step where that costs nothing: batches that were planned and not
+trained are planned again when the run goes on. Where a policy skips, defers or arranges, its books, and the batches it
+holds back, are ahead of the training: no more are handed out then, and those on their way are still trained.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from adaptive.batch import Batch
+from adaptive.config import TrainConfig
+from adaptive.data.dataset import Dataset
+from adaptive.guard.guard import Guard
+from adaptive.runs.place import Place, Source
+from adaptive.signals import StopRequest
+from adaptive.trainer import Trainer
+
+
+class Loop:
+    """Trains what is left of a run.
+
+    Attributes:
+        place: where the run is.
+        file_bytes: what crossed between rows and their files while training. Saving and evaluating read every row,
+            whatever the policy, and would hide what it moves.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        trainer: Trainer,
+        place: Place,
+        *,
+        guard: Guard | None,
+        save: Callable[[], None],
+        evaluate: Callable[[], object],
+    ) -> None:
+        """
+        Args:
+            place: where to go on.
+            save: called every `config.save_every` batches of the data, unless nothing follows.
+            evaluate: called between two epochs.
+        """
+        self.place = place
+        self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
+        self._config, self._dataset, self._trainer, self._guard = config, dataset, trainer, guard
+        self._save, self._evaluate = save, evaluate
+
+    def run(self, stop: StopRequest) -> None:
+        """Train to the end of the run, or until stopped."""
+        while not stop and self._enter_epoch(stop):
+            self._train_epoch(stop)
+
+    def is_done(self) -> bool:
+        """There is nothing left to train."""
+        here = not self.place.over and self.place.left(self._config.steps) != 0
+        return not (here or self._has_another_epoch())
+
+    def _has_another_epoch(self) -> bool:
+        steps = self._config.steps
+        return self.place.epoch + 1 < self._config.epochs and (steps is None or self._trainer.recorder.steps < steps)
+
+    def _enter_epoch(self, stop: StopRequest) -> bool:
+        """Whether there is something to train in this epoch, or in the next one, which is then entered."""
+        if self.is_done():
+            return False
+        if self.place.over or self.place.left(self._config.steps) == 0:
+            self._evaluate()
+            if not stop:
+                self.place.next_epoch(self._trainer.recorder.steps)
+        return not stop
+
+    def _train_epoch(self, stop: StopRequest) -> None:
+        source, more = Source(self._batches()), True
+        while more and not stop:
+            self._train_stretch(source, stop)
+            more = not stop and source.more()
+            self.place.over = not (stop or more) and self.place.left(self._config.steps) != 0
+            if self._until_save() == 0 and not stop and not self.is_done():
+                self._save()
+
+    def _batches(self) -> Iterator[Batch]:
+        left, taken = self.place.left(self._config.steps), self.place.taken
+        epoch = self._dataset.train(self._config.batch_size, epoch=self.place.epoch)
+        batches = islice(epoch, taken, None if left is None else taken + left)
+        return self._guard.watch(batches) if self._guard else batches
+
+    def _until_save(self) -> int | None:
+        """Batches of the data to the next save, 0: it is due; None: there will be none."""
+        every = self._config.save_every
+        return None if every is None else -self.place.total % every
+
+    def _train_stretch(self, source: Source, stop: StopRequest) -> None:
+        embeddings, before = self._trainer.embeddings, source.taken
+        files = embeddings.host_io()
+        steps = self._trainer.train(
+            source.stretch(self._until_save() or self._config.save_every),
+            depth=self._config.depth,
+            stopped=lambda: self._is_over(source, stop),
+        )
+        self.place.advance(steps if embeddings.may_plan_again else source.taken - before)
+        crossed = embeddings.host_io()
+        self.file_bytes = {name: so_far + crossed[name] - files[name] for name, so_far in self.file_bytes.items()}
+
+    def _is_over(self, source: Source, stop: StopRequest) -> bool:
+        """After a step: whether training is to stop at once."""
+        if self._guard:
+            self._guard.after_step()
+        if not stop:
+            return False
+        source.end()
+        return self._guard is not None or self._trainer.embeddings.may_plan_again  # no guarded run is gone on with

@@ -1,0 +1,147 @@
+"""All that a run needs to go on, as the content of a checkpoint, and back.
+
+What it is worth: a run that goes on from it trains what it would have trained, bit for bit. Rows, with what waits and
+what is watched, the dense part, the policy's state, torch's random numbers, and the place in the data decide about
+that; totals, AUC and file traffic are for the report.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from adaptive.build import Parts
+from adaptive.checkpoint import Checkpoint
+from adaptive.config import TrainConfig
+from adaptive.errors import CheckpointError, ConfigError
+from adaptive.guard.guard import Guard
+from adaptive.recorder import Recorder
+from adaptive.rundir import RECORD
+from adaptive.runs.dense_state import load_optimizer_arrays, optimizer_arrays
+from adaptive.runs.loop import Loop
+from adaptive.runs.place import Place
+from adaptive.runs.shared import restore_weights, table_facts
+
+AUC, RANDOM, CUDA = "auc_counts", "torch_random", "cuda_random_"
+_GUARDED: Final = "the guard's copy of the run, and what it has judged, are in no checkpoint"
+
+
+class Reached(BaseModel):
+    """How far a run had come; `progress` in a checkpoint's `meta`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    place: Place
+    recorder: dict[str, Any]
+    file_bytes: dict[str, int]
+
+
+def content(parts: Parts, recorder: Recorder, loop: Loop, guard: Guard | None) -> dict[str, Any]:
+    """Arguments of `save_checkpoint`. Between two stretches of the loop."""
+    reached = Reached(place=loop.place, recorder=recorder.state(), file_bytes=loop.file_bytes)
+    return {
+        "rows": parts.embeddings.state_arrays(),
+        "dense": parts.model.state_dict(),
+        "policy": parts.embeddings.policy.state_dict(),
+        "optimizer": optimizer_arrays(parts.optimizer),
+        "run": {AUC: recorder.auc.counts, **_random()},
+        "meta": {
+            "steps": recorder.steps,
+            "samples": recorder.samples,
+            "tables": table_facts(parts),
+            "progress": reached.model_dump(mode="json"),
+            **({"guard": guard.state()} if guard else {}),
+        },
+    }
+
+
+def reached_by(checkpoint: Checkpoint, where: Path) -> Reached:
+    """
+    Raises:
+        CheckpointError: if no run can go on from the checkpoint.
+    """
+    if "progress" not in checkpoint.meta:
+        raise CheckpointError(
+            f"{where}: holds weights only, as runs were saved before they could be resumed; evaluate it, or train anew "
+            f"with --config {where.parent / RECORD}"
+        )
+    try:
+        return Reached.model_validate(checkpoint.meta["progress"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("meta", "progress", *first["loc"])))
+        raise CheckpointError(f"{where}: {place}: {first['msg']}, found {str(first['input'])[:200]!r}") from error
+
+
+def restore(parts: Parts, checkpoint: Checkpoint, where: Path) -> None:
+    """Rows, dense part, policy and torch's random numbers as they were.
+
+    Raises:
+        CheckpointError: if the checkpoint is of another run.
+    """
+    restore_weights(parts, checkpoint, where=where)
+    try:
+        load_optimizer_arrays(parts.optimizer, checkpoint.optimizer)
+        _set_random(checkpoint.run)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error
+    policy = parts.embeddings.policy
+    try:
+        policy.load_state_dict(checkpoint.policy)
+    except Exception as error:  # it is the user's code
+        about = f"{type(policy).__name__}.load_state_dict raised {type(error).__name__}: {error}"
+        raise CheckpointError(f"{where}: saved by another version of the policy? {about}") from error
+
+
+def restore_recorder(recorder: Recorder, reached: Reached, checkpoint: Checkpoint, where: Path) -> None:
+    """
+    Raises:
+        CheckpointError: if the checkpoint does not hold a recorder's numbers.
+    """
+    try:
+        recorder.restore(reached.recorder, checkpoint.run[AUC])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: meta.progress.recorder: {type(error).__name__}: {error}") from error
+
+
+def refuse_guarded_saves(config: TrainConfig, parts: Parts) -> None:
+    """
+    Raises:
+        ConfigError: if checkpoints are to be made of a run that a guard could not go on guarding.
+    """
+    if config.save_every is not None and _is_guarded(config, parts):
+        raise ConfigError(f"save_every={config.save_every}: {_GUARDED}; set guard or save_every to null")
+
+
+def refuse_guarded_resume(config: TrainConfig, parts: Parts, where: Path) -> None:
+    """
+    Raises:
+        ConfigError: if a guard would have to go on guarding.
+    """
+    if _is_guarded(config, parts):
+        raise ConfigError(
+            f"{where}: the run is guarded and cannot be resumed: {_GUARDED}; evaluate it, or train anew, without "
+            "a guard (guard=null) if it is to be resumed one day"
+        )
+
+
+def _is_guarded(config: TrainConfig, parts: Parts) -> bool:
+    """A guard that has nothing to guard knows nothing that could be lost."""
+    embeddings = parts.embeddings
+    skips = embeddings.drops_updates or embeddings.defers or embeddings.policy.drops_inputs
+    return config.guard is not None and skips
+
+
+def _random() -> dict[str, NDArray[np.uint8]]:
+    cuda = {f"{CUDA}{number}": state.numpy() for number, state in enumerate(torch.cuda.get_rng_state_all())}
+    return {RANDOM: torch.get_rng_state().numpy(), **cuda}
+
+
+def _set_random(arrays: dict[str, NDArray[Any]]) -> None:
+    torch.set_rng_state(torch.from_numpy(arrays[RANDOM]))
+    for number in range(torch.cuda.device_count()):
+        if (name := f"{CUDA}{number}") in arrays:  # or else the run is moved to another machine
+            torch.cuda.set_rng_state(torch.from_numpy(arrays[name]), number)

@@ -1,0 +1,164 @@
+"""`Run`: what is done in a run directory, from the beginning or from a checkpoint on: train, save, evaluate, tell."""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, TextIO
+
+from adaptive.build import Parts
+from adaptive.checkpoint import Checkpoint
+from adaptive.config import TrainConfig
+from adaptive.data.dataset import Dataset
+from adaptive.errors import InputError
+from adaptive.evaluation import Evaluation, evaluate
+from adaptive.guard.guard import Guard
+from adaptive.recorder import Recorder, Sink
+from adaptive.rundir import RunDirectory
+from adaptive.runs.checkpoints import Checkpoints
+from adaptive.runs.loop import Loop
+from adaptive.runs.place import Place
+from adaptive.runs.shared import quality_numbers, table_rows, total_steps
+from adaptive.runs.state import Reached, content, restore_recorder
+from adaptive.signals import StopRequest, stop_request
+from adaptive.telemetry.jsonl import MetricsFile
+from adaptive.telemetry.progress import Progress
+from adaptive.telemetry.record import ResumeRecord, RunRecord
+from adaptive.telemetry.report import run_summary, summary_text
+from adaptive.telemetry.tensorboard import TensorBoardView
+from adaptive.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Left:
+    """Where a run was left."""
+
+    where: Path  # the checkpoint
+    checkpoint: Checkpoint
+    reached: Reached
+    dropped: int  # records of batches that are trained again
+
+
+class Run:
+    """One training run in its directory. `parts` are as at the beginning, or as they were `left`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        directory: RunDirectory,
+        dataset: Dataset,
+        parts: Parts,
+        stream: TextIO | None,
+        left: Left | None = None,
+    ) -> None:
+        self.config, self.directory, self.dataset, self.parts, self.left = config, directory, dataset, parts, left
+        self.recorder = Recorder(parts.embeddings, log_every=config.log_every)
+        if left:
+            restore_recorder(self.recorder, left.reached, left.checkpoint, left.where)
+        self.recorder.sinks = self._sinks(stream)
+        self.trainer = Trainer(parts.embeddings, parts.model, parts.optimizer, recorder=self.recorder)
+        self.checkpoints = Checkpoints(directory.path)
+
+    def train(self) -> dict[str, Any]:
+        """Train, save, evaluate."""
+        with contextlib.closing(self.recorder), stop_request() as stop:
+            self._write_beginning()
+            self.guard = self._make_guard()
+            self.loop = self._make_loop(stop)
+            with contextlib.closing(self.guard) if self.guard else contextlib.nullcontext():
+                self.loop.run(stop)
+                if self.guard:
+                    self.guard.finish()
+            if not (stop or self.recorder.steps):
+                raise InputError(f"data {self.config.data}: no training samples")
+            if self.config.save:
+                self.checkpoints.finish(self.loop.place.total, self._content())
+            stop.raise_exit()
+            found = self._evaluate(stop)
+            stop.raise_exit()
+        summary = self._summary(found)
+        self.directory.finish(summary)
+        text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.parts))
+        return {**summary, "table": f"{text}\nrun directory: {self.directory.path}"}
+
+    def _write_beginning(self) -> None:
+        if self.left is None or not self.directory.metrics.exists():
+            text = json.dumps(self.config.model_dump(mode="json"), indent=1)
+            self.recorder.write(RunRecord(policy=self.config.policy, table_rows=table_rows(self.parts), config=text))
+        if self.left:
+            self.recorder.write(ResumeRecord(step=self.recorder.steps, dropped=self.left.dropped))
+
+    def _make_guard(self) -> Guard | None:
+        if self.config.guard is None:
+            return None
+        total = total_steps(self.config, self.dataset)
+        return Guard(self.config.guard, self.config, self.parts, self.recorder, total)
+
+    def _make_loop(self, stop: StopRequest) -> Loop:
+        loop = Loop(
+            self.config,
+            self.dataset,
+            self.trainer,
+            self.left.reached.place if self.left else Place(),
+            guard=self.guard,
+            save=self._save,
+            evaluate=lambda: self._evaluate(stop),
+        )
+        if self.left:
+            loop.file_bytes |= self.left.reached.file_bytes
+        return loop
+
+    def _save(self) -> None:
+        self.checkpoints.add(self.loop.place.total, self._content())
+
+    def _content(self) -> dict[str, Any]:
+        return content(self.parts, self.recorder, self.loop, self.guard)
+
+    def _evaluate(self, stop: StopRequest) -> Evaluation | None:
+        """None if there is no evaluation part, or not the time for it."""
+        batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
+        found = evaluate(self.parts.embeddings, self.parts.model, batches)
+        if stop or not found.samples:
+            return None
+        self.recorder.write_evaluation(found)
+        return found
+
+    def _summary(self, found: Evaluation | None) -> dict[str, Any]:
+        policy = self.parts.embeddings.policy
+        auc, log_loss = self.recorder.auc.value(), self.recorder.log_loss.value()
+        quality = {"auc_of": "training", "auc": auc, "log_loss": log_loss, "eval_samples": 0}
+        if found is not None:
+            quality = quality_numbers(found)
+        return {
+            **run_summary(self.config.policy, self.recorder.totals, auc=auc, log_loss=log_loss),
+            **quality,
+            **(self.guard.summary() if self.guard else {}),
+            **self._file_traffic(),
+            "skipped_input_share": policy.dropped_inputs / policy.seen_inputs if policy.dropped_inputs else 0.0,
+            "device_rows": self.parts.embeddings.view.device_rows,
+            "seed": self.config.seed,
+            "rejected_lines": self.dataset.rejects(),
+            "out_of_range_ids": self.dataset.out_of_range(),
+            "run_dir": str(self.directory.path),
+        }
+
+    def _file_traffic(self) -> dict[str, int]:
+        """Nothing where no rows lie in files, nor where they are used in place and nobody sees what the system reads:
+        a number of 0 would be wrong."""
+        if self.config.tier.host == "memory" or self.parts.embeddings.policy.misses == "host":
+            return {}
+        return {f"host_{name}": size for name, size in self.loop.file_bytes.items()}
+
+    def _sinks(self, stream: TextIO | None) -> list[Sink]:
+        sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
+        steps, samples = self.recorder.steps, self.recorder.samples
+        if self.config.tensorboard:
+            rows = table_rows(self.parts)
+            purge_from = steps + 1 if self.left else None
+            directory = self.directory.tensorboard
+            sinks.append(TensorBoardView(directory, list(rows), list(rows.values()), purge_from=purge_from))
+        if stream is not None:
+            total = total_steps(self.config, self.dataset)
+            sinks.append(Progress(stream, total, first_step=steps, first_samples=samples))
+        return sinks

@@ -1,0 +1,73 @@
+"""`Marks`: statistics between two calls."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.counters import Counter
+from adaptive.tiers.pipeline import Pipeline
+from adaptive.tiers.plan import GroupPlan
+from adaptive.tiers.statistics import Statistics
+
+
+class Marks:
+    """Statistics between two calls: counts of trained batches, times and histograms as differences."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._counts = self._zeros()
+        self._resident = self._zeros()[:, 0]
+        self.total = np.zeros(len(Counter), np.int64)  # over all tables, never reset
+        self._batches = self._in_parts = self._waited = 0
+        self._times: dict[str, float] = {}
+        self._bins = np.zeros_like(self._all_bins())
+        self._norm_sum = 0.0
+
+    def _zeros(self) -> NDArray[np.int64]:
+        tables = sum(len(lane.group.tables) for lane in self._pipeline.lanes)
+        return np.zeros((tables, len(Counter)), np.int64)
+
+    def _all_bins(self) -> NDArray[np.int64]:
+        bins: NDArray[np.int64] = np.sum([lane.planner.tracker.bin_counts for lane in self._pipeline.lanes], axis=0)
+        return bins
+
+    def add(self, plans: Sequence[GroupPlan], *, in_parts: bool, waited: bool) -> None:
+        """A batch was trained, in parts or not; `waited`: for rows between two parts."""
+        self._batches += 1
+        self._in_parts += in_parts
+        self._waited += waited
+        counts = np.concatenate([plan.tally for plan in plans])
+        self._counts += counts
+        self.total += counts.sum(axis=0)
+        self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED]
+
+    def lose(self, left: NDArray[np.int64]) -> None:
+        """Rows (tables,) that left the device outside of a batch."""
+        self._resident -= left
+
+    def count_resident(self) -> None:
+        """No batch is in flight: what lies in slots is what is resident."""
+        self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
+
+    def take(self) -> Statistics:
+        """What happened since the last call."""
+        pipeline = self._pipeline
+        times = {**pipeline.watch.total_ms(), "policy": pipeline.referee.seconds * 1e3}
+        bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
+        statistics = Statistics(
+            batches=self._batches,
+            batches_in_parts=self._in_parts,
+            batches_waited=self._waited,
+            counts=self._counts,
+            resident_rows=self._resident.copy(),
+            saturated_rows=np.concatenate([lane.planner.saturated_per_table() for lane in pipeline.lanes]),
+            times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
+            update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
+            update_norm_counts=bins - self._bins,
+            update_norm_sum=norm_sum - self._norm_sum,
+        )
+        self._counts, self._times = self._zeros(), times
+        self._batches = self._in_parts = self._waited = 0
+        self._bins, self._norm_sum = bins, norm_sum
+        return statistics

@@ -1,0 +1,56 @@
+"""What tests of policies hand to them: one-hot batches, and tiers that hold nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from adaptive.batch import Batch, one_hot_batch
+
+
+def batch_of(ids: ArrayLike, labels: ArrayLike | None = None) -> Batch:
+    """A batch without dense inputs: ids (samples, features), or (samples,) of one feature; labels are 0 by default."""
+    ids = np.asarray(ids)
+    labels = np.zeros(len(ids)) if labels is None else np.asarray(labels)
+    dense = np.zeros((len(ids), 0), np.float32)
+    return one_hot_batch(dense, ids if ids.ndim == 2 else ids[:, None], labels.astype(np.float32))
+
+
+@dataclass
+class View:
+    """A `TierView` of tables with equally many features, of one id each. No row is on the device or was looked up."""
+
+    sizes: Sequence[int] = (100,)
+    device_rows: int = 10
+    bytes_a_row: int = 16
+
+    @property
+    def table_starts(self) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    @property
+    def row_bytes(self) -> NDArray[np.int64]:
+        return np.full(len(self.sizes), self.bytes_a_row)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.sizes)
+
+    def rows(self, batch: Batch) -> NDArray[np.int64]:
+        return batch.ids + np.repeat(self.table_starts[:-1], len(batch.ids) // len(self.sizes))
+
+    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.zeros(len(rows), np.bool_)
+
+    saturated = resident
+
+    def accesses(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.zeros(len(rows), np.int64)
+
+
+class HalfResident(View):
+    """Every other row is on the device."""
+
+    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.asarray(rows % 2 == 0)

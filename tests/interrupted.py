@@ -1,0 +1,128 @@
+"""Runs on the toy data that are killed or stopped and gone on with, and the numbers that must then be equal."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torch import Tensor
+from toy import ToyData, toy_config
+from toy_runs import Hooked, in_model
+
+from adaptive.checkpoint import load_checkpoint
+from adaptive.config import TrainConfig
+from adaptive.files import Disk
+from adaptive.runs import evaluating, resume_run, resuming, train_run, training
+from adaptive.telemetry.jsonl import read_metrics
+from adaptive.telemetry.record import EvalRecord
+
+Numbers = dict[str, NDArray[Any]]
+How = Literal["kill", "stop"]
+
+SKIP = {"interval": 4, "min_accesses": 2, "hot_rows": "100%", "lag": 4}
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lru": ("lru", {}),
+    "hybrid": ("hybrid", {}),
+    "static": ("static", {}),
+    "scratchpipe": ("scratchpipe", {"window": 3}),
+    "sieve": ("sieve", {}),
+    "s3fifo": ("s3fifo", {}),
+    "hotline": ("hotline", {"learn": 4, "min_share": 0.02}),
+    "defer": ("slipstream", {"every": 2, "warmup": 2}),
+    "updates": ("slipstream", {"skip": "updates", "warmup": 4, "threshold": 0.5, "min_accesses": 1}),
+    "inputs": ("slipstream", {"skip": "inputs", "warmup": 4, "threshold": 0.9, "min_accesses": 1, "drop_at": 0.1}),
+    "movement": (
+        "slipstream",
+        {"skip": "inputs", "metric": "movement", "warmup": 4, "threshold": 0.9, "min_accesses": 1, "drop_at": 0.1},
+    ),
+    "target": ("slipstream", {"skip": "inputs", "warmup": 4, "min_accesses": 1, "target_drop": 0.3}),
+    "random_drop": ("random_drop", {"share": 0.2}),
+    "fae": ("fae", {"block": 4, "held_back": 8}),
+}
+ALIKE = ("lru", "hybrid", "static", "scratchpipe", "sieve", "s3fifo", "hotline", "defer")
+"""What these train does not depend on where a look-ahead ends."""
+
+
+class Killed(BaseException):
+    """Nothing of the run's own code is done after it, but for letting go."""
+
+
+def config_of(policy: str, *, device: str = "auto", **changed: Any) -> TrainConfig:
+    name, options = POLICIES[policy]
+    tier = {"device_rows": "auto" if name == "hybrid" else "60%", "device": device, "policy_timeout_s": 600}
+    given: dict[str, Any] = {"policy": name, "policy_options": options, "skip": SKIP, "tier": tier}
+    return toy_config(**given | changed)
+
+
+@contextmanager
+def small_world(num_train: int = 640) -> Iterator[pytest.MonkeyPatch]:
+    """Inside, runs use the toy data, and a disk that does not wait until all is stored."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (training, evaluating, resuming):
+            patch.setattr(module, "open_data", lambda config, run_directory=None: ToyData(num_train))
+        patch.setattr(Disk, "sync", lambda self, file: file.flush())
+        patch.setattr(Disk, "sync_directory", lambda self, path: None)
+        yield patch
+
+
+@contextmanager
+def interrupted(patch: pytest.MonkeyPatch, how: How, at: int) -> Iterator[None]:
+    """What is run inside is killed, or stopped by a signal, in its forward pass number `at`, if there is one."""
+
+    done: list[int] = []
+
+    def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if model.training and model.calls == at and not done:
+            done.append(at)  # a guard's copy of the model has its calls, too
+            if how == "kill":
+                raise Killed
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    in_model(patch, interrupt)
+    try:
+        yield
+    except (Killed, SystemExit):
+        pass
+    finally:
+        in_model(patch, lambda model, dense, pooled: None)
+
+
+def numbers(out: Path, *, placement: bool = True) -> Numbers:
+    """All that a finished run has trained and counted. `placement`: also that from which only placement follows."""
+    saved, summary = load_checkpoint(out / "weights"), json.loads((out / "run.json").read_text())["summary"]
+    found: Numbers = {f"rows {name}": value for name, value in saved.rows.items()}
+    found |= {f"dense {name}": value.numpy() for name, value in saved.dense.items()}
+    found |= {f"optimizer {name}": value for name, value in saved.optimizer.items()}
+    found |= {f"run {name}": value for name, value in saved.run.items()}
+    evaluations = [r for r in read_metrics(out / "metrics.jsonl") if isinstance(r, EvalRecord)]
+    found["evaluations"] = np.array([(r.step, r.samples, r.auc, r.log_loss) for r in evaluations])
+    names = ("steps", "samples", "auc", "log_loss", "calibration", "skipped_update_share", "deferred_update_share",
+             "skipped_lookup_share", "skipped_input_share")  # fmt: skip
+    found["summary"] = np.array([summary[name] for name in names])
+    if not placement:
+        left_out = ("accesses", "last_access", "next_batch")
+        return {name: value for name, value in found.items() if not name.endswith(left_out)}
+    policy = {"sieve": {}, "s3fifo": {}}.get(summary["policy"], saved.policy)  # their queues follow what is resident
+    return found | {f"policy {name}": value for name, value in policy.items()}
+
+
+def assert_equal(found: Numbers, expected: Numbers) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
+
+
+def run(out: Path, config: TrainConfig) -> None:
+    train_run(config.model_copy(update={"out": str(out)}))
+
+
+__all__ = [
+    "ALIKE", "POLICIES", "SKIP", "How", "Killed", "Numbers", "assert_equal", "config_of", "interrupted", "numbers",
+    "resume_run", "run", "small_world",
+]  # fmt: skip

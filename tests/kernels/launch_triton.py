@@ -1,0 +1,103 @@
+"""Launch every Triton kernel as training does, for a GPU that is not there: `python launch_triton.py CAPABILITY`.
+
+Arguments and options are checked, bound and specialised on; then nothing is compiled, which `compile_triton.py` does,
+nor launched. Prints for each kernel a line of JSON: its name, and for how many kinds of arguments it would be compiled
+while the sizes of batches change and nothing else. It needs a process of its own, TRITON_INTERPRET unset.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from adaptive.kernels import cpu
+from adaptive.kernels.gpu.accumulate import accumulate, accumulate_kernel
+from adaptive.kernels.gpu.drift import drift, drift_kernel
+from adaptive.kernels.gpu.initial import initial_kernel, initial_rows
+from adaptive.kernels.gpu.move import copy_kernel, fetch, write_back
+from adaptive.kernels.gpu.pool import pool, pool_kernel
+from adaptive.kernels.gpu.sums import chunk_kernel
+from adaptive.kernels.gpu.update import update, update_kernel
+
+KERNELS = (pool_kernel, update_kernel, accumulate_kernel, chunk_kernel, drift_kernel, copy_kernel, initial_kernel)
+SETTINGS = [0.1, 1e-8, 0.9, 0.999, 0.0]
+
+
+class NoGpu:
+    """As much of Triton's driver as there is without a GPU."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def launched_without_a_gpu(capability: int) -> None:
+    run = JITFunction.run
+
+    def warm_up(self: Any, *arguments: Any, **options: Any) -> Any:
+        return run(self, *arguments, **options | {"warmup": True})
+
+    def noted(self: Any, kind: Any, *arguments: Any) -> None:
+        self.device_caches[0][0][kind] = "compiled"
+
+    driver.set_active(NoGpu(capability))
+    JITFunction.run, JITFunction._do_compile = warm_up, noted
+
+
+def numbers(count: int) -> Tensor:
+    return torch.arange(count)
+
+
+def groupings(width: int) -> Iterator[tuple[Tensor, ...]]:
+    """(rows, segments, vectors, gradients) of batches of all sizes: 1 and multiples of 16 are what Triton looks for."""
+    for rows, each in ((1, 1), (16, 1), (17, 3), (48, 40), (1, 2000), (5000, 1)):
+        yield numbers(rows), numbers(rows + 1) * each, torch.zeros(rows * each, dtype=torch.int32), torch.ones(7, width)
+
+
+def launch_all(width: int, kind: int, state_width: int) -> None:
+    weights, state, none = torch.zeros(5000, width), torch.zeros(5000, state_width), torch.zeros(0)
+    squares_width = {cpu.ADAGRAD: width, cpu.ROWWISE_ADAGRAD: 1}.get(kind, 0)
+    corrections = torch.ones(3 if kind == cpu.ADAM else 0)
+    for rows, segments, vectors, gradients in groupings(width):
+        num, bags = len(rows), len(segments) - 1
+        pool(weights, None, vectors.long(), numbers(bags).int(), segments, none, torch.zeros(bags, width))
+        table = weights, state, None, None, rows, segments, vectors, none, gradients, kind, SETTINGS, corrections
+        update(*table, torch.zeros(num), exact=False)
+        sums, squares = torch.zeros(5000, width), torch.zeros(5000, squares_width)
+        accumulate(rows, segments, vectors, none, gradients, sums, squares, torch.zeros(5000, dtype=torch.bool))
+        known = torch.zeros(num, dtype=torch.bool)
+        drift(rows, rows.int(), known, weights, None, torch.zeros(5000, width), torch.zeros(num))
+        fetch(weights, state, rows, weights, state, rows)
+        write_back(weights, state, rows, weights, state, rows)
+        for tables in (1, 16, 17):
+            starts, keys, bounds = numbers(tables + 1), numbers(tables), torch.ones(tables)
+            initial_rows(weights, state, rows, rows, starts, keys, bounds, 0.0)
+
+
+def main(capability: int) -> None:
+    launched_without_a_gpu(capability)
+    for width, kind, state_width in ((1, cpu.SGD_, 0), (6, cpu.ROWWISE_ADAGRAD, 1), (3, cpu.ADAM, 7)):
+        for kernel in KERNELS:
+            kernel.device_caches.clear()
+        launch_all(width, kind, state_width)
+        for kernel in KERNELS:
+            found = {"kernel": kernel.__name__, "kinds": len(kernel.device_caches[0][0])}
+            print(json.dumps(found | {"width": width, "state": state_width}), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

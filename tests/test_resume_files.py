@@ -1,0 +1,476 @@
+"""The directory of a run that is interrupted and gone on with: checkpoints, records, TensorBoard, what is refused."""
+
+import io
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from interrupted import Killed, assert_equal, config_of, interrupted, numbers, resume_run, run, small_world
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_files import FailingDisk, fails_at_each
+from toy import ToyData, toy_config
+from toy_runs import in_model, nothing_is_left_behind  # noqa: F401 (fixture)
+
+from adaptive.build import open_data
+from adaptive.checkpoint import MANIFEST, Checkpoint, load_checkpoint
+from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
+from adaptive.files import Disk
+from adaptive.rundir import RunDirectory, newest_checkpoint, read_record
+from adaptive.runs import checkpoints, evaluate_run, plan_run, resuming, train_run, training
+from adaptive.runs.checkpoints import Checkpoints, load_newest
+from adaptive.runs.work import Run
+from adaptive.telemetry.jsonl import drop_after, read_metrics, to_line
+from adaptive.telemetry.record import EvalRecord, IntervalRecord, ResumeRecord, RunRecord
+
+
+@pytest.fixture(name="world", autouse=True)
+def world_fixture() -> Iterator[pytest.MonkeyPatch]:
+    with small_world() as patch:
+        yield patch
+
+
+def killed(world: pytest.MonkeyPatch, out: Path, at: int = 13, **changed: Any) -> Path:
+    """A run that has saved after batch 5 and 10 and was killed in step `at`."""
+    with interrupted(world, "kill", at):
+        run(out, config_of("lru", **{"save_every": 5, "log_every": 2} | changed))
+    return out
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+# -- what lies in the directory -----------------------------------------------------------------------------------
+
+
+def test_one_checkpoint_is_there_on_the_way_and_weights_at_the_end(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out, seen = tmp_path / "run", list[list[str]]()
+
+    def look(model: Any, dense: Any, pooled: Any) -> None:
+        found = [name for name in names(out) if name.startswith(("checkpoint", "weights"))]
+        if found not in seen:
+            seen.append(found)
+
+    in_model(world, look)
+    run(out, config_of("lru", save_every=8, depth=0))
+    assert seen == [[], ["checkpoint-8"], ["checkpoint-16"], ["weights"]]
+    assert load_checkpoint(out / "weights").meta["steps"] == 20
+
+
+def test_a_run_that_was_killed_can_be_evaluated(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = evaluate_run(killed(world, tmp_path / "run"))
+    run(tmp_path / "short", config_of("lru", steps=10))
+    assert found["steps"] == 10 and found["auc"] == evaluate_run(tmp_path / "short")["auc"]
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As when a run is evaluated that is under way."""
+    out, calls = killed(world, tmp_path / "run"), list[str]()
+
+    def load(path: Path) -> Checkpoint:
+        calls.append(path.name)
+        if len(calls) == 1:
+            (out / "checkpoint-10").rename(out / "checkpoint-15")
+        return load_checkpoint(path)
+
+    world.setattr(checkpoints, "load_checkpoint", load)
+    assert load_newest(out)[0].name == "checkpoint-15" and calls == ["checkpoint-10", "checkpoint-15"]
+
+
+def test_a_stop_replaces_the_last_checkpoint_by_weights(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with interrupted(world, "stop", 13):
+        run(tmp_path, config_of("lru", save_every=5))
+    assert names(tmp_path) == ["metrics.jsonl", "run.json", "weights"]
+    assert load_newest(tmp_path)[1].meta["steps"] == 13
+    with interrupted(world, "kill", 4):  # step 17
+        resume_run(tmp_path)
+    assert names(tmp_path) == ["checkpoint-15", "metrics.jsonl", "run.json"]
+
+
+def test_a_stop_before_the_first_step_can_be_gone_on_from(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world.setattr(Run, "_make_guard", lambda run: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(SystemExit) as caught:
+        run(tmp_path / "cut", config_of("defer"))
+    assert caught.value.code == 130 and load_newest(tmp_path / "cut")[1].meta["steps"] == 0
+    world.setattr(Run, "_make_guard", lambda run: None)
+    resume_run(tmp_path / "cut")
+    run(tmp_path / "whole", config_of("defer"))
+    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
+
+
+def test_what_a_killed_run_left_half_written_is_removed(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    for name in ("checkpoint-15.tmp-99", "weights.tmp-7", "checkpoint-5"):
+        (out / name).mkdir()
+        (out / name / MANIFEST).write_text("{")
+    resume_run(out)
+    assert names(out) == ["metrics.jsonl", "run.json", "weights"]
+    assert resumed_steps(out) == [10]
+
+
+def test_overwrite_removes_checkpoints(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    (out / "checkpoint-15.tmp-99").mkdir()
+    train_run(config_of("lru", steps=2, out=str(out)), overwrite=True)
+    assert names(out) == ["metrics.jsonl", "run.json", "weights"]
+
+
+def test_a_whole_checkpoint_is_there_whatever_fails(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    saved = load_checkpoint(out / "checkpoint-10")
+    content = {name: getattr(saved, name) for name in ("rows", "dense", "policy", "meta", "optimizer", "run")}
+    content["rows"] = dict(list(saved.rows.items())[:2])
+    content |= {"optimizer": {}, "dense": {}}
+    found = set()
+
+    def attempt(disk: FailingDisk) -> None:
+        written = Checkpoints(out, disk=disk)
+        before = newest_checkpoint(out).name
+        number = 11 if before == "weights" else int(before.split("-")[1]) + 1
+        try:
+            written.add(number, content)
+            written.finish(number + 1, content)
+        except OutputError:
+            assert disk.count >= disk.fail_at
+        found.add(load_newest(out)[0].name)
+
+    assert fails_at_each(attempt) > 20
+    assert "weights" in found and len(found) > 5
+
+
+@pytest.mark.parametrize("policy", ["lru", "defer"])
+def test_a_full_disk_ends_the_run_and_the_last_checkpoint_stays(
+    world: pytest.MonkeyPatch, tmp_path: Path, policy: str
+) -> None:
+    written: list[int] = []
+
+    def write(disk: Disk, file: Any, data: Any) -> None:
+        written.append(len(data))
+        if "checkpoint-10" in file.name and "rows" in file.name:
+            raise OSError(28, "No space left on device")
+        file.write(data)
+
+    config, original = config_of(policy, save_every=5), Disk.write
+    world.setattr(Disk, "write", write)
+    with pytest.raises(
+        OutputError, match=r"checkpoint .*checkpoint-10 could not be written: .*No space left"
+    ) as caught:
+        run(tmp_path / "cut", config)
+    assert caught.value.exit_code == 6
+    assert read_record(tmp_path / "cut")["status"] == "stopped"
+    assert [name for name in names(tmp_path / "cut") if "checkpoint" in name] == ["checkpoint-5"]
+    world.setattr(Disk, "write", original)
+    resume_run(tmp_path / "cut")
+    run(tmp_path / "whole", config)
+    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
+
+
+# -- records ------------------------------------------------------------------------------------------------------
+
+
+def resumed_steps(out: Path) -> list[int]:
+    return [record.step for record in read_metrics(out / "metrics.jsonl") if isinstance(record, ResumeRecord)]
+
+
+def test_records_of_later_steps_are_dropped_and_said_to_be(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out, stream = killed(world, tmp_path / "run", at=18), io.StringIO()  # saved after 15; records after 16 and 17
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "interval", "st')  # cut off by the kill
+    resume_run(out, stream=stream)
+    run(tmp_path / "whole", config_of("lru", save_every=5, log_every=2))
+    records = read_metrics(out / "metrics.jsonl")
+    assert isinstance(records[0], RunRecord)
+    steps = [record.step for record in records if isinstance(record, IntervalRecord)]
+    assert steps == [2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19, 20]
+    (said,) = [record for record in records if isinstance(record, ResumeRecord)]
+    assert (said.step, said.dropped) == (15, 1)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == (
+        f"resumed after step 15 from {out}/checkpoint-15; 1 record(s) of later steps dropped from metrics.jsonl"
+    )
+    assert lines[1].startswith("step 17/20 | ") and "versions" not in stream.getvalue()
+    whole = [r for r in read_metrics(tmp_path / "whole/metrics.jsonl") if isinstance(r, IntervalRecord)]
+    for mine, theirs in zip([r for r in records if isinstance(r, IntervalRecord)], whole, strict=True):
+        for name in ("step", "samples", "loss", "auc", "log_loss"):
+            assert getattr(mine, name) == getattr(theirs, name), (mine.step, name)
+
+
+def test_totals_go_on(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    before = load_checkpoint(out / "checkpoint-10").meta["progress"]["recorder"]["so_far"]
+    found = resume_run(out)
+    assert (found["steps"], found["samples"]) == (20, 640)
+    assert found["fetched_rows"] > sum(counts["fetched"] for counts in before["tables"].values()) > 0
+    seconds = found["samples"] / found["samples_per_s"]
+    assert seconds > before["samples"] / before["samples_per_s"] > 0
+    assert set(found["time_ms"]) >= set(before["time_ms"])
+
+
+def test_run_json_tells_what_happened(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    assert read_record(out)["status"] == "stopped"
+    started = read_record(out)["start"]
+    with interrupted(world, "stop", 3):
+        resume_run(out)
+    resume_run(out, steps=18)
+    record = read_record(out)
+    assert (record["status"], record["start"], record["config"]["steps"]) == ("finished", started, 18)
+    assert [resumed["step"] for resumed in record["resumed"]] == [10, 13]
+    assert "error" not in record and record["summary"]["steps"] == 18
+    assert resumed_steps(out) == [10, 13]
+
+
+def test_other_versions_are_told(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out, stream = killed(world, tmp_path / "run"), io.StringIO()
+    world.setattr(resuming, "versions", lambda: {"torch": "9.9"})
+    resume_run(out, stream=stream)
+    assert "other versions than before, which may round differently: torch 2" in stream.getvalue()
+
+
+def test_metrics_that_are_missing_begin_anew(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    (out / "metrics.jsonl").unlink()
+    resume_run(out)
+    records = read_metrics(out / "metrics.jsonl")
+    assert isinstance(records[0], RunRecord) and isinstance(records[1], ResumeRecord)
+
+
+def test_dropping_records(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert drop_after(path, 3, evaluation=True) == 0 and not path.exists()
+    evaluations = [EvalRecord(step=step, samples=1, auc=None, log_loss=None) for step in (1, 2, 3)]
+    lines = [to_line(record).decode().rstrip() for record in evaluations]
+    path.write_text("\n".join(lines) + "\n")
+    assert drop_after(path, 3, evaluation=False) == 0
+    assert drop_after(path, 3, evaluation=True) == 1
+    assert drop_after(path, 1, evaluation=False) == 1
+    assert path.read_text() == lines[0] + "\n"
+    path.write_text(lines[0] + "\n" + lines[1])
+    assert drop_after(path, 3, evaluation=False) == 0 and path.read_text() == lines[0] + "\n"
+    path.write_text("{}\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl:1: not a record"):
+        drop_after(path, 3, evaluation=False)
+
+
+def test_tensorboard_shows_each_step_once(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run", at=18, tensorboard=True)
+    assert len(list((out / "tensorboard").iterdir())) == 1
+    shown = EventAccumulator(str(out / "tensorboard")).Reload()
+    assert [event.step for event in shown.Scalars("train/loss")][-2:] == [15, 17]
+    resume_run(out)
+    shown = EventAccumulator(str(out / "tensorboard")).Reload()
+    steps = [event.step for event in shown.Scalars("train/loss")]
+    assert steps == [2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19, 20]
+    (text,) = shown.Tensors("resumed")
+    assert text.tensor_proto.string_val == [b"resumed after step 15"]
+
+
+# -- how long -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["lru", "defer"])
+@pytest.mark.parametrize(("before", "after"), [({"steps": 7}, {"steps": 16}), ({"epochs": 1}, {"epochs": 2})])
+def test_a_finished_run_can_be_made_longer(
+    tmp_path: Path, policy: str, before: dict[str, int], after: dict[str, int]
+) -> None:
+    run(tmp_path / "cut", config_of(policy, **before))
+    resume_run(tmp_path / "cut", **after)
+    run(tmp_path / "whole", config_of(policy, **after))
+    found, expected = (numbers(tmp_path / name, placement=False) for name in ("cut", "whole"))
+    if "steps" in after:  # what it was like before is not forgotten
+        assert found["evaluations"][0, 0] == 7
+        found["evaluations"] = found["evaluations"][1:]
+    assert_equal(found, expected)
+
+
+def test_lengths_that_cannot_be(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    with pytest.raises(ConfigError, match="steps=9, but 10 are trained already; give as many or more"):
+        resume_run(out, steps=9)
+    assert resume_run(out, steps=10)["steps"] == 10
+    with pytest.raises(ConfigError, match="the run is finished after 10 steps; to train on, raise --steps or --epochs"):
+        resume_run(out)
+    resume_run(out, steps=50, epochs=3)
+    with pytest.raises(ConfigError, match="epochs=2, but 3 have begun"):
+        resume_run(out, steps=60, epochs=2)
+
+
+def test_a_run_that_only_lacks_its_evaluation(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(model: Any, dense: Any, pooled: Any) -> None:
+        if not model.training:
+            raise Killed
+
+    in_model(world, interrupt)
+    with pytest.raises(Killed):
+        run(tmp_path / "cut", config_of("lru"))
+    in_model(world, lambda model, dense, pooled: None)
+    found = resume_run(tmp_path / "cut")
+    assert found["steps"] == 20 and found["auc_of"] == "evaluation"
+    assert len([r for r in read_metrics(tmp_path / "cut/metrics.jsonl") if isinstance(r, EvalRecord)]) == 1
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_damage_is_named(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    file = next((out / "checkpoint-10").glob("optimizer-*.npy"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    message = rf"{file.name}: expected sha256 .* put back a copy of it, or train anew with --config .*run\.json"
+    with pytest.raises(CheckpointError, match=message) as caught:
+        resume_run(out)
+    assert caught.value.exit_code == 4
+    file.unlink()
+    with pytest.raises(CheckpointError, match=rf"{file.name}: expected a plain file, found: No such file"):
+        resume_run(out)
+    del before[file]
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_where_there_is_nothing_to_go_on_from(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere/run\.json: expected the record of a run"):
+        resume_run(tmp_path / "nowhere")
+    assert names(tmp_path) == []
+    out = killed(world, tmp_path / "run", at=3)
+    with pytest.raises(CheckpointError, match=r"weights/manifest\.json: expected a plain file"):
+        resume_run(out)
+    run(tmp_path / "unsaved", toy_config(steps=2, save=False))
+    with pytest.raises(CheckpointError, match=r"weights/manifest\.json: expected a plain file"):
+        resume_run(tmp_path / "unsaved", steps=3)
+
+
+def edit_meta(folder: Path, change: Any) -> None:
+    from test_checkpoint import edit_manifest
+
+    edit_manifest(folder, lambda manifest: change(manifest["meta"]))
+
+
+def test_weights_alone_can_be_evaluated_but_not_gone_on_from(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    edit_meta(out / "checkpoint-10", lambda meta: meta.pop("progress"))
+    assert evaluate_run(out)["steps"] == 10
+    with pytest.raises(CheckpointError, match=r"checkpoint-10: holds weights only, .* train anew with --config"):
+        resume_run(out)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda meta: meta["progress"]["place"].update(taken=-1), r"meta\.progress\.place\.taken: Input should be"),
+        (lambda meta: meta["progress"].update(more=1), r"meta\.progress\.more: Extra"),
+        (lambda meta: meta["progress"]["recorder"].pop("log_loss"), r"meta\.progress\.recorder: KeyError"),
+        (lambda meta: meta["progress"]["recorder"]["so_far"].update(kind="run"), r"meta\.progress\.recorder: "),
+        (lambda meta: meta["tables"].pop(), "saved for other tables"),
+    ],
+)
+def test_progress_that_cannot_be(world: pytest.MonkeyPatch, tmp_path: Path, change: Any, message: str) -> None:
+    out = killed(world, tmp_path / "run")
+    edit_meta(out / "checkpoint-10", change)
+    with pytest.raises(CheckpointError, match=message):
+        resume_run(out)
+
+
+def test_a_model_of_another_optimizer_is_refused(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    record = json.loads((out / "run.json").read_text())
+    record["config"]["model_options"]["top_mlp"] = [9, 1]
+    (out / "run.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="checkpoint-10: saved for another model or optimizer"):
+        resume_run(out)
+
+
+def test_other_data_are_refused(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    (out / "rejects.jsonl").write_text("bad line 7\n")
+    before = read_record(out)
+    world.setattr(resuming, "open_data", lambda config, run_directory=None: ToyData(seed=1))
+    with pytest.raises(InputError, match=r"the data are not those of .*seed: expected 0, found 1"):
+        resume_run(out)
+    assert (out / "rejects.jsonl").read_text() == "bad line 7\n" and read_record(out) == before
+
+
+def test_a_busy_directory_is_refused(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = killed(world, tmp_path / "run")
+    with RunDirectory(out, resume=True), pytest.raises(OutputError, match="is busy: process"):
+        resume_run(out)
+
+
+GUARD = {"budget": 0.0005, "warmup": 2, "steps": 4, "holdout": 100, "every": 8}
+
+
+def test_a_guarded_run_saves_at_its_end_only_and_is_not_resumed(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    guarded = config_of("defer", guard=GUARD, steps=12)
+    for call in (plan_run, train_run):
+        with pytest.raises(ConfigError, match=r"save_every=5: the guard's copy .* set guard or save_every to null"):
+            call(guarded.model_copy(update={"save_every": 5, "out": str(tmp_path / "none")}))
+    assert not (tmp_path / "none").exists()
+    with interrupted(world, "stop", 5):
+        run(tmp_path / "cut", guarded)
+    assert evaluate_run(tmp_path / "cut")["steps"] == 5
+    with pytest.raises(ConfigError, match=r"cut: the run is guarded and cannot be resumed: .*guard=null"):
+        resume_run(tmp_path / "cut")
+
+
+def test_a_guard_with_nothing_to_guard_is_in_nobodys_way(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_of("lru", guard=GUARD, save_every=5)
+    with interrupted(world, "kill", 13):
+        run(tmp_path / "cut", config)
+    assert resume_run(tmp_path / "cut")["guard_fork_batches"] == 0
+    run(tmp_path / "whole", config)
+    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
+
+
+# -- what a run leaves beside rows --------------------------------------------------------------------------------
+
+
+def test_file_traffic_goes_on(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tier = {"device_rows": "60%", "host": f"mmap:{tmp_path / 'rows'}"}
+    config = config_of("lru", tier=tier, save_every=5)
+    with interrupted(world, "kill", 13):
+        run(tmp_path / "cut", config)
+    before = load_checkpoint(tmp_path / "cut/checkpoint-10").meta["progress"]["file_bytes"]
+    found = resume_run(tmp_path / "cut")
+    assert found["host_bytes_read"] > before["bytes_read"] and found["host_bytes_written"] > before["bytes_written"] > 0
+    run(tmp_path / "whole", config)
+    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
+
+
+def criteo_lines(num: int) -> str:
+    rng = np.random.default_rng(5)
+    lines = []
+    for number in range(num):
+        label = "?" if number % 40 == 7 else str(int(rng.random() < 0.3))
+        integers = [str(rng.integers(0, 50)) for _ in range(13)]
+        categories = [f"{int(rng.zipf(1.5)) % 30:08x}" for _ in range(26)]
+        lines.append("\t".join([label, *integers, *categories]))
+    return "\n".join(lines) + "\n"
+
+
+def test_bad_lines_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Lines that were read are read again; a fitted vocabulary is the one of the run."""
+    (tmp_path / "day_0").write_text(criteo_lines(400))
+    options = {"holdout": 0.2, "vocabulary": True, "max_bad_label_fraction": 0.1}
+    config = config_of("lru", data=f"criteo:{tmp_path / 'day_0'}", data_options=options, save_every=4)
+    config = config.model_copy(update={"batch_size": 20, "depth": 1})
+    caplog.set_level(logging.ERROR)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (training, resuming):
+            patch.setattr(module, "open_data", open_data)
+        run(tmp_path / "whole", config)
+        with interrupted(patch, "kill", 11):
+            run(tmp_path / "cut", config)
+        resume_run(tmp_path / "cut")
+    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
+    cut, whole = (tmp_path / name for name in ("cut", "whole"))
+    assert (cut / "rejects.jsonl").read_text() == (whole / "rejects.jsonl").read_text()
+    assert len((cut / "rejects.jsonl").read_text().splitlines()) == 10
+    assert read_record(cut)["summary"]["rejected_lines"] == read_record(whole)["summary"]["rejected_lines"]

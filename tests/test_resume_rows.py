@@ -1,0 +1,223 @@
+"""Rows loaded between batches go on as those that were saved: deferred sums, snapshots and verdicts included."""
+
+import copy
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from helpers import Trainee, random_batches, train_more
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.errors import CheckpointError
+from adaptive.policy import Deferral, Policy, RowStats
+from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+
+Arrays = dict[str, NDArray[Any]]
+
+TABLES = (
+    TableConfig(name="a", num_embeddings=12, embedding_dim=4, features=("x", "y")),
+    TableConfig(name="b", num_embeddings=30, embedding_dim=16, pooling="mean"),
+)
+BATCHES = random_batches(TABLES, 40, seed=3, samples=4)
+SKIP = SkipConfig(interval=4, hot_rows="100%", min_accesses=3, lag=5)
+
+
+class Plain(Policy):
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        return rows.last_access
+
+
+class Defer(Plain):
+    deferral = Deferral(every=2, at_most=5, warmup=3)
+
+
+class Freeze(Plain):
+    """Rows that move little are left alone, but for one question in four."""
+
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        moved = (rows.drift > 0) & (rows.drift_accesses >= 2)
+        limit = np.where(rows.saturated, 1.0, 0.6)
+        return np.where(moved, rows.drift <= limit, rows.saturated) & ((rows.rows + rows.step // 4) % 4 > 0)
+
+
+class Both(Freeze):
+    deferral = Deferral(every=2, at_most=4, warmup=2)
+
+
+class BothOnHost(Both):
+    misses: Literal["stage", "host"] = "host"
+
+
+POLICIES: list[type[Policy]] = [Plain, Defer, Freeze, Both, BothOnHost]
+OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.3), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
+
+
+def build(
+    policy: type[Policy] = Both,
+    optimizer: RowOptimizer = OPTIMIZERS[1],
+    *,
+    rows: str = "85%",
+    device: Any = "cpu",
+    skip: SkipConfig | None = SKIP,
+) -> TieredEmbeddingBag:
+    tier = TierConfig(device_rows=rows, device=device, poison=True, when_full="shallower")
+    return TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=skip)
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
+
+
+def trained(cut: int = 30, **options: Any) -> tuple[TieredEmbeddingBag, Trainee]:
+    embeddings, trainee = build(**options), Trainee(TABLES)
+    train_more(embeddings, trainee, BATCHES[:cut], 2)
+    return embeddings, trainee
+
+
+CUTS: dict[str, Any] = {
+    "policy": st.sampled_from(POLICIES),
+    "optimizer": st.sampled_from(OPTIMIZERS),
+    "cut": st.integers(0, len(BATCHES)),
+    "depths": st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    "rows": st.tuples(st.sampled_from(["85%", "100%"]), st.sampled_from(["85%", "100%"])),
+    "devices": st.tuples(st.sampled_from(["cpu", "cpu-torch"]), st.sampled_from(["cpu", "cpu-torch"])),
+}
+
+
+@settings(max_examples=8)
+@given(**CUTS)
+def test_training_goes_on_bit_for_bit(**cut: Any) -> None:
+    """Whatever the two tiers are, and however far is looked ahead; decisions, counts and all that is saved agree."""
+    check_cut(**cut)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(**CUTS)
+def test_training_goes_on_at_length(**cut: Any) -> None:
+    check_cut(**cut)
+
+
+def check_cut(
+    policy: type[Policy],
+    optimizer: RowOptimizer,
+    cut: int,
+    depths: tuple[int, int],
+    rows: tuple[str, str],
+    devices: tuple[str, str],
+) -> None:
+    first, trainee = build(policy, optimizer, rows=rows[0], device=devices[0]), Trainee(TABLES)
+    train_more(first, trainee, BATCHES[:cut], depths[0])
+    saved, later = first.state_arrays(), copy.deepcopy(trainee)
+    later.optimizer.param_groups[0]["params"] = list(later.model.parameters())
+    expected = train_more(first, trainee, BATCHES[cut:], depths[1])
+    second = build(policy, optimizer, rows=rows[1], device=devices[1])
+    second.load_state_arrays(saved)
+    assert_same(second.state_arrays(), saved)
+    found = train_more(second, later, BATCHES[cut:], depths[1])
+    found.assert_equals(expected)
+    assert found.skipped == expected.skipped
+    assert_same(second.state_arrays(), first.state_arrays())
+
+
+def test_what_is_watched_and_waits_is_saved() -> None:
+    """Or else the test above would show nothing."""
+    arrays = trained()[0].state_arrays()
+    for group in ("rows0.watched.", "rows1.watched."):
+        waiting = arrays[group + "summed"]
+        assert len(waiting) > 2 and arrays[group + "waiting"][waiting].min() > 0
+        assert arrays[group + "saturated"].sum() > 1 and np.isfinite(arrays[group + "snapshots"]).any()
+        rows = arrays[group + "row"][waiting]
+        settled = arrays[group.replace("watched.", "weights")][
+            np.searchsorted(arrays[group.replace("watched.", "changed")], rows)
+        ]
+        assert (settled != arrays[group + "raw_values"]).any(axis=1).all()
+
+
+def test_tables_that_skip_nothing_get_the_values_with_what_waits_applied() -> None:
+    embeddings, _ = trained()
+    plain = build(Both, skip=None)
+    plain.load_state_arrays(embeddings.state_arrays())
+    for table in TABLES:
+        np.testing.assert_array_equal(plain.table_weights(table.name), embeddings.table_weights(table.name))
+    assert not [name for name in plain.state_arrays() if "watched" in name]
+
+
+@pytest.mark.parametrize(
+    ("policy", "skip"), [(Defer, SKIP), (Freeze, SKIP), (Both, SKIP.model_copy(update={"interval": 5}))]
+)
+def test_tables_that_watch_otherwise_begin_to_watch_anew(policy: type[Policy], skip: SkipConfig) -> None:
+    embeddings, _ = trained()
+    other = build(policy, skip=skip)
+    other.load_state_arrays(embeddings.state_arrays())
+    for table in TABLES:
+        np.testing.assert_array_equal(other.table_weights(table.name), embeddings.table_weights(table.name))
+    arrays = other.state_arrays()
+    assert len(arrays["rows0.watched.row"]) == 0 and other.take_statistics().saturated_rows.tolist() == [0, 0]
+
+
+def test_what_was_watched_before_is_forgotten() -> None:
+    saved = trained(8)[0].state_arrays()
+    embeddings, _ = trained()
+    embeddings.load_state_arrays(saved)
+    assert_same(embeddings.state_arrays(), saved)
+    saturated = [int(saved[f"rows{group}.watched.saturated"].sum()) for group in (0, 1)]
+    assert embeddings.take_statistics().saturated_rows.tolist() == saturated
+
+
+def test_while_a_look_ahead_runs_only_values_are_saved() -> None:
+    """The books of watched rows are ahead of the training then."""
+    embeddings, trainee = build(), Trainee(TABLES)
+    for planned in embeddings.look_ahead(BATCHES, depth=2):
+        trainee.learn(embeddings(planned), planned.batch)
+        embeddings.step()
+        if planned.number == 20:
+            assert not [name for name in embeddings.state_arrays() if "watched" in name]
+
+
+def test_a_look_ahead_that_was_left_early_can_be_gone_on_from() -> None:
+    """Its books count batches that were never trained; what is loaded counts them alike."""
+    embeddings, trainee = build(), Trainee(TABLES)
+    for planned in embeddings.look_ahead(BATCHES, depth=3):
+        trainee.learn(embeddings(planned), planned.batch)
+        embeddings.step()
+        if planned.number == 17:
+            break
+    saved, later = embeddings.state_arrays(), copy.deepcopy(trainee)
+    later.optimizer.param_groups[0]["params"] = list(later.model.parameters())
+    second = build()
+    second.load_state_arrays(saved)
+    train_more(second, later, BATCHES[18:], 1).assert_equals(train_more(embeddings, trainee, BATCHES[18:], 1))
+    assert_same(second.state_arrays(), embeddings.state_arrays())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("row", lambda rows: rows + 100, "out of range or twice"),
+        ("row", lambda rows: rows * 0, "out of range or twice"),
+        ("summed", lambda entries: entries + 100, "not in order"),
+        ("sums", lambda sums: sums[:, :2], r"watched.sums: float32 \(\d+, 4\) is needed"),
+        ("visits", lambda visits: visits[1:], r"watched.visits: uint32 \(\d+,\) is needed"),
+        ("snapshots", lambda values: values.astype(np.float64), "watched.snapshots: float32"),
+    ],
+)
+def test_arrays_that_cannot_be_are_refused_and_nothing_changes(name: str, change: Any, message: str) -> None:
+    embeddings, _ = trained()
+    before = embeddings.state_arrays()
+    with pytest.raises(CheckpointError, match=message):
+        embeddings.load_state_arrays(before | {f"rows0.watched.{name}": change(before[f"rows0.watched.{name}"])})
+    assert_same(embeddings.state_arrays(), before)
+
+
+def test_more_watched_rows_than_there_is_room_for() -> None:
+    embeddings, _ = trained()
+    small = build(skip=SKIP.model_copy(update={"hot_rows": "5"}))
+    with pytest.raises(CheckpointError, match=r"watches .* rows of width 4, there is room for .* raise skip.hot_rows"):
+        small.load_state_arrays(embeddings.state_arrays())

@@ -1,0 +1,24 @@
+"""What the tests of traps share: a small table, every optimizer, and tiers with the invalid copies poisoned."""
+
+from collections.abc import Sequence
+
+from helpers import Scattered
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.policy import Policy
+from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+
+TABLE = (TableConfig(name="t", num_embeddings=60, embedding_dim=4),)
+OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
+
+
+def build(
+    tables: Sequence[TableConfig] = TABLE,
+    policy: type[Policy] | Policy = Scattered,
+    *,
+    optimizer: RowOptimizer = SGD(lr=0.5),  # noqa: B008 (immutable)
+    **tier: object,
+) -> TieredEmbeddingBag:
+    settings = {"device_rows": "100%", "poison": True, "when_full": "shallower", "device": "cpu"} | tier
+    return TieredEmbeddingBag(tables, TierConfig.model_validate(settings), policy=policy, optimizer=optimizer)
