@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.aligned import full_rows, update_scratch
+from adaptive.aligned import empty_rows, full_rows, update_scratch
 from adaptive.kernels import cpu, drift
 from adaptive.kernels.deferred import defer, update_from_sums
 from adaptive.rows.optim import RowOptimizer
@@ -272,8 +272,9 @@ class CpuDevice(DeviceTier):
     def watch(self, capacity: int, *, snapshots: bool, sums: bool) -> None:
         width = self.weights.shape[1]
         self._snapshots = full_rows(capacity if snapshots else 0, width, np.nan)
-        self._sums = full_rows(capacity if sums else 0, width, np.nan)
-        self._squares = full_rows(len(self._sums), self.squares_width, np.nan)
+        # Not written: only sums that wait are read, and all would take as much memory as the popular rows.
+        self._sums = empty_rows(capacity if sums else 0, width)
+        self._squares = empty_rows(len(self._sums), self.squares_width)
         self._pending = np.zeros(len(self._sums), np.bool_)
 
     def forget_watched(self) -> None:
