@@ -193,9 +193,13 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions that can change numbers."""
+    """Versions that can change numbers, and the threads among which torch divides a product: numba and torch share the
+    pool, and the first kernel of numba's makes its number torch's."""
+    import numba  # takes a second; whoever trains has done so, after torch
+
     names = ("adaptive-train", "torch", "numpy", "numba")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    found = {"python": platform.python_version(), **{name: version(name) for name in names}}
+    return {**found, "threads": str(numba.get_num_threads())}
 
 
 def holder() -> dict[str, Any]:

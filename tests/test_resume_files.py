@@ -230,7 +230,7 @@ def test_other_versions_are_told(world: pytest.MonkeyPatch, tmp_path: Path) -> N
     out, stream = killed(world, tmp_path / "run"), io.StringIO()
     world.setattr(resuming, "versions", lambda: {"torch": "9.9"})
     resume_run(out, stream=stream)
-    assert "other versions than before, which may round differently: torch 2" in stream.getvalue()
+    assert "other versions or threads than before, which may round differently: torch 2" in stream.getvalue()
 
 
 def test_metrics_that_are_missing_begin_anew(world: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -138,6 +138,6 @@ def _tell(stream: TextIO | None, left: Left, record: Mapping[str, Any]) -> None:
     before = (record.get("resumed") or [record])[-1].get("versions", {})
     other = [f"{name} {before.get(name)} -> {now}" for name, now in versions().items() if before.get(name) != now]
     if other:
-        text += f"\nother versions than before, which may round differently: {', '.join(other)}"
+        text += f"\nother versions or threads than before, which may round differently: {', '.join(other)}"
     with contextlib.suppress(OSError):
         stream.write(text + "\n")

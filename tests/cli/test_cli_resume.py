@@ -85,9 +85,9 @@ def kill_when(process: subprocess.Popen[str], line: str) -> None:
 def test_a_run_that_was_killed_goes_on(cli: Cli, tmp_path: Path) -> None:
     words = ["run", *SMALL, "--set", "save_every=8", "--set", "log_every=1", "--epochs", "2", "--out", "cut"]
     command = [sys.executable, "-m", "adaptive.cli.app", *words]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as here: torch rounds products otherwise on more
+    threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # as here: torch rounds products otherwise on more
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=tmp_path, env=one_thread, text=True, **pipes) as process:
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **threads}, text=True, **pipes) as process:
         kill_when(process, "step 28/48")
     assert json.loads(Path("cut/run.json").read_text())["status"] == "running"
     evaluated = json.loads(cli("eval", "cut", "--json").out)
