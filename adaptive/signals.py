@@ -1,10 +1,15 @@
-"""SIGTERM and SIGINT end a run after its step, so that weights can be saved; a second signal ends it at once."""
+"""SIGTERM, SIGINT and SIGHUP end a run after its step, so that weights can be saved; a second one ends it at once."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+def is_hangup_heard() -> bool:
+    """Whether the loss of the terminal is to end us: not under `nohup`."""
+    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 class StopRequest:
@@ -32,7 +37,8 @@ def stop_request() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if is_hangup_heard() else [])]
+    before = {number: signal.getsignal(number) for number in numbers}
 
     def restore() -> None:
         for number, handler in before.items():

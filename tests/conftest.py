@@ -5,6 +5,8 @@ make small steps ten times slower; tests of thread counts set their own.
 """
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for subprocesses
@@ -23,6 +25,14 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one
 hypothesis.settings.load_profile("any machine")
 torch.set_num_threads(1)
 numba.set_num_threads(1)
+
+
+@pytest.fixture
+def hangup_heard() -> Iterator[None]:
+    """SIGHUP is not ignored, as it is where tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -180,8 +180,8 @@ def test_an_exception_in_the_data_leaves_nothing_open(tmp_path: Path, data: Any)
     assert read_record(tmp_path)["status"] == "stopped"
 
 
-@pytest.mark.usefixtures("data")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.usefixtures("data", "hangup_heard")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_run_after_its_step_with_weights_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:

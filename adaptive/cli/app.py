@@ -20,13 +20,14 @@ import typer
 from adaptive.cli import compare, doctor, eval, policies, run, simulate
 from adaptive.cli.output import note
 from adaptive.errors import AdaptiveError
+from adaptive.signals import is_hangup_heard
 
 DEBUG = "--debug"
-STOPPED = {130: "interrupted", 143: "terminated"}  # by SIGINT (typer's code for it too), by SIGTERM
+STOPPED = {129: "hung up", 130: "interrupted", 143: "terminated"}  # by SIGHUP, SIGINT (as typer does), SIGTERM
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 bug, 2 usage or configuration, 3 bad input data, 4 saved weights unusable, "
     "5 host tier on disk failing, 6 output directory busy or not empty, 7 device memory too small, "
-    "8 loss or gradient not finite, 9 policy failed, 130 interrupted, 143 terminated."
+    "8 loss or gradient not finite, 9 policy failed, 129 hung up, 130 interrupted, 143 terminated."
 )
 
 app = typer.Typer(
@@ -112,7 +113,8 @@ def _verdict(error: Exception) -> tuple[int, str]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """While a command runs, SIGTERM unwinds it as an exit with 143 would: files are closed and threads joined."""
+    """While a command runs, SIGTERM or SIGHUP unwinds it as an exit with 143 or 129 would: files are closed and threads
+    joined."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -120,11 +122,13 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if is_hangup_heard() else [])]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from adaptive.telemetry.report import SCHEMA
 def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | None = None) -> dict[str, Any]:
     """Train as `config` says, in a run directory; returns the summary, and as `table` its text for people.
 
-    On SIGTERM or SIGINT the step is finished (under a policy that skips, defers or arranges: the batches on their way),
-    weights are saved, and `SystemExit` with 143 or 130 is raised; `resume_run` goes on from there.
+    On SIGTERM, SIGINT or SIGHUP the step is finished (under a policy that skips, defers or arranges: the batches on
+    their way), weights are saved, and `SystemExit` with 143, 130 or 129 is raised; `resume_run` goes on from there.
 
     Args:
         config: the whole of it goes into `run.json`.

@@ -44,7 +44,7 @@ def test_help(cli: Cli, words: list[str]) -> None:
 
 def test_exit_codes_are_in_the_help(cli: Cli) -> None:
     words = " ".join(cli("--help").out.split())
-    for code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 130, 143):
+    for code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 129, 130, 143):
         assert re.search(rf"\b{code} [a-z]", words), code
 
 
@@ -152,18 +152,38 @@ def test_interrupt(cli: Cli, trainer: Any) -> None:
     assert result.err.endswith("adaptive-train: interrupted\n")
 
 
-def test_sigterm_unwinds_and_gives_the_handler_back(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hangup_heard")
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "hung up")]
+)
+def test_a_signal_unwinds_and_gives_the_handler_back(
+    cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch, number: int, code: int, word: str
+) -> None:
     unwound = []
 
     def evaluate_run(*_: Any, **__: Any) -> None:
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         finally:
             unwound.append(True)
 
     monkeypatch.setattr(sys.modules["adaptive.runs"], "evaluate_run", evaluate_run)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     result = cli("eval", "x")
-    assert (result.code, unwound) == (143, [True])
-    assert "terminated" in result.err
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert (result.code, unwound) == (code, [True])
+    assert word in result.err
+    assert signal.getsignal(number) is before
+
+
+def test_under_nohup_the_terminal_may_go(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluate_run(*_: Any, **__: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return {"auc": 0.5}
+
+    monkeypatch.setattr(sys.modules["adaptive.runs"], "evaluate_run", evaluate_run)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli("eval", "x", "--json").code == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
