@@ -1,5 +1,6 @@
 """What stops a run: numbers that are not finite, exceptions, signals. Nothing is left behind on any path."""
 
+import io
 import os
 import signal
 import threading
@@ -203,6 +204,28 @@ def test_a_signal_ends_the_run_after_its_step_with_weights_saved(
     for name in cut.dense:
         assert torch.equal(cut.dense[name], short.dense[name])
     assert evaluate_run(tmp_path / "cut")["auc"] == evaluate_run(tmp_path / "short")["auc"]
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({}, "stopped after step 6: saved; go on with: adaptive-train run --resume '{path}'\n"),
+        ({"save": False}, "stopped after step 6: nothing was saved, as save=false says\n"),
+    ],
+)
+def test_a_stopped_run_tells_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], told: str
+) -> None:
+    def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if model.calls == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    in_model(monkeypatch, interrupt)
+    stream, path = io.StringIO(), tmp_path / "my run"
+    with pytest.raises(SystemExit):
+        train_run(toy_config(out=str(path), **config), stream=stream)
+    assert stream.getvalue().endswith(told.format(path=path))
 
 
 @pytest.mark.usefixtures("data")

@@ -112,7 +112,7 @@ def refuse_guarded_saves(config: TrainConfig, parts: Parts) -> None:
     Raises:
         ConfigError: if checkpoints are to be made of a run that a guard could not go on guarding.
     """
-    if config.save_every is not None and _is_guarded(config, parts):
+    if config.save_every is not None and is_guarded(config, parts):
         raise ConfigError(f"save_every={config.save_every}: {_GUARDED}; set guard or save_every to null")
 
 
@@ -121,14 +121,14 @@ def refuse_guarded_resume(config: TrainConfig, parts: Parts, where: Path) -> Non
     Raises:
         ConfigError: if a guard would have to go on guarding.
     """
-    if _is_guarded(config, parts):
+    if is_guarded(config, parts):
         raise ConfigError(
             f"{where}: the run is guarded and cannot be resumed: {_GUARDED}; evaluate it, or train anew, without "
             "a guard (guard=null) if it is to be resumed one day"
         )
 
 
-def _is_guarded(config: TrainConfig, parts: Parts) -> bool:
+def is_guarded(config: TrainConfig, parts: Parts) -> bool:
     """A guard that has nothing to guard knows nothing that could be lost."""
     embeddings = parts.embeddings
     skips = embeddings.drops_updates or embeddings.defers or embeddings.policy.drops_inputs

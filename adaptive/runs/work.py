@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -20,7 +21,7 @@ from adaptive.runs.checkpoints import Checkpoints
 from adaptive.runs.loop import Loop
 from adaptive.runs.place import Place
 from adaptive.runs.shared import quality_numbers, table_rows, total_steps
-from adaptive.runs.state import Reached, content, restore_recorder
+from adaptive.runs.state import Reached, content, is_guarded, restore_recorder
 from adaptive.signals import StopRequest, stop_request
 from adaptive.telemetry.jsonl import MetricsFile
 from adaptive.telemetry.progress import Progress
@@ -56,12 +57,24 @@ class Run:
         self.recorder = Recorder(parts.embeddings, log_every=config.log_every)
         if left:
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where)
+        self._stream = stream
         self.recorder.sinks = self._sinks(stream)
         self.trainer = Trainer(parts.embeddings, parts.model, parts.optimizer, recorder=self.recorder)
         self.checkpoints = Checkpoints(directory.path)
 
     def train(self) -> dict[str, Any]:
-        """Train, save, evaluate."""
+        """Train, save, evaluate; the summary."""
+        try:
+            found = self._train()
+        except SystemExit:
+            self._tell_stopped()
+            raise
+        summary = self._summary(found)
+        self.directory.finish(summary)
+        text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.parts))
+        return {**summary, "table": f"{text}\nrun directory: {self.directory.path}"}
+
+    def _train(self) -> Evaluation | None:
         with contextlib.closing(self.recorder), stop_request() as stop:
             self._write_beginning()
             self.guard = self._make_guard()
@@ -77,10 +90,20 @@ class Run:
             stop.raise_exit()
             found = self._evaluate(stop)
             stop.raise_exit()
-        summary = self._summary(found)
-        self.directory.finish(summary)
-        text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.parts))
-        return {**summary, "table": f"{text}\nrun directory: {self.directory.path}"}
+        return found
+
+    def _tell_stopped(self) -> None:
+        """Once the progress line is gone: what is left of the run, and how it goes on."""
+        path = self.directory.path
+        if not self.config.save:
+            kept = "nothing was saved, as save=false says"
+        elif is_guarded(self.config, self.parts):
+            kept = f"weights are saved in {path}; a guarded run cannot be resumed"
+        else:
+            kept = f"saved; go on with: adaptive-train run --resume {shlex.quote(str(path))}"
+        with contextlib.suppress(OSError):
+            if self._stream is not None:
+                self._stream.write(f"stopped after step {self.recorder.steps}: {kept}\n")
 
     def _write_beginning(self) -> None:
         if self.left is None or not self.directory.metrics.exists():
