@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from adaptive.arguments import check_arguments, check_planned
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.errors import ConfigError
@@ -77,7 +78,7 @@ class TieredEmbeddingBag(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_types(tables, tier, optimizer, skip)
+        check_arguments(tables, tier, optimizer, skip)
         self.features = feature_order(tables)
         self.policy = make_policy(policy)
         referee = Referee(self.policy, tier.policy_timeout_s)
@@ -170,7 +171,7 @@ class TieredEmbeddingBag(nn.Module):
     @_not_compiled
     def forward(self, planned: Planned) -> dict[str, Tensor]:
         """Feature -> (B, D) pooled vectors, or (positions, D) for tables with pooling "none"."""
-        _check_planned(planned)
+        check_planned(planned)
         vectors: dict[str, Tensor] = {}
         for work in planned.works:
             vectors.update(work.split(self._pool(planned, work), planned.batch))
@@ -183,7 +184,7 @@ class TieredEmbeddingBag(nn.Module):
         Raises:
             ConfigError: if tables differ in width or one is not pooled; call the module instead.
         """
-        _check_planned(planned)
+        check_planned(planned)
         lanes = self._pipeline.lanes
         if len(lanes) > 1 or lanes[0].group.num_columns < len(self.features):
             raise ConfigError("stack() needs tables of one width, all pooled; call the module for one tensor a feature")
@@ -387,28 +388,6 @@ class TieredEmbeddingBag(nn.Module):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _check_planned(planned: object) -> None:
-    if not isinstance(planned, Planned):
-        raise ConfigError(f"a batch of look_ahead() or read() is needed, found {type(planned).__name__}")
-
-
-def _check_types(tables: Sequence[TableConfig], tier: TierConfig, optimizer: RowOptimizer, skip: Any) -> None:
-    """
-    Raises:
-        ConfigError: for the first argument that is of another kind.
-    """
-    given: list[tuple[str, object, type]] = [
-        *((f"tables[{number}]", table, TableConfig) for number, table in enumerate(tables)),
-        ("tier", tier, TierConfig),
-        ("optimizer", optimizer, RowOptimizer),
-    ]
-    if skip is not None:
-        given.append(("skip", skip, SkipConfig))
-    for name, found, needed in given:
-        if not isinstance(found, needed):
-            raise ConfigError(f"{name}: {needed.__name__} is needed, found {type(found).__name__}")
 
 
 class _Pool(torch.autograd.Function):

@@ -18,6 +18,7 @@ LAYERS = [
     ["policy_loading"],
     ["rows+tiers", "npy"],
     ["planned"],
+    ["arguments"],
     ["embedding"],
     ["data", "models", "telemetry", "checkpoint", "rundir", "finite", "dense_update"],
     ["evaluation"],

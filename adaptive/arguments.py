@@ -1,0 +1,35 @@
+"""Arguments of `TieredEmbeddingBag` that are of another kind than needed: told at once, by name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.errors import ConfigError
+from adaptive.planned import Planned
+from adaptive.rows.optim import RowOptimizer
+
+
+def check_planned(planned: object) -> None:
+    """
+    Raises:
+        ConfigError: if it is no batch of a look-ahead.
+    """
+    if not isinstance(planned, Planned):
+        raise ConfigError(f"a batch of look_ahead() or read() is needed, found {type(planned).__name__}")
+
+
+def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: RowOptimizer, skip: Any) -> None:
+    """
+    Raises:
+        ConfigError: for the first argument that is of another kind.
+    """
+    given: list[tuple[str, object, type]] = [
+        *((f"tables[{number}]", table, TableConfig) for number, table in enumerate(tables)),
+        ("tier", tier, TierConfig),
+        ("optimizer", optimizer, RowOptimizer),
+    ]
+    if skip is not None:
+        given.append(("skip", skip, SkipConfig))
+    for name, found, needed in given:
+        if not isinstance(found, needed):
+            raise ConfigError(f"{name}: {needed.__name__} is needed, found {type(found).__name__}")
