@@ -6,12 +6,14 @@ from typing import Any, TextIO
 
 import guarded_policies
 import numpy as np
+import pytest
+from guarded_policies import Plain
 from numpy.typing import NDArray
-from toy import toy_config
+from toy import ToyData, toy_config
 
 from adaptive.checkpoint import Checkpoint, load_checkpoint
 from adaptive.policy import Policy
-from adaptive.runs import train_run
+from adaptive.runs import train_run, training
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import GuardRecord, IntervalRecord, Record
 
@@ -83,3 +85,19 @@ def assert_same_numbers(found: Outcome, expected: Outcome) -> None:
     assert found.numbers.keys() == expected.numbers.keys()
     for name, value in expected.numbers.items():
         np.testing.assert_array_equal(found.numbers[name], value, strict=True, err_msg=name)
+
+
+# --- fixtures, for who imports them ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def toy_data(data: Any) -> None:
+    data(SAMPLES)
+
+
+@pytest.fixture(scope="module", name="plain")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What skipping nothing trains."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "open_data", lambda *_: ToyData(SAMPLES))
+        return run(tmp_path_factory.mktemp("plain"), Plain)

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guarded import LAX, SAMPLES, STRICT, Outcome, assert_same_numbers, run
+from guarded import LAX, STRICT, Outcome, assert_same_numbers, plain_run, run, toy_data  # noqa: F401 (fixtures)
 from guarded_policies import Defer, DeferOne, DropHalf, Freeze, FreezeLate, Plain
-from toy import ToyData
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.batch import Batch
@@ -17,22 +16,7 @@ from adaptive.guard.fork import Fork
 from adaptive.guard.share import LeftOut
 from adaptive.guard.standing import Standing
 from adaptive.policy import Policy
-from adaptive.runs import training
 from adaptive.telemetry.record import IntervalRecord
-
-
-@pytest.fixture(autouse=True)
-def toy_data(data: Any) -> None:
-    data(SAMPLES)
-
-
-@pytest.fixture(scope="module", name="plain")
-def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What skipping nothing trains."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "open_data", lambda *_: ToyData(SAMPLES))
-        return run(tmp_path_factory.mktemp("plain"), Plain)
-
 
 SAME = "not written: nothing. The trained tables are those of a run that skips nothing\n"
 OTHER = "The trained tables differ from a run that skips nothing\n"

@@ -1,11 +1,10 @@
 """An allowance with which nothing is skipped ends the guarding: nothing is left to check."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from guarded import SAMPLES, Outcome, assert_same_numbers, run
+from guarded import Outcome, assert_same_numbers, run, toy_data  # noqa: F401 (fixtures)
 from guarded_policies import Defer, DeferOne, Freeze, Plain
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
@@ -19,11 +18,6 @@ from adaptive.rows.optim import SGD, Adagrad, RowOptimizer
 from adaptive.rows.saturation import Watched
 from policies.random_drop import RandomDrop
 from policies.slipstream import Slipstream
-
-
-@pytest.fixture(autouse=True)
-def toy_data(data: Any) -> None:
-    data(SAMPLES)
 
 
 def deferred(deferral: Deferral, optimizer: RowOptimizer, allowance: float) -> bool:

@@ -7,28 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guarded import LAX, SAMPLES, STRICT, Outcome, assert_same_numbers, read, run
+from guarded import LAX, STRICT, Outcome, assert_same_numbers, plain_run, read, run, toy_data  # noqa: F401 (fixtures)
 from guarded_policies import Freeze, Plain
-from toy import ToyData
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.batch import Batch
 from adaptive.errors import NonFiniteError
 from adaptive.guard.fork import Fork
-from adaptive.runs import training
-
-
-@pytest.fixture(autouse=True)
-def toy_data(data: Any) -> None:
-    data(SAMPLES)
-
-
-@pytest.fixture(scope="module", name="plain")
-def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What skipping nothing trains."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "open_data", lambda *_: ToyData(SAMPLES))
-        return run(tmp_path_factory.mktemp("plain"), Plain)
 
 
 def test_a_run_that_is_too_short_skips_nothing(tmp_path: Path, plain: Outcome) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guarded import GUARD, LAX, SAMPLES, STRICT, Outcome, assert_same_numbers, run
+from guarded import GUARD, LAX, STRICT, Outcome, assert_same_numbers, plain_run, run, toy_data  # noqa: F401 (fixtures)
 from guarded_policies import Defer, DropHalf, DropHalfInTwo, Freeze, FreezeLate, Plain
 from toy import ToyData
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
@@ -14,19 +14,6 @@ from adaptive.guard.timing import Timing
 from adaptive.policy import Policy
 from adaptive.runs import training
 from adaptive.telemetry.record import IntervalRecord
-
-
-@pytest.fixture(autouse=True)
-def toy_data(data: Any) -> None:
-    data(SAMPLES)
-
-
-@pytest.fixture(scope="module", name="plain")
-def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What skipping nothing trains."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "open_data", lambda *_: ToyData(SAMPLES))
-        return run(tmp_path_factory.mktemp("plain"), Plain)
 
 
 @pytest.mark.parametrize(("policy", "depth"), [(Freeze, 3), (Defer, 0), (DropHalf, 3), (Plain, 0)])

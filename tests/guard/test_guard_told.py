@@ -4,10 +4,9 @@ import json
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
-from guarded import GUARD, SAMPLES, SKIP, run, spec
+from guarded import GUARD, SKIP, run, spec, toy_data  # noqa: F401 (fixtures)
 from guarded_policies import Freeze
 from toy import toy_config
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
@@ -15,11 +14,6 @@ from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, par
 from adaptive.config import GuardConfig
 from adaptive.guard.guard import Guard
 from adaptive.recorder import Recorder
-
-
-@pytest.fixture(autouse=True)
-def toy_data(data: Any) -> None:
-    data(SAMPLES)
 
 
 def test_every_decision_is_in_every_view(tmp_path: Path) -> None:

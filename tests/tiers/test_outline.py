@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import LFUOnHost, Scattered, ScatteredOnHost, bags, one_table, random_batches, step_all, sum_of
+from helpers import (
+    LFUOnHost,
+    Scattered,
+    ScatteredOnHost,
+    bags,
+    one_table,
+    random_batches,
+    step_all,
+    sum_of,
+    wait_for_look_ahead,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,7 +153,7 @@ def most_read(policy: type[Policy], threads: int, depth: int) -> int:
     source = _Watched(20)
     with one_table(100, "90", policy=policy, plan_threads=threads) as embeddings:
         coming = embeddings.look_ahead(source, depth=depth)
-        next(coming)
+        wait_for_look_ahead(embeddings, next(coming), depth, 20)
         wait_until_steady(lambda: source.num_read)
         coming.close()
     return source.num_read
