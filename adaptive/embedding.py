@@ -23,7 +23,7 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.errors import ConfigError
 from adaptive.planned import GroupWork, Planned
-from adaptive.policy import Policy, TierView
+from adaptive.policy import Policy, TierView, arranges
 from adaptive.policy_loading import make_policy
 from adaptive.rows.optim import SGD, RowOptimizer
 from adaptive.tiers.build import build_lanes, choose_device
@@ -363,8 +363,7 @@ class TieredEmbeddingBag(nn.Module):
     def may_plan_again(self) -> bool:
         """Whether batches that were planned and not trained can be planned again without any change in what is trained:
         the policy leaves the batches as they come, skips nothing and defers nothing."""
-        arranges = type(self.policy).arrange is not Policy.arrange
-        return not (arranges or self.drops_updates or self.defers)
+        return not (arranges(self.policy) or self.drops_updates or self.defers)
 
     def device_rows_text(self) -> str:
         """How many device rows there are and why, in one sentence."""

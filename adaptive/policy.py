@@ -90,6 +90,11 @@ class Deferral:
             raise ValueError(f"{self}: needed every >= 1, at_most from 1 to 255 or none, warmup >= 0")
 
 
+def arranges(policy: "Policy | type[Policy]") -> bool:
+    """Whether a policy makes batches of its own: it, or its class, has another `arrange` than the default."""
+    return getattr(policy.arrange, "__func__", policy.arrange) is not Policy.arrange
+
+
 class Policy(ABC):
     """Decides which rows deserve the device and which have stopped moving.
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError
-from adaptive.policy import Policy
+from adaptive.policy import Policy, arranges
 from adaptive.policy_loading import installed_policies, load_policy_class, make_policy, policy_parameters
 from adaptive.settings import suggestion
 
@@ -31,7 +31,7 @@ class Contender:
     @property
     def arranges(self) -> bool:
         """The policy regroups or drops inputs, so it may train other batches than the others."""
-        return load_policy_class(self.config.policy).arrange is not Policy.arrange
+        return arranges(make_policy(self.config.policy, self.config.policy_options))
 
 
 def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender]:

@@ -21,15 +21,6 @@ def segment_sums(values: Tensor, starts: Tensor) -> Tensor:
     return torch.segment_reduce(values, "sum", lengths=lengths, axis=0, initial=0.0, unsafe=True)
 
 
-def pool(values: Tensor, bag_vectors: Tensor, bag_starts: Tensor, scales: Tensor, num_vectors: int) -> Tensor:
-    """(V, D) vectors: vector bag_vectors[b] is the sum over look-ups p of bag b of scales[p] * values[p]."""
-    if len(scales):
-        values = values * scales[:, None]
-    out = values.new_zeros(num_vectors, values.shape[1])
-    out[bag_vectors] = segment_sums(values, bag_starts)
-    return out
-
-
 def sum_gradients(gradients: Tensor, vectors: Tensor, segments: Tensor, scales: Tensor) -> Tensor:
     """(U, D) gradient of each row: the sum over its look-ups of scales * gradients[vectors], in order."""
     values = gradients[vectors]

@@ -2,8 +2,8 @@
 
 Only rows looked up often enough are watched (Slipstream, arXiv 2404.04270: a hot-row filter, then snapshots). The
 set is keyed by row and kept apart from the tiers, so verdicts do not depend on where rows lie. The look-ahead
-thread owns everything here; snapshots of row values belong to the training thread (`SnapshotStore` in
-`adaptive.tiers.device`). A snapshot is renewed at a row's first look-up in each interval.
+thread owns everything here; snapshots of row values belong to the training thread (`DeviceTier.watch`). A snapshot is
+renewed at a row's first look-up in each interval.
 """
 
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ from adaptive.config import TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError, InputError, PolicyError
 from adaptive.kernels import belady, planning
-from adaptive.policy import Policy
+from adaptive.policy import Policy, arranges
 from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.distinct import Distinct
 from adaptive.tiers.layout import Group
@@ -73,7 +73,7 @@ class SimulatedRun:
     @property
     def arranges(self) -> bool:
         """The policy regroups or drops inputs, so that its batches are its own."""
-        return self.referee.arranges
+        return arranges(self.referee.policy)
 
     def calibrate(self, sample: Sequence[Batch]) -> None:
         """Show the policy a sample of the training data."""

@@ -9,11 +9,6 @@ from adaptive.counters import Counter
 from adaptive.telemetry.record import TableCounts
 
 
-def new_counts(num_tables: int) -> NDArray[np.int64]:
-    """A counter array of zeros, (num_tables, len(Counter))."""
-    return np.zeros((num_tables, len(Counter)), np.int64)
-
-
 def table_counts(
     names: Sequence[str],
     counts: NDArray[np.int64],
@@ -40,6 +35,3 @@ def table_counts(
         )
         for table, (name, values) in enumerate(columns)
     }
-
-
-__all__ = ["Counter", "new_counts", "table_counts"]

@@ -28,8 +28,10 @@ STAGING_BYTES = 4 << 20
 
 
 class FileHost(HostTier):
-    """See the module. The file has no name: nobody's file is overwritten, and its space is free again whatever ends
-    the process. The system's page cache stands between the file and the disk.
+    """A host tier on disk: a sparse file of records, weights and state of a row side by side.
+
+    The file has no name: nobody's file is overwritten, and its space is free again whatever ends the process. The
+    system's page cache stands between the file and the disk.
 
     Moving rows raises `StorageError` when the file cannot be written or read. Rows may be lost then, so every later
     move raises it again.

@@ -31,7 +31,10 @@ class Ring:
 
 
 class Lists:
-    """See the module. What is sent lies in buffers that are used again: its work is to be asked for at once."""
+    """Sends numbers of rows or slots to the device, for the kernels of the copy stream.
+
+    What is sent lies in buffers that are used again, so work on it has to be asked for before the next call.
+    """
 
     def __init__(self, mover: Mover) -> None:
         self._ring = Ring(mover, NUM_LISTS)

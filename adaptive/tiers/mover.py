@@ -71,7 +71,10 @@ class Streams:
 
 
 class Mover:
-    """See the module. `trained` and number arguments count batches; -1 and below: before the first."""
+    """Keeps copying and training on a device in order: one method for each wait of one stream for the other.
+
+    `trained` and number arguments count batches; -1 and below: before the first.
+    """
 
     def __init__(self, streams: Streams) -> None:
         self.device = streams.device

@@ -45,7 +45,7 @@ class Bags:
 
 @dataclass(frozen=True)
 class Outline:
-    """See the module; of one group."""
+    """What one batch asks of one group of tables: its distinct rows, its bags, and its look-ups by row."""
 
     distinct: Distinct
     bags: Bags

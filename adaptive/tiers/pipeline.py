@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.errors import ConfigError, InputError
+from adaptive.policy import arranges
 from adaptive.tiers.device import CpuDevice, DeviceTier
 from adaptive.tiers.distinct import Distinct, DistinctFinder
 from adaptive.tiers.host import HostTier
@@ -49,7 +50,7 @@ Coming = tuple[Batch, list[Outline], list[list[Distinct]]]
 
 
 class Pipeline:
-    """See the module."""
+    """Plans one batch after another for all groups and moves their rows; hands feedback to planners and policy."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class Pipeline:
         it has learnt until then must not depend on how far they are read.
         """
         window = self.referee.policy.window
-        spare = 0 if self.referee.arranges else self.outliner.num_ahead
+        spare = 0 if arranges(self.referee.policy) else self.outliner.num_ahead
         ahead: deque[tuple[Batch, Callable[[], list[Outline]]]] = deque()
         for batch in batches:
             with self.watch.stage("plan"):

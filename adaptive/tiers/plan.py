@@ -77,7 +77,7 @@ class Deferred:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """See the module."""
+    """All that is decided about one batch and one group of tables: what moves, what is pooled, what is updated."""
 
     number: int
     pooling: Pooling

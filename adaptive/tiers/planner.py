@@ -9,7 +9,6 @@ k - d - 1 are trained before k's rows move, so a row in a slot that is not held 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,6 @@ from adaptive.tiers.row_stats import StatsSource
 from adaptive.tiers.slots import SlotTable
 
 Int64s = NDArray[np.int64]
-Number = TypeVar("Number", bound=np.integer)
 
 # Idle rows looked at for each slot that is short. Looking at all of them costs as much as the rest of planning and, on
 # the built-in stream at 10 %, gains no hit in a thousand.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.errors import AdaptiveError, InputError, PolicyError
-from adaptive.policy import Policy, RowStats, TierView
+from adaptive.policy import Policy, RowStats, TierView, arranges
 from adaptive.tiers.policy_thread import Overdue, PolicyThread, overdue_text
 
 Answer = TypeVar("Answer")
@@ -38,11 +38,6 @@ class Referee:
         self._timeout = timeout
         self._thread: PolicyThread | None = None
         self._stuck: PolicyThread | None = None  # has been left behind
-
-    @property
-    def arranges(self) -> bool:
-        """The policy makes batches of its own."""
-        return getattr(self.policy.arrange, "__func__", None) is not Policy.arrange
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -85,7 +80,7 @@ class Referee:
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
         """The policy's batches, each checked to be one."""
-        if not self.arranges:
+        if not arranges(self.policy):
             for batch in batches:  # noqa: UP028 (`yield from` would close the caller's iterator with this one)
                 yield batch
             return

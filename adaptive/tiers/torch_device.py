@@ -34,7 +34,10 @@ from adaptive.tiers.transfer import RowArrays, Transfer
 
 
 class TorchDevice(DeviceTier):
-    """See the module."""
+    """Slots on a torch device: rows cross on the copy stream, pooling and updates run on the training stream.
+
+    Bit-equal to `CpuDevice` unless `exact` is false; see the module for what that means on a GPU.
+    """
 
     def __init__(
         self,

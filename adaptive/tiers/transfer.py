@@ -108,7 +108,7 @@ class Transfer(ABC):
 
 
 class Direct(Transfer):
-    """See the module.
+    """Rows cross in place: kernels on the device read and write the host tables' pinned memory.
 
     Args:
         host_rows: the host's weights and state as the device sees them.
@@ -177,7 +177,10 @@ class _Landing:
 
 
 class Staged(Transfer):
-    """See the module. What a plan writes back lands when the next one is carried out, or when buffers run out."""
+    """Rows cross in bounded pinned buffers, which the host fills and empties.
+
+    What a plan writes back lands when the next one is carried out, or when buffers run out.
+    """
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
         super().__init__(host, mover, kernels, optimizer)
