@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from adaptive.errors import AdaptiveError
     from adaptive.evaluation import Evaluation, evaluate
     from adaptive.models.dlrm import DLRM, DLRMConfig
+    from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.planned import Planned
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, TierView
-    from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.tiers.statistics import Statistics
 
 _HOMES = {
-    "Adagrad": "rows.optim",
-    "Adam": "rows.optim",
+    "Adagrad": "optim",
+    "Adam": "optim",
     "AdaptiveError": "errors",
     "Batch": "batch",
     "Counter": "counters",
@@ -36,10 +36,10 @@ _HOMES = {
     "Origin": "batch",
     "Planned": "planned",
     "Policy": "policy",
-    "RowOptimizer": "rows.optim",
+    "RowOptimizer": "optim",
     "RowStats": "policy",
-    "RowwiseAdagrad": "rows.optim",
-    "SGD": "rows.optim",
+    "RowwiseAdagrad": "optim",
+    "SGD": "optim",
     "SkipConfig": "config",
     "Statistics": "tiers.statistics",
     "Synthetic": "data.synthetic",

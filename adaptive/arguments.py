@@ -5,8 +5,8 @@ from typing import Any
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.errors import ConfigError
+from adaptive.optim import RowOptimizer
 from adaptive.planned import Planned
-from adaptive.rows.optim import RowOptimizer
 
 
 def check_planned(planned: object) -> None:

@@ -14,6 +14,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.errors import InputError
+
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
@@ -243,3 +245,14 @@ def _check(name: str, array: object, dtype: type, ndim: int) -> None:
         raise ValueError(f"batch: {name} must be a {np.dtype(dtype)} array of {ndim} dimension(s), found {found}")
     if not array.flags.c_contiguous:
         raise ValueError(f"batch: {name} must be C-contiguous; pass numpy.ascontiguousarray({name})")
+
+
+def as_batch(found: object) -> Batch:
+    """What a source gave, which must be a batch.
+
+    Raises:
+        InputError: if it is something else.
+    """
+    if not isinstance(found, Batch):
+        raise InputError(f"needed an adaptive.Batch, found {type(found).__name__}; see adaptive.one_hot_batch")
+    return found

@@ -18,9 +18,9 @@ from adaptive.data.tables import by_table, tables_of
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.models.dlrm import DLRM, DLRMConfig, parse_mlp
+from adaptive.optim import row_optimizer
+from adaptive.planning.sizing import held_rows
 from adaptive.policy_loading import make_policy
-from adaptive.rows.optim import row_optimizer
-from adaptive.tiers.sizing import held_rows
 
 M = TypeVar("M", bound=BaseModel)
 

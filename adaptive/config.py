@@ -177,7 +177,7 @@ class OptimizerConfig(Config):
     """Optimizer of the rows."""
 
     name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = Field(
-        default="rowwise_adagrad", description="formula of the update; see adaptive.rows.optim"
+        default="rowwise_adagrad", description="formula of the update; see adaptive.optim"
     )
     lr: float = Field(default=0.05, gt=0, description="learning rate of rows")
     eps: float = Field(default=1e-8, ge=0, description="added to the square root (Adagrad family, Adam)")

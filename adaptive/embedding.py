@@ -22,26 +22,26 @@ from adaptive.arguments import check_arguments, check_planned
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.errors import ConfigError
+from adaptive.optim import SGD, RowOptimizer
 from adaptive.planned import GroupWork, Planned
+from adaptive.planning.layout import feature_order, make_groups
+from adaptive.planning.lookups import lay_out_bags
+from adaptive.planning.plan import GroupPlan
+from adaptive.planning.policy_calls import Referee
+from adaptive.planning.sizing import SHRINK, choose_slots, hot_rows, resized, watched_bytes
+from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, TierView, arranges
 from adaptive.policy_loading import make_policy
-from adaptive.rows.optim import SGD, RowOptimizer
 from adaptive.tiers.build import build_lanes, choose_device
-from adaptive.tiers.layout import feature_order, make_groups
 from adaptive.tiers.lookahead import look_ahead
 from adaptive.tiers.marks import Marks
 from adaptive.tiers.memory_left import free_bytes, is_out_of_memory, running_out
 from adaptive.tiers.mover import Mover, streams_of
-from adaptive.tiers.outline import lay_out_bags
 from adaptive.tiers.pipeline import Pipeline
-from adaptive.tiers.plan import GroupPlan
 from adaptive.tiers.ready import Ready
-from adaptive.tiers.referee import Referee
 from adaptive.tiers.saving import load_rows, overwrite_rows, save_rows
 from adaptive.tiers.shrinking import give_back
-from adaptive.tiers.sizing import SHRINK, choose_slots, hot_rows, resized, watched_bytes
 from adaptive.tiers.statistics import Statistics
-from adaptive.tiers.view import RowView
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -99,7 +99,7 @@ class TieredEmbeddingBag(nn.Module):
         sizes = choose_slots(groups, tier, optimizer, self.policy, room)
         lanes, self._sizes = build_lanes(groups, sizes, tier, optimizer, referee, mover)
         self._pipeline = Pipeline(lanes, referee, len(self.features), tier, skip, mover)
-        self.view: TierView = RowView(self._pipeline)
+        self.view: TierView = RowView([lane.planner for lane in lanes])
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
         self._pending: dict[int, Planned] = {}
         self._since = Marks(self._pipeline)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
-from adaptive.tiers.parts import GroupPart
+from adaptive.planning.parts import GroupPart
+from adaptive.planning.plan import Feedback, GroupPlan, Pooling
 from adaptive.tiers.pipeline import Lane
-from adaptive.tiers.plan import Feedback, GroupPlan, Pooling
 
 
 class GroupWork:

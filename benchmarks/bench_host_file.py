@@ -26,10 +26,10 @@ import numpy as np
 from adaptive.config import TableConfig
 from adaptive.kernels.jit import kernel
 from adaptive.kernels.posix import pread_rows, pwrite_rows
-from adaptive.rows.optim import RowwiseAdagrad
+from adaptive.optim import RowwiseAdagrad
+from adaptive.planning.layout import make_groups
 from adaptive.tiers.host import Floats, Int64s
 from adaptive.tiers.host_file import FileHost
-from adaptive.tiers.layout import make_groups
 from benchmarks import harness
 from benchmarks.harness import NotEqual, Report, median_ms, take_turns
 

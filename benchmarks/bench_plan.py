@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from adaptive.batch import Batch
-from adaptive.tiers.outline import Outline, Outliner
+from adaptive.planning.lookups import Outline, Outliner
 from benchmarks import harness
 from benchmarks.harness import Report, paired
 from benchmarks.streams import kaggle_tables, make_batches

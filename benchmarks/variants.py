@@ -18,9 +18,9 @@ from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planned import Planned
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.tiers.statistics import Statistics
 
 Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]

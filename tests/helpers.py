@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.optim import SGD, RowOptimizer
 from adaptive.planned import Planned
+from adaptive.planning.planner import Planner
 from adaptive.policy import Policy, RowStats
-from adaptive.rows.optim import SGD, RowOptimizer
-from adaptive.tiers.planner import Planner
 from policies.lru import LRU
 
 Floats = NDArray[np.float32]

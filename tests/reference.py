@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Floats = NDArray[np.float32]
 Int64s = NDArray[np.int64]
@@ -192,7 +192,7 @@ def adam_step_size(optimizer: Adam, count: int) -> np.float32:
 
 @dataclass(frozen=True)
 class Distinct:
-    """See `adaptive.tiers.distinct.Distinct`."""
+    """See `adaptive.planning.lookups.Distinct`."""
 
     rows: list[int]
     counts: list[int]

@@ -23,8 +23,8 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
+from adaptive.optim import SGD, Adagrad, Adam
 from adaptive.policy import TierView
-from adaptive.rows.optim import SGD, Adagrad, Adam
 from policies.lru import LRU
 from policies.slipstream import Slipstream
 

@@ -13,7 +13,7 @@ from adaptive.batch import one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 
 TABLE = TableConfig(name="t", num_embeddings=9, embedding_dim=4)
 BATCH = one_hot_batch(np.zeros((2, 0), np.float32), np.array([[1], [2]]), np.zeros(2, np.float32))

@@ -37,8 +37,8 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError, PolicyError
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy, RowStats
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from policies.device import Device
 from policies.hybrid import Hybrid
 from policies.lru import LRU

@@ -19,9 +19,9 @@ from adaptive.build import build
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import NonFiniteError, PolicyError
+from adaptive.optim import SGD
 from adaptive.policy import Policy
 from adaptive.recorder import Recorder
-from adaptive.rows.optim import SGD
 from adaptive.runs import train_run
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import IntervalRecord

@@ -11,7 +11,7 @@ from reference import initial_table, train_reference
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
-from adaptive.rows.optim import SGD, Adagrad, RowOptimizer
+from adaptive.optim import SGD, Adagrad, RowOptimizer
 
 Floats = NDArray[np.float32]
 

@@ -28,9 +28,9 @@ from adaptive.data.tables import by_table
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError
 from adaptive.kernels import belady
+from adaptive.optim import row_optimizer
 from adaptive.policy import Policy
 from adaptive.policy_loading import make_policy
-from adaptive.rows.optim import row_optimizer
 from adaptive.simulate.machine import Machine, Traffic, parse_rate, step_ms
 from adaptive.simulate.report import need_matplotlib, simulation_text
 from adaptive.simulate.simulation import simulate

@@ -11,9 +11,9 @@ import pytest
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.rows.saturation import HotSet
-from adaptive.rows.tracker import Tracker
-from adaptive.tiers.slots import SlotTable
+from adaptive.planning.hot_set import HotSet
+from adaptive.planning.slots import SlotTable
+from adaptive.planning.tracker import Tracker
 
 HOST_ROW_BYTES, SLOT_BYTES = 16, 24
 

@@ -44,9 +44,9 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError, InputError
+from adaptive.optim import SGD, Adam, RowOptimizer
+from adaptive.planning.planner import Planner
 from adaptive.policy import Policy, RowStats, TierView
-from adaptive.rows.optim import SGD, Adam, RowOptimizer
-from adaptive.tiers.planner import Planner
 from policies.hybrid import Hybrid
 from policies.lru import LRU
 

@@ -22,8 +22,8 @@ from traps import OPTIMIZERS, TABLE, build
 
 from adaptive.config import SkipConfig, TableConfig
 from adaptive.counters import Counter
+from adaptive.optim import SGD, Adam, RowOptimizer
 from adaptive.policy import Policy, RowStats
-from adaptive.rows.optim import SGD, Adam, RowOptimizer
 from policies.hybrid import Hybrid
 from policies.lru import LRU
 

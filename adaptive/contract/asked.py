@@ -5,9 +5,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from adaptive.batch import Batch
+from adaptive.planning.policy_thread import Overdue, PolicyThread, overdue_text
 from adaptive.policy import Policy, RowStats, TierView
 from adaptive.policy_loading import make_policy
-from adaptive.tiers.policy_thread import Overdue, PolicyThread, overdue_text
 
 Answer = TypeVar("Answer")
 

@@ -4,8 +4,8 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.guard.judge import Outlook, lower
 from adaptive.guard.standing import Standing
 from adaptive.guard.timing import Timing
-from adaptive.rows.deferral import longest
-from adaptive.rows.optim import RowOptimizer
+from adaptive.optim import RowOptimizer
+from adaptive.planning.deferral import longest
 
 
 def least_allowance(embeddings: TieredEmbeddingBag, optimizer: RowOptimizer) -> float | None:

@@ -18,9 +18,9 @@ from adaptive.build import Parts, dense_optimizer
 from adaptive.config import TierConfig, TrainConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.evaluation import evaluating
+from adaptive.optim import row_optimizer
 from adaptive.policy import Policy, RowStats
 from adaptive.recorder import Recorder
-from adaptive.rows.optim import row_optimizer
 from adaptive.trainer import Trainer
 
 

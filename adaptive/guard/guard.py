@@ -31,8 +31,8 @@ from adaptive.guard.standing import Standing
 from adaptive.guard.stream import Stream
 from adaptive.guard.timing import Timing
 from adaptive.guard.triggers import Triggers
+from adaptive.optim import row_optimizer
 from adaptive.recorder import Recorder
-from adaptive.rows.optim import row_optimizer
 
 
 class Guard:

@@ -6,10 +6,10 @@ from typing import Any, Final
 import numpy as np
 
 from adaptive.counters import Counter
+from adaptive.planning.sizing import row_bytes
 from adaptive.simulate.machine import Machine, Traffic, step_ms
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.stream import Stream
-from adaptive.tiers.sizing import row_bytes
 
 SCHEMA: Final = 1
 _FOUND: Final = (

@@ -17,13 +17,14 @@ from adaptive.config import TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError, InputError, PolicyError
 from adaptive.kernels import belady, planning
+from adaptive.optim import RowOptimizer
+from adaptive.planning.layout import Group
+from adaptive.planning.lookups import Distinct
+from adaptive.planning.planner import Arrival, Planner
+from adaptive.planning.policy_calls import Referee
+from adaptive.planning.sizing import choose_slots, row_bytes
+from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, arranges
-from adaptive.rows.optim import RowOptimizer
-from adaptive.tiers.distinct import Distinct
-from adaptive.tiers.layout import Group
-from adaptive.tiers.planner import Arrival, Planner
-from adaptive.tiers.referee import Referee
-from adaptive.tiers.sizing import choose_slots, row_bytes
 
 Int64s = NDArray[np.int64]
 
@@ -58,7 +59,7 @@ class SimulatedRun:
         self.referee = Referee(policy, tier.policy_timeout_s)
         row_size = row_bytes(setup.group, setup.optimizer)
         self.planner = Planner(setup.group, self.num_slots, tier, self.referee, row_size)
-        self.view = _View(setup.group, self.planner)
+        self.view = RowView([self.planner])
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
         self.batches = self.samples = self.popular = self.host_vectors = 0
         self.seconds = 0.0
@@ -157,47 +158,6 @@ class SimulatedRun:
         planning.count_host_vectors(tables, batch.offsets, lookups, vectors)
         tally[:, [Counter.BYTES_H2D, Counter.BYTES_D2H]] += 4 * group.embedding_dim * vectors[:, None]
         self.host_vectors += int(vectors.sum())
-
-
-class _View:
-    """The answers to what a policy may ask of the tiers (`adaptive.policy.TierView`): one group, nothing saturated."""
-
-    def __init__(self, group: Group, planner: Planner) -> None:
-        self._group, self._planner = group, planner
-        self._feature_starts = np.array([group.table_starts[feature.table] for feature in group.features])
-        self._table_starts = group.table_starts.copy()
-        self._table_starts.flags.writeable = False
-
-    @property
-    def num_rows(self) -> int:
-        return self._group.num_rows
-
-    @property
-    def device_rows(self) -> int:
-        return len(self._planner.slots)
-
-    @property
-    def table_starts(self) -> Int64s:
-        return self._table_starts
-
-    @property
-    def row_bytes(self) -> Int64s:
-        return np.full(len(self._group.tables), 4 * self._group.embedding_dim)
-
-    def rows(self, batch: Batch) -> Int64s:
-        lookups = np.diff(batch.offsets[:: max(batch.num_samples, 1)])
-        found: Int64s = batch.ids + np.repeat(self._feature_starts, lookups)
-        return found
-
-    def resident(self, rows: Int64s) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self._planner.tracker.codes[rows] > 0
-        return found
-
-    def accesses(self, rows: Int64s) -> Int64s:
-        return self._planner.tracker.accesses[rows].astype(np.int64)
-
-    def saturated(self, rows: Int64s) -> NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)
 
 
 def checked(batch: Batch, group: Group) -> Batch:

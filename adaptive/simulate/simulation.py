@@ -14,14 +14,14 @@ from pydantic import ValidationError
 from adaptive.build import build_tables, first_batches, open_data
 from adaptive.config import TierConfig, TrainConfig
 from adaptive.errors import ConfigError
+from adaptive.optim import row_optimizer
+from adaptive.planning.layout import make_groups
+from adaptive.planning.sizing import held_rows
 from adaptive.policy_loading import make_policy
-from adaptive.rows.optim import row_optimizer
 from adaptive.simulate.machine import Machine
 from adaptive.simulate.result import simulation_result
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.stream import Stream, Told
-from adaptive.tiers.layout import make_groups
-from adaptive.tiers.sizing import held_rows
 
 Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and the settings with that policy
 

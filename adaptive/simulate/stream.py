@@ -10,9 +10,9 @@ from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import InputError, PolicyError
+from adaptive.planning.lookups import DistinctFinder
 from adaptive.simulate.run import Setup, SimulatedRun, checked
 from adaptive.simulate.trace import Trace
-from adaptive.tiers.distinct import DistinctFinder
 
 CHUNK: Final = 32  # batches that one run plans before the next run does: its books stay in the processor's cache
 

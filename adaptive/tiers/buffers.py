@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from adaptive.counters import Counter
-from adaptive.tiers.plan import Int64s
+from adaptive.planning.plan import Int64s
 from adaptive.tiers.sent import SentPlan
 
 Bytes = tuple[int, int]  # of pinned memory on the host, of device memory

@@ -8,18 +8,18 @@ import torch
 
 from adaptive.config import TierConfig
 from adaptive.errors import ConfigError
+from adaptive.optim import RowOptimizer
+from adaptive.planning.layout import Group
+from adaptive.planning.lookups import DistinctFinder
+from adaptive.planning.planner import Planner
+from adaptive.planning.policy_calls import Referee
+from adaptive.planning.sizing import Sizes, row_bytes, shrunk
 from adaptive.policy import Policy
-from adaptive.rows.optim import RowOptimizer
 from adaptive.tiers.device import CpuDevice, DeviceTier
-from adaptive.tiers.distinct import DistinctFinder
 from adaptive.tiers.host import HostTier, MemoryHost
 from adaptive.tiers.host_file import FileHost
-from adaptive.tiers.layout import Group
 from adaptive.tiers.mover import Mover
 from adaptive.tiers.pipeline import Lane
-from adaptive.tiers.planner import Planner
-from adaptive.tiers.referee import Referee
-from adaptive.tiers.sizing import Sizes, row_bytes, shrunk
 from adaptive.tiers.torch_device import TorchDevice
 from adaptive.tiers.torch_rows import row_kernels
 from adaptive.tiers.ways import Ways, choose_ways

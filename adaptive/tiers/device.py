@@ -17,9 +17,9 @@ from torch import Tensor
 from adaptive.aligned import empty_rows, full_rows, update_scratch
 from adaptive.kernels import cpu, drift
 from adaptive.kernels.deferred import defer, update_from_sums
-from adaptive.rows.optim import RowOptimizer
+from adaptive.optim import RowOptimizer
+from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
 from adaptive.tiers.host import HostTier
-from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
 from adaptive.tiers.reused import Reused
 
 Int64s = NDArray[np.int64]

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from adaptive.aligned import empty_rows
 from adaptive.kernels import cpu
-from adaptive.rows.optim import RowOptimizer
-from adaptive.tiers.layout import Group
+from adaptive.optim import RowOptimizer
+from adaptive.planning.layout import Group
+from adaptive.planning.plan import Grouping
 from adaptive.tiers.pinned import whole_pages
-from adaptive.tiers.plan import Grouping
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -19,10 +19,10 @@ import numpy as np
 
 from adaptive.errors import ConfigError, StorageError
 from adaptive.kernels import records
-from adaptive.rows.optim import RowOptimizer
+from adaptive.optim import RowOptimizer
+from adaptive.planning.layout import Group
+from adaptive.planning.plan import Grouping
 from adaptive.tiers.host import Floats, HostTier, Int64s
-from adaptive.tiers.layout import Group
-from adaptive.tiers.plan import Grouping
 
 STAGING_BYTES = 4 << 20
 

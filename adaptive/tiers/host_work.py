@@ -12,9 +12,9 @@ from torch import Tensor
 from adaptive.aligned import update_scratch
 from adaptive.kernels import cpu
 from adaptive.kernels.deferred import update_from_sums
-from adaptive.rows.optim import RowOptimizer
+from adaptive.optim import RowOptimizer
+from adaptive.planning.plan import Grouping, Int64s, Pooling
 from adaptive.tiers.host import HostTier
-from adaptive.tiers.plan import Grouping, Int64s, Pooling
 from adaptive.tiers.staging import Link
 
 Floats = NDArray[np.float32]

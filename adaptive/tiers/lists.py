@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
+from adaptive.planning.plan import Int64s
 from adaptive.tiers.buffers import Bytes, added
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.plan import Int64s
 from adaptive.tiers.staging import Parcel
 
 NUM_LISTS = 8  # a plan needs up to 4

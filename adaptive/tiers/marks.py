@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.counters import Counter
+from adaptive.planning.plan import GroupPlan
 from adaptive.tiers.pipeline import Pipeline
-from adaptive.tiers.plan import GroupPlan
 from adaptive.tiers.statistics import Statistics
 
 

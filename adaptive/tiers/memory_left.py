@@ -10,11 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
-from adaptive.config import parse_size
 from adaptive.errors import DeviceMemoryError
 
-RESERVE_SHARE = 0.2
-RESERVE_LEAST = 1 << 30
 # What libraries say that ask CUDA for memory themselves: Triton and torch ("CUDA error: out of memory"), cuBLAS.
 FULL = re.compile(r"CUDA\]?( error)?: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -26,13 +23,6 @@ def free_bytes(device: torch.device) -> int | None:
     free, _ = torch.cuda.mem_get_info(device)
     kept_by_torch: int = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free + kept_by_torch
-
-
-def reserve_bytes(reserve: str, free: int) -> int:
-    """Of `free` bytes, those that are not for slots. auto: 20 %, but 1 GiB at least, but half at most."""
-    if reserve == "auto":
-        return min(max(int(RESERVE_SHARE * free), RESERVE_LEAST), free // 2)
-    return parse_size(reserve, row_bytes=1, num_rows=free)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

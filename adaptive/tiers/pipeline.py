@@ -13,21 +13,20 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch
+from adaptive.batch import Batch, as_batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.errors import ConfigError, InputError
+from adaptive.planning.layout import Group
+from adaptive.planning.lookups import Distinct, DistinctFinder, Outline, Outliner, plan_threads
+from adaptive.planning.parts import GroupPart, describe_parts
+from adaptive.planning.plan import Feedback, GroupPlan, Moves
+from adaptive.planning.planner import Arrival, Planner
+from adaptive.planning.policy_calls import Referee
 from adaptive.policy import arranges
 from adaptive.tiers.device import CpuDevice, DeviceTier
-from adaptive.tiers.distinct import Distinct, DistinctFinder
 from adaptive.tiers.host import HostTier
-from adaptive.tiers.layout import Group
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.outline import Outline, Outliner, plan_threads
-from adaptive.tiers.parts import GroupPart, describe_parts
-from adaptive.tiers.plan import Feedback, GroupPlan, Moves
-from adaptive.tiers.planner import Arrival, Planner
 from adaptive.tiers.ready import Ready
-from adaptive.tiers.referee import Referee, as_batch
 from adaptive.tiers.statistics import Stopwatch
 
 Int64s = NDArray[np.int64]
@@ -64,7 +63,8 @@ class Pipeline:
         self.lanes = tuple(lanes)
         self.referee = referee
         self.mover = mover
-        self.outliner = Outliner([lane.group for lane in self.lanes], plan_threads(tier, mover.device) - 1)
+        threads = plan_threads(tier, on_cpu=mover.device.type == "cpu")
+        self.outliner = Outliner([lane.group for lane in self.lanes], threads - 1)
         self.lock = threading.Lock()
         self.watch = Stopwatch()
         self.next_number = 0

@@ -4,8 +4,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from adaptive.batch import Batch
-from adaptive.tiers.parts import GroupPart
-from adaptive.tiers.plan import GroupPlan
+from adaptive.planning.parts import GroupPart
+from adaptive.planning.plan import GroupPlan
 from adaptive.tiers.statistics import Stopwatch
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.kernels.planning import INITIAL, ON_HOST
+from adaptive.planning.plan import Moves
 from adaptive.tiers.pipeline import Lane, Pipeline
-from adaptive.tiers.plan import Moves
 from adaptive.tiers.saving_watched import Arrays, check_watched, load_watched, save_watched, watched_part
 
 RECORDS = ("accesses", "last_access", "update_norm")

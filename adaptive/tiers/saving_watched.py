@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from adaptive.errors import CheckpointError
 from adaptive.kernels.planning import ON_HOST
-from adaptive.rows.saturation import COLUMNS, ENTRY, HotSet
+from adaptive.planning.hot_set import COLUMNS, ENTRY, HotSet
 from adaptive.tiers.device import Kept
 from adaptive.tiers.pipeline import Lane, Pipeline
 

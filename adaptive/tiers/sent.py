@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Int64s, Pooling, Snapshots
+from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Int64s, Pooling, Snapshots
 from adaptive.tiers.staging import Parcel
 
 

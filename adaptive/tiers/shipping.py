@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Int64s, Pooling, Snapshots, no_rows
+from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Int64s, Pooling, Snapshots, no_rows
 from adaptive.tiers.sent import (
     Bags,
     Segments,

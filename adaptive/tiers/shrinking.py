@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
+from adaptive.planning.plan import GroupPlan, Int64s, Moves
+from adaptive.planning.sizing import least_slots
 from adaptive.tiers.memory_left import running_out
 from adaptive.tiers.pipeline import Lane, Pipeline
-from adaptive.tiers.plan import GroupPlan, Int64s, Moves
 from adaptive.tiers.ready import Ready
-from adaptive.tiers.sizing import least_slots
 
 logger = logging.getLogger("adaptive.tiers")
 

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.rows.optim import RowOptimizer
+from adaptive.optim import RowOptimizer
+from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
 from adaptive.tiers.buffers import Bytes, added, counted
 from adaptive.tiers.device import DeviceTier, Floats, Int64s, Kept, Later
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.host_work import HostWork
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
 from adaptive.tiers.sent import Segments, SentDeferred, SentGrouping, SentPlan, SentPooling, SentSnapshots
 from adaptive.tiers.shipping import send_plan, send_pooling
 from adaptive.tiers.staging import Brought, Link, Parcel, take_rows

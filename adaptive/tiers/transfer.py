@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from adaptive.kernels import cpu
-from adaptive.rows.optim import RowOptimizer
+from adaptive.optim import RowOptimizer
+from adaptive.planning.plan import Int64s, Moves
 from adaptive.tiers.buffers import Bytes, added
 from adaptive.tiers.host import Floats, HostTier
 from adaptive.tiers.lists import Lists, Ring
 from adaptive.tiers.mover import Event, Mover
-from adaptive.tiers.plan import Int64s, Moves
 from adaptive.tiers.staging import Parcel
 from adaptive.tiers.torch_rows import RowKernels
 

@@ -11,7 +11,7 @@ import torch
 
 from adaptive.config import TierConfig
 from adaptive.errors import ConfigError
-from adaptive.rows.optim import RowOptimizer
+from adaptive.optim import RowOptimizer
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
 from adaptive.tiers.pinned import Pinned, available_bytes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaptive.rows.optim import SGD, Adam, RowwiseAdagrad
+from adaptive.optim import SGD, Adam, RowwiseAdagrad
 from benchmarks.gpu.suite import run_suite
 from policies.device import Device
 from policies.hybrid import Hybrid

@@ -20,8 +20,8 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy
-from adaptive.rows.optim import RowOptimizer
 
 EXAMPLES = int(os.environ.get("GPU_SUITE_EXAMPLES", "40"))
 

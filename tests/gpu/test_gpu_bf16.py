@@ -5,7 +5,7 @@ import pytest
 import torch
 from gpu_helpers import Training, assert_same
 
-from adaptive.rows.optim import Adam, RowwiseAdagrad
+from adaptive.optim import Adam, RowwiseAdagrad
 from policies.device import Device
 from policies.lru import LRU
 

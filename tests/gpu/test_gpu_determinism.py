@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from gpu_helpers import Delays, Training, assert_same
 
+from adaptive.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from policies.device import Device
 from policies.hybrid import Hybrid
 from policies.lfu import LFU

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from test_invariance import OPTIMIZERS, Case, cases
 
 from adaptive.config import TableConfig, TierConfig
+from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy
-from adaptive.rows.optim import RowOptimizer
 from policies.device import Device
 from policies.hybrid import Hybrid
 from policies.lru import LRU

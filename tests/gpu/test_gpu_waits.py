@@ -10,8 +10,8 @@ from gpu_helpers import Running, Training, reading_is_allowed, waiting_is_an_err
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.trainer import Trainer
 from benchmarks.gpu.accelerator import open_accelerator
 from policies.device import Device

@@ -15,10 +15,10 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels.planning import WAITS
+from adaptive.optim import SGD
+from adaptive.planning.deferral import DeferralBook
+from adaptive.planning.hot_set import Watched
 from adaptive.policy import Deferral, Policy
-from adaptive.rows.deferral import DeferralBook
-from adaptive.rows.optim import SGD
-from adaptive.rows.saturation import Watched
 from policies.random_drop import RandomDrop
 from policies.slipstream import Slipstream
 

@@ -12,10 +12,10 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.guard.allowed import least_allowance
 from adaptive.kernels.planning import WAITS
+from adaptive.optim import SGD, Adagrad, RowOptimizer
+from adaptive.planning.deferral import DeferralBook, longest
+from adaptive.planning.hot_set import Watched
 from adaptive.policy import Deferral, Policy
-from adaptive.rows.deferral import DeferralBook, longest
-from adaptive.rows.optim import SGD, Adagrad, RowOptimizer
-from adaptive.rows.saturation import Watched
 from policies.random_drop import RandomDrop
 from policies.slipstream import Slipstream
 

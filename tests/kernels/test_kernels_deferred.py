@@ -15,7 +15,7 @@ from variants import both
 
 from adaptive.kernels import cpu
 from adaptive.kernels.deferred import accumulate, apply_sums, defer, update_from_sums
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Choose = Callable[[Any], Callable[..., Any]]
 Floats = NDArray[np.float32]

@@ -13,9 +13,9 @@ from variants import both
 
 from adaptive.config import TableConfig
 from adaptive.kernels import cpu
-from adaptive.rows.optim import SGD, Adagrad
+from adaptive.optim import SGD, Adagrad
+from adaptive.planning.layout import Group, make_groups, table_key
 from adaptive.tiers.host import MemoryHost
-from adaptive.tiers.layout import Group, make_groups, table_key
 
 Choose = Callable[[Any], Callable[..., Any]]
 Floats = NDArray[np.float32]

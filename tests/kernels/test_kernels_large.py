@@ -13,9 +13,9 @@ from adaptive.config import TableConfig
 from adaptive.kernels import cpu, lookups, planning
 from adaptive.kernels.deferred import accumulate, apply_sums
 from adaptive.kernels.drift import drift
-from adaptive.rows.optim import SGD, Adagrad
-from adaptive.rows.tracker import Tracker
-from adaptive.tiers.layout import make_groups
+from adaptive.optim import SGD, Adagrad
+from adaptive.planning.layout import make_groups
+from adaptive.planning.tracker import Tracker
 
 Choose = Callable[[Any], Callable[..., Any]]
 

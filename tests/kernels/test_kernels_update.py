@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from variants import both
 
 from adaptive.kernels import cpu
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Choose = Callable[[Any], Callable[..., Any]]
 Floats = NDArray[np.float32]

@@ -15,7 +15,7 @@ from triton_setup import OPTIMIZERS, Floats, Pinned, assert_same_bits, random_ro
 import adaptive.kernels.gpu.accumulate
 import adaptive.kernels.gpu.update
 from adaptive.kernels import cpu, deferred
-from adaptive.rows.optim import Adagrad, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import Adagrad, RowOptimizer, RowwiseAdagrad
 from adaptive.tiers import torch_rows
 
 DIMS = [1, 3, 16, 17, 64, 130]

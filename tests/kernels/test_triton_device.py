@@ -12,7 +12,7 @@ from torch import Tensor
 from triton_setup import DEVICE, INTERPRETED, OPTIMIZERS, assert_same_bits, needs_gpu, random_rows, ready, settings_of
 
 from adaptive.kernels import cpu, deferred
-from adaptive.rows.optim import SGD, RowOptimizer
+from adaptive.optim import SGD, RowOptimizer
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -9,7 +9,7 @@ import triton_setup
 from torch import Tensor
 from triton_setup import DEVICE, INTERPRETED, ready, settings_of
 
-from adaptive.rows.optim import SGD, Adagrad
+from adaptive.optim import SGD, Adagrad
 
 NUM, DIM = 2**27 + 3, 17
 LAST = NUM - 1

@@ -12,7 +12,7 @@ from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, 
 
 from adaptive.config import TableConfig
 from adaptive.kernels import cpu, drift
-from adaptive.tiers.layout import make_groups
+from adaptive.planning.layout import make_groups
 
 DIMS = [1, 3, 16, 17, 64, 130]
 SEEDS = st.integers(0, 2**32 - 1)

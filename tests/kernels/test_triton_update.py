@@ -18,7 +18,7 @@ from triton_setup import DEVICE, OPTIMIZERS, Floats, Pinned, assert_same_bits, r
 import adaptive.kernels.gpu.sums
 import adaptive.kernels.gpu.update
 from adaptive.kernels import cpu
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 

@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.models.dlrm import DLRM, DLRMConfig
-from adaptive.rows.optim import Adam
+from adaptive.optim import Adam
 from policies.lru import LRU
 
 Around = Callable[[], AbstractContextManager[object]]

@@ -10,9 +10,9 @@ import pytest
 from contract import BUILT_INS
 
 from adaptive.contract import check_policy
+from adaptive.planning.planner import CANDIDATES_PER_SLOT
 from adaptive.policy import Policy, RowStats
 from adaptive.policy_loading import installed_policies
-from adaptive.tiers.planner import CANDIDATES_PER_SLOT
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "policies/README.md").read_text()

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from adaptive import SGD, Adagrad, Deferral
 from adaptive.kernels.planning import DUE, NOW, SKIPPED, WAITS
-from adaptive.rows.deferral import DeferralBook
-from adaptive.rows.saturation import Watched
+from adaptive.planning.deferral import DeferralBook
+from adaptive.planning.hot_set import Watched
 
 
 def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1) -> str:

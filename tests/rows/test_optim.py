@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive.config import OptimizerConfig
 from adaptive.kernels import cpu
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
 
 NUM, DIM = 12, 5
 Floats = NDArray[np.float32]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
 from adaptive.kernels.planning import SKIPPED
-from adaptive.rows.saturation import HotSet
-from adaptive.tiers.plan import Feedback, Snapshots
+from adaptive.planning.hot_set import HotSet
+from adaptive.planning.plan import Feedback, Snapshots
 
 
 class Watched:

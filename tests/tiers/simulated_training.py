@@ -21,9 +21,9 @@ from adaptive import embedding as embedding_module
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels import planning
+from adaptive.optim import Adagrad, Adam
 from adaptive.planned import GroupWork
 from adaptive.policy import Deferral, Policy, RowStats
-from adaptive.rows.optim import Adagrad, Adam
 from adaptive.tiers import lists, staging, transfer
 from adaptive.tiers.lookahead import _prepare
 from adaptive.tiers.ready import Ready

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from adaptive.batch import Batch
 from adaptive.errors import DeviceMemoryError
-from adaptive.tiers import planner
+from adaptive.planning import planner
 
 NUM_ROWS, PRIME = 12, 1_000_003
 

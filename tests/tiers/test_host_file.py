@@ -20,12 +20,12 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError, StorageError
 from adaptive.kernels import records
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.planning.layout import Group, make_groups
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.tiers import host_file
 from adaptive.tiers.host import Floats, HostTier, Int64s, MemoryHost
 from adaptive.tiers.host_file import FileHost
-from adaptive.tiers.layout import Group, make_groups
 from policies.hybrid import Hybrid
 from policies.lru import LRU
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers import (
     LFUOnHost,
     Scattered,
@@ -27,11 +26,11 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import InputError
+from adaptive.planning import lookups as distinct_module
+from adaptive.planning import lookups as outline_module
+from adaptive.planning.layout import make_groups
+from adaptive.planning.lookups import Outliner, plan_threads
 from adaptive.policy import Deferral, Policy
-from adaptive.tiers import distinct as distinct_module
-from adaptive.tiers import outline as outline_module
-from adaptive.tiers.layout import make_groups
-from adaptive.tiers.outline import Outliner, plan_threads
 from policies.lru import LRU
 
 TABLES = (
@@ -178,11 +177,11 @@ def test_batches_are_read_ahead_for_helpers_unless_the_policy_makes_them(threads
 
 def test_auto_is_one_thread_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     auto = TierConfig()
-    assert plan_threads(auto, torch.device("cpu")) == 1
-    assert plan_threads(TierConfig(plan_threads=7), torch.device("cpu")) == 7
+    assert plan_threads(auto, on_cpu=True) == 1
+    assert plan_threads(TierConfig(plan_threads=7), on_cpu=True) == 7
     for cores, threads in ((1, 1), (4, 1), (8, 2), (16, 3), (96, 3)):
         monkeypatch.setattr(outline_module, "usable_cores", lambda cores=cores: cores)
-        assert plan_threads(auto, torch.device("cuda")) == threads
+        assert plan_threads(auto, on_cpu=False) == threads
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------

@@ -32,9 +32,9 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import StorageError
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planned import Planned
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.tiers import lookahead
 from adaptive.tiers.device import CpuDevice
 from adaptive.tiers.ready import Ready

@@ -11,10 +11,10 @@ from helpers import bags, one_table, step_all
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.errors import ConfigError
-from adaptive.rows.optim import SGD, Adagrad
+from adaptive.optim import SGD, Adagrad
+from adaptive.planning.layout import make_groups
 from adaptive.tiers import pinned, ways
 from adaptive.tiers.host import MemoryHost
-from adaptive.tiers.layout import make_groups
 from adaptive.tiers.pinned import Pinned, available_bytes, whole_pages
 from adaptive.tiers.ways import choose_ways
 

@@ -26,8 +26,8 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels.planning import CHANGED, DIRTY, INITIAL, ON_HOST
 from adaptive.planned import Planned
+from adaptive.planning.plan import GroupPlan
 from adaptive.policy import NEVER, Policy, RowStats
-from adaptive.tiers.plan import GroupPlan
 
 
 class HighRowsStay(Policy):

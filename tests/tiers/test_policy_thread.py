@@ -17,8 +17,8 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import PolicyError
+from adaptive.planning.policy_thread import Overdue, PolicyThread
 from adaptive.policy import Policy, RowStats, TierView
-from adaptive.tiers.policy_thread import Overdue, PolicyThread
 from policies.lru import LRU
 
 TIMEOUT = 0.2

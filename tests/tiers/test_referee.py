@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError, InputError, PolicyError
+from adaptive.planning.planner import lowest
+from adaptive.planning.policy_calls import Referee
 from adaptive.policy import Policy, RowStats, TierView
-from adaptive.tiers.referee import Referee, lowest
 from policies.lru import LRU
 
 

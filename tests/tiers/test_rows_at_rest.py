@@ -32,8 +32,8 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.kernels.planning import DIRTY
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer
 from policies.hybrid import Hybrid
 from policies.lru import LRU
 

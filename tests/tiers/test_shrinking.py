@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
+from adaptive.optim import Adagrad, Adam
 from adaptive.policy import Deferral, Policy
-from adaptive.rows.optim import Adagrad, Adam
 from adaptive.tiers import build, memory_left
 from policies.device import Device
 from policies.lru import LRU

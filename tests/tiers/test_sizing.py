@@ -5,11 +5,19 @@ from helpers import LFU, bags, featured, rows_held
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.errors import ConfigError, DeviceMemoryError
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.planning.layout import make_groups
+from adaptive.planning.sizing import (
+    Sizes,
+    choose_slots,
+    held_rows,
+    hot_rows,
+    reserve_bytes,
+    row_bytes,
+    shrunk,
+    watched_bytes,
+)
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from adaptive.tiers.layout import make_groups
-from adaptive.tiers.memory_left import reserve_bytes
-from adaptive.tiers.sizing import Sizes, choose_slots, held_rows, hot_rows, row_bytes, shrunk, watched_bytes
 from policies.device import Device
 from policies.hybrid import Hybrid
 from policies.lru import LRU

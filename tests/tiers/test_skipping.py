@@ -26,8 +26,8 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.optim import Adagrad, Adam, RowOptimizer
 from adaptive.policy import Policy, RowStats
-from adaptive.rows.optim import Adagrad, Adam, RowOptimizer
 from policies.lru import LRU
 
 SKIP = SkipConfig(interval=4, hot_rows="100%", min_accesses=3, lag=5)

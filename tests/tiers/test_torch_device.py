@@ -32,12 +32,12 @@ from torch import Tensor
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels import cpu
+from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from adaptive.planning.layout import make_groups
+from adaptive.planning.plan import Pooling
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from adaptive.tiers import staging, torch_rows
-from adaptive.tiers.layout import make_groups
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.plan import Pooling
 from adaptive.tiers.staging import Link, Parcel
 from policies.hybrid import Hybrid
 from policies.lru import LRU

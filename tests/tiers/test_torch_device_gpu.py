@@ -17,8 +17,8 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.tiers.memory_left import free_bytes
 from adaptive.tiers.mover import Stream, Streams, streams_of
 from adaptive.tiers.pinned import Pinned, whole_pages

@@ -9,8 +9,8 @@ from simulated_training import SKIP, TABLES, AlwaysLooks, Case, Run, Skips, Skip
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
-from adaptive.rows.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.tiers.host_work import HostWork
 
 OPTIMIZERS = [SGD(), Adagrad(), RowwiseAdagrad(), Adam()]

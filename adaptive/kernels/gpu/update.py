@@ -124,7 +124,7 @@ def update(
     weights (slots, D) float32, float16 or bfloat16; state (slots, S) float32; host_* the same for rows of the host,
     pinned, or None if no location is < 0; locations (U,) int64, each row once; row u's look-ups are
     [segments[u], segments[u + 1]) (int64, none empty) of vectors (G,) int32 or int64, rows of gradients (V, D)
-    float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.rows.optim`. norms
+    float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.optim`. norms
     (U,) float32 receives the L2 norms of the changes, before they are rounded to a narrower format.
 
     squares: if given, `gradients` and these are what `accumulate` has filled; each row has one look-up, not scaled: its

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.tiers.layout import Group
-from adaptive.tiers.plan import GroupPlan, Pooling
+from adaptive.planning.layout import Group
+from adaptive.planning.plan import GroupPlan, Pooling
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,19 @@
 """`StatsSource`: puts together what a policy is told about rows, from records, slots and the hot set."""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels import planning
+from adaptive.planning.hot_set import HotSet
+from adaptive.planning.layout import Group
+from adaptive.planning.lookups import Distinct
+from adaptive.planning.slots import SlotTable
+from adaptive.planning.tracker import Tracker
 from adaptive.policy import NEVER, RowStats
-from adaptive.rows.saturation import HotSet
-from adaptive.rows.tracker import Tracker
-from adaptive.tiers.distinct import Distinct
-from adaptive.tiers.layout import Group
-from adaptive.tiers.slots import SlotTable
 
 Int64s = NDArray[np.int64]
-Number = TypeVar("Number", bound=np.integer)
 
 
 class StatsSource:
@@ -44,8 +42,8 @@ class StatsSource:
         drift, drift_accesses, saturated = self._movement(rows, hot, entries)
         return RowStats(
             step=number,
-            rows=_moved(rows, group.first_row),
-            table=_moved(group.tables_of(rows), group.first_table),
+            rows=group.to_global(rows),
+            table=group.tables_of(rows) + np.int32(group.first_table),
             accesses=records.accesses,
             last_access=records.last_access,
             next_access=self._next_access(rows, records.codes, number, window),
@@ -110,7 +108,3 @@ class _Unknown:
     def _reach(self, size: int) -> None:
         if size > len(self._drift):
             self._make(size)
-
-
-def _moved(numbers: NDArray[Number], by: int) -> NDArray[Number]:
-    return numbers + numbers.dtype.type(by) if by else numbers

@@ -14,10 +14,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch
-from adaptive.errors import AdaptiveError, InputError, PolicyError
+from adaptive.batch import Batch, as_batch
+from adaptive.errors import AdaptiveError, PolicyError
+from adaptive.planning.policy_thread import Overdue, PolicyThread, overdue_text
 from adaptive.policy import Policy, RowStats, TierView, arranges
-from adaptive.tiers.policy_thread import Overdue, PolicyThread, overdue_text
 
 Answer = TypeVar("Answer")
 _DONE: Final = object()
@@ -178,17 +178,6 @@ class Referee:
         return type(self.policy).__name__
 
 
-def as_batch(found: object) -> Batch:
-    """What a source gave, which must be a batch.
-
-    Raises:
-        InputError: if it is something else.
-    """
-    if not isinstance(found, Batch):
-        raise InputError(f"needed an adaptive.Batch, found {type(found).__name__}; see adaptive.one_hot_batch")
-    return found
-
-
 class _Source(Iterator[Batch]):
     """Batches on their way to the policy; an error of theirs, and the time they take, is not the policy's."""
 
@@ -224,13 +213,3 @@ def _read_only(stats: RowStats) -> RowStats:
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
     return stats
-
-
-def lowest(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Positions of the `count` lowest scores; among equal scores the first positions. Independent of numpy's sort."""
-    if count >= len(scores):
-        return np.arange(len(scores))
-    border = np.partition(scores, count - 1)[count - 1] if count else -np.inf
-    below = np.flatnonzero(scores < border)
-    level = np.flatnonzero(scores == border)[: count - len(below)]
-    return np.sort(np.concatenate([below, level]))

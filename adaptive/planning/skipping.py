@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels import planning
-from adaptive.tiers.outline import Outline
-from adaptive.tiers.plan import Grouping
+from adaptive.planning.lookups import Outline
+from adaptive.planning.plan import Grouping
 
 Int64s = NDArray[np.int64]
 

@@ -9,13 +9,14 @@ import numpy as np
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig, parse_size
 from adaptive.errors import ConfigError, DeviceMemoryError
+from adaptive.optim import RowOptimizer
+from adaptive.planning.layout import Group
 from adaptive.policy import Policy
-from adaptive.rows.optim import RowOptimizer
-from adaptive.tiers.layout import Group
-from adaptive.tiers.memory_left import reserve_bytes
 
 AUTO_SHARE = "10%"
 LEAST_HOT_ROWS = 100_000
+RESERVE_SHARE = 0.2  # of a GPU's free memory, for model, activations and gradients
+RESERVE_LEAST = 1 << 30
 SHRINK = 0.1  # share of the slots given up when the device's memory runs out
 
 
@@ -101,6 +102,13 @@ def _auto_on_gpu(
     if sum(slots) == sum(group.num_rows for group in groups):
         return slots, f"auto: all rows fit into the {_gib(room)} that are free on the GPU"
     return slots, f"auto: {_gib(room)} are free on the GPU, {_gib(kept)} are left to model and batches"
+
+
+def reserve_bytes(reserve: str, free: int) -> int:
+    """Of `free` bytes, those that are not for slots. auto: 20 %, but 1 GiB at least, but half at most."""
+    if reserve == "auto":
+        return min(max(int(RESERVE_SHARE * free), RESERVE_LEAST), free // 2)
+    return parse_size(reserve, row_bytes=1, num_rows=free)
 
 
 def least_slots(group: Group, held_rows: int) -> int:

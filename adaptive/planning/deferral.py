@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from adaptive.kernels import watched
 from adaptive.kernels.cpu import SGD_
+from adaptive.optim import RowOptimizer
+from adaptive.planning.hot_set import Watched
 from adaptive.policy import Deferral
-from adaptive.rows.optim import RowOptimizer
-from adaptive.rows.saturation import Watched
 
 AT_MOST, AT_MOST_SGD = 8, 4
 RECORD = np.dtype([("visits", np.uint32), ("waiting", np.uint32)])

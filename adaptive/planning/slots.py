@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels import planning
-from adaptive.rows.tracker import Tracker
+from adaptive.planning.tracker import Tracker
 
 Int64s = NDArray[np.int64]
 

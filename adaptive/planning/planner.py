@@ -17,18 +17,17 @@ from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels import planning, watched
-from adaptive.rows.deferral import DeferralBook, Summed
-from adaptive.rows.optim import RowOptimizer
-from adaptive.rows.saturation import HotSet
-from adaptive.rows.tracker import Tracker
-from adaptive.tiers.distinct import Distinct
-from adaptive.tiers.grouping import Updates, group_updates
-from adaptive.tiers.layout import Group
-from adaptive.tiers.outline import Outline
-from adaptive.tiers.plan import Deferred, Feedback, Grouping, GroupPlan, Moves, Pooling, Snapshots, no_rows
-from adaptive.tiers.referee import Referee, lowest
-from adaptive.tiers.row_stats import StatsSource
-from adaptive.tiers.slots import SlotTable
+from adaptive.optim import RowOptimizer
+from adaptive.planning.deferral import DeferralBook, Summed
+from adaptive.planning.hot_set import HotSet
+from adaptive.planning.layout import Group
+from adaptive.planning.lookups import Distinct, Outline
+from adaptive.planning.plan import Deferred, Feedback, Grouping, GroupPlan, Moves, Pooling, Snapshots, no_rows
+from adaptive.planning.policy_calls import Referee
+from adaptive.planning.row_stats import StatsSource
+from adaptive.planning.skipping import Updates, group_updates
+from adaptive.planning.slots import SlotTable
+from adaptive.planning.tracker import Tracker
 
 Int64s = NDArray[np.int64]
 
@@ -224,7 +223,7 @@ class Planner:
         policy = self._referee.policy
         if self.hot is not None and policy.allowance != self._allowance:
             self._allowance = policy.allowance
-            rows = self.hot.rows[: self.hot.num_entries] + self.group.first_row
+            rows = self.group.to_global(self.hot.rows[: self.hot.num_entries])
             self._adopt(self.hot, self.hot.saturated[: self.hot.num_entries] & policy.allows(rows))
 
     def _adopt(self, hot: HotSet, verdicts: NDArray[np.bool_]) -> None:
@@ -284,3 +283,13 @@ def _swaps(movable: Int64s, idle: Int64s, scores: NDArray[np.float64], num_free:
     wins = int((coming[challengers[:pairs]] > staying[worst[:pairs]]).sum())
     chosen = np.sort(best[: num_free + wins])
     return movable[chosen], idle[worst[:wins]]
+
+
+def lowest(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Positions of the `count` lowest scores; among equal scores the first positions. Independent of numpy's sort."""
+    if count >= len(scores):
+        return np.arange(len(scores))
+    border = np.partition(scores, count - 1)[count - 1] if count else -np.inf
+    below = np.flatnonzero(scores < border)
+    level = np.flatnonzero(scores == border)[: count - len(below)]
+    return np.sort(np.concatenate([below, level]))

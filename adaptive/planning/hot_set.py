@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
 from adaptive.kernels import watched
-from adaptive.tiers.plan import Feedback, Snapshots
+from adaptive.planning.plan import Feedback, Snapshots
 
 PLACE = np.dtype([("row", np.int64), ("entry", np.int32), ("unused", np.int32)])  # of the hash table
 ENTRY = np.dtype(

@@ -1,0 +1,79 @@
+"""`RowView`: the answers to what a policy may ask of the tiers (`adaptive.policy.TierView`), read from the books."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.planning.planner import Planner
+
+Int64s = NDArray[np.int64]
+
+
+class RowView:
+    """Rows of all tables by their global numbers, looked up in the books of the groups they belong to.
+
+    Args:
+        planners: one for each group, in the groups' order.
+    """
+
+    def __init__(self, planners: Sequence[Planner]) -> None:
+        self._planners = tuple(planners)
+        groups = [planner.group for planner in self._planners]
+        starts = [group.to_global(group.table_starts[:-1]) for group in groups]
+        self._table_starts = np.concatenate([*starts, [self.num_rows]])
+        self._table_starts.flags.writeable = False
+        self._feature_starts = np.zeros(sum(len(group.features) for group in groups), np.int64)
+        for group in groups:
+            positions, _, tables, _ = group.feature_columns
+            self._feature_starts[positions] = group.to_global(group.table_starts[tables])
+
+    @property
+    def num_rows(self) -> int:
+        return sum(planner.group.num_rows for planner in self._planners)
+
+    @property
+    def device_rows(self) -> int:
+        return sum(len(planner.slots) for planner in self._planners)
+
+    @property
+    def table_starts(self) -> Int64s:
+        return self._table_starts
+
+    @property
+    def row_bytes(self) -> Int64s:
+        sizes = [4 * planner.group.embedding_dim for planner in self._planners]
+        return np.repeat(sizes, [len(planner.group.tables) for planner in self._planners]).astype(np.int64)
+
+    def rows(self, batch: Batch) -> Int64s:
+        lookups = np.diff(batch.offsets[:: max(batch.num_samples, 1)])
+        return batch.ids + np.repeat(self._feature_starts, lookups)
+
+    def resident(self, rows: Int64s) -> NDArray[np.bool_]:
+        found = np.zeros(len(rows), np.bool_)
+        for planner, mine, local in self._split(rows):
+            found[mine] = planner.tracker.codes[local] > 0
+        return found
+
+    def accesses(self, rows: Int64s) -> Int64s:
+        found = np.zeros(len(rows), np.int64)
+        for planner, mine, local in self._split(rows):
+            found[mine] = planner.tracker.accesses[local]
+        return found
+
+    def saturated(self, rows: Int64s) -> NDArray[np.bool_]:
+        found = np.zeros(len(rows), np.bool_)
+        for planner, mine, local in self._split(rows):
+            hot = planner.hot
+            if hot is not None:
+                entries = hot.entries_of(local)
+                found[mine] = (entries >= 0) & hot.saturated[entries]
+        return found
+
+    def _split(self, rows: Int64s) -> Iterator[tuple[Planner, Int64s, Int64s]]:
+        """Each planner with the positions in `rows` of its rows, and their local numbers."""
+        for planner in self._planners:
+            local = planner.group.to_local(rows)
+            mine = np.flatnonzero((local >= 0) & (local < planner.group.num_rows))
+            yield planner, mine, local[mine]
