@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from adaptive.tiers.memory_left import running_out
+from adaptive.tiers.gpu.memory import running_out
 
 # Most that one step takes anew, over the gradients' bytes: Adam its state (2, in its first step) and the square root of
 # the second moment (1), Adagrad a root and a numerator (2), and one more for the rounding of the allocator.

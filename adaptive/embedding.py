@@ -33,9 +33,9 @@ from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, TierView, arranges
 from adaptive.policy_loading import make_policy
 from adaptive.tiers.build import build_lanes, choose_device
+from adaptive.tiers.gpu.memory import free_bytes, is_out_of_memory, running_out
 from adaptive.tiers.lookahead import look_ahead
 from adaptive.tiers.marks import Marks
-from adaptive.tiers.memory_left import free_bytes, is_out_of_memory, running_out
 from adaptive.tiers.mover import Mover, streams_of
 from adaptive.tiers.pipeline import Pipeline
 from adaptive.tiers.ready import Ready

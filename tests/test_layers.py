@@ -13,7 +13,7 @@ ROOT = Path(adaptive.__file__).parent.parent
 # A part may import itself and what stands in the lines above it; parts in one line do not know each other, except
 # those joined by "+".
 LAYERS = [
-    ["aligned", "errors", "counters", "config", "cores", "signals"],
+    ["aligned", "errors", "counters", "config", "system"],
     ["kernels", "batch", "files"],
     ["optim", "policy", "npy"],
     ["policy_loading", "planning"],
@@ -99,7 +99,7 @@ def test_policies_and_examples_import_only_the_public_face(path: Path) -> None:
 @pytest.mark.parametrize("package", ["torch", "numba"])
 def test_heavy_packages_stay_out_of_what_starts_the_program(package: str) -> None:
     """`--help` and configuration must not wait for them, so they are not imported at the top of these files."""
-    light = ["__init__", "batch", "config", "counters", "errors", "policy", "files", "signals", "settings", "cli/app"]
+    light = ["__init__", "batch", "config", "counters", "errors", "policy", "files", "system", "settings", "cli/app"]
     for stem in light:
         path = ROOT / f"adaptive/{stem}.py"
         top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -20,7 +20,7 @@ import typer
 from adaptive.cli import compare, doctor, eval, policies, run, simulate
 from adaptive.cli.output import note
 from adaptive.errors import AdaptiveError
-from adaptive.signals import is_hangup_heard
+from adaptive.system import is_hangup_heard
 
 DEBUG = "--debug"
 STOPPED = {129: "hung up", 130: "interrupted", 143: "terminated"}  # by SIGHUP, SIGINT (as typer does), SIGTERM

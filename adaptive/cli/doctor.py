@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive.cli.output import AsJson, key_lines, print_result, size_text
-from adaptive.cores import usable_cores
+from adaptive.system import usable_cores
 
 PACKAGES = ("adaptive-train", "torch", "numpy", "numba", "scipy", "tensorboard", "typer", "pydantic")
 

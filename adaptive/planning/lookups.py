@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import TierConfig
-from adaptive.cores import usable_cores
 from adaptive.errors import InputError
 from adaptive.kernels import lookups, planning
 from adaptive.planning.layout import Group
 from adaptive.planning.plan import Pooling
+from adaptive.system import usable_cores
 
 Int64s = NDArray[np.int64]
 MOST_USES: Final = 2**31 - 1  # of an int32

@@ -14,7 +14,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.guard.guard import Guard
 from adaptive.runs.place import Place, Source
-from adaptive.signals import StopRequest
+from adaptive.system import StopRequest
 from adaptive.trainer import Trainer
 
 

@@ -22,7 +22,7 @@ from adaptive.runs.loop import Loop
 from adaptive.runs.place import Place
 from adaptive.runs.shared import quality_numbers, table_rows, total_steps
 from adaptive.runs.state import Reached, content, is_guarded, restore_recorder
-from adaptive.signals import StopRequest, stop_request
+from adaptive.system import StopRequest, stop_request
 from adaptive.telemetry.jsonl import MetricsFile
 from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.record import ResumeRecord, RunRecord

@@ -1,7 +1,6 @@
 """Makes the tiers and the planner of every group."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,16 +12,14 @@ from adaptive.planning.layout import Group
 from adaptive.planning.lookups import DistinctFinder
 from adaptive.planning.planner import Planner
 from adaptive.planning.policy_calls import Referee
-from adaptive.planning.sizing import Sizes, row_bytes, shrunk
-from adaptive.policy import Policy
-from adaptive.tiers.device import CpuDevice, DeviceTier
+from adaptive.planning.sizing import Sizes, row_bytes
+from adaptive.tiers.cpu_device import CpuDevice
+from adaptive.tiers.device import DeviceTier
+from adaptive.tiers.gpu.build import build_devices
 from adaptive.tiers.host import HostTier, MemoryHost
 from adaptive.tiers.host_file import FileHost
 from adaptive.tiers.mover import Mover
 from adaptive.tiers.pipeline import Lane
-from adaptive.tiers.torch_device import TorchDevice
-from adaptive.tiers.torch_rows import row_kernels
-from adaptive.tiers.ways import Ways, choose_ways
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -57,9 +54,7 @@ def build_lanes(
             for host, number in zip(hosts, sizes.slots, strict=True)
         ]
     else:
-        ways = choose_ways(hosts, tier, mover.device, lands=in_place)
-        devices, sizes = _allocate(hosts, sizes, tier, optimizer, policy, mover, ways)
-        sizes = replace(sizes, text=f"{sizes.text}; {ways.text}")
+        devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy, mover)
     lanes = [
         Lane(
             host.group,
@@ -77,28 +72,3 @@ def _make_host(group: Group, optimizer: RowOptimizer, host: str, *, in_place: bo
     if host == "memory":
         return MemoryHost(group, optimizer, own_pages=own_pages)
     return FileHost(group, optimizer, Path(host.removeprefix("mmap:")), in_place=in_place)
-
-
-def _allocate(
-    hosts: Sequence[HostTier],
-    sizes: Sizes,
-    tier: TierConfig,
-    optimizer: RowOptimizer,
-    policy: Policy,
-    mover: Mover,
-    ways: Ways,
-) -> tuple[list[TorchDevice], Sizes]:
-    """The devices, with fewer slots than wanted if memory runs out."""
-    groups = [host.group for host in hosts]
-    while True:
-        try:
-            devices = []
-            for host, num_slots in zip(hosts, sizes.slots, strict=True):
-                kernels = row_kernels(mover.device, host.group.embedding_dim)
-                transfer = ways.transfer(host, mover, kernels, optimizer)
-                options = {"poison": tier.poison, "exact": tier.exact}
-                devices.append(TorchDevice(host, num_slots, optimizer, mover, kernels, transfer, **options))
-            return devices, sizes
-        except torch.OutOfMemoryError:
-            devices.clear()
-        sizes = shrunk(sizes, groups, tier, optimizer, policy)

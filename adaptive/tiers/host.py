@@ -4,6 +4,8 @@ Nothing is written when it is made. A row that never changed has no stored value
 of a billion rows costs address space, and memory or disk only for rows that were trained.
 """
 
+import contextlib
+import mmap
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -15,7 +17,6 @@ from adaptive.kernels import cpu
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
 from adaptive.planning.plan import Grouping
-from adaptive.tiers.pinned import whole_pages
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -155,3 +156,30 @@ class MemoryHost(HostTier):
     @property
     def disk_bytes(self) -> int:
         return 0
+
+
+def whole_pages(num_rows: int, width: int) -> Floats:
+    """(num_rows, width) on pages of its own, which are taken when they are first written or pinned."""
+    size = 4 * num_rows * width
+    if not size:
+        return np.empty((num_rows, width), np.float32)
+    return np.frombuffer(_pages(size), np.float32).reshape(num_rows, width)
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Private memory: shared memory, Python's default, gets no huge pages however it asks for them.
+
+    A process that is forked does not have it: on older systems the first write of either one would move the parent's
+    page away from where the GPU reads and writes.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise(pages, mmap.MADV_DONTFORK)
+    return pages
+
+
+def advise(pages: mmap.mmap, advice: int) -> None:
+    """Tell the system how the pages will be used."""
+    with contextlib.suppress(OSError):  # a system that knows no such thing
+        pages.madvise(advice)

@@ -23,7 +23,7 @@ from adaptive.planning.plan import Feedback, GroupPlan, Moves
 from adaptive.planning.planner import Arrival, Planner
 from adaptive.planning.policy_calls import Referee
 from adaptive.policy import arranges
-from adaptive.tiers.device import CpuDevice, DeviceTier
+from adaptive.tiers.device import DeviceTier
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
 from adaptive.tiers.ready import Ready
@@ -218,7 +218,7 @@ class Pipeline:
         for lane, plan, arrival in zip(self.lanes, plans, arrivals, strict=True):
             coming = np.zeros(len(arrival.distinct.rows), np.bool_)
             coming[arrival.takers] = True
-            alone = isinstance(lane.device, CpuDevice)  # elsewhere what pooling needs is sent with the rows
+            alone = lane.device.pools_parts  # elsewhere what pooling needs is sent with the rows
             found.append(describe_parts(lane.group, batch, plan, arrival.distinct.inverse, coming, alone=alone))
         return found
 
@@ -311,7 +311,7 @@ class Pipeline:
         untouched = np.flatnonzero(codes == 0)
         lane.host.initial(weights, state, untouched, rows[untouched])
         if settled and lane.planner.deferral is not None and lane.planner.hot is not None:
-            lane.device.settled(lane.planner.hot.entries_of(rows), weights, state)
+            lane.device.apply_waiting(lane.planner.hot.entries_of(rows), weights, state)
         return weights, state
 
     def flush(self) -> None:

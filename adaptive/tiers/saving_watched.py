@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from adaptive.errors import CheckpointError
 from adaptive.kernels.planning import ON_HOST
 from adaptive.planning.hot_set import COLUMNS, ENTRY, HotSet
-from adaptive.tiers.device import Kept
+from adaptive.tiers.device import WatchedValues
 from adaptive.tiers.pipeline import Lane, Pipeline
 
 Arrays = dict[str, NDArray[Any]]
@@ -115,13 +115,13 @@ def load_watched(lane: Lane, part: Arrays) -> None:
     assert hot is not None
     hot.restore(part, planner.tracker.accesses)
     _count_saturated(lane, hot)
-    kept = Kept(part.get("snapshots", none), np.zeros(0, np.int64), none, none[:, : lane.device.squares_width])
+    kept = WatchedValues(part.get("snapshots", none), np.zeros(0, np.int64), none, none[:, : lane.device.squares_width])
     if book is not None:
         book.restore(part["visits"], part["waiting"])
         rows = part["row"][part["summed"]]
         lane.host.write(rows, part["raw_values"], part["raw_states"])
         planner.tracker.codes[rows] = ON_HOST
-        kept = Kept(kept.snapshots, part["summed"], part["sums"], part["squares"])
+        kept = WatchedValues(kept.snapshots, part["summed"], part["sums"], part["squares"])
     lane.device.keep(kept)
 
 

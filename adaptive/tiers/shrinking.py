@@ -15,7 +15,7 @@ from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
 from adaptive.planning.plan import GroupPlan, Int64s, Moves
 from adaptive.planning.sizing import least_slots
-from adaptive.tiers.memory_left import running_out
+from adaptive.tiers.gpu.memory import running_out
 from adaptive.tiers.pipeline import Lane, Pipeline
 from adaptive.tiers.ready import Ready
 

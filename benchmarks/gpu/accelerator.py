@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from adaptive.tiers.pinned import available_bytes
+from adaptive.system import available_bytes
 from benchmarks import harness
 
 TierDevice = Literal["cuda", "cpu-torch"]

@@ -24,7 +24,7 @@ from adaptive.kernels import planning
 from adaptive.optim import Adagrad, Adam
 from adaptive.planned import GroupWork
 from adaptive.policy import Deferral, Policy, RowStats
-from adaptive.tiers import lists, staging, transfer
+from adaptive.tiers.gpu import buffers, link, transfer
 from adaptive.tiers.lookahead import _prepare
 from adaptive.tiers.ready import Ready
 from policies.hybrid import Hybrid
@@ -95,12 +95,12 @@ def patched(module: ModuleType, **values: object) -> Iterator[None]:
 
 
 @contextmanager
-def buffers(ample: bool) -> Iterator[None]:
+def small_buffers(ample: bool) -> Iterator[None]:
     many = 99 if ample else 1
     with (
-        patched(staging, SENDS=many, SMALLEST=64),
+        patched(link, SENDS=many),
+        patched(buffers, SMALLEST=64, NUM_LISTS=1 + many, LIST_ROWS=3),
         patched(transfer, BLOCK_BYTES=70),
-        patched(lists, NUM_LISTS=1 + many, LIST_ROWS=3),
     ):
         yield
 
@@ -235,7 +235,7 @@ def same(found: NDArray[Any], expected: NDArray[Any]) -> bool:
 
 def assert_right(case: Case, seed: int) -> None:
     arrays, readings = expected(case)
-    with simulated(seed) as simulation, buffers(case.ample):
+    with simulated(seed) as simulation, small_buffers(case.ample):
         run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks)
         found = run.train()
     for name, array in arrays.items():
@@ -246,7 +246,7 @@ def assert_right(case: Case, seed: int) -> None:
 
 def assert_stops(case: Case, seed: int) -> None:
     """Batches that were planned and never trained leave nothing under way."""
-    with simulated(seed) as simulation, buffers(case.ample):
+    with simulated(seed) as simulation, small_buffers(case.ample):
         Run(case.build(), case.depth, simulation.random, {}, case.shrinks).train(14)
 
 

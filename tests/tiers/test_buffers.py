@@ -16,10 +16,12 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.policy import Policy
-from adaptive.tiers import buffers, lists, torch_device
-from adaptive.tiers.buffers import added, shared_out
+from adaptive.tiers.gpu import buffers, sent_plan
+from adaptive.tiers.gpu import device as device_module
+from adaptive.tiers.gpu.buffers import SMALLEST, TransferBuffer, added
+from adaptive.tiers.gpu.link import ComputeLink
+from adaptive.tiers.gpu.sent_plan import shared_out
 from adaptive.tiers.mover import Mover, inline
-from adaptive.tiers.staging import SMALLEST, Link, Parcel
 from policies.hybrid import Hybrid
 
 TABLES = (
@@ -39,7 +41,7 @@ def make(device: str, policy: type[Policy], transfer: str = "staged") -> TieredE
 
 
 def test_a_parcel_takes_pinned_memory_and_as_much_of_the_device() -> None:
-    parcel = Parcel(Mover(inline(torch.device("cpu"))))
+    parcel = TransferBuffer(Mover(inline(torch.device("cpu"))))
     assert (parcel.num_bytes, parcel.size) == ((0, 0), 0)
     parcel.take([(np.int64, 3), (np.float32, (2, 5))])
     assert (parcel.num_bytes, parcel.size) == ((SMALLEST, SMALLEST), 32 + 48)
@@ -48,7 +50,7 @@ def test_a_parcel_takes_pinned_memory_and_as_much_of_the_device() -> None:
 
 
 def test_a_link_counts_blocks_in_either_direction_that_are_used_again() -> None:
-    link = Link(Mover(inline(torch.device("cpu"))))
+    link = ComputeLink(Mover(inline(torch.device("cpu"))))
     assert link.num_bytes == 0
     link.send(np.zeros(3, np.float32))
     first, second = (link.bring_view(torch.zeros(2)) for _ in range(2))
@@ -85,7 +87,7 @@ def test_all_pinned_memory_is_told(policy: type[Policy], transfer: str, monkeypa
 @pytest.mark.parametrize("transfer", ["direct", "staged"])
 def test_what_names_every_row_takes_no_list_of_every_row(transfer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush, and giving slots back: the lists are on the device, and stay there."""
-    monkeypatch.setattr(lists, "LIST_ROWS", 1 << 10)
+    monkeypatch.setattr(buffers, "LIST_ROWS", 1 << 10)
     rows = 40_000
     embeddings = one_table(rows, "100%", device="cpu-torch", transfer=transfer)
     step_all(embeddings, [bags(list(range(rows)))])
@@ -106,9 +108,9 @@ def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypat
 
     def noted(plan: Any) -> Any:
         sizes.append(sum(-(-tensor.nbytes // 16) * 16 for tensor in plan.parcel.tensors))
-        return buffers.counted(plan)
+        return sent_plan.counted(plan)
 
-    monkeypatch.setattr(torch_device, "counted", noted)
+    monkeypatch.setattr(device_module, "counted", noted)
     counts = {}
     for device in ("cpu", "cpu-torch"):
         embeddings = make(device, policy)

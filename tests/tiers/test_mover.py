@@ -13,7 +13,7 @@ import pytest
 from helpers import Scattered, ScatteredOnHost, Trainee, train_more, train_slowly
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_training import BATCHES, CASES, TABLES, Case, buffers, check, simulated
+from simulated_training import BATCHES, CASES, TABLES, Case, check, simulated, small_buffers
 from torch import Tensor
 
 from adaptive.planned import GroupWork
@@ -111,7 +111,7 @@ def test_a_wait_that_is_left_out_is_missed() -> None:
 def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real threads, at whatever pace; the model needs each batch's vectors at once."""
     case = Case([Scattered, ScatteredOnHost][seed % 2], seed % 4, way, ample=seed > 2)
-    with simulated(seed) as simulation, buffers(case.ample):
+    with simulated(seed) as simulation, small_buffers(case.ample):
         pool = GroupWork.pool
 
         def pool_now(self: GroupWork) -> Tensor:
@@ -131,7 +131,7 @@ def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkey
 def test_host_memory_is_let_go_when_no_copy_reads_or_writes_it() -> None:
     """Although a look-ahead is not at its end: a kernel that reads such memory would be the end of the process."""
     case = Case(way="direct", device_rows="60%")
-    with simulated(1) as simulation, buffers(ample=True):
+    with simulated(1) as simulation, small_buffers(ample=True):
         embeddings = case.build()
         simulation.copies.laziness = 1.0
         left: list[int] = []

@@ -36,7 +36,7 @@ from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planned import Planned
 from adaptive.policy import Policy
 from adaptive.tiers import lookahead
-from adaptive.tiers.device import CpuDevice
+from adaptive.tiers.cpu_device import CpuDevice
 from adaptive.tiers.ready import Ready
 from policies.hybrid import Hybrid
 from policies.lru import LRU

@@ -9,14 +9,16 @@ import pytest
 import torch
 from helpers import bags, one_table, step_all
 
+from adaptive import system
 from adaptive.config import TableConfig, TierConfig
 from adaptive.errors import ConfigError
 from adaptive.optim import SGD, Adagrad
 from adaptive.planning.layout import make_groups
-from adaptive.tiers import pinned, ways
-from adaptive.tiers.host import MemoryHost
-from adaptive.tiers.pinned import Pinned, available_bytes, whole_pages
-from adaptive.tiers.ways import choose_ways
+from adaptive.system import available_bytes
+from adaptive.tiers.gpu import build, pinned
+from adaptive.tiers.gpu.build import choose_transfer
+from adaptive.tiers.gpu.pinned import Pinned
+from adaptive.tiers.host import MemoryHost, whole_pages
 
 CUDA = torch.device("cuda", 0)
 
@@ -105,7 +107,7 @@ def test_pages_stay_in_the_process_and_may_be_huge_once_all_are_taken() -> None:
 
 def test_exactly_the_tables_are_pinned_until_they_are_closed(runtime: Runtime) -> None:
     hosts = hosts_of(100, 77)
-    chosen = choose_ways(hosts, TierConfig(transfer="direct"), CUDA, lands=False)
+    chosen = choose_transfer(hosts, TierConfig(transfer="direct"), CUDA, lands=False)
     sizes = {array.ctypes.data: array.nbytes for host in hosts for array in (host.weights, host.state)}
     assert runtime.registered == sizes
     assert chosen.text == "rows are read and written in place in pinned host memory"
@@ -128,13 +130,13 @@ def test_memory_that_is_let_go_is_not_pinned_any_more(runtime: Runtime) -> None:
 
 
 def test_state_of_no_width_is_not_pinned(runtime: Runtime) -> None:
-    choose_ways(hosts_of(10, optimizer=SGD()), TierConfig(transfer="direct"), CUDA, lands=False)
+    choose_transfer(hosts_of(10, optimizer=SGD()), TierConfig(transfer="direct"), CUDA, lands=False)
     assert runtime.calls == 1
 
 
 def test_if_the_system_refuses_rows_are_staged_and_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = play(monkeypatch, Runtime(refuse_from=3))
-    chosen = choose_ways(hosts_of(100, 77), TierConfig(), CUDA, lands=False)
+    chosen = choose_transfer(hosts_of(100, 77), TierConfig(), CUDA, lands=False)
     assert chosen.pinned == {} and runtime.registered == {}
     assert "cannot be pinned (CUDA error 2 for 1,540 bytes)" in chosen.text
 
@@ -142,7 +144,7 @@ def test_if_the_system_refuses_rows_are_staged_and_the_user_is_told(monkeypatch:
 def test_if_the_system_refuses_what_was_asked_for_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = play(monkeypatch, Runtime(refuse_from=0))
     with pytest.raises(ConfigError, match=r"tier.transfer=direct: host memory cannot be pinned .* use auto or staged"):
-        choose_ways(hosts_of(100), TierConfig(transfer="direct"), CUDA, lands=False)
+        choose_transfer(hosts_of(100), TierConfig(transfer="direct"), CUDA, lands=False)
     assert runtime.registered == {}
 
 
@@ -152,18 +154,18 @@ def test_if_the_system_refuses_what_was_asked_for_it_is_an_error(monkeypatch: py
 def test_auto_pins_at_most_half_of_the_free_memory(
     free: int, expected: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "available_bytes", lambda: free)
-    chosen = choose_ways(hosts_of(50), TierConfig(), CUDA, lands=False)  # 1,600 bytes
+    monkeypatch.setattr(build, "available_bytes", lambda: free)
+    chosen = choose_transfer(hosts_of(50), TierConfig(), CUDA, lands=False)  # 1,600 bytes
     assert expected in chosen.text
     assert bool(chosen.pinned) == (free > 3200) == (runtime.calls > 0)
 
 
 def test_other_choices(runtime: Runtime) -> None:
-    assert choose_ways(hosts_of(50), TierConfig(transfer="staged"), CUDA, lands=False).pinned == {}
-    assert choose_ways(hosts_of(50), TierConfig(), torch.device("cpu"), lands=False).pinned == {}
-    assert choose_ways(hosts_of(50), TierConfig(host="mmap:/x"), CUDA, lands=False).pinned == {}
+    assert choose_transfer(hosts_of(50), TierConfig(transfer="staged"), CUDA, lands=False).pinned == {}
+    assert choose_transfer(hosts_of(50), TierConfig(), torch.device("cpu"), lands=False).pinned == {}
+    assert choose_transfer(hosts_of(50), TierConfig(host="mmap:/x"), CUDA, lands=False).pinned == {}
     with pytest.raises(ConfigError, match=r"tier.transfer=direct needs tier.host=memory, found mmap:/x"):
-        choose_ways(hosts_of(50), TierConfig(transfer="direct", host="mmap:/x"), CUDA, lands=False)
+        choose_transfer(hosts_of(50), TierConfig(transfer="direct", host="mmap:/x"), CUDA, lands=False)
     assert runtime.calls == 0
 
 
@@ -188,15 +190,15 @@ def write(root: Path, place: str, **files: str) -> None:
 def test_a_container_may_have_less_memory_than_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     me = tmp_path / "self"
     me.write_text("0::/\n")
-    assert list(pinned._of_groups(tmp_path, me)) == []
+    assert list(system._of_groups(tmp_path, me)) == []
     write(tmp_path, "", max="1000\n", current="700\n", stat="anon 500\nactive_file 60\ninactive_file 40\n")
-    assert list(pinned._of_groups(tmp_path, me)) == [340]  # what files keep in memory can be dropped
+    assert list(system._of_groups(tmp_path, me)) == [340]  # what files keep in memory can be dropped
     write(tmp_path, "a/b", max="max\n", current="5\n", stat="")
     write(tmp_path, "a", max="50\n", current="70\n", stat="inactive_file 3\n")
     me.write_text("1:cpu:/elsewhere\n0::/a/b\n")
-    assert list(pinned._of_groups(tmp_path, me)) == [0, 340]  # groups around it count, too
-    assert list(pinned._of_groups(tmp_path, tmp_path / "none")) == []
-    monkeypatch.setattr(pinned, "_of_groups", lambda root, membership: iter([12_345]))
+    assert list(system._of_groups(tmp_path, me)) == [0, 340]  # groups around it count, too
+    assert list(system._of_groups(tmp_path, tmp_path / "none")) == []
+    monkeypatch.setattr(system, "_of_groups", lambda root, membership: iter([12_345]))
     assert available_bytes() == 12_345
 
 
@@ -205,7 +207,7 @@ def test_groups_of_the_first_version(tmp_path: Path) -> None:
     me.write_text("5:cpu,cpuacct:/x\n4:memory:/x\n")
     limits = {"limit_in_bytes": "900", "usage_in_bytes": "800", "stat": "inactive_file 1\ntotal_inactive_file 7\n"}
     write(tmp_path, "memory/x", **limits)
-    assert list(pinned._of_groups(tmp_path, me)) == [107]
+    assert list(system._of_groups(tmp_path, me)) == [107]
 
 
 def test_an_error_that_was_dealt_with_is_not_left_for_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,20 +13,19 @@ from adaptive.aligned import LINE_BYTES, empty_rows
 from adaptive.batch import one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.tiers.device import CpuDevice
+from adaptive.tiers.cpu_device import MOST_PIECES, CpuDevice, VectorMemory
 from adaptive.tiers.host import MemoryHost
-from adaptive.tiers.reused import MOST, Reused
 
 
 def test_a_tensor_as_asked_for() -> None:
-    tensor = Reused().take(3, 16)
+    tensor = VectorMemory().take(3, 16)
     assert tensor.shape == (3, 16) and tensor.dtype == torch.float32 and tensor.is_contiguous()
     assert tensor.data_ptr() % LINE_BYTES == 0 and not tensor.requires_grad
-    assert Reused().take(0, 16).shape == (0, 16)
+    assert VectorMemory().take(0, 16).shape == (0, 16)
 
 
 def test_memory_is_taken_again() -> None:
-    memory = Reused()
+    memory = VectorMemory()
     place = memory.take(4, 16).data_ptr()
     assert [memory.take(4, 16).data_ptr() for _ in range(5)] == [place] * 5
     assert memory.take(3, 16).data_ptr() == place  # the last batch of an epoch
@@ -45,7 +44,7 @@ SHARING: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("kept", SHARING)
 def test_what_shares_the_memory_keeps_it(kept: str) -> None:
-    memory = Reused()
+    memory = VectorMemory()
     tensor = memory.take(4, 16)
     place = tensor.data_ptr()
     held = SHARING[kept](tensor)
@@ -58,17 +57,17 @@ def test_what_shares_the_memory_keeps_it(kept: str) -> None:
 
 
 def test_values_that_are_held_do_not_change() -> None:
-    memory, held = Reused(), []
-    for number in range(3 * MOST):
+    memory, held = VectorMemory(), []
+    for number in range(3 * MOST_PIECES):
         held.append(memory.take(4, 16).fill_(number))
-    assert [np.unique(tensor).tolist() for tensor in held] == [[number] for number in range(3 * MOST)]
+    assert [np.unique(tensor).tolist() for tensor in held] == [[number] for number in range(3 * MOST_PIECES)]
 
 
 def test_what_is_kept_for_later_is_bounded() -> None:
-    memory = Reused()
-    held = [memory.take(4, 16) for _ in range(3 * MOST)]
+    memory = VectorMemory()
+    held = [memory.take(4, 16) for _ in range(3 * MOST_PIECES)]
     held.clear()
-    assert len(memory._free) == MOST
+    assert len(memory._free) == MOST_PIECES
     memory.take(100, 16)
     assert [len(piece) for piece in memory._free] == [1600]  # too small ones are dropped
     memory.take(4, 16)

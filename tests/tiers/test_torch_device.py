@@ -36,9 +36,11 @@ from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from adaptive.planning.layout import make_groups
 from adaptive.planning.plan import Pooling
 from adaptive.policy import Policy
-from adaptive.tiers import staging, torch_rows
+from adaptive.tiers import torch_rows
+from adaptive.tiers.gpu import link as link_module
+from adaptive.tiers.gpu.buffers import TransferBuffer
+from adaptive.tiers.gpu.link import ComputeLink
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.staging import Link, Parcel
 from policies.hybrid import Hybrid
 from policies.lru import LRU
 
@@ -98,9 +100,9 @@ def test_a_training_step_waits_for_nothing_but_gradients_of_rows_on_the_host(
 
 def test_sends_are_waited_for_only_when_too_many_are_under_way() -> None:
     mover = Mover(torch_streams())
-    link = Link(mover)
+    link = ComputeLink(mover)
     with waits() as found:
-        for number in range(staging.SENDS):
+        for number in range(link_module.SENDS):
             assert link.send(np.full(3, number, np.float32)).tolist() == [number] * 3
         assert found == []
         link.send(np.zeros(3, np.float32))
@@ -114,7 +116,7 @@ def torch_streams() -> Any:
 
 
 def test_buffers_of_the_link_are_used_again() -> None:
-    link = Link(Mover(torch_streams()))
+    link = ComputeLink(Mover(torch_streams()))
     for number in range(5):
         first = link.bring(torch.full((2, 3), float(number)))
         second = link.bring(torch.full((4,), -1.0))
@@ -133,7 +135,7 @@ def test_a_parcel_is_one_copy_whatever_it_holds() -> None:
     for name in ("run", "empty", "record", "after"):
         setattr(mover.copies, name, getattr(streams.copies, name))
     mover.copies.copy = lambda to, source: (copied.append(len(to)), to.copy_(source))  # type: ignore[method-assign]
-    parcel = Parcel(mover)
+    parcel = TransferBuffer(mover)
     for size in (3, 500, 2):
         parcel.take([(np.int64, size), (np.bool_, 1), (np.float32, (size, 2)), (np.int32, 0)])
         parcel.arrays[0][...] = np.arange(size)
@@ -153,15 +155,15 @@ def test_a_parcel_is_one_copy_whatever_it_holds() -> None:
 def crossings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     """Shapes of the float32 blocks that the training thread sends."""
     found: list[tuple[int, ...]] = []
-    send = Link.send_filled
+    send = ComputeLink.send_filled
 
-    def noted(self: Link, dtype: Any, shape: Any, fill: Any) -> Tensor:
+    def noted(self: ComputeLink, dtype: Any, shape: Any, fill: Any) -> Tensor:
         if np.dtype(dtype) == np.float32:
             found.append(tuple(shape))
         return send(self, dtype, shape, fill)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Link, "send_filled", noted)
+        patch.setattr(ComputeLink, "send_filled", noted)
         yield found
 
 
@@ -259,9 +261,9 @@ def test_a_forward_pass_and_an_update_that_are_cut_are_the_whole(
 
 
 def pool_cut(pooling: Pooling, device: np.ndarray, host: np.ndarray) -> np.ndarray:
-    from adaptive.tiers.shipping import send_pooling
+    from adaptive.tiers.gpu.sent_plan import send_pooling
 
-    cut = send_pooling(pooling, Link(Mover(torch_streams())))
+    cut = send_pooling(pooling, ComputeLink(Mover(torch_streams())))
     out = torch.full((pooling.num_vectors, device.shape[1]), torch.nan)
     if cut.bags is not None:
         assert not set(cut.crossing.tolist()) - set((~pooling.locations[pooling.locations < 0]).tolist())
@@ -284,7 +286,8 @@ UNDER_TRITON = """
 import sys
 sys.path[:0] = {paths!r}
 import numpy as np
-from adaptive.tiers import build, torch_rows
+from adaptive.tiers import torch_rows
+from adaptive.tiers.gpu import build
 from simulated_training import Case, Run, SkipsOnHost, Skips, same
 build.row_kernels = lambda device, width: torch_rows.triton_rows()
 for case in (Case(SkipsOnHost, 1, "staged", "30%"), Case(SkipsOnHost, 2, "direct", "60%")):

@@ -19,9 +19,10 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
-from adaptive.tiers.memory_left import free_bytes
+from adaptive.tiers.gpu.memory import free_bytes
+from adaptive.tiers.gpu.pinned import Pinned
+from adaptive.tiers.host import whole_pages
 from adaptive.tiers.mover import Stream, Streams, streams_of
-from adaptive.tiers.pinned import Pinned, whole_pages
 
 pytestmark = [
     pytest.mark.gpu,

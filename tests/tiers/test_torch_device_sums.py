@@ -11,7 +11,7 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
-from adaptive.tiers.host_work import HostWork
+from adaptive.tiers.gpu.host_rows import HostRows
 
 OPTIMIZERS = [SGD(), Adagrad(), RowwiseAdagrad(), Adam()]
 
@@ -22,17 +22,17 @@ def test_sums_and_their_squares_wait_as_in_ordinary_memory(
     policy: type[Policy], rows: str, optimizer: RowOptimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows due on the host, and rows read while their gradients wait."""
-    done = {"update_from_sums": 0, "settle": 0}
+    done = {"update_from_sums": 0, "apply_waiting": 0}
 
     def counts(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(self: HostWork, which: Any, sums: Any, *more: Any) -> Any:
+        def counted(self: HostRows, which: Any, sums: Any, *more: Any) -> Any:
             done[name] += len(sums)
             return work(self, which, sums, *more)
 
         return counted
 
     for name in done:
-        monkeypatch.setattr(HostWork, name, counts(name, vars(HostWork)[name]))
+        monkeypatch.setattr(HostRows, name, counts(name, vars(HostRows)[name]))
 
     def trained(device: str) -> tuple[Any, dict[int, Any]]:
         tier = TierConfig(device=device, device_rows=rows, poison=True)
@@ -43,7 +43,7 @@ def test_sums_and_their_squares_wait_as_in_ordinary_memory(
         return run.train(), run.readings
 
     (found, readings), (expected, all_readings) = trained("cpu-torch"), trained("cpu")
-    assert (done["update_from_sums"] > 0) == (policy is SkipsOnHost) and done["settle"] > 0
+    assert (done["update_from_sums"] > 0) == (policy is SkipsOnHost) and done["apply_waiting"] > 0
     assert [name for name in expected if not same(found[name], expected[name])] == []
     assert readings
     for number, numbers in readings.items():

@@ -1,4 +1,4 @@
-"""What training needs of a plan, sent to the device ahead of time: slots, look-ups by row, bags; in one copy.
+"""A plan on the device: what training needs of it, sent ahead of time in one copy, and what it becomes there.
 
 A plan may leave rows on the host (`misses = "host"`); it is cut here:
 
@@ -10,31 +10,98 @@ Either way a sum runs in look-up order, so the cut does not change the numbers.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.counters import Counter
 from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Int64s, Pooling, Snapshots, no_rows
-from adaptive.tiers.sent import (
-    Bags,
-    Segments,
-    SentDeferred,
-    SentGrouping,
-    SentPlan,
-    SentPooling,
-    SentSnapshots,
-    SnapshotArguments,
-)
-from adaptive.tiers.staging import Link, Parcel
+from adaptive.tiers.gpu.buffers import TransferBuffer
+from adaptive.tiers.gpu.link import ComputeLink
 
 T = TypeVar("T")
 Sent = Callable[[list[Tensor]], T]  # from all that was sent to what was asked for
 
 
-def send_plan(plan: GroupPlan, parcel: Parcel) -> SentPlan:
+@dataclass(frozen=True)
+class SentBags:
+    """Bags on the device: arguments of the pooling kernel."""
+
+    locations: Tensor  # slots, or ~i of the rows that cross
+    vectors: Tensor
+    starts: Tensor
+    scales: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentPooling(Pooling):
+    """A forward pass cut in two."""
+
+    bags: SentBags | None  # None: no bag has a row on the device
+    crossing: Int64s  # host rows that these bags need
+    on_host: Pooling | None  # bags wholly on the host, their vectors numbered 0 ..., or the whole
+    host_vectors: Tensor | None  # where those vectors belong; None: `on_host` is the whole
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Rows to update on the device: arguments of the update kernel."""
+
+    locations: Tensor
+    starts: Tensor
+    vectors: Tensor
+    scales: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentGrouping(Grouping):
+    """An update cut in two. `here` and `there` are positions in `rows`."""
+
+    here: Int64s
+    segments_here: Segments
+    there: Int64s
+    on_host: Grouping  # the rows `there`
+    needed: Tensor | None  # the vectors whose gradients the host needs, numbered 0 ... in `on_host`; None: all
+
+
+@dataclass(frozen=True)
+class SnapshotArguments:
+    """Of the drift kernel."""
+
+    locations: Tensor  # slots, or ~i of the rows that cross
+    entries: Tensor
+    known: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentSnapshots(Snapshots):
+    """Snapshots with their arguments on the device."""
+
+    arguments: SnapshotArguments
+    crossing: Int64s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentDeferred(Deferred):
+    """Sums with their arguments on the device."""
+
+    segments_sent: Segments  # of `grouping`; locations are entries
+    due: SentGrouping  # its vectors are entries: rows of the table of sums
+    due_sent: Tensor  # entries whose sum is applied
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentPlan(GroupPlan):
+    """A plan whose `pooling`, `grouping`, `snapshots` and `deferred` are the classes above."""
+
+    original: GroupPlan  # over the same arrays
+    parcel: TransferBuffer
+
+
+def send_plan(plan: GroupPlan, parcel: TransferBuffer) -> SentPlan:
     """Send a plan, by one copy. A plan that changed in slots only can be sent again to its parcel: its tensors stay."""
     packing = _Packing()
     pooling = _cut_pooling(plan.pooling, packing)
@@ -55,7 +122,20 @@ def send_plan(plan: GroupPlan, parcel: Parcel) -> SentPlan:
     )
 
 
-def send_pooling(pooling: Pooling, link: Link) -> SentPooling:
+def counted(plan: SentPlan) -> SentPlan:
+    """The plan, its own bytes counted as sent to the device: each table's share is that of its look-ups."""
+    plan.tally[:, Counter.BYTES_H2D] += shared_out(plan.parcel.size, plan.tally[:, Counter.LOOKUPS])
+    return plan
+
+
+def shared_out(total: int, weights: Int64s) -> Int64s:
+    """Whole shares (n,) of `total` in proportion to weights (n,) >= 0; what does not divide goes to the largest."""
+    shares: Int64s = total * weights // max(int(weights.sum()), 1)
+    shares[weights.argmax()] += total - int(shares.sum())
+    return shares
+
+
+def send_pooling(pooling: Pooling, link: ComputeLink) -> SentPooling:
     """Send a forward pass alone, from the training thread."""
     packing = _Packing()
     return _cut_pooling(pooling, packing)([link.send(array) for array in packing.arrays])
@@ -72,7 +152,7 @@ class _Packing:
         self.arrays += arrays
         return slice(len(self.arrays) - len(arrays), len(self.arrays))
 
-    def send(self, parcel: Parcel) -> list[Tensor]:
+    def send(self, parcel: TransferBuffer) -> list[Tensor]:
         parcel.take([(array.dtype, array.shape) for array in self.arrays])
         for to, array in zip(parcel.arrays, self.arrays, strict=True):
             to[...] = array
@@ -84,7 +164,7 @@ def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
     on_host = pooling.locations < 0
     if not on_host.any():
         bags = packing.add(pooling.locations, pooling.bag_vectors, pooling.bag_starts, pooling.scales)
-        return lambda sent: _cut(pooling, Bags(*sent[bags]), no_rows(), None, None)
+        return lambda sent: _cut(pooling, SentBags(*sent[bags]), no_rows(), None, None)
     if on_host.all():  # empty bags need no device either
         return lambda sent: _cut(pooling, None, no_rows(), pooling, None)
     sums = np.concatenate([[0], np.cumsum(on_host)])
@@ -94,14 +174,14 @@ def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
     locations, crossing = _crossing(here.locations)
     bags = packing.add(locations, here.bag_vectors, here.bag_starts, here.scales)
     if not whole.any():
-        return lambda sent: _cut(pooling, Bags(*sent[bags]), crossing, None, None)
+        return lambda sent: _cut(pooling, SentBags(*sent[bags]), crossing, None, None)
     vectors = packing.add(there.bag_vectors)
     numbered = replace(there, num_vectors=len(there.bag_vectors), bag_vectors=_count(there.bag_vectors))
-    return lambda sent: _cut(pooling, Bags(*sent[bags]), crossing, numbered, sent[vectors][0])
+    return lambda sent: _cut(pooling, SentBags(*sent[bags]), crossing, numbered, sent[vectors][0])
 
 
 def _cut(
-    pooling: Pooling, bags: Bags | None, crossing: Int64s, on_host: Pooling | None, host_vectors: Tensor | None
+    pooling: Pooling, bags: SentBags | None, crossing: Int64s, on_host: Pooling | None, host_vectors: Tensor | None
 ) -> SentPooling:
     return SentPooling(**vars(pooling), bags=bags, crossing=crossing, on_host=on_host, host_vectors=host_vectors)
 

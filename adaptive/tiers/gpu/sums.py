@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from adaptive.tiers.device import Floats, Int64s
-from adaptive.tiers.sent import SentDeferred
-from adaptive.tiers.staging import Link
+from adaptive.tiers.gpu.link import ComputeLink
+from adaptive.tiers.gpu.sent_plan import SentDeferred
 from adaptive.tiers.torch_rows import RowKernels
 
 
@@ -41,7 +41,7 @@ class TorchSums:
         """Nothing waits."""
         self.pending.fill_(False)
 
-    def read(self, entries: Int64s, link: Link) -> tuple[Int64s, Floats, Floats]:
+    def read(self, entries: Int64s, link: ComputeLink) -> tuple[Int64s, Floats, Floats]:
         """What waits for the rows with `entries` (n,) or -1: positions (m,), sums (m, D), squares (m, S).
 
         Waits for the device.

@@ -1,28 +1,57 @@
-"""Which way rows take between the host tier and a device; see `adaptive.tiers.transfer`.
+"""Makes the slots of every group on a torch device, and chooses which way their rows take (`gpu.transfer`).
 
 `tier.transfer = "auto"` is direct on a GPU if the host tier lies in memory and pinning all of it takes at most half of
 the memory that is free, and staged otherwise. If the system does not let so much memory be pinned, rows are staged too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from adaptive.config import TierConfig
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer
+from adaptive.planning.sizing import Sizes, shrunk
+from adaptive.policy import Policy
+from adaptive.system import available_bytes
+from adaptive.tiers.gpu.device import TorchDevice
+from adaptive.tiers.gpu.pinned import Pinned
+from adaptive.tiers.gpu.transfer import Direct, RowArrays, Staged, Transfer
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.pinned import Pinned, available_bytes
-from adaptive.tiers.torch_rows import RowKernels
-from adaptive.tiers.transfer import Direct, RowArrays, Staged, Transfer
+from adaptive.tiers.torch_rows import RowKernels, row_kernels
 
 MOST_PINNED = 0.5  # share of the free memory
 
 
+def build_devices(
+    hosts: Sequence[HostTier], sizes: Sizes, tier: TierConfig, optimizer: RowOptimizer, policy: Policy, mover: Mover
+) -> tuple[list[TorchDevice], Sizes]:
+    """A device tier for each host tier, with fewer slots than wanted if memory runs out, and the sizes they have.
+
+    Raises:
+        ConfigError: if rows cannot take the way that is set.
+        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
+    """
+    choice = choose_transfer(hosts, tier, mover.device, lands=policy.misses == "host")
+    groups = [host.group for host in hosts]
+    while True:
+        try:
+            devices = []
+            for host, num_slots in zip(hosts, sizes.slots, strict=True):
+                kernels = row_kernels(mover.device, host.group.embedding_dim)
+                transfer = choice.transfer(host, mover, kernels, optimizer)
+                options = {"poison": tier.poison, "exact": tier.exact}
+                devices.append(TorchDevice(host, num_slots, optimizer, mover, kernels, transfer, **options))
+            return devices, replace(sizes, text=f"{sizes.text}; {choice.text}")
+        except torch.OutOfMemoryError:
+            devices.clear()
+        sizes = shrunk(sizes, groups, tier, optimizer, policy)
+
+
 @dataclass(frozen=True)
-class Ways:
+class TransferChoice:
     """What was chosen for all host tiers: their memory as the device sees it, if rows are read and written in place."""
 
     pinned: dict[int, tuple[Pinned, Pinned]]  # by id of the host tier: weights, state; empty: staged
@@ -38,7 +67,9 @@ class Ways:
         return Direct(host, mover, kernels, optimizer, rows, lands=self.lands, close=lambda: _close(pair))
 
 
-def choose_ways(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, *, lands: bool) -> Ways:
+def choose_transfer(
+    hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, *, lands: bool
+) -> TransferChoice:
     """Pin the host tiers, if that is the way.
 
     Raises:
@@ -46,7 +77,7 @@ def choose_ways(hosts: Sequence[HostTier], tier: TierConfig, device: torch.devic
     """
     wanted, reason = _wanted(hosts, tier, device)
     if wanted == "staged":
-        return Ways({}, lands, f"rows cross in pinned buffers{reason}")
+        return TransferChoice({}, lands, f"rows cross in pinned buffers{reason}")
     pinned: dict[int, tuple[Pinned, Pinned]] = {}
     try:
         for host in hosts:
@@ -57,8 +88,8 @@ def choose_ways(hosts: Sequence[HostTier], tier: TierConfig, device: torch.devic
         if tier.transfer == "direct":
             found = f"host memory cannot be pinned ({error})"
             raise ConfigError(f"tier.transfer=direct: {found}; use auto or staged") from None
-        return Ways({}, lands, f"rows cross in pinned buffers: the tables' memory cannot be pinned ({error})")
-    return Ways(pinned, lands, "rows are read and written in place in pinned host memory")
+        return TransferChoice({}, lands, f"rows cross in pinned buffers: the tables' memory cannot be pinned ({error})")
+    return TransferChoice(pinned, lands, "rows are read and written in place in pinned host memory")
 
 
 def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """`TorchDevice`: slots in the memory of a GPU, or of any torch device.
 
-Nothing in a training step waits for the device: the plan was sent ahead of time (`shipping`), rows move on a stream of
+Nothing in a training step waits for the device: the plan was sent ahead of time (`sent_plan`), rows move on a stream of
 their own (`transfer`, `mover`), and norms and drifts come back through pinned memory, to be read a fixed number of
 batches later. One exception, by nature: a batch that updates rows on the host (`misses = "host"`) waits there for their
-gradients (`host_work`).
+gradients (`host_rows`).
 
 What is bit-equal to what. On any torch device, with torch operations: everything to `CpuDevice`, so to every other
 placement, depth and way of transfer. On a GPU with Triton's kernels: the same, unless `exact` is false; then sums of
@@ -20,17 +20,26 @@ from torch import Tensor
 
 from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
-from adaptive.tiers.buffers import Bytes, added, counted
-from adaptive.tiers.device import DeviceTier, Floats, Int64s, Kept, Later
+from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, WatchedValues
+from adaptive.tiers.gpu.buffers import Bytes, TransferBuffer, added, take_rows
+from adaptive.tiers.gpu.host_rows import HostRows
+from adaptive.tiers.gpu.link import ArrivingArray, ComputeLink
+from adaptive.tiers.gpu.sent_plan import (
+    Segments,
+    SentDeferred,
+    SentGrouping,
+    SentPlan,
+    SentPooling,
+    SentSnapshots,
+    counted,
+    send_plan,
+    send_pooling,
+)
+from adaptive.tiers.gpu.sums import TorchSums
+from adaptive.tiers.gpu.transfer import RowArrays, Transfer
 from adaptive.tiers.host import HostTier
-from adaptive.tiers.host_work import HostWork
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.sent import Segments, SentDeferred, SentGrouping, SentPlan, SentPooling, SentSnapshots
-from adaptive.tiers.shipping import send_plan, send_pooling
-from adaptive.tiers.staging import Brought, Link, Parcel, take_rows
 from adaptive.tiers.torch_rows import RowKernels
-from adaptive.tiers.torch_sums import TorchSums
-from adaptive.tiers.transfer import RowArrays, Transfer
 
 
 class TorchDevice(DeviceTier):
@@ -54,13 +63,13 @@ class TorchDevice(DeviceTier):
         self.poison = poison
         self._mover, self._kernels, self._transfer = mover, kernels, transfer
         self._exact = exact
-        self._link = Link(mover)
-        self._host_work = HostWork(host, optimizer, self._link)
+        self._link = ComputeLink(mover)
+        self._host_rows = HostRows(host, optimizer, self._link)
         self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
         self._corrections = torch.from_numpy(optimizer.corrections()).to(mover.device)
         self._widths = host.weights.shape[1], host.state.shape[1]
         self.squares_width = optimizer.squares_width(host.weights.shape[1])
-        self._parcels: list[Parcel] = []
+        self._parcels: list[TransferBuffer] = []
         self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
 
@@ -85,7 +94,7 @@ class TorchDevice(DeviceTier):
 
     def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
         while len(self._parcels) <= buffer:
-            self._parcels.append(Parcel(self._mover))
+            self._parcels.append(TransferBuffer(self._mover))
         return counted(send_plan(plan, self._parcels[buffer]))
 
     def ship_again(self, plan: GroupPlan) -> None:
@@ -117,10 +126,10 @@ class TorchDevice(DeviceTier):
             pooling = send_pooling(pooling, self._link)
         if pooling.bags is None:
             assert pooling.on_host is not None
-            return self._host_work.pool(pooling.on_host)
+            return self._host_rows.pool(pooling.on_host)
         weights = None if rows is None else self._link.send(rows)
         out = self._mover.compute.empty((pooling.num_vectors, self._widths[0]))
-        crossing, bags = self._host_work.rows(pooling.crossing), pooling.bags
+        crossing, bags = self._host_rows.rows(pooling.crossing), pooling.bags
 
         def pool_here() -> None:
             table = self.slots.weights if weights is None else weights
@@ -128,14 +137,14 @@ class TorchDevice(DeviceTier):
 
         self._mover.compute.run(pool_here)
         if pooling.on_host is not None:
-            vectors, places = self._host_work.pool(pooling.on_host), pooling.host_vectors
+            vectors, places = self._host_rows.pool(pooling.on_host), pooling.host_vectors
             self._mover.compute.run(lambda: _put_rows(out, places, vectors))
         return out
 
     def update(self, grouping: Grouping, gradients: Tensor) -> Later:
         """Rows on the host are updated when this returns, rows in slots when the device comes to it."""
         assert isinstance(grouping, SentGrouping)
-        return self._update(grouping, self._host_work.update, gradients)
+        return self._update(grouping, self._host_rows.update, gradients)
 
     def _update(
         self, grouping: SentGrouping, there: Callable[..., Floats], gradients: Tensor, squares: Tensor | None = None
@@ -157,7 +166,7 @@ class TorchDevice(DeviceTier):
 
         return all_norms
 
-    def _bring(self, needed: Tensor | None, table: Tensor) -> Brought:
+    def _bring(self, needed: Tensor | None, table: Tensor) -> ArrivingArray:
         """Rows `needed` of a table, or all of it, to the host."""
         if needed is None:
             return self._link.bring_view(table)
@@ -193,12 +202,12 @@ class TorchDevice(DeviceTier):
         assert isinstance(deferred, SentDeferred)
         sums = self._sums
         self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels, exact=self._exact))
-        return self._update(deferred.due, self._host_work.update_from_sums, sums.sums, sums.squares)
+        return self._update(deferred.due, self._host_rows.update_from_sums, sums.sums, sums.squares)
 
     def drift(self, snapshots: Snapshots) -> Later:
         assert isinstance(snapshots, SentSnapshots)
         sent = snapshots.arguments
-        crossing = self._host_work.rows(snapshots.crossing)
+        crossing = self._host_rows.rows(snapshots.crossing)
         drifts = self._mover.compute.empty(len(sent.locations))
         if len(drifts):
             self._mover.compute.run(
@@ -210,8 +219,8 @@ class TorchDevice(DeviceTier):
 
     # --- reading: waits ------------------------------------------------------------------------------------------
 
-    def settled(self, entries: Int64s, weights: Floats, state: Floats) -> None:
-        self._host_work.settle(*self._sums.read(entries, self._link), weights, state)
+    def apply_waiting(self, entries: Int64s, weights: Floats, state: Floats) -> None:
+        self._host_rows.apply_waiting(*self._sums.read(entries, self._link), weights, state)
 
     def read(self, slots: Int64s) -> tuple[Floats, Floats]:
         return self._link.read(self.slots.weights, slots), self._link.read(self.slots.state, slots)
@@ -227,11 +236,11 @@ class TorchDevice(DeviceTier):
         self._snapshots.fill_(torch.nan)
         self._sums.forget()
 
-    def kept(self, num_entries: int) -> Kept:
+    def kept(self, num_entries: int) -> WatchedValues:
         snapshots = self._link.read(self._snapshots, np.arange(min(num_entries, len(self._snapshots))))
-        return Kept(snapshots, *self._sums.read(np.arange(min(num_entries, len(self._sums.sums))), self._link))
+        return WatchedValues(snapshots, *self._sums.read(np.arange(min(num_entries, len(self._sums.sums))), self._link))
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: WatchedValues) -> None:
         self.forget_watched()
         self._snapshots[: len(kept.snapshots)] = torch.from_numpy(kept.snapshots).to(self._snapshots.device)
         self._sums.restore(kept.waiting, kept.sums, kept.squares)

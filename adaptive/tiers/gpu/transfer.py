@@ -1,6 +1,6 @@
 """Rows between a device's slots and the host tier, on the copy stream. Two ways, with equal results:
 
-    Direct   kernels read and write the host's rows in place; its memory must be pinned (`adaptive.tiers.pinned`)
+    Direct   kernels read and write the host's rows in place; its memory must be pinned (`adaptive.tiers.gpu.pinned`)
     Staged   rows are gathered into pinned buffers, which are copied: for a host tier in a file, or memory that cannot
              be pinned. Rows that are written back lie in a buffer until they *land*: until the host stores them.
 
@@ -20,11 +20,9 @@ from torch import Tensor
 from adaptive.kernels import cpu
 from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Int64s, Moves
-from adaptive.tiers.buffers import Bytes, added
+from adaptive.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, added
 from adaptive.tiers.host import Floats, HostTier
-from adaptive.tiers.lists import Lists, Ring
 from adaptive.tiers.mover import Event, Mover
-from adaptive.tiers.staging import Parcel
 from adaptive.tiers.torch_rows import RowKernels
 
 BLOCK_BYTES = 8 << 20  # rows that cross at once; at 50 GB/s a block takes 0.17 ms
@@ -44,7 +42,7 @@ class Transfer(ABC):
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
         self._host, self._mover, self._kernels = host, mover, kernels
-        self._lists = Lists(mover)
+        self._lists = IndexSender(mover)
         group = host.group
         self._tables = [
             torch.from_numpy(array).to(mover.device)
@@ -237,7 +235,7 @@ class Staged(Transfer):
         count = self._count[: len(rows)]
         self._mover.copies.run(lambda: self._kernels.fetch(slots.weights, slots.state, sent, weights, state, count))
 
-    def _take(self, parcel: Parcel, places: Int64s) -> None:
+    def _take(self, parcel: TransferBuffer, places: Int64s) -> None:
         size = len(places)
         parcel.take([(np.int64, size), *((np.float32, (size, width)) for width in self._widths)])
         parcel.arrays[0][...] = places

@@ -1,0 +1,101 @@
+"""The machine and its signals: usable cores, free memory, and requests to stop. No torch: `--help` loads this.
+
+SIGTERM, SIGINT and SIGHUP end a run after its step, so that weights can be saved; a second one ends it at once.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: fewer than the machine has where it is confined to some."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def available_bytes() -> int:
+    """Bytes of memory that this machine can give this process now, and its container, if it is in one, lets it take."""
+    return min([_of_machine(), *_of_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+
+
+def _of_machine() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _of_groups(root: Path, membership: Path) -> Iterator[int]:
+    """What each control group (version 2, or 1) around this process that has a limit may still take."""
+    with contextlib.suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, place = line.split(":", 2)
+            names = ("memory.max", "memory.current", "inactive_file ")
+            if "memory" in controllers.split(","):
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
+            elif controllers:
+                continue
+            top = root / "memory" if controllers else root
+            inside = top / place.lstrip("/")
+            for folder in (inside, *(one for one in inside.parents if one.is_relative_to(top))):
+                with contextlib.suppress(OSError, ValueError):  # not there, as seen from inside; or no limit: "max"
+                    limit, used = (int((folder / name).read_text()) for name in names[:2])
+                    cached = [line for line in (folder / "memory.stat").read_text().splitlines() if names[2] in line]
+                    yield max(0, limit - used + sum(int(line.split()[1]) for line in cached[:1]))
+
+
+def is_hangup_heard() -> bool:
+    """Whether the loss of the terminal is to end us: not under `nohup`."""
+    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+
+class StopRequest:
+    """Whether, and by which signal, the run was asked to stop."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def raise_exit(self) -> None:
+        """End the program as the signal would have: exit code 128 + its number."""
+        if self.signal is not None:
+            raise SystemExit(128 + self.signal)
+
+
+@contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Signals set the request while inside; the second one acts as if we were not here.
+
+    Only a process's main thread gets signals: elsewhere the request is never set.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    numbers = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if is_hangup_heard() else [])]
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        request.signal = number
+        restore()
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield request
+    finally:
+        restore()
