@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from adaptive.data.open import DataOptions, open_dataset
     from adaptive.data.synthetic import Synthetic, SyntheticConfig
     from adaptive.embedding import TieredEmbeddingBag
+    from adaptive.engine.statistics import Statistics
     from adaptive.errors import AdaptiveError
     from adaptive.evaluation import Evaluation, evaluate
     from adaptive.models.dlrm import DLRM, DLRMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.planned import Planned
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, TierView
-    from adaptive.tiers.statistics import Statistics
 
 _HOMES = {
     "Adagrad": "optim",
@@ -41,7 +41,7 @@ _HOMES = {
     "RowwiseAdagrad": "optim",
     "SGD": "optim",
     "SkipConfig": "config",
-    "Statistics": "tiers.statistics",
+    "Statistics": "engine.statistics",
     "Synthetic": "data.synthetic",
     "SyntheticConfig": "data.synthetic_config",
     "TableConfig": "config",

@@ -11,6 +11,7 @@ Letters: B samples, F features, D width, V vectors of a group.
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -21,27 +22,23 @@ from torch import Tensor, nn
 from adaptive.arguments import check_arguments, check_planned
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.engine.build import build_engine, watch_rows
+from adaptive.engine.lookahead import look_ahead
+from adaptive.engine.pipeline import Ready
+from adaptive.engine.saving import load_rows, overwrite_rows, save_rows
+from adaptive.engine.shrinking import give_back
+from adaptive.engine.statistics import Marks, Statistics
 from adaptive.errors import ConfigError
 from adaptive.optim import SGD, RowOptimizer
 from adaptive.planned import GroupWork, Planned
-from adaptive.planning.layout import feature_order, make_groups
+from adaptive.planning.layout import feature_order
 from adaptive.planning.lookups import lay_out_bags
 from adaptive.planning.plan import GroupPlan
-from adaptive.planning.policy_calls import Referee
-from adaptive.planning.sizing import SHRINK, choose_slots, hot_rows, resized, watched_bytes
+from adaptive.planning.sizing import SHRINK, resized
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, TierView, arranges
 from adaptive.policy_loading import make_policy
-from adaptive.tiers.build import build_lanes, choose_device
-from adaptive.tiers.gpu.memory import free_bytes, is_out_of_memory, running_out
-from adaptive.tiers.lookahead import look_ahead
-from adaptive.tiers.marks import Marks
-from adaptive.tiers.mover import Mover, streams_of
-from adaptive.tiers.pipeline import Pipeline
-from adaptive.tiers.ready import Ready
-from adaptive.tiers.saving import load_rows, overwrite_rows, save_rows
-from adaptive.tiers.shrinking import give_back
-from adaptive.tiers.statistics import Statistics
+from adaptive.tiers.gpu.memory import is_out_of_memory, running_out
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -81,38 +78,20 @@ class TieredEmbeddingBag(nn.Module):
         check_arguments(tables, tier, optimizer, skip)
         self.features = feature_order(tables)
         self.policy = make_policy(policy)
-        referee = Referee(self.policy, tier.policy_timeout_s)
-        groups = make_groups(tables, seed)
-        self.table_names = tuple(table.name for group in groups for table in group.tables)
-        mover = Mover(streams_of(choose_device(tier.device)))
-        self.device = mover.device
-        self._tier = tier
-        self._optimizer = optimizer
-        defers = self.policy.deferral is not None
-        skip = skip if referee.watches_saturation or defers else None
-        self.drops_updates = skip is not None and referee.watches_saturation
-        self.defers = skip is not None and defers
-        room = free_bytes(self.device)
-        if room is not None and skip is not None:
-            kept = watched_bytes(groups, skip, optimizer, snapshots=referee.watches_saturation, sums=defers)
-            room = max(0, room - kept)
-        sizes = choose_slots(groups, tier, optimizer, self.policy, room)
-        lanes, self._sizes = build_lanes(groups, sizes, tier, optimizer, referee, mover)
-        self._pipeline = Pipeline(lanes, referee, len(self.features), tier, skip, mover)
+        engine = build_engine(tables, tier, self.policy, optimizer, skip, seed)
+        self._pipeline, self._sizes = engine.pipeline, engine.sizes
+        self.drops_updates, self.defers = engine.drops_updates, engine.defers
+        lanes = self._pipeline.lanes
+        self.table_names = tuple(table.name for lane in lanes for table in lane.group.tables)
+        self.device = self._pipeline.mover.device
         self.view: TierView = RowView([lane.planner for lane in lanes])
+        self._tier, self._optimizer = tier, optimizer
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
         self._pending: dict[int, Planned] = {}
         self._since = Marks(self._pipeline)
-        if skip is not None:
-            self.with_room(lambda: self._watch(skip))
-
-    def _watch(self, skip: SkipConfig) -> None:
-        referee = self._pipeline.referee
-        for lane in self._pipeline.lanes:
-            capacity = hot_rows(lane.group, skip, self._optimizer)
-            lane.planner.watch(capacity, skip, self._optimizer)
-            sums = self.policy.deferral is not None
-            lane.device.watch(capacity, snapshots=referee.watches_saturation, sums=sums)
+        if engine.skip is not None:
+            watched = engine.skip
+            self.with_room(lambda: watch_rows(self._pipeline, watched, optimizer))
 
     # --- training --------------------------------------------------------------------------------------------
 
@@ -136,7 +115,9 @@ class TieredEmbeddingBag(nn.Module):
                 arranged = referee.arrange(iter(batches), self.view)
                 with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
                     for ready in coming:
-                        planned = Planned(ready.batch, self._works(ready), self._send, ready.wait)
+                        planned = Planned(
+                            ready.batch, self._works(ready), self._send, partial(self._pipeline.wait_for, ready)
+                        )
                         try:
                             yield planned
                             self._check_stepped(planned)
@@ -220,7 +201,7 @@ class TieredEmbeddingBag(nn.Module):
         pending = [planned for planned in self._pending.values() if planned.has_gradients]
         if not pending:
             raise ValueError("step(): no gradient has reached the embeddings; call loss.backward() first")
-        with self._pipeline.watch.stage("update"), running_out("in the update of rows"):
+        with self._pipeline.stopwatch.stage("update"), running_out("in the update of rows"):
             for planned in pending:
                 planned.wait()
                 feedback = [work.update() for work in planned.works]
@@ -302,7 +283,7 @@ class TieredEmbeddingBag(nn.Module):
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """What a checkpoint needs, as flat arrays: values, state and records of the rows that ever changed, with what
         waits applied. With no look-ahead running also what is deferred and watched, so that tables that load it go on
-        as these would (`adaptive.tiers.saving_watched`)."""
+        as these would (`adaptive.engine.saving`)."""
         return save_rows(self._pipeline)
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:

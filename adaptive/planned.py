@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
+from adaptive.engine.pipeline import Lane
 from adaptive.planning.parts import GroupPart
 from adaptive.planning.plan import Feedback, GroupPlan, Pooling
-from adaptive.tiers.pipeline import Lane
 
 
 class GroupWork:

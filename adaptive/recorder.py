@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.engine.statistics import Statistics
+from adaptive.engine.stopwatch import Stopwatch
 from adaptive.errors import PolicyError
 from adaptive.evaluation import Evaluation
 from adaptive.policy import Policy
@@ -20,7 +22,6 @@ from adaptive.telemetry.jsonl import from_json, to_json
 from adaptive.telemetry.metrics import StreamingAUC, StreamingLogLoss
 from adaptive.telemetry.record import STAGES, EvalRecord, Histogram, IntervalRecord, Record, TableCounts, sum_tables
 from adaptive.telemetry.report import RunTotals
-from adaptive.tiers.statistics import Statistics
 
 
 class Sink(Protocol):
@@ -72,17 +73,12 @@ class Recorder:
         self._losses: list[float] = []
         self._logits: list[Tensor] = []
         self._labels: list[NDArray[np.float32]] = []
-        self._seconds: dict[str, float] = {}
+        self._stopwatch = Stopwatch(self._now)
         self._started = self._now() if at is None else at
 
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> AbstractContextManager[None]:
         """Add the time spent inside to a stage of the training thread. On a GPU: the time to launch the work."""
-        start = self._now()
-        try:
-            yield
-        finally:
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + self._now() - start
+        return self._stopwatch.stage(stage)
 
     def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
         """Record a trained batch: mean loss, logits (B,) and labels (B,)."""
@@ -179,7 +175,7 @@ class Recorder:
 
     def _time_ms(self, found: Statistics, seconds: float) -> dict[str, float]:
         """Mean per step. The training thread's stages and `other` add up to the step; the rest runs beside it."""
-        own = {stage: 1000 * spent for stage, spent in self._seconds.items()}
+        own = self._stopwatch.total_ms()
         total = {**found.times_ms, **own}
         total["other"] = max(1000 * seconds - sum(own.values()), 0.0)
         return {stage: total[stage] / len(self._losses) for stage in (*STAGES, "policy") if stage in total}

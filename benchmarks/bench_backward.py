@@ -116,9 +116,9 @@ def _skipping(setup: Setup, gradient: Tensor, watched: NDArray[np.int64], *, sat
     skip = SkipConfig(hot_rows=str(len(watched)), min_accesses=1)
     ours = Ours(setup, policy=Popular(saturated), device_rows="100%", skip=skip)
     (lane,) = ours.bag._pipeline.lanes
-    assert lane.planner.hot is not None
-    lane.planner.hot.admit(watched, np.ones(setup.num_rows, np.uint32))  # which fills it: no others come
-    lane.planner.ask_saturated(0)
+    assert lane.planner.skipper is not None
+    lane.planner.skipper.hot.admit(watched, np.ones(setup.num_rows, np.uint32))  # which fills it: no others come
+    lane.planner.skipper.ask(0)
     return Line(ours, gradient)
 
 

@@ -76,7 +76,7 @@ def _plan(ours: Ours, fill: Sequence[Batch], timed: Sequence[Batch]) -> tuple[fl
     spent: dict[str, list[float]] = {stage: [] for stage in STAGES}
     before = dict.fromkeys(STAGES, 0.0)
     for _ in ours.stream(timed):
-        found = ours.bag._pipeline.watch.total_ms() | {"policy": ours.bag._pipeline.referee.seconds * 1e3}
+        found = ours.bag._pipeline.stopwatch.total_ms() | {"policy": ours.bag._pipeline.referee.seconds * 1e3}
         for stage in STAGES:
             spent[stage].append(found.get(stage, 0.0) - before[stage])
             before[stage] = found.get(stage, 0.0)

@@ -97,9 +97,10 @@ class Differences:
 
     def _waiting(self) -> NDArray[np.int64]:
         planner = self._account._lane.planner
-        if planner.deferral is None or planner.hot is None:
+        skipper = planner.skipper
+        if skipper is None or skipper.deferral is None:
             return np.zeros(0, np.int64)
-        return planner.hot.rows[planner.deferral.waiting > 0]
+        return skipper.hot.rows[skipper.deferral.waiting > 0]
 
     def bytes(self, every: int) -> tuple[float, float]:
         """Of one checkpoint: changed rows with their state, and those with the sums that wait."""

@@ -56,7 +56,7 @@ class Line:
             self.spent[stage].append(float(spent))
 
     def _total(self) -> NDArray[np.float64]:
-        total = self.ours.bag._pipeline.watch.total_ms()
+        total = self.ours.bag._pipeline.stopwatch.total_ms()
         return np.array([total.get(stage, 0.0) for stage in STAGES]) / 1e3
 
     def close(self) -> None:

@@ -18,10 +18,10 @@ from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.engine.statistics import Statistics
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planned import Planned
 from adaptive.policy import Policy
-from adaptive.tiers.statistics import Statistics
 
 Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
 RATES: dict[Optimizer, float] = {"sgd": 0.1, "rowwise_adagrad": 0.05, "adagrad": 0.05, "adam": 0.001}

@@ -18,6 +18,7 @@ LAYERS = [
     ["optim", "policy", "npy"],
     ["policy_loading", "planning"],
     ["tiers"],
+    ["engine"],
     ["planned"],
     ["arguments"],
     ["embedding"],

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch
+from adaptive.batch import Batch, as_batch
 from adaptive.config import TierConfig
 from adaptive.errors import InputError
 from adaptive.kernels import lookups, planning
@@ -25,6 +25,23 @@ from adaptive.system import usable_cores
 
 Int64s = NDArray[np.int64]
 MOST_USES: Final = 2**31 - 1  # of an int32
+
+
+def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
+    """The batch itself, if it fits the tables.
+
+    Raises:
+        InputError: if it is none, has another number of features, no sample, or weights for mean pooling.
+    """
+    batch = as_batch(batch)
+    num_features = sum(len(group.features) for group in groups)
+    if batch.num_samples and batch.num_features != num_features:
+        raise InputError(f"the tables have {num_features} features, a batch has {batch.num_features}")
+    if not batch.num_samples:
+        raise InputError("a batch without samples; leave it out")
+    if batch.weights is not None and any(feature.mean for group in groups for feature in group.features):
+        raise InputError('a batch with weights needs pooling "sum" or "none"; a table has pooling "mean"')
+    return batch
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.planning.layout import Group
 from adaptive.planning.plan import GroupPlan, Pooling
+from adaptive.planning.planner import Arrival
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Run:
 
 
 def describe_parts(
-    group: Group, batch: Batch, plan: GroupPlan, inverse: NDArray[np.int32], coming: NDArray[np.bool_], *, alone: bool
+    group: Group, batch: Batch, plan: GroupPlan, arrival: Arrival, *, alone: bool
 ) -> tuple[GroupPart, ...]:
     """The parts of a planned batch; none if it has none.
 
@@ -42,12 +42,13 @@ def describe_parts(
         group: the tables.
         batch: of the plan.
         plan: of the whole batch.
-        inverse: (N,) look-up -> distinct row.
-        coming: (U,) distinct rows that get slots with this batch.
+        arrival: which of its distinct rows get slots with this batch.
         alone: parts are to be pooled alone, so that one of them need not wait for the rows of the others.
     """
     found = []
-    arriving = coming[inverse]
+    coming = np.zeros(len(arrival.distinct.rows), np.bool_)
+    coming[arrival.takers] = True
+    arriving = coming[arrival.distinct.inverse]
     for first, last in pairwise(accumulate(batch.part_sizes, initial=0)):
         runs = _runs(group, batch, first, last)
         places = _places(group, plan.pooling, runs, first, last)

@@ -8,7 +8,7 @@ k - d - 1 are trained before k's rows move, so a row in a slot that is not held 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
-from adaptive.kernels import planning, watched
+from adaptive.kernels import planning
 from adaptive.optim import RowOptimizer
-from adaptive.planning.deferral import DeferralBook, Summed
-from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
-from adaptive.planning.lookups import Distinct, Outline
-from adaptive.planning.plan import Deferred, Feedback, Grouping, GroupPlan, Moves, Pooling, Snapshots, no_rows
+from adaptive.planning.lookups import Bags, Distinct, Outline
+from adaptive.planning.plan import Feedback, GroupPlan, Moves, Pooling, no_rows
 from adaptive.planning.policy_calls import Referee
 from adaptive.planning.row_stats import StatsSource
-from adaptive.planning.skipping import Updates, group_updates
+from adaptive.planning.skipping import Fates, Skipper, group_updates
 from adaptive.planning.slots import SlotTable
 from adaptive.planning.tracker import Tracker
 
@@ -37,41 +35,34 @@ CANDIDATES_PER_SLOT = 8
 
 
 class Planner:
-    """Plans for one group of tables."""
+    """Plans for one group of tables, and keeps its books: where each row lies, and what is known of it.
+
+    Args:
+        group: the tables.
+        num_slots: of the device tier.
+        tier: settings.
+        referee: asks the policy.
+        row_bytes: of a row with its optimizer state.
+    """
 
     def __init__(self, group: Group, num_slots: int, tier: TierConfig, referee: Referee, row_bytes: int) -> None:
         self.group = group
         self.tracker = Tracker(group.num_rows)
         self.slots = SlotTable(num_slots, group.table_starts, self.tracker)
-        self.hot: HotSet | None = None
-        self.deferral: DeferralBook | None = None
+        self.skipper: Skipper | None = None
         self._stats = StatsSource(group, self.tracker, self.slots)
-        self._watched: tuple[int, SkipConfig, RowOptimizer] | None = None
         self._tier = tier
         self._referee = referee
         self._row_bytes = row_bytes
-        self._saturated_per_table = np.zeros(len(group.tables), np.int64)
-        self._allowance = referee.policy.allowance  # to which the verdicts have been cut
 
     def watch(self, capacity: int, skip: SkipConfig, optimizer: RowOptimizer) -> None:
-        """Watch the hottest rows for saturation, and defer their updates if the policy says so, from now on."""
-        self._watched = capacity, skip, optimizer
-        self.hot = HotSet(capacity, skip)
-        deferral = self._referee.policy.deferral
-        if deferral is not None:
-            self.deferral = DeferralBook(capacity, deferral, optimizer)
-
-    def forget_watched(self) -> None:
-        """Other rows have been loaded: what was known of movement and waiting gradients is void."""
-        if self._watched is not None:
-            self.watch(*self._watched)
-            self._saturated_per_table[:] = 0
+        """Watch the hottest rows from now on, and leave out or defer their updates as the policy says."""
+        self.skipper = Skipper(self.group, capacity, skip, optimizer, self._referee, self.tracker, self._stats)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of records, slots and the hot set."""
-        parts = (self.tracker, self.slots, self.hot, self.deferral)
-        return sum(part.num_bytes for part in parts if part is not None)
+        """Bytes of records, slots and what is known of watched rows."""
+        return self.tracker.num_bytes + self.slots.num_bytes + (0 if self.skipper is None else self.skipper.num_bytes)
 
     def resident_per_table(self) -> Int64s:
         """(tables of the group,) rows in slots now."""
@@ -79,8 +70,10 @@ class Planner:
         return np.bincount(self.group.tables_of(rows), minlength=len(self.group.tables))
 
     def saturated_per_table(self) -> Int64s:
-        """(tables of the group,) rows whose updates are skipped now."""
-        return self._saturated_per_table
+        """(tables of the group,) rows whose updates are left out now."""
+        if self.skipper is None:
+            return np.zeros(len(self.group.tables), np.int64)
+        return self.skipper.saturated_per_table()
 
     # --- one batch -------------------------------------------------------------------------------------------
 
@@ -100,7 +93,7 @@ class Planner:
         return Arrival(number, distinct, locations, takers, victims)
 
     def let_go(self, distinct: Distinct) -> None:
-        """A prepared batch is given up: its slots are held by those batches only that were planned."""
+        """Undo `prepare`: release the slots it held for the batch."""
         codes = self.tracker.codes[distinct.rows]
         here = codes > 0
         self.slots.used[codes[here] - 1] = self.tracker.last_access[distinct.rows[here]] - 1
@@ -108,35 +101,46 @@ class Planner:
     def commit(self, outline: Outline, arrival: "Arrival") -> GroupPlan:
         """Make it so in the books, and describe the batch to the kernels."""
         distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
-        rows, counts = distinct.rows, distinct.counts
-        tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
-        planning.count_tables(distinct.table_ends, counts, locations, tally)
-        moves = self._exchange(arrival, tally)
-        planning.touch(rows, counts, number, self.tracker.accesses, self.tracker.last_access)
-        left_out = self._left_out(number, distinct, locations, tally)
+        tally, moves = self._settle_books(arrival)
+        fates = Fates() if self.skipper is None else self.skipper.decide(number, distinct, locations, tally)
         pooling = outline.bags.pooling(distinct.inverse, locations)
-        updates = group_updates(outline, locations, left_out.fates)
-        planning.mark_dirty(updates.now, locations, self.slots.flags)
-        deferred = self._defer(rows, locations, left_out, updates)
+        updates = group_updates(outline, locations, fates.fates)
+        deferred = updates.deferred(fates.summed, distinct.rows, locations)
+        for updated in (updates.now, *(() if fates.summed is None else (fates.summed.due,))):
+            planning.mark_dirty(updated, locations, self.slots.flags)
         self._count_bytes(pooling, tally)
-        return GroupPlan(number, pooling, updates.grouping, moves, tally, left_out.snapshots, deferred)
+        return GroupPlan(number, pooling, updates.grouping, moves, tally, fates.snapshots, deferred)
 
-    def _defer(self, rows: Int64s, locations: Int64s, left_out: "_LeftOut", updates: Updates) -> Deferred | None:
-        summed = left_out.summed
-        if summed is None or not len(summed.entries):
-            return None
-        grouping = Grouping(rows[updates.later], summed.entries, updates.segments, updates.vectors, updates.scales)
-        planning.mark_dirty(summed.due, locations, self.slots.flags)
-        entries = summed.entries[summed.due_at]
-        return Deferred(grouping, summed.due_at, rows[summed.due], locations[summed.due], entries)
+    def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
+        """`commit` for simulation: the books of a batch that updates all its rows, which is not described to kernels.
 
-    def _count_bytes(self, pooling: Pooling, tally: Int64s) -> None:
+        `bags` are needed where rows may stay on the host. Returns the tally, and (tables of the group,) how many bags
+        have a row there.
+        """
+        tally, _ = self._settle_books(arrival)
+        planning.mark_dirty(np.arange(len(arrival.distinct.rows)), arrival.locations, self.slots.flags)
+        pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
+        return tally, self._count_bytes(pooling, tally)
+
+    def _settle_books(self, arrival: "Arrival") -> tuple[Int64s, Moves]:
+        """Slots, codes and records as they are once the batch's rows have moved; returns (tally, moves)."""
+        distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
+        tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
+        planning.count_tables(distinct.table_ends, distinct.counts, locations, tally)
+        moves = self._exchange(arrival, tally)
+        planning.touch(distinct.rows, distinct.counts, number, self.tracker.accesses, self.tracker.last_access)
+        return tally, moves
+
+    def _count_bytes(self, pooling: Pooling | None, tally: Int64s) -> Int64s:
+        """What crosses; returns (tables of the group,) bags with a row on the host, 0 where none can lie there."""
+        vectors = np.zeros(len(self.group.tables), np.int64)
         tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * self._row_bytes
         tally[:, Counter.BYTES_D2H] += tally[:, Counter.WRITTEN_BACK] * self._row_bytes
         if self._referee.policy.misses == "host":
-            vectors = np.zeros(len(self.group.tables), np.int64)
+            assert pooling is not None
             planning.count_host_vectors(pooling.bag_tables, pooling.bag_starts, pooling.locations, vectors)
             tally[:, [Counter.BYTES_H2D, Counter.BYTES_D2H]] += 4 * self.group.embedding_dim * vectors[:, None]
+        return vectors
 
     def _exchange(self, arrival: "Arrival", tally: Int64s) -> Moves:
         rows, locations = arrival.distinct.rows, arrival.locations
@@ -145,22 +149,6 @@ class Planner:
         fresh = np.empty(len(rows), np.int64)
         num_fresh = planning.use_rows_on_host(rows, self.tracker.codes, locations, fresh)
         return Moves(back_slots, back_rows, slots, rows[arrival.takers], initial, fresh[:num_fresh])
-
-    def _left_out(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> "_LeftOut":
-        """Which distinct rows this batch does not update in the plain way."""
-        if self.hot is None:
-            return _LeftOut()
-        self._obey_guard()
-        rows, counts = distinct.rows, distinct.counts
-        mine = self.hot.admit(rows, self.tracker.accesses)
-        fates, snapshots, summed = np.zeros(len(rows), np.uint8), None, None
-        if self._referee.watches_saturation:
-            snapshots = self.hot.visit(number, mine, counts, locations, fates)
-        if self.deferral is not None:
-            accesses = self.tracker.accesses
-            summed = self.deferral.decide(number, mine, rows, counts, accesses, fates, self._allowance)
-        watched.count_skipped(distinct.table_ends, counts, fates, tally)
-        return _LeftOut(fates, snapshots, summed)
 
     # --- rows that are not on the device ---------------------------------------------------------------------
 
@@ -203,48 +191,16 @@ class Planner:
         last = self.tracker.last_access[question.rows[question.missing]].astype(np.int64) - 1
         return question.missing[last < question.oldest_held]
 
-    # --- policies --------------------------------------------------------------------------------------------
-
     def _score(self, rows: Int64s, question: "_Question") -> NDArray[np.float64]:
-        watched = self.hot if self._referee.watches_saturation else None
-        return self._referee.score(self._stats.of(rows, question.number, question.window, hot=watched))
-
-    def ask_saturated(self, number: int) -> None:
-        """Ask the policy anew which watched rows are saturated."""
-        if self.hot is None or self.hot.num_entries == 0 or not self._referee.watches_saturation:
-            return
-        entries = slice(0, self.hot.num_entries)
-        rows, own = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
-        stats = self._stats.of(rows, number, hot=self.hot, entries=own)
-        self._adopt(self.hot, self._referee.saturated(stats))
-
-    def _obey_guard(self) -> None:
-        """Verdicts stand until the policy is asked again; what a guard has forbidden since then does not."""
-        policy = self._referee.policy
-        if self.hot is not None and policy.allowance != self._allowance:
-            self._allowance = policy.allowance
-            rows = self.group.to_global(self.hot.rows[: self.hot.num_entries])
-            self._adopt(self.hot, self.hot.saturated[: self.hot.num_entries] & policy.allows(rows))
-
-    def _adopt(self, hot: HotSet, verdicts: NDArray[np.bool_]) -> None:
-        hot.saturated[: hot.num_entries] = verdicts
-        tables = self.group.tables_of(hot.rows[: hot.num_entries][verdicts])
-        self._saturated_per_table = np.bincount(tables, minlength=len(self.group.tables))
+        skipper = self.skipper
+        hot = skipper.hot if skipper is not None and skipper.watches_movement else None
+        return self._referee.score(self._stats.of(rows, question.number, question.window, hot=hot))
 
     def learn(self, feedback: Feedback) -> None:
         """Take in what training a batch told."""
         self.tracker.add_norms(feedback.rows, feedback.norms)
-        if self.hot is not None:
-            self.hot.learn(feedback)
-
-
-@dataclass(frozen=True)
-class _LeftOut:
-    """Distinct rows (U,) without a plain update: saturated, or with a running sum, which may be due."""
-
-    fates: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    snapshots: Snapshots | None = None
-    summed: Summed | None = None
+        if self.skipper is not None:
+            self.skipper.learn(feedback)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,139 @@
-"""Which rows a batch updates, and from which look-ups: without those that are skipped, and with sums apart."""
+"""`Skipper`: which row updates of a batch are left out, deferred or due. All that is lossy in planning is here.
 
-from dataclasses import dataclass
+A distinct row of a batch has one *fate* (`kernels.planning`): its gradient updates the row now; goes to a sum that is
+applied then; goes to a sum that waits; is left out. The skipper owns whatever decides this: the hot set with what is
+known of movement, the books of sums, the policy's verdicts, and what a guard allows of them. Without one, every row is
+updated now.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels import planning
-from adaptive.planning.lookups import Outline
-from adaptive.planning.plan import Grouping
+from adaptive.config import SkipConfig
+from adaptive.kernels import planning, watched
+from adaptive.optim import RowOptimizer
+from adaptive.planning.deferral import DeferralBook, Summed
+from adaptive.planning.hot_set import HotSet
+from adaptive.planning.layout import Group
+from adaptive.planning.lookups import Distinct, Outline
+from adaptive.planning.plan import Deferred, Feedback, Grouping, Snapshots
+from adaptive.planning.policy_calls import Referee
+from adaptive.planning.row_stats import StatsSource
+from adaptive.planning.tracker import Tracker
 
 Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What becomes of the gradients of a batch's distinct rows (U,)."""
+
+    fates: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # or empty: all update now
+    snapshots: Snapshots | None = None
+    summed: Summed | None = None
+
+
+class Skipper:
+    """Watches the hottest rows of one group and decides which of their updates are written.
+
+    Its owner is the look-ahead thread. Decisions depend on batches, the policy and feedback of a fixed age, and are
+    keyed by row: where rows lie changes none of them.
+
+    Args:
+        group: the tables.
+        capacity: rows that can be watched.
+        skip: settings.
+        optimizer: of the rows.
+        referee: asks the policy.
+        tracker, stats: of the group's planner.
+    """
+
+    hot: HotSet
+    deferral: DeferralBook | None
+
+    def __init__(
+        self,
+        group: Group,
+        capacity: int,
+        skip: SkipConfig,
+        optimizer: RowOptimizer,
+        referee: Referee,
+        tracker: Tracker,
+        stats: StatsSource,
+    ) -> None:
+        self._group, self._capacity, self._skip, self._optimizer = group, capacity, skip, optimizer
+        self._referee, self._tracker, self._stats = referee, tracker, stats
+        self._allowance = referee.policy.allowance  # to which the verdicts have been cut
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: other rows have been loaded, so what was known of movement and waiting gradients is void."""
+        self.hot = HotSet(self._capacity, self._skip)
+        deferral = self._referee.policy.deferral
+        self.deferral = None if deferral is None else DeferralBook(self._capacity, deferral, self._optimizer)
+        self._saturated_per_table = np.zeros(len(self._group.tables), np.int64)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.hot.num_bytes + (0 if self.deferral is None else self.deferral.num_bytes)
+
+    @property
+    def watches_movement(self) -> bool:
+        """The policy is asked which rows are saturated, so snapshots are kept."""
+        return self._referee.watches_saturation
+
+    def saturated_per_table(self) -> Int64s:
+        """(tables of the group,) rows whose updates are left out now."""
+        return self._saturated_per_table
+
+    def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
+        """The fates of the distinct rows of batch `number`, which lie at `locations` (U,); counted in `tally`."""
+        self._obey_guard()
+        rows, counts, accesses = distinct.rows, distinct.counts, self._tracker.accesses
+        mine = self.hot.admit(rows, accesses)
+        fates, snapshots, summed = np.zeros(len(rows), np.uint8), None, None
+        if self.watches_movement:
+            snapshots = self.hot.visit(number, mine, counts, locations, fates)
+        if self.deferral is not None:
+            summed = self.deferral.decide(number, mine, rows, counts, accesses, fates, self._allowance)
+        watched.count_skipped(distinct.table_ends, counts, fates, tally)
+        return Fates(fates, snapshots, summed)
+
+    def ask(self, number: int) -> None:
+        """Ask the policy anew which watched rows are saturated, before batch `number` is planned."""
+        if self.hot.num_entries == 0 or not self.watches_movement:
+            return
+        entries = slice(0, self.hot.num_entries)
+        rows, own = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
+        stats = self._stats.of(rows, number, hot=self.hot, entries=own)
+        self._adopt(self._referee.saturated(stats))
+
+    def learn(self, feedback: Feedback) -> None:
+        """Take in what training a batch told of movement."""
+        self.hot.learn(feedback)
+
+    def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Watch the rows of a checkpoint again, with their verdicts: `columns` of the hot set, in order of entry."""
+        self.hot.restore(columns, self._tracker.accesses)
+        self._adopt(self.hot.saturated[: self.hot.num_entries].copy())
+
+    def _obey_guard(self) -> None:
+        """Verdicts stand until the policy is asked again; what a guard has forbidden since then does not."""
+        policy = self._referee.policy
+        if policy.allowance != self._allowance:
+            self._allowance = policy.allowance
+            rows = self._group.to_global(self.hot.rows[: self.hot.num_entries])
+            self._adopt(self.hot.saturated[: self.hot.num_entries] & policy.allows(rows))
+
+    def _adopt(self, verdicts: NDArray[np.bool_]) -> None:
+        hot = self.hot
+        hot.saturated[: hot.num_entries] = verdicts
+        tables = self._group.tables_of(hot.rows[: hot.num_entries][verdicts])
+        self._saturated_per_table = np.bincount(tables, minlength=len(self._group.tables))
 
 
 @dataclass(frozen=True)
@@ -22,6 +146,14 @@ class Updates:
     segments: Int64s  # of the rows `later`, as in `Grouping`
     vectors: NDArray[np.int32]
     scales: NDArray[np.float32]
+
+    def deferred(self, summed: Summed | None, rows: Int64s, locations: Int64s) -> Deferred | None:
+        """The rows `later` as plans have them; None if there are none. rows and locations are of all distinct rows."""
+        if summed is None or not len(summed.entries):
+            return None
+        grouping = Grouping(rows[self.later], summed.entries, self.segments, self.vectors, self.scales)
+        entries = summed.entries[summed.due_at]
+        return Deferred(grouping, summed.due_at, rows[summed.due], locations[summed.due], entries)
 
 
 def group_updates(outline: Outline, locations: Int64s, fates: NDArray[np.uint8]) -> Updates:

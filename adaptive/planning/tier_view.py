@@ -65,10 +65,9 @@ class RowView:
     def saturated(self, rows: Int64s) -> NDArray[np.bool_]:
         found = np.zeros(len(rows), np.bool_)
         for planner, mine, local in self._split(rows):
-            hot = planner.hot
-            if hot is not None:
-                entries = hot.entries_of(local)
-                found[mine] = (entries >= 0) & hot.saturated[entries]
+            if planner.skipper is not None:
+                entries = planner.skipper.hot.entries_of(local)
+                found[mine] = (entries >= 0) & planner.skipper.hot.saturated[entries]
         return found
 
     def _split(self, rows: Int64s) -> Iterator[tuple[Planner, Int64s, Int64s]]:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import TierConfig
 from adaptive.counters import Counter
-from adaptive.errors import DeviceMemoryError, InputError, PolicyError
-from adaptive.kernels import belady, planning
+from adaptive.errors import DeviceMemoryError, PolicyError
+from adaptive.kernels import belady
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
-from adaptive.planning.lookups import Distinct
+from adaptive.planning.lookups import Distinct, lay_out_bags
 from adaptive.planning.planner import Arrival, Planner
 from adaptive.planning.policy_calls import Referee
 from adaptive.planning.sizing import choose_slots, row_bytes
@@ -113,7 +113,7 @@ class SimulatedRun:
             return
         with self.timed():
             arrival = self._prepare(distinct, [later for _, later in self._ahead])
-            self._settle(batch, arrival)
+            self._commit(batch, arrival)
 
     def _prepare(self, distinct: Distinct, window: list[Distinct]) -> Arrival:
         depth = self.setup.depth
@@ -126,48 +126,14 @@ class SimulatedRun:
                     raise
                 depth -= 1
 
-    def _settle(self, batch: Batch, arrival: Arrival) -> None:
-        """What `Planner.commit` does to the books. The batch is not described to kernels: nothing is pooled."""
-        planner, distinct, locations = self.planner, arrival.distinct, arrival.locations
-        tally = np.zeros_like(self.tally)
-        planning.count_tables(distinct.table_ends, distinct.counts, locations, tally)
+    def _commit(self, batch: Batch, arrival: Arrival) -> None:
+        """The planner's own books; before that, which samples find all their rows on the device."""
         cold = np.empty(batch.num_samples, np.bool_)
-        self.popular += int(belady.popular_inputs(batch.offsets, distinct.inverse, locations, cold))
-        planner.slots.release(arrival.victims, tally)
-        planner.slots.take(arrival.takers, distinct.rows, locations, self.batches, tally)
-        fresh = np.empty(len(distinct.rows), np.int64)
-        tracker = planner.tracker
-        planning.use_rows_on_host(distinct.rows, tracker.codes, locations, fresh)
-        planning.touch(distinct.rows, distinct.counts, self.batches, tracker.accesses, tracker.last_access)
-        planning.mark_dirty(np.arange(len(distinct.rows)), locations, planner.slots.flags)
-        self._count_bytes(batch, distinct, locations, tally)
+        inverse, locations = arrival.distinct.inverse, arrival.locations
+        self.popular += int(belady.popular_inputs(batch.offsets, inverse, locations, cold))
+        bags = None if self.staged else lay_out_bags(self.setup.group, batch)
+        tally, host_vectors = self.planner.commit_books(arrival, bags)
         self.tally += tally
+        self.host_vectors += int(host_vectors.sum())
         self.batches += 1
         self.samples += batch.num_samples
-
-    def _count_bytes(self, batch: Batch, distinct: Distinct, locations: Int64s, tally: Int64s) -> None:
-        group = self.setup.group
-        size = row_bytes(group, self.setup.optimizer)
-        tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * size
-        tally[:, Counter.BYTES_D2H] += tally[:, Counter.WRITTEN_BACK] * size
-        if self.staged:
-            return
-        vectors, lookups = np.zeros(len(group.tables), np.int64), np.empty(len(distinct.inverse), np.int64)
-        planning.lookup_locations(distinct.inverse, locations, lookups)
-        tables = np.repeat(np.array([f.table for f in group.features], np.int32), batch.num_samples)
-        planning.count_host_vectors(tables, batch.offsets, lookups, vectors)
-        tally[:, [Counter.BYTES_H2D, Counter.BYTES_D2H]] += 4 * group.embedding_dim * vectors[:, None]
-        self.host_vectors += int(vectors.sum())
-
-
-def checked(batch: Batch, group: Group) -> Batch:
-    """The batch itself, if it fits the tables.
-
-    Raises:
-        InputError: if it is empty or has another number of features.
-    """
-    if not batch.num_samples:
-        raise InputError("a batch without samples; leave it out")
-    if batch.num_features != len(group.features):
-        raise InputError(f"the tables have {len(group.features)} features, a batch has {batch.num_features}")
-    return batch

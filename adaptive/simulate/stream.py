@@ -10,8 +10,8 @@ from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import InputError, PolicyError
-from adaptive.planning.lookups import DistinctFinder
-from adaptive.simulate.run import Setup, SimulatedRun, checked
+from adaptive.planning.lookups import DistinctFinder, check_batch
+from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.trace import Trace
 
 CHUNK: Final = 32  # batches that one run plans before the next run does: its books stay in the processor's cache
@@ -68,7 +68,7 @@ class Stream:
 
     def _plan(self, chunk: Sequence[Batch]) -> None:
         started = time.perf_counter()
-        found = [self._finder.find(checked(batch, self.setup.group)) for batch in chunk]
+        found = [self._finder.find(check_batch(batch, [self.setup.group])) for batch in chunk]
         for distinct in found:
             self.trace.add(distinct.rows)
             self.lookups += len(distinct.inverse)

@@ -124,7 +124,7 @@ class Mover:
         """Copies asked for from now on see rows as all work so far leaves them."""
         self.await_computed(self.compute.record())
 
-    def settle(self) -> None:
+    def finish_copies(self) -> None:
         """Return when every copy is done."""
         self.await_copies(self.copies.record())
 

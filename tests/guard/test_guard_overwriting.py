@@ -8,7 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 
-from simulated_training import CASES, Arrays, Case, Run, buffers, simulated
+from simulated_training import CASES, Arrays, Case, Run, simulated, small_buffers
 
 AFTER = 9  # batches, whatever is under way
 
@@ -43,7 +43,7 @@ def test_the_order_of_streams_does_not_matter(case: Case) -> None:
     values = Run(case.build("cpu"), case.depth, np.random.default_rng(0), {}, False).train()
     expected = Overwritten(case, np.random.default_rng(0), values, "cpu").train()
     for seed in range(3):
-        with simulated(seed) as simulation, buffers(case.ample):
+        with simulated(seed) as simulation, small_buffers(case.ample):
             looks = seed == 0  # that waits for everything
             found = Overwritten(case, simulation.random, values, "cpu-torch", looks=looks).train()
         for name, value in expected.items():

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from simulated_streams import Simulation
 from torch import Tensor
 
-from adaptive import embedding as embedding_module
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.engine import build as build_module
+from adaptive.engine.lookahead import _carried_out
+from adaptive.engine.pipeline import Ready
 from adaptive.kernels import planning
 from adaptive.optim import Adagrad, Adam
 from adaptive.planned import GroupWork
 from adaptive.policy import Deferral, Policy, RowStats
 from adaptive.tiers.gpu import buffers, link, transfer
-from adaptive.tiers.lookahead import _prepare
-from adaptive.tiers.ready import Ready
 from policies.hybrid import Hybrid
 
 Arrays = dict[str, NDArray[Any]]
@@ -108,7 +108,7 @@ def small_buffers(ample: bool) -> Iterator[None]:
 @contextmanager
 def simulated(seed: int) -> Iterator[Simulation]:
     simulation = Simulation(seed)
-    with patched(embedding_module, streams_of=lambda device: simulation.streams):
+    with patched(build_module, streams_of=lambda device: simulation.streams):
         yield simulation
 
 
@@ -128,7 +128,7 @@ class Run:
     def train(self, num_batches: int = len(BATCHES)) -> Arrays:
         pipeline = self.embeddings._pipeline
         pipeline.begin(self.depth)
-        coming, source = deque[Ready](), _prepare(pipeline, iter(BATCHES), self.depth, self.assert_trained)
+        coming, source = deque[Ready](), _carried_out(pipeline, iter(BATCHES), self.depth, self.assert_trained)
         try:
             while pipeline.trained < num_batches - 1:
                 if self.may_plan() and (not coming or self.random.random() < 0.5):
@@ -152,7 +152,7 @@ class Run:
         pipeline = self.embeddings._pipeline
         rows = [np.flatnonzero(lane.planner.tracker.codes == planning.ON_HOST) for lane in pipeline.lanes]
         found = [lane.host.read(own) for lane, own in zip(pipeline.lanes, rows, strict=True)]
-        pipeline.settle()
+        pipeline.finish_copies()
         for lane, own, before in zip(pipeline.lanes, rows, found, strict=True):
             assert all(map(np.array_equal, before, lane.host.read(own)))
 

@@ -9,9 +9,9 @@ from helpers import after_sums, bags, look_ahead_threads, one_table, resident, s
 
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.engine import lookahead
 from adaptive.errors import AdaptiveError, InputError, PolicyError
 from adaptive.policy import Policy, RowStats, TierView
-from adaptive.tiers import lookahead
 from policies.lru import LRU
 
 

@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.engine import lookahead
+from adaptive.engine.pipeline import Pipeline, Ready
 from adaptive.errors import StorageError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planned import Planned
 from adaptive.policy import Policy
-from adaptive.tiers import lookahead
 from adaptive.tiers.cpu_device import CpuDevice
-from adaptive.tiers.ready import Ready
 from policies.hybrid import Hybrid
 from policies.lru import LRU
 
@@ -184,7 +184,7 @@ class Schedule:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.early, self.stepped = list[int](), list[int]()
         self.waited_for = threading.Semaphore(0)
-        hand_over, wait = lookahead._Worker._hand_over, Ready.wait
+        hand_over, wait = lookahead._Worker._hand_over, Pipeline.wait_for
 
         def hand_over_and_stop(worker: lookahead._Worker, ready: Ready) -> None:
             early = not ready.arrived.done()
@@ -194,14 +194,14 @@ class Schedule:
             while early and not worker._stopping and not self.waited_for.acquire(timeout=0.01):
                 pass
 
-        def go_on_and_wait(ready: Ready) -> bool:
+        def go_on_and_wait(pipeline: Pipeline, ready: Ready) -> bool:
             early = not ready.arrived.done()
             if early:
                 self.waited_for.release()
-            return wait(ready) or early
+            return wait(pipeline, ready) or early
 
         monkeypatch.setattr(lookahead._Worker, "_hand_over", hand_over_and_stop)
-        monkeypatch.setattr(Ready, "wait", go_on_and_wait)
+        monkeypatch.setattr(Pipeline, "wait_for", go_on_and_wait)
 
     def train(self, embeddings: TieredEmbeddingBag, batches: Sequence[Batch], depth: int) -> list[Planned]:
         done = []

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from simulated_training import CASES, SKIP, TABLES, Case, Run, Skips, expected, patched, same
 from torch import Tensor
 
-from adaptive import embedding as embedding_module
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.engine import build as build_module
 from adaptive.errors import DeviceMemoryError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
@@ -73,7 +73,7 @@ def test_streams_that_sleep_change_nothing(case: Case, sleeps: str) -> None:
         compute = Sleepy(real.compute, random) if sleeps != "copies" else real.compute
         return Streams(real.device, copies, compute, real.pinned)  # type: ignore[arg-type]
 
-    with patched(embedding_module, streams_of=sleepy):
+    with patched(build_module, streams_of=sleepy):
         assert_as_expected(case, run(case))
 
 

@@ -156,7 +156,7 @@ class Direct(Transfer):
     def close(self) -> None:
         self._host_rows = None
         try:
-            self._mover.settle()  # a kernel that reads memory which is let go is the end of the process
+            self._mover.finish_copies()  # a kernel that reads memory which is let go is the end of the process
         finally:
             self._let_go()
 

@@ -1,14 +1,30 @@
-"""`Marks`: statistics between two calls."""
+"""`Statistics`: what the tiers did since they were last asked."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.counters import Counter
+from adaptive.engine.pipeline import Pipeline
 from adaptive.planning.plan import GroupPlan
-from adaptive.tiers.pipeline import Pipeline
-from adaptive.tiers.statistics import Statistics
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts belong to trained batches; gauges (`*_rows`) are of now. Tables are in the order of `table_names`."""
+
+    batches: int
+    counts: NDArray[np.int64]  # (tables, len(Counter))
+    resident_rows: NDArray[np.int64]  # (tables,) on the device
+    saturated_rows: NDArray[np.int64]  # (tables,) whose updates are skipped
+    times_ms: dict[str, float]  # summed over the batches, per stage
+    update_norm_edges: NDArray[np.float64]  # (n + 1,)
+    update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm
+    update_norm_sum: float
+    batches_in_parts: int = 0  # of the batches
+    batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
 
 
 class Marks:
@@ -53,7 +69,7 @@ class Marks:
     def take(self) -> Statistics:
         """What happened since the last call."""
         pipeline = self._pipeline
-        times = {**pipeline.watch.total_ms(), "policy": pipeline.referee.seconds * 1e3}
+        times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.referee.seconds * 1e3}
         bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
         statistics = Statistics(
             batches=self._batches,

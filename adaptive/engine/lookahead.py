@@ -19,11 +19,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
+from itertools import islice
 
 from adaptive.batch import Batch
+from adaptive.engine.pipeline import Coming, Pipeline, Ready
 from adaptive.errors import AdaptiveError, DeviceMemoryError
-from adaptive.tiers.pipeline import Pipeline
-from adaptive.tiers.ready import Ready
+from adaptive.planning.lookups import Outline
+from adaptive.policy import arranges
 
 JOIN_SECONDS = 60.0  # a source that does not return within this time is reported instead of waited for
 
@@ -33,7 +35,7 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
     pipeline.begin(depth)
     with pipeline.outliner.working() if depth else nullcontext():
         worker = _Worker(pipeline, batches, depth) if depth else None
-        source = worker.ready() if worker else _prepare(pipeline, batches, 0, lambda number: None)
+        source = worker.ready() if worker else _carried_out(pipeline, batches, 0, lambda number: None)
         try:
             for ready in source:
                 pipeline.start_training(ready)
@@ -47,28 +49,75 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
             pipeline.end()
 
 
-def _prepare(
+def _carried_out(
     pipeline: Pipeline,
     batches: Iterator[Batch],
     depth: int,
     wait_until_trained: Callable[[int], None],
-    start_early: Callable[[Ready], None] = lambda ready: None,
+    start_early: Callable[[Ready], None] | None = None,
 ) -> Iterator[Ready]:
-    for batch, outlines, windows in pipeline.windowed(pipeline.read(batches)):
+    """Plan and move batch after batch; yield each when its rows have moved.
+
+    `start_early` is given a batch whose first part may be trained while rows for the others are on their way; such a
+    batch is not yielded.
+    """
+    for coming in _windowed(pipeline, _read(pipeline, batches)):
         number = pipeline.next_number
         wait_until_trained(number - depth - 1)
         pipeline.learn()
         held = depth
         while True:
             try:
-                ready = pipeline.advance(batch, outlines, windows, held, start_early)
+                with pipeline.lock:
+                    ready = pipeline.plan(coming, held)
+                    early = start_early is not None and ready.may_start
+                    if start_early is not None and early:
+                        start_early(ready)
+                    pipeline.move(ready)
                 break
             except DeviceMemoryError:
                 if not pipeline.may_look_less_far or held == 0:
                     raise
             held -= 1
             wait_until_trained(number - held - 1)
-        yield ready
+        if not early:
+            yield ready
+
+
+def _read(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches, checked and timed."""
+    while True:
+        with pipeline.stopwatch.stage("read"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield pipeline.check(batch)
+
+
+def _windowed(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Coming]:
+    """Each batch with its outlines per group, and distinct rows of the policy's window behind it, nearest first.
+
+    More are read than the window holds while helpers make outlines, but not if the policy arranges batches: what
+    it has learnt until then must not depend on how far they are read.
+    """
+    policy = pipeline.referee.policy
+    window = policy.window
+    spare = 0 if arranges(policy) else pipeline.outliner.num_ahead
+    ahead: deque[tuple[Batch, Callable[[], list[Outline]]]] = deque()
+
+    def first() -> Coming:
+        with pipeline.stopwatch.stage("plan"):
+            batch, outlines = ahead.popleft()
+            following = [later() for _, later in islice(ahead, window)]
+            return batch, outlines(), [[later[i].distinct for later in following] for i in range(len(pipeline.lanes))]
+
+    for batch in batches:
+        with pipeline.stopwatch.stage("plan"):
+            ahead.append((batch, pipeline.outliner.start(batch)))
+        if len(ahead) > window + spare:
+            yield first()
+    while ahead:
+        yield first()
 
 
 class _Stopped(Exception):  # noqa: N818 (not an error: the training thread wants no more batches)
@@ -93,7 +142,7 @@ class _Worker:
     def ready(self) -> Iterator[Ready]:
         """Batches as they become ready; then what went wrong in the thread, if anything did."""
         while True:
-            with self._pipeline.watch.stage("wait"), self._changed:
+            with self._pipeline.stopwatch.stage("wait"), self._changed:
                 self._changed.wait_for(lambda: self._queue or self._done)
                 if not self._queue:
                     break
@@ -120,13 +169,13 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            for ready in _prepare(
+            carried_out = _carried_out(
                 self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over
-            ):
+            )
+            for ready in carried_out:
                 if self._stopping:
                     return
-                if not ready.may_start:  # or else it has been handed over
-                    self._hand_over(ready)
+                self._hand_over(ready)
         except _Stopped:
             pass
         except BaseException as error:  # handed to the training thread, which raises it

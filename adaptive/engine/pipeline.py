@@ -5,29 +5,26 @@ Whoever calls it (the look-ahead thread, or the training thread when there is no
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch, as_batch
+from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
-from adaptive.errors import ConfigError, InputError
+from adaptive.engine.stopwatch import Stopwatch
+from adaptive.errors import ConfigError
 from adaptive.planning.layout import Group
-from adaptive.planning.lookups import Distinct, DistinctFinder, Outline, Outliner, plan_threads
+from adaptive.planning.lookups import Distinct, DistinctFinder, Outline, Outliner, check_batch, plan_threads
 from adaptive.planning.parts import GroupPart, describe_parts
 from adaptive.planning.plan import Feedback, GroupPlan, Moves
 from adaptive.planning.planner import Arrival, Planner
 from adaptive.planning.policy_calls import Referee
-from adaptive.policy import arranges
 from adaptive.tiers.device import DeviceTier
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.ready import Ready
-from adaptive.tiers.statistics import Stopwatch
 
 Int64s = NDArray[np.int64]
 LOSS_LAG = 8  # batches after which the policy learns of a loss, at least: decisions are equal for any depth up to it
@@ -48,6 +45,26 @@ Coming = tuple[Batch, list[Outline], list[list[Distinct]]]
 """A batch to be planned, its outline for each lane, and the distinct rows of the batches behind it, for each lane."""
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A planned batch whose rows are in place, or on their way: what the look-ahead hands to training."""
+
+    batch: Batch
+    plans: list[GroupPlan]  # one for each group
+    parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is not in parts
+    arrived: Future[None] = field(default_factory=Future)
+    """Done once all rows are in place; raises what moving them raised."""
+
+    @property
+    def number(self) -> int:
+        return self.plans[0].number
+
+    @property
+    def may_start(self) -> bool:
+        """The first part needs no row that is on its way."""
+        return bool(self.parts) and not any(parts[0].waits for parts in self.parts)
+
+
 class Pipeline:
     """Plans one batch after another for all groups and moves their rows; hands feedback to planners and policy."""
 
@@ -55,7 +72,6 @@ class Pipeline:
         self,
         lanes: Sequence[Lane],
         referee: Referee,
-        num_features: int,
         tier: TierConfig,
         skip: SkipConfig | None,
         mover: Mover,
@@ -63,13 +79,13 @@ class Pipeline:
         self.lanes = tuple(lanes)
         self.referee = referee
         self.mover = mover
+        self.groups = tuple(lane.group for lane in self.lanes)
         threads = plan_threads(tier, on_cpu=mover.device.type == "cpu")
-        self.outliner = Outliner([lane.group for lane in self.lanes], threads - 1)
+        self.outliner = Outliner(self.groups, threads - 1)
         self.lock = threading.Lock()
-        self.watch = Stopwatch()
+        self.stopwatch = Stopwatch()
         self.next_number = 0
         self.trained = -1  # the latest batch that was trained or passed over; set by the training thread
-        self._num_features = num_features
         self._tier = tier
         self._depth = 0
         self._skip = skip
@@ -104,7 +120,7 @@ class Pipeline:
         self.learn_until(self.next_number)
         self.observe_until(self.next_number)
         with self.lock:
-            self.settle()
+            self.finish_copies()
 
     def restart(self, number: int) -> None:
         """Other rows have been loaded; batches are counted from `number` on."""
@@ -126,101 +142,51 @@ class Pipeline:
 
     # --- batches ---------------------------------------------------------------------------------------------
 
-    def check(self, batch: Batch) -> Batch:
-        """The batch itself, if it fits the tables.
+    def check(self, batch: object) -> Batch:
+        """The batch itself, if it fits the tables. Raises InputError; see `check_batch`."""
+        return check_batch(batch, self.groups)
 
-        Raises:
-            InputError: if it is none, has another number of features, or weights for mean pooling.
+    def plan(self, coming: Coming, depth: int) -> Ready:
+        """Plan the next batch in every group. If that fails, nothing has changed. The caller holds the lock.
+
+        `depth`: batches before it whose rows keep their slots. Follow it by `move`, under the same lock.
         """
-        as_batch(batch)
-        if batch.num_samples and batch.num_features != self._num_features:
-            raise InputError(f"the tables have {self._num_features} features, a batch has {batch.num_features}")
-        if not batch.num_samples:
-            raise InputError("a batch without samples; leave it out")
-        if batch.weights is not None and any(f.mean for lane in self.lanes for f in lane.group.features):
-            raise InputError('a batch with weights needs pooling "sum" or "none"; a table has pooling "mean"')
-        return batch
-
-    def read(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches, checked and timed."""
-        while True:
-            with self.watch.stage("read"):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield self.check(batch)
-
-    def windowed(self, batches: Iterator[Batch]) -> Iterator[Coming]:
-        """Each batch with its outlines per group, and distinct rows of the policy's window behind it, nearest first.
-
-        More are read than the window holds while helpers make outlines, but not if the policy arranges batches: what
-        it has learnt until then must not depend on how far they are read.
-        """
-        window = self.referee.policy.window
-        spare = 0 if arranges(self.referee.policy) else self.outliner.num_ahead
-        ahead: deque[tuple[Batch, Callable[[], list[Outline]]]] = deque()
-        for batch in batches:
-            with self.watch.stage("plan"):
-                ahead.append((batch, self.outliner.start(batch)))
-            if len(ahead) > window + spare:
-                yield self._first(ahead, window)
-        while ahead:
-            yield self._first(ahead, window)
-
-    def _first(self, ahead: deque[tuple[Batch, Callable[[], list[Outline]]]], window: int) -> Coming:
-        with self.watch.stage("plan"):
-            batch, outlines = ahead.popleft()
-            following = [later() for _, later in islice(ahead, window)]
-            return batch, outlines(), [[later[i].distinct for later in following] for i in range(len(self.lanes))]
-
-    def advance(
-        self,
-        batch: Batch,
-        outlines: list[Outline],
-        windows: list[list[Distinct]],
-        depth: int,
-        start_early: Callable[[Ready], None] = lambda ready: None,
-    ) -> Ready:
-        """Plan the next batch in every group and carry the plans out. If planning fails, nothing has moved.
-
-        `start_early` is given a batch whose first part may be trained while rows for the others are on their way.
-        """
-        with self.lock:
-            with self.watch.stage("plan"):
-                number = self.next_number
-                arrivals = self._prepare([outline.distinct for outline in outlines], number, depth, windows)
-                plans = [
-                    lane.planner.commit(outline, arrival)
-                    for lane, outline, arrival in zip(self.lanes, outlines, arrivals, strict=True)
-                ]
-                parts = self._parts(batch, plans, arrivals) if batch.part_sizes else []
-                buffer = self.mover.start_moves(number, after=number - depth - 1)
-                plans = [lane.device.ship(plan, buffer) for lane, plan in zip(self.lanes, plans, strict=True)]
-                ready = Ready(batch, plans, parts, self.watch)
-                self.next_number = number + 1
-                self._planned = [*self.in_flight(), ready]
-            if ready.may_start:
-                start_early(ready)
-            try:
-                self._move(plans)
-                if not ready.may_start:
-                    self.mover.end_moves(number)
-            except BaseException as error:
-                ready.arrived.set_exception(error)
-                raise
-            ready.arrived.set_result(None)
+        batch, outlines, windows = coming
+        with self.stopwatch.stage("plan"):
+            number = self.next_number
+            arrivals = self._prepare([outline.distinct for outline in outlines], number, depth, windows)
+            plans = [
+                lane.planner.commit(outline, arrival)
+                for lane, outline, arrival in zip(self.lanes, outlines, arrivals, strict=True)
+            ]
+            parts = self._parts(batch, plans, arrivals) if batch.part_sizes else []
+            buffer = self.mover.start_moves(number, after=number - depth - 1)
+            plans = [lane.device.ship(plan, buffer) for lane, plan in zip(self.lanes, plans, strict=True)]
+            ready = Ready(batch, plans, parts)
+            self.next_number = number + 1
+            self._planned = [*self.in_flight(), ready]
         return ready
 
-    def _parts(
-        self, batch: Batch, plans: Sequence[GroupPlan], arrivals: Sequence[Arrival]
-    ) -> list[tuple[GroupPart, ...]]:
-        found = []
-        for lane, plan, arrival in zip(self.lanes, plans, arrivals, strict=True):
-            coming = np.zeros(len(arrival.distinct.rows), np.bool_)
-            coming[arrival.takers] = True
-            alone = lane.device.pools_parts  # elsewhere what pooling needs is sent with the rows
-            found.append(describe_parts(lane.group, batch, plan, arrival.distinct.inverse, coming, alone=alone))
-        return found
+    def move(self, ready: Ready) -> None:
+        """Carry a plan out: write back, then fetch. The caller holds the lock. `ready.arrived` has its errors, too."""
+        try:
+            for lane, plan in zip(self.lanes, ready.plans, strict=True):
+                self._move_rows(lane, plan)
+            if not ready.may_start:
+                self.mover.end_moves(ready.number)
+        except BaseException as error:
+            ready.arrived.set_exception(error)
+            raise
+        ready.arrived.set_result(None)
+
+    def wait_for(self, ready: Ready) -> bool:
+        """Wait until all rows are in place; returns True if it had to. Raises what moving them raised."""
+        if ready.arrived.done():
+            ready.arrived.result()
+            return False
+        with self.stopwatch.stage("wait"):
+            ready.arrived.result()
+        return True
 
     def _prepare(
         self, distinct: list[Distinct], number: int, depth: int, windows: list[list[Distinct]]
@@ -235,19 +201,26 @@ class Pipeline:
                 lane.planner.let_go(mine)
             raise
 
-    def _move(self, plans: Sequence[GroupPlan]) -> None:
-        """Carry a plan out: write back, then fetch."""
-        for lane, plan in zip(self.lanes, plans, strict=True):
-            device = lane.device
-            with self.watch.stage("write_back"):
-                device.write_back(plan.moves)
-                if device.poison:
-                    device.poison_slots(plan.moves.back_slots)
-            with self.watch.stage("fetch"):
-                device.fetch(plan.moves)
-                lane.host.expect(plan.grouping)
-                if device.poison:
-                    device.poison_host(plan.grouping.rows[plan.grouping.locations >= 0])
+    def _parts(
+        self, batch: Batch, plans: Sequence[GroupPlan], arrivals: Sequence[Arrival]
+    ) -> list[tuple[GroupPart, ...]]:
+        return [
+            # where parts are not pooled alone, what pooling needs is sent with the rows
+            describe_parts(lane.group, batch, plan, arrival, alone=lane.device.pools_parts)
+            for lane, plan, arrival in zip(self.lanes, plans, arrivals, strict=True)
+        ]
+
+    def _move_rows(self, lane: Lane, plan: GroupPlan) -> None:
+        device = lane.device
+        with self.stopwatch.stage("write_back"):
+            device.write_back(plan.moves)
+            if device.poison:
+                device.poison_slots(plan.moves.back_slots)
+        with self.stopwatch.stage("fetch"):
+            device.fetch(plan.moves)
+            lane.host.expect(plan.grouping)
+            if device.poison:
+                device.poison_host(plan.grouping.rows[plan.grouping.locations >= 0])
 
     # --- feedback --------------------------------------------------------------------------------------------
 
@@ -267,7 +240,8 @@ class Pipeline:
         self.observe_until(self.next_number - max(self._depth, LOSS_LAG))
         if self._skip is not None and self.next_number and self.next_number % self._skip.interval == 0:
             for lane in self.lanes:
-                lane.planner.ask_saturated(self.next_number)
+                if lane.planner.skipper is not None:
+                    lane.planner.skipper.ask(self.next_number)
 
     def learn_until(self, number: int) -> None:
         """Take in the feedback of all batches before `number`. A batch that was not trained left none."""
@@ -289,19 +263,19 @@ class Pipeline:
         """Batches that are planned and not trained yet, of the look-ahead that is running."""
         return [ready for ready in self._planned if ready.number > self.trained]
 
-    def settle(self) -> None:
-        """Return when every row that was moved is where it was moved to. The caller holds the lock."""
-        self.mover.settle()
+    def finish_copies(self) -> None:
+        """Wait until every row that was moved is where it was moved to. The caller holds the lock."""
+        self.mover.finish_copies()
         for lane in self.lanes:
             lane.device.land()
 
     def values(
-        self, lane: Lane, rows: Int64s, *, settled: bool = True
+        self, lane: Lane, rows: Int64s, *, with_waiting: bool = True
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(weights, state) copies of local rows (n,), wherever they lie, unless told otherwise with gradients that wait
-        for them applied. The caller holds the lock.
+        """(weights, state) copies of local rows (n,), wherever they lie; `with_waiting`: gradients that wait for them
+        are applied to the copies. The caller holds the lock.
         """
-        self.settle()
+        self.finish_copies()
         codes = lane.planner.tracker.codes[rows]
         weights = np.empty((len(rows), lane.host.weights.shape[1]), np.float32)
         state = np.empty((len(rows), lane.host.state.shape[1]), np.float32)
@@ -310,8 +284,9 @@ class Pipeline:
         lane.host.copy_out(rows[on_host], weights, state, on_host)
         untouched = np.flatnonzero(codes == 0)
         lane.host.initial(weights, state, untouched, rows[untouched])
-        if settled and lane.planner.deferral is not None and lane.planner.hot is not None:
-            lane.device.apply_waiting(lane.planner.hot.entries_of(rows), weights, state)
+        skipper = lane.planner.skipper
+        if with_waiting and skipper is not None and skipper.deferral is not None:
+            lane.device.apply_waiting(skipper.hot.entries_of(rows), weights, state)
         return weights, state
 
     def flush(self) -> None:
@@ -329,4 +304,4 @@ class Pipeline:
             lane.device.write_back(Moves(slots, lane.planner.slots.rows[slots]))
             # A batch that is planned but not trained yet will change its rows: they stay dirty.
             lane.planner.slots.clean(slots[lane.planner.slots.used[slots] <= self.trained])
-        self.settle()
+        self.finish_copies()

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.counters import Counter
+from adaptive.engine.pipeline import Lane, Pipeline, Ready
 from adaptive.errors import DeviceMemoryError
 from adaptive.planning.plan import GroupPlan, Int64s, Moves
 from adaptive.planning.sizing import least_slots
 from adaptive.tiers.gpu.memory import running_out
-from adaptive.tiers.pipeline import Lane, Pipeline
-from adaptive.tiers.ready import Ready
 
-logger = logging.getLogger("adaptive.tiers")
+logger = logging.getLogger("adaptive.engine")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def give_back(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.in
                 _shrink(pipeline, number, lane, job, in_flight)
                 for number, (lane, job) in enumerate(zip(pipeline.lanes, jobs, strict=True))
             ]
-            pipeline.settle()
+            pipeline.finish_copies()
     logger.warning(
         "out of device memory at batch %d: %s instead of %s device rows from now on",
         pipeline.trained + 1,

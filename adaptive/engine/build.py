@@ -1,0 +1,121 @@
+"""Makes an engine of tables and settings: tiers and planner of every group, and the pipeline that drives them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.engine.pipeline import Lane, Pipeline
+from adaptive.errors import ConfigError
+from adaptive.optim import RowOptimizer
+from adaptive.planning.layout import Group, make_groups
+from adaptive.planning.lookups import DistinctFinder
+from adaptive.planning.planner import Planner
+from adaptive.planning.policy_calls import Referee
+from adaptive.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
+from adaptive.policy import Policy
+from adaptive.tiers.cpu_device import CpuDevice
+from adaptive.tiers.device import DeviceTier
+from adaptive.tiers.gpu.build import build_devices
+from adaptive.tiers.gpu.memory import free_bytes
+from adaptive.tiers.host import HostTier, MemoryHost
+from adaptive.tiers.host_file import FileHost
+from adaptive.tiers.mover import Mover, streams_of
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What `TieredEmbeddingBag` drives."""
+
+    pipeline: Pipeline
+    sizes: Sizes
+    skip: SkipConfig | None  # None: no update is ever left out or deferred, as set or because the policy asks for none
+    drops_updates: bool  # updates of saturated rows are left out
+    defers: bool
+
+
+def build_engine(
+    tables: Sequence[TableConfig],
+    tier: TierConfig,
+    policy: Policy,
+    optimizer: RowOptimizer,
+    skip: SkipConfig | None,
+    seed: int,
+) -> Engine:
+    """Tiers with all rows at their initial values, and what plans and moves them. No row is watched yet: `watch_rows`.
+
+    Raises:
+        ConfigError: for tables, sizes or combinations that cannot work.
+        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
+    """
+    referee = Referee(policy, tier.policy_timeout_s)
+    groups = make_groups(tables, seed)
+    mover = Mover(streams_of(choose_device(tier.device)))
+    defers = policy.deferral is not None
+    skip = skip if referee.watches_saturation or defers else None
+    room = free_bytes(mover.device)
+    if room is not None and skip is not None:
+        kept = watched_bytes(groups, skip, optimizer, snapshots=referee.watches_saturation, sums=defers)
+        room = max(0, room - kept)
+    sizes = choose_slots(groups, tier, optimizer, policy, room)
+    lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, referee, mover)
+    pipeline = Pipeline(lanes, referee, tier, skip, mover)
+    drops_updates = skip is not None and referee.watches_saturation
+    return Engine(pipeline, sizes, skip, drops_updates, skip is not None and defers)
+
+
+def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
+    """Watch the hottest rows of every group from now on. May run out of device memory, and be called again then."""
+    referee = pipeline.referee
+    for lane in pipeline.lanes:
+        capacity = hot_rows(lane.group, skip, optimizer)
+        lane.planner.watch(capacity, skip, optimizer)
+        sums = referee.policy.deferral is not None
+        lane.device.watch(capacity, snapshots=referee.watches_saturation, sums=sums)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The torch device a setting means.
+
+    Raises:
+        ConfigError: if `cuda` is asked for and there is none.
+    """
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("tier.device=cuda: torch finds no CUDA device here; use cpu or auto")
+    return torch.device(wanted.removesuffix("-torch"))
+
+
+def _build_lanes(
+    groups: Sequence[Group], sizes: Sizes, tier: TierConfig, optimizer: RowOptimizer, referee: Referee, mover: Mover
+) -> tuple[list[Lane], Sizes]:
+    """One lane for each group, and the sizes for which there was memory."""
+    in_place = referee.policy.misses == "host"
+    own_pages = tier.transfer == "direct" or (tier.transfer == "auto" and mover.device.type == "cuda")
+    hosts = [_make_host(group, optimizer, tier.host, in_place=in_place, own_pages=own_pages) for group in groups]
+    devices: Sequence[DeviceTier]
+    if mover.device.type == "cpu" and tier.device != "cpu-torch":
+        slots = zip(hosts, sizes.slots, strict=True)
+        devices = [CpuDevice(host, num_slots, optimizer, poison=tier.poison) for host, num_slots in slots]
+    else:
+        devices, sizes = build_devices(hosts, sizes, tier, optimizer, referee.policy, mover)
+    lanes = [
+        Lane(
+            host.group,
+            host,
+            device,
+            Planner(host.group, device.num_slots, tier, referee, row_bytes(host.group, optimizer)),
+            DistinctFinder(host.group),
+        )
+        for host, device in zip(hosts, devices, strict=True)
+    ]
+    return lanes, sizes
+
+
+def _make_host(group: Group, optimizer: RowOptimizer, host: str, *, in_place: bool, own_pages: bool) -> HostTier:
+    if host == "memory":
+        return MemoryHost(group, optimizer, own_pages=own_pages)
+    return FileHost(group, optimizer, Path(host.removeprefix("mmap:")), in_place=in_place)

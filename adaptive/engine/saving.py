@@ -1,0 +1,248 @@
+"""Rows as flat arrays, for checkpoints: only rows that ever changed, wherever they lie, with state and records.
+
+Arrays of group g are named `rows<g>.<what>`. Rows that never changed are not stored; their initial values follow
+from the tables' names and the seed, which is stored and compared. Values are those with what waits applied, so they
+can be used as they are.
+
+Beside them stands what is known of watched rows: verdicts, snapshots, visits, and gradients that wait. Loaded into
+tables that watch and defer as those did that were saved, all of it is restored, and training goes on as it would have.
+Loaded into any others it is left aside: nothing is known of movement. Names, behind the group's prefix:
+
+    watched.interval (1,) of `SkipConfig`              watched.<column> (n,) of the hot set's entries, in order
+    watched.snapshots (n, D) if movement is watched
+
+    if updates are deferred, m rows with a sum that waits:
+    watched.visits, watched.waiting (n,)               watched.summed (m,) entries
+    watched.sums (m, D), watched.squares (m, S)        watched.raw_values (m, D), watched.raw_states (m, T): before
+                                                       the sum is applied
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.engine.pipeline import Lane, Pipeline
+from adaptive.errors import CheckpointError, ConfigError
+from adaptive.kernels.planning import INITIAL, ON_HOST
+from adaptive.planning.hot_set import COLUMNS, ENTRY
+from adaptive.planning.plan import Moves
+from adaptive.planning.skipping import Skipper
+from adaptive.tiers.device import WatchedValues
+
+Arrays = dict[str, NDArray[Any]]
+WATCHED = "watched."
+RECORDS = ("accesses", "last_access", "update_norm")
+
+
+def save_rows(pipeline: Pipeline) -> Arrays:
+    """Call between batches of a look-ahead, or with none running.
+
+    While one is, the books of watched rows tell of batches that are not trained yet, and are left out.
+    """
+    arrays: Arrays = {"next_batch": np.array([pipeline.trained + 1], np.int64)}
+    with pipeline.lock:
+        for number, lane in enumerate(pipeline.lanes):
+            arrays.update(_save_lane(pipeline, lane, f"rows{number}."))
+            if not pipeline.running:
+                arrays.update(_save_watched(pipeline, lane, f"rows{number}."))
+    return arrays
+
+
+def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
+    tracker = lane.planner.tracker
+    changed = np.flatnonzero(tracker.codes).astype(np.int64)
+    weights, state = pipeline.values(lane, changed)
+    seen = np.flatnonzero(tracker.accesses).astype(np.int64)
+    records = {prefix + name: tracker.records[name][seen] for name in RECORDS}
+    return {
+        prefix + "table_starts": lane.group.table_starts,
+        prefix + "table_keys": lane.group.table_keys,
+        prefix + "changed": changed,
+        prefix + "weights": weights,
+        prefix + "state": state,
+        prefix + "seen": seen,
+        **records,
+    }
+
+
+def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """See `TieredEmbeddingBag.load_state_arrays`."""
+    if pipeline.running:
+        raise ConfigError("rows cannot be loaded while a look-ahead is running; exhaust or close its iterator first")
+    parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
+    watched = [_watched_part(lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
+    for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
+        _check(lane, part)
+        _check_watched(lane, kept)
+    with pipeline.lock:
+        for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
+            _load_lane(lane, part)
+            _load_watched(lane, kept)
+        pipeline.restart(int(arrays["next_batch"][0]))
+
+
+def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """See `TieredEmbeddingBag.overwrite_rows`. Called by the training thread between two steps."""
+    parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
+    for lane, part in zip(pipeline.lanes, parts, strict=True):
+        _check(lane, part)
+    with pipeline.lock:
+        pipeline.mover.catch_up()  # steps asked for so far come first
+        pipeline.finish_copies()
+        for lane, part in zip(pipeline.lanes, parts, strict=True):
+            _overwrite_lane(lane, part)
+        pipeline.finish_copies()
+
+
+def _overwrite_lane(lane: Lane, part: Arrays) -> None:
+    codes, rows = lane.planner.tracker.codes, part["changed"]
+    lane.host.write(rows, part["weights"], part["state"])
+    codes[rows[codes[rows] == INITIAL]] = ON_HOST
+    here = rows[codes[rows] > 0]
+    taken = codes[here].astype(np.int64) - 1
+    lane.device.fetch(Moves(fetch_slots=taken, fetch_rows=here, fetch_initial=np.zeros(len(here), np.bool_)))
+    lane.device.forget_watched()  # what waits is in the new values; snapshots are of the old ones
+
+
+def _parts(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
+    names = ("table_starts", "table_keys", "changed", "weights", "state", "seen", *RECORDS)
+    missing = [prefix + name for name in names if prefix + name not in arrays]
+    if missing or "next_batch" not in arrays:
+        raise CheckpointError(f"checkpoint lacks {', '.join(missing or ['next_batch'])}; it is not of these tables")
+    return {name: np.ascontiguousarray(arrays[prefix + name]) for name in names}  # as kernels need rows to lie
+
+
+def _check(lane: Lane, part: Arrays) -> None:
+    group = lane.group
+    if not np.array_equal(part["table_starts"], group.table_starts):
+        sizes = np.diff(part["table_starts"]).tolist()
+        raise CheckpointError(f"tables of {group.table_sizes.tolist()} rows are wanted, the checkpoint has {sizes}")
+    if not np.array_equal(part["table_keys"], group.table_keys):
+        raise CheckpointError("the checkpoint was made with another seed or other table names")
+    for name, array in (("weights", lane.host.weights), ("state", lane.host.state)):
+        found, needed = part[name].shape, (len(part["changed"]), array.shape[1])
+        if found != needed:
+            raise CheckpointError(f"checkpoint array {name}: shape {needed} is needed, found {found}; other optimizer?")
+        if part[name].dtype != np.float32:
+            raise CheckpointError(f"checkpoint array {name}: float32 is needed, found {part[name].dtype}")
+    if any(part[name].shape != part["seen"].shape for name in RECORDS):
+        raise CheckpointError(f"checkpoint records {', '.join(RECORDS)} must be as many as rows seen")
+    for rows in (part["changed"], part["seen"]):
+        if len(rows) and not (rows.min() >= 0 and rows.max() < group.num_rows and (np.diff(rows) > 0).all()):
+            raise CheckpointError("checkpoint rows are out of range or not in order")
+
+
+def _load_lane(lane: Lane, part: Arrays) -> None:
+    planner = lane.planner
+    planner.slots.empty()
+    if planner.skipper is not None:
+        planner.skipper.forget()
+    lane.device.forget_watched()
+    planner.tracker.records[:] = np.zeros((), planner.tracker.records.dtype)
+    changed = part["changed"]
+    lane.host.write(changed, part["weights"], part["state"])
+    planner.tracker.codes[changed] = ON_HOST
+    for name in RECORDS:
+        planner.tracker.records[name][part["seen"]] = part[name]
+
+
+def _save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
+    """Copies of what is known of a lane's watched rows; nothing where none are watched. The caller holds the lock."""
+    skipper = lane.planner.skipper
+    if skipper is None:
+        return {}
+    hot, book = skipper.hot, skipper.deferral
+    columns, kept = hot.columns(), lane.device.kept(hot.num_entries)
+    found = {"interval": np.array([hot.config.interval], np.int64), **columns}
+    if skipper.watches_movement:
+        found["snapshots"] = kept.snapshots
+    if book is not None:
+        weights, state = pipeline.values(lane, columns["row"][kept.waiting], with_waiting=False)
+        visits, waiting = book.visits[: hot.num_entries].copy(), book.waiting[: hot.num_entries].copy()
+        found |= {"visits": visits, "waiting": waiting, "summed": kept.waiting, "sums": kept.sums}
+        found |= {"squares": kept.squares, "raw_values": weights, "raw_states": state}
+    return {prefix + WATCHED + name: value for name, value in found.items()}
+
+
+def _watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
+    """What is to be restored of a lane's watched rows: all, or nothing if others were watched, or otherwise."""
+    prefix += WATCHED
+    found = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+    skipper = lane.planner.skipper
+    if skipper is None or set(found) != _names(skipper):
+        return {}
+    if found["interval"].tolist() != [skipper.hot.config.interval]:
+        return {}
+    return {name: np.ascontiguousarray(value) for name, value in found.items()}
+
+
+def _names(skipper: Skipper) -> set[str]:
+    names = {"interval", *COLUMNS}
+    if skipper.watches_movement:
+        names |= {"snapshots"}
+    if skipper.deferral is not None:
+        names |= {"visits", "waiting", "summed", "sums", "squares", "raw_values", "raw_states"}
+    return names
+
+
+def _check_watched(lane: Lane, part: Arrays) -> None:
+    """
+    Raises:
+        CheckpointError: if the arrays are not what `_save_watched` makes for these tables.
+    """
+    if not part:
+        return
+    assert lane.planner.skipper is not None
+    rows, most = part["row"], lane.planner.skipper.hot.capacity
+    if len(rows) > most:
+        raise CheckpointError(
+            f"the checkpoint watches {len(rows)} rows of width {lane.group.embedding_dim}, there is room for {most}: "
+            "raise skip.hot_rows to what it was"
+        )
+    for name, (shape, dtype) in _expected(lane, part).items():
+        if part[name].shape != shape or part[name].dtype != dtype:
+            raise CheckpointError(
+                f"checkpoint array {WATCHED}{name}: {dtype} {shape} is needed, found {part[name].dtype} "
+                f"{part[name].shape}"
+            )
+    if len(rows) and not (rows.min() >= 0 and rows.max() < lane.group.num_rows and len(np.unique(rows)) == len(rows)):
+        raise CheckpointError("watched rows of the checkpoint are out of range or twice there")
+    summed = part.get("summed", rows[:0])
+    if len(summed) and not (summed.min() >= 0 and summed.max() < len(rows) and (np.diff(summed) > 0).all()):
+        raise CheckpointError("rows whose gradient waits are out of range or not in order in the checkpoint")
+
+
+def _expected(lane: Lane, part: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Name -> shape and type of arrays of n entries, m of which wait."""
+    floats, entries = np.dtype(np.float32), len(part["row"])
+    width = lane.host.weights.shape[1]
+    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {name: ((entries,), ENTRY[name]) for name in COLUMNS}
+    if "snapshots" in part:
+        found["snapshots"] = ((entries, width), floats)
+    if "visits" in part:
+        found |= {name: ((entries,), np.dtype(np.uint32)) for name in ("visits", "waiting")}
+        found["summed"] = ((part["summed"].size,), np.dtype(np.int64))
+        widths = {"sums": width, "squares": lane.device.squares_width}
+        widths |= {"raw_values": width, "raw_states": lane.host.state.shape[1]}
+        found |= {name: ((part["summed"].size, wide), floats) for name, wide in widths.items()}
+    return found
+
+
+def _load_watched(lane: Lane, part: Arrays) -> None:
+    """Into a lane that has just been given the values of rows, and knows nothing of watched ones."""
+    if not part:
+        return
+    planner, none = lane.planner, np.zeros((0, lane.host.weights.shape[1]), np.float32)
+    assert planner.skipper is not None
+    planner.skipper.restore(part)
+    book = planner.skipper.deferral
+    kept = WatchedValues(part.get("snapshots", none), np.zeros(0, np.int64), none, none[:, : lane.device.squares_width])
+    if book is not None:
+        book.restore(part["visits"], part["waiting"])
+        rows = part["row"][part["summed"]]
+        lane.host.write(rows, part["raw_values"], part["raw_states"])
+        planner.tracker.codes[rows] = ON_HOST
+        kept = WatchedValues(kept.snapshots, part["summed"], part["sums"], part["squares"])
+    lane.device.keep(kept)
