@@ -1,8 +1,8 @@
 """Optimizers of rows: what state a row carries, and the numbers the update kernels need.
 
 Every optimizer is *lazy*: a row changes only in batches that look it up, and Adam's step count is the row's own.
-There is no weight decay. The formulas stand in `adaptive.kernels.cpu.apply_update`, for sums of deferred gradients in
-`adaptive.kernels.deferred.apply_sum` and, slowly, in `tests/reference.py`.
+There is no weight decay. The formulas stand in `kernels.rows.cpu.steps`, for sums of deferred gradients in
+`kernels.rows.cpu.deferred.apply_sum` and, slowly, in `tests/reference.py`.
 """
 
 import math
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adaptive.config import OptimizerConfig
 from adaptive.errors import ConfigError
-from adaptive.kernels.cpu import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
+from adaptive.kernels.rows.cpu.steps import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RowOptimizer(ABC):
         """float32 values of state that travel with a row."""
 
     def squares_width(self, embedding_dim: int) -> int:
-        """float32 values of squares that a deferred sum keeps beside it; see `adaptive.kernels.deferred`."""
+        """float32 values of squares that a deferred sum keeps beside it; see `adaptive.kernels.rows.cpu.deferred`."""
         return 0
 
     @abstractmethod

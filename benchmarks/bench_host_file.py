@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from adaptive.config import TableConfig
+from adaptive.kernels.files.posix import pread_rows, pwrite_rows
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.posix import pread_rows, pwrite_rows
 from adaptive.optim import RowwiseAdagrad
 from adaptive.planning.layout import make_groups
 from adaptive.tiers.host import Floats, Int64s

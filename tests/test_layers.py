@@ -13,7 +13,7 @@ ROOT = Path(adaptive.__file__).parent.parent
 # A part may import itself and what stands in the lines above it; parts in one line do not know each other, except
 # those joined by "+".
 LAYERS = [
-    ["aligned", "errors", "counters", "config", "system"],
+    ["errors", "counters", "config", "system"],
     ["kernels", "batch", "files"],
     ["optim", "policy", "npy"],
     ["policy_loading", "planning"],

@@ -27,7 +27,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.data.tables import by_table
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError
-from adaptive.kernels import belady
+from adaptive.kernels.planning import belady
 from adaptive.optim import row_optimizer
 from adaptive.policy import Policy
 from adaptive.policy_loading import make_policy

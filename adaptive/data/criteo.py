@@ -18,7 +18,7 @@ from adaptive.data.text_format import Column, TextFormat
 from adaptive.data.text_open import FeaturePlan, RowRule, TextPlan, open_source, open_text
 from adaptive.data.text_source import TextFile, first_line
 from adaptive.errors import ConfigError
-from adaptive.kernels import text as kernels
+from adaptive.kernels.data import text as kernels
 
 NUM_DENSE, NUM_CATEGORIES = 13, 26
 

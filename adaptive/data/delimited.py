@@ -15,8 +15,8 @@ from adaptive.data.text_format import Column, TextFormat
 from adaptive.data.text_open import FeaturePlan, RowRule, TextPlan, open_source, open_text
 from adaptive.data.text_source import TextFile, find_files, first_line
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels import text as kernels
-from adaptive.kernels.text_fields import iso_time
+from adaptive.kernels.data import text as kernels
+from adaptive.kernels.data.text_fields import iso_time
 
 _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
 

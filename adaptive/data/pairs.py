@@ -26,9 +26,9 @@ from adaptive.data.text_format import Block, Column, TextFormat
 from adaptive.data.text_open import open_source, settings_identity
 from adaptive.data.text_rows import Batcher, Direct, FeatureSource
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels import pairs as kernels
-from adaptive.kernels import text as text_kernels
-from adaptive.kernels.text_rows import mixed
+from adaptive.kernels.data import pairs as kernels
+from adaptive.kernels.data import text as text_kernels
+from adaptive.kernels.data.text_rows import mixed
 
 _LINES = 256  # read at once
 _COUNTED_BYTES = 1 << 26

@@ -16,7 +16,7 @@ from adaptive.data.synthetic_config import SyntheticConfig
 from adaptive.data.synthetic_fields import key_of, make_fields
 from adaptive.data.synthetic_teacher import NUM_DENSE, calibrate, make_teacher
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels import synthetic as kernels
+from adaptive.kernels.data import synthetic as kernels
 
 __all__ = ["Synthetic", "SyntheticConfig"]
 

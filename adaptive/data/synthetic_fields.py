@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.synthetic_config import SyntheticConfig
-from adaptive.kernels.synthetic import FIELD, hashed, uniform
+from adaptive.kernels.data.synthetic import FIELD, hashed, uniform
 
 # Distinct values per categorical column of Criteo's Kaggle data set, C1 to C26.
 CRITEO_KAGGLE = (

@@ -17,7 +17,7 @@ from scipy.special import expit
 
 from adaptive.data.synthetic_config import SyntheticConfig
 from adaptive.data.synthetic_fields import Stream, large_fields
-from adaptive.kernels import synthetic as kernels
+from adaptive.kernels.data import synthetic as kernels
 
 CTR = 0.25
 BAYES_AUC = 0.8

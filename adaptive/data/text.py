@@ -12,7 +12,7 @@ import numpy as np
 from adaptive.data.rejects import BadLine, RejectLog
 from adaptive.data.text_format import Block, TextFormat
 from adaptive.data.text_source import ByteStream, TextFile
-from adaptive.kernels import text as kernels
+from adaptive.kernels.data import text as kernels
 
 CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
 _BOM = b"\xef\xbb\xbf"

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels import text as kernels
-from adaptive.kernels.text import Columns, Layout
-from adaptive.kernels.text_fields import text as text_key
+from adaptive.kernels.data import text as kernels
+from adaptive.kernels.data.text import Columns, Layout
+from adaptive.kernels.data.text_fields import text as text_key
 
 _CAUSE_OF_KIND = {
     kernels.SKIP: kernels.COLUMNS,  # an unreadable text has a wrong neighbour only
@@ -28,7 +28,7 @@ _KEYS = (kernels.KEY_HEX, kernels.KEY_INTEGER, kernels.KEY_TEXT)
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a file: its name and one of the kinds of `adaptive.kernels.text`."""
+    """One column of a file: its name and one of the kinds of `adaptive.kernels.data.text`."""
 
     name: str
     kind: int

@@ -15,7 +15,7 @@ from adaptive.batch import Batch, Origin
 from adaptive.data.text_format import Block
 from adaptive.data.vocabulary import Vocabulary
 from adaptive.errors import InputError
-from adaptive.kernels import text_rows as kernels
+from adaptive.kernels.data import text_rows as kernels
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from adaptive.engine.pipeline import Lane, Pipeline
 from adaptive.errors import CheckpointError, ConfigError
-from adaptive.kernels.planning import INITIAL, ON_HOST
+from adaptive.kernels.planning.books import INITIAL, ON_HOST
 from adaptive.planning.hot_set import COLUMNS, ENTRY
 from adaptive.planning.plan import Moves
 from adaptive.planning.skipping import Skipper

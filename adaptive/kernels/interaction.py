@@ -18,7 +18,7 @@ from numba import prange
 from numpy.typing import NDArray
 
 from adaptive.kernels.jit import kernel
-from adaptive.kernels.lanes import LANES, add_product, load, store, transpose, zeros
+from adaptive.kernels.vector.simd import SIMD_WIDTH, add_product, load, store, transpose, zeros
 
 _CHUNK = 64  # samples that share scratch arrays
 _ROWS = 4  # vectors whose sums are taken together: each load serves four of them
@@ -28,8 +28,8 @@ Items = NDArray[np.float32]
 
 @kernel(inline=True)
 def _copy(source: Items, at: int, target: Items, to: int, count: int) -> None:
-    whole = count - count % LANES
-    for k in range(0, whole, LANES):
+    whole = count - count % SIMD_WIDTH
+    for k in range(0, whole, SIMD_WIDTH):
         store(target, to + k, load(source, at + k))
     for k in range(whole, count):
         target[to + k] = source[at + k]
@@ -68,7 +68,7 @@ def _forward(
     num_copied, width = bottom.shape[1], out.shape[1]
     first = 1 if num_copied > 0 else 0  # position of the first feature among the vectors
     num_vectors = num_features + first
-    rows, stride = -(-num_vectors // LANES) * LANES, -(-dim // LANES) * LANES
+    rows, stride = -(-num_vectors // SIMD_WIDTH) * SIMD_WIDTH, -(-dim // SIMD_WIDTH) * SIMD_WIDTH
     vectors, columns = np.zeros(rows * stride, np.float32), np.zeros(stride * rows, np.float32)
     # A store of 16 lanes may write past its row, where the next row comes; past the last one there is room.
     line = np.zeros(num_copied + _row_start(rows, num_own) + 2 * rows, np.float32)
@@ -76,14 +76,14 @@ def _forward(
     for b in range(begin, end):
         _copy(flat_bottom, b * num_copied, vectors, 0, num_copied)
         _copy_rows(flat_pooled, b * num_features * dim, dim, vectors, first * stride, stride, (num_features, dim))
-        for i in range(0, rows, LANES):
-            for d in range(0, stride, LANES):
+        for i in range(0, rows, SIMD_WIDTH):
+            for d in range(0, stride, SIMD_WIDTH):
                 transpose(vectors, i * stride + d, stride, columns, d * rows + i, rows)
         _copy(vectors, 0, line, 0, num_copied)
         for i in range(0, num_vectors, _ROWS):
             at = i * stride
-            for back in range(i // LANES + 1):  # from the right, so that what is written past a row goes away
-                j = (i // LANES - back) * LANES
+            for back in range(i // SIMD_WIDTH + 1):  # from the right, so that what is written past a row goes away
+                j = (i // SIMD_WIDTH - back) * SIMD_WIDTH
                 t0, t1, t2, t3 = zeros(), zeros(), zeros(), zeros()
                 for d in range(dim):
                     column = load(columns, d * rows + j)
@@ -141,7 +141,7 @@ def _backward(
     num_copied, width = bottom.shape[1], grad.shape[1]
     first = 1 if num_copied > 0 else 0  # position of the first feature among the vectors
     num_vectors = num_features + first
-    rows, stride = -(-num_vectors // _ROWS) * _ROWS, -(-dim // LANES) * LANES
+    rows, stride = -(-num_vectors // _ROWS) * _ROWS, -(-dim // SIMD_WIDTH) * SIMD_WIDTH
     vectors, sums = np.zeros(rows * stride, np.float32), np.zeros(rows * stride, np.float32)
     weights = np.zeros(rows * rows, np.float32)
     flat_bottom, flat_pooled, flat_grad = bottom.reshape(-1), pooled.reshape(-1), grad.reshape(-1)
@@ -151,7 +151,7 @@ def _backward(
         _copy_rows(flat_pooled, b * num_features * dim, dim, vectors, first * stride, stride, (num_features, dim))
         _fill_weights(weights, rows, num_vectors, num_own, flat_grad, b * width + num_copied)
         for i in range(0, num_vectors, _ROWS):
-            for d in range(0, stride, LANES):
+            for d in range(0, stride, SIMD_WIDTH):
                 t0, t1, t2, t3 = zeros(), zeros(), zeros(), zeros()
                 for j in range(num_vectors):
                     vector = load(vectors, j * stride + d)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels import watched
-from adaptive.kernels.cpu import SGD_
+from adaptive.kernels.planning import watched
+from adaptive.kernels.rows.cpu.steps import SGD_
 from adaptive.optim import RowOptimizer
 from adaptive.planning.hot_set import Watched
 from adaptive.policy import Deferral

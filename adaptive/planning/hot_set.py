@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
-from adaptive.kernels import watched
+from adaptive.kernels.planning import watched
 from adaptive.planning.plan import Feedback, Snapshots
 
 PLACE = np.dtype([("row", np.int64), ("entry", np.int32), ("unused", np.int32)])  # of the hash table

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from adaptive.config import TableConfig
 from adaptive.errors import ConfigError
-from adaptive.kernels import planning
+from adaptive.kernels.planning import books
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Group:
         """(n,) table, counted in the group, of each local row."""
         tables = np.empty(len(rows), np.int32)
         buckets, shift = self._buckets
-        planning.tables_of(rows, self.table_starts, buckets, shift, tables)
+        books.tables_of(rows, self.table_starts, buckets, shift, tables)
         return tables
 
     @property

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, as_batch
 from adaptive.config import TierConfig
 from adaptive.errors import InputError
-from adaptive.kernels import lookups, planning
+from adaptive.kernels.planning import books, lookups
 from adaptive.planning.layout import Group
 from adaptive.planning.plan import Pooling
 from adaptive.system import usable_cores
@@ -128,7 +128,7 @@ class Bags:
     def pooling(self, inverse: NDArray[np.int32], locations: Int64s) -> Pooling:
         """The forward pass, with the distinct rows at `locations` (U,)."""
         found = np.empty(len(inverse), np.int64)
-        planning.lookup_locations(inverse, locations, found)
+        books.lookup_locations(inverse, locations, found)
         return Pooling(self.num_vectors, self.vectors, self.starts, self.tables, found, self.scales)
 
 

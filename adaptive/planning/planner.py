@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
-from adaptive.kernels import planning
+from adaptive.kernels.planning import books
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Bags, Distinct, Outline
@@ -86,7 +86,7 @@ class Planner:
         """
         rows = distinct.rows
         locations, missing = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        count = planning.locate(rows, self.tracker.codes, locations, missing, number, self.slots.used)
+        count = books.locate(rows, self.tracker.codes, locations, missing, number, self.slots.used)
         question = _Question(number, depth, window, rows, missing[:count])
         staged = self._referee.policy.misses == "stage"
         takers, victims = self._stage(question) if staged else self._promote(question)
@@ -107,7 +107,7 @@ class Planner:
         updates = group_updates(outline, locations, fates.fates)
         deferred = updates.deferred(fates.summed, distinct.rows, locations)
         for updated in (updates.now, *(() if fates.summed is None else (fates.summed.due,))):
-            planning.mark_dirty(updated, locations, self.slots.flags)
+            books.mark_dirty(updated, locations, self.slots.flags)
         self._count_bytes(pooling, tally)
         return GroupPlan(number, pooling, updates.grouping, moves, tally, fates.snapshots, deferred)
 
@@ -118,7 +118,7 @@ class Planner:
         have a row there.
         """
         tally, _ = self._settle_books(arrival)
-        planning.mark_dirty(np.arange(len(arrival.distinct.rows)), arrival.locations, self.slots.flags)
+        books.mark_dirty(np.arange(len(arrival.distinct.rows)), arrival.locations, self.slots.flags)
         pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
         return tally, self._count_bytes(pooling, tally)
 
@@ -126,9 +126,9 @@ class Planner:
         """Slots, codes and records as they are once the batch's rows have moved; returns (tally, moves)."""
         distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
         tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
-        planning.count_tables(distinct.table_ends, distinct.counts, locations, tally)
+        books.count_tables(distinct.table_ends, distinct.counts, locations, tally)
         moves = self._exchange(arrival, tally)
-        planning.touch(distinct.rows, distinct.counts, number, self.tracker.accesses, self.tracker.last_access)
+        books.touch(distinct.rows, distinct.counts, number, self.tracker.accesses, self.tracker.last_access)
         return tally, moves
 
     def _count_bytes(self, pooling: Pooling | None, tally: Int64s) -> Int64s:
@@ -138,7 +138,7 @@ class Planner:
         tally[:, Counter.BYTES_D2H] += tally[:, Counter.WRITTEN_BACK] * self._row_bytes
         if self._referee.policy.misses == "host":
             assert pooling is not None
-            planning.count_host_vectors(pooling.bag_tables, pooling.bag_starts, pooling.locations, vectors)
+            books.count_host_vectors(pooling.bag_tables, pooling.bag_starts, pooling.locations, vectors)
             tally[:, [Counter.BYTES_H2D, Counter.BYTES_D2H]] += 4 * self.group.embedding_dim * vectors[:, None]
         return vectors
 
@@ -147,7 +147,7 @@ class Planner:
         back_slots, back_rows = self.slots.release(arrival.victims, tally)
         slots, initial = self.slots.take(arrival.takers, rows, locations, arrival.number, tally)
         fresh = np.empty(len(rows), np.int64)
-        num_fresh = planning.use_rows_on_host(rows, self.tracker.codes, locations, fresh)
+        num_fresh = books.use_rows_on_host(rows, self.tracker.codes, locations, fresh)
         return Moves(back_slots, back_rows, slots, rows[arrival.takers], initial, fresh[:num_fresh])
 
     # --- rows that are not on the device ---------------------------------------------------------------------

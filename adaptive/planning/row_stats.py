@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels import planning
+from adaptive.kernels.planning import books
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct
@@ -77,7 +77,7 @@ class StatsSource:
         slot_next = np.full(len(self._slots), NEVER, np.int64)
         on_device, away = codes > 0, np.flatnonzero(codes <= 0)
         for ahead in range(len(window), 0, -1):
-            planning.mark_next_access(window[ahead - 1].rows, self._tracker.codes, number + ahead, slot_next)
+            books.mark_next_access(window[ahead - 1].rows, self._tracker.codes, number + ahead, slot_next)
             if len(away):  # rows on the host that may come in
                 following[away[np.isin(rows[away], window[ahead - 1].rows)]] = number + ahead
         following[on_device] = slot_next[codes[on_device] - 1]

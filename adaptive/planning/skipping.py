@@ -1,9 +1,9 @@
 """`Skipper`: which row updates of a batch are left out, deferred or due. All that is lossy in planning is here.
 
-A distinct row of a batch has one *fate* (`kernels.planning`): its gradient updates the row now; goes to a sum that is
-applied then; goes to a sum that waits; is left out. The skipper owns whatever decides this: the hot set with what is
-known of movement, the books of sums, the policy's verdicts, and what a guard allows of them. Without one, every row is
-updated now.
+A distinct row of a batch has one *fate* (`kernels.planning.books`): its gradient updates the row now; goes to a sum
+that is applied then; goes to a sum that waits; is left out. The skipper owns whatever decides this: the hot set with
+what is known of movement, the books of sums, the policy's verdicts, and what a guard allows of them. Without a skipper
+every row is updated now.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
-from adaptive.kernels import planning, watched
+from adaptive.kernels.planning import books, watched
 from adaptive.optim import RowOptimizer
 from adaptive.planning.deferral import DeferralBook, Summed
 from adaptive.planning.hot_set import HotSet
@@ -160,7 +160,7 @@ def group_updates(outline: Outline, locations: Int64s, fates: NDArray[np.uint8])
     """The update of one group; rows at `locations` (U,).
 
     Args:
-        fates: (U,), or empty: every row is updated now. See `kernels.planning`.
+        fates: (U,), or empty: every row is updated now. See `kernels.planning.books`.
     """
     rows, segments, vectors, scales = outline.distinct.rows, outline.segments, outline.vectors, outline.scales
     num_rows = len(rows)
@@ -169,7 +169,7 @@ def group_updates(outline: Outline, locations: Int64s, fates: NDArray[np.uint8])
         return Updates(grouping, np.arange(num_rows), rows[:0], segments[-1:] * 0, vectors[:0], scales[:0])
     updated, chosen_segments = np.empty(num_rows, np.int64), np.empty(num_rows + 1, np.int64)
     chosen_vectors, chosen_scales = np.empty_like(vectors), np.empty_like(scales)
-    kept, first = planning.choose_segments(
+    kept, first = books.choose_segments(
         segments, vectors, scales, fates, updated, chosen_segments, chosen_vectors, chosen_scales
     )
     now, middle, end = updated[:first], int(chosen_segments[first]), int(chosen_segments[kept])

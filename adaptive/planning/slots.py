@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels import planning
+from adaptive.kernels.planning import books
 from adaptive.planning.tracker import Tracker
 
 Int64s = NDArray[np.int64]
@@ -32,7 +32,7 @@ class SlotTable:
     def idle(self, oldest_held: int, limit: int) -> Int64s:
         """Slots whose row no batch from `oldest_held` on needs; at most `limit`, from where the last search ended."""
         found = np.empty(min(limit, len(self)), np.int64)
-        count, self._search_from = planning.idle_slots(
+        count, self._search_from = books.idle_slots(
             self.rows, self.used, oldest_held, self._search_from, len(found), found
         )
         return found[:count]
@@ -40,7 +40,7 @@ class SlotTable:
     def release(self, victims: Int64s, tally: Int64s) -> tuple[Int64s, Int64s]:
         """Free the slots `victims`; returns (slots, rows) to write back."""
         slots, rows = np.empty(len(victims), np.int64), np.empty(len(victims), np.int64)
-        count = planning.release_slots(
+        count = books.release_slots(
             victims,
             self.rows,
             self.flags,
@@ -62,7 +62,7 @@ class SlotTable:
         initial value)."""
         assert len(takers) <= self.num_free
         slots, initial = np.empty(len(takers), np.int64), np.empty(len(takers), np.bool_)
-        planning.take_slots(
+        books.take_slots(
             takers,
             rows,
             self._tracker.codes,
@@ -83,11 +83,11 @@ class SlotTable:
 
     def dirty(self) -> Int64s:
         """Slots whose row changed since it came."""
-        return np.flatnonzero((self.flags & planning.DIRTY) != 0)
+        return np.flatnonzero((self.flags & books.DIRTY) != 0)
 
     def clean(self, slots: Int64s) -> None:
         """The rows in `slots` have been copied to the host and stay."""
-        self.flags[slots] = planning.CHANGED
+        self.flags[slots] = books.CHANGED
 
     def compact(self, num_slots: int) -> Int64s:
         """Have fewer slots, with the rows in the first of them, in order; returns (slots,) old -> new."""

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels import planning
+from adaptive.kernels.planning import books
 
 RECORD = np.dtype(
     [
-        ("code", np.int32),  # where the row lies, see kernels.planning
+        ("code", np.int32),  # where the row lies, see kernels.planning.books
         ("accesses", np.uint32),  # look-ups so far
         ("last_access", np.int32),  # latest batch that looked the row up, + 1
         ("update_norm", np.float32),  # sum of the L2 norms of its updates
@@ -55,7 +55,7 @@ class Tracker:
 
     def add_norms(self, rows: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
         """Account for the updates of one trained batch; rows are distinct."""
-        self.norm_sum += planning.add_update_norms(
+        self.norm_sum += books.add_update_norms(
             rows, norms, self.update_norm, self.bin_edges, self._bin_guesses, self.bin_counts
         )
 
@@ -65,7 +65,7 @@ class Tracker:
         found = Records(
             np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.float32), np.empty(size, np.int32)
         )
-        planning.gather_records(rows, self.codes, self.accesses, self.last_access, self.update_norm, *found)
+        books.gather_records(rows, self.codes, self.accesses, self.last_access, self.update_norm, *found)
         return found
 
     @property

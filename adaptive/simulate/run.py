@@ -16,7 +16,7 @@ from adaptive.batch import Batch
 from adaptive.config import TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError, PolicyError
-from adaptive.kernels import belady
+from adaptive.kernels.planning import belady
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, lay_out_bags

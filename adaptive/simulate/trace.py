@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels import belady
+from adaptive.kernels.planning import belady
 
 Int64s = NDArray[np.int64]
 

@@ -1,6 +1,6 @@
 """`CpuDevice`: a device tier in ordinary memory, for machines without a GPU.
 
-Pooled vectors are stored past the caches (`kernels.row_sums`). That is fast where the caches hold no changed copy of
+Pooled vectors are stored past the caches (`vector.row_sums`). That is fast where the caches hold no changed copy of
 the memory: where only vectors have been before, and not in whatever an allocator hands out next, which some other
 operation has just written. Measured at 2048 x 26 x 16: 0.23 against 0.6 ms. Hence `VectorMemory`.
 """
@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.aligned import empty_rows, full_rows
-from adaptive.kernels import drift
+from adaptive.kernels.aligned import empty_rows, full_rows
+from adaptive.kernels.rows.cpu import drift
 from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Deferred, Grouping, Moves, Pooling, Snapshots
 from adaptive.tiers.cpu_rows import CpuRows

@@ -8,9 +8,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.aligned import full_rows, update_scratch
-from adaptive.kernels import cpu
-from adaptive.kernels.deferred import defer, update_from_sums
+from adaptive.kernels.aligned import full_rows, update_scratch
+from adaptive.kernels.rows.cpu import deferred as deferred_kernels
+from adaptive.kernels.rows.cpu import pool, update
 from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Deferred, Grouping, Int64s, Pooling
 from adaptive.tiers.host import HostTier
@@ -39,7 +39,7 @@ class CpuRows:
 
     def pool(self, out: Floats, pooling: Pooling, rows: Floats | None = None) -> None:
         """Write the vectors (V, D), from slots and host, or from `rows` (U, D) in the place of slots."""
-        cpu.pool(
+        pool.pool(
             out,
             pooling.bag_vectors,
             pooling.bag_starts,
@@ -53,7 +53,7 @@ class CpuRows:
     def update(self, grouping: Grouping, gradients: Floats) -> Floats:
         """Update rows where they lie from gradients (V, D); returns the L2 norm of each update (U,)."""
         norms = np.empty(len(grouping.rows), np.float32)
-        cpu.update(
+        update.update(
             grouping.locations,
             grouping.segments,
             grouping.vectors,
@@ -78,7 +78,7 @@ class CpuRows:
         """
         grouping = deferred.grouping
         norms = np.empty(len(deferred.due_rows), np.float32)
-        defer(
+        deferred_kernels.defer(
             grouping.locations,
             grouping.segments,
             grouping.vectors,
@@ -124,5 +124,7 @@ class CpuRows:
         state: Floats,
     ) -> Floats:
         norms = np.empty(len(locations), np.float32)
-        update_from_sums(flip, locations, entries, sums, squares, weights, state, *self._rule, norms, self.scratch)
+        deferred_kernels.update_from_sums(
+            flip, locations, entries, sums, squares, weights, state, *self._rule, norms, self.scratch
+        )
         return norms

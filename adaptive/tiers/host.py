@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.aligned import empty_rows
-from adaptive.kernels import cpu
+from adaptive.kernels.aligned import empty_rows
+from adaptive.kernels.rows.cpu import initial, move, steps
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
 from adaptive.planning.plan import Grouping
@@ -47,7 +47,7 @@ class HostTier(ABC):
         self.io = HostIO()
         self._width = group.embedding_dim
         self._state_width = optimizer.state_width(group.embedding_dim)
-        self._first_state = optimizer.settings()[cpu.FIRST]
+        self._first_state = optimizer.settings()[steps.FIRST]
 
     # --- moving rows -----------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class HostTier(ABC):
     def initial(self, weights: Floats, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of local rows to rows `to_rows` of other arrays."""
         group = self.group
-        cpu.initial_rows(
+        initial.initial_rows(
             weights,
             state,
             to_rows,
@@ -136,10 +136,10 @@ class MemoryHost(HostTier):
             self.weights, self.state = (whole_pages(*array.shape) for array in (self.weights, self.state))
 
     def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
-        cpu.copy_rows(weights, state, to_rows, self.weights, self.state, rows)
+        move.copy_rows(weights, state, to_rows, self.weights, self.state, rows)
 
     def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
-        cpu.copy_rows(self.weights, self.state, rows, weights, state, from_rows)
+        move.copy_rows(self.weights, self.state, rows, weights, state, from_rows)
 
     def expect(self, grouping: Grouping) -> None:
         pass

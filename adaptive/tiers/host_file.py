@@ -18,7 +18,7 @@ from typing import NoReturn
 import numpy as np
 
 from adaptive.errors import ConfigError, StorageError
-from adaptive.kernels import records
+from adaptive.kernels.files import records
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
 from adaptive.planning.plan import Grouping

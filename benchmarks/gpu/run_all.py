@@ -69,7 +69,7 @@ def check_machine(tier: str) -> None:
     missing = missing_packages()
     if missing:
         raise SystemExit(f"missing here: {', '.join(missing)}; install them, or put them on PYTHONPATH (docs/gpu.md)")
-    from adaptive.kernels import gpu
+    from adaptive.kernels.rows import gpu
     from benchmarks.gpu.accelerator import open_accelerator
 
     accelerator = open_accelerator(tier)

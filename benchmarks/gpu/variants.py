@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.kernels.planning import ON_HOST
+from adaptive.kernels.planning.books import ON_HOST
 from adaptive.policy_loading import load_policy_class
 from adaptive.system import available_bytes
 from benchmarks.gpu.accelerator import Accelerator

@@ -8,7 +8,7 @@ import pytest
 from adaptive.batch import concatenate
 from adaptive.data.open import DataOptions, open_dataset
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels import pairs as kernels
+from adaptive.kernels.data import pairs as kernels
 
 SCHEMAS = Path(__file__).parents[2] / "examples" / "schemas"
 

@@ -16,7 +16,7 @@ from adaptive.data.text import TextSource
 from adaptive.data.text_format import Column, TextFormat
 from adaptive.data.text_source import find_files
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels import text as kernels
+from adaptive.kernels.data import text as kernels
 
 FORM = TextFormat((Column("label", kernels.LABEL_BINARY), Column("n", kernels.DENSE_INTEGER)), separator=",")
 

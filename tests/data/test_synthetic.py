@@ -18,7 +18,7 @@ from adaptive.data.synthetic import Synthetic, SyntheticConfig
 from adaptive.data.synthetic_fields import CRITEO_KAGGLE, large_fields, make_fields, table_sizes
 from adaptive.data.synthetic_teacher import bayes_auc
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels import synthetic as kernels
+from adaptive.kernels.data import synthetic as kernels
 
 Make = Callable[..., Synthetic]
 

@@ -19,8 +19,8 @@ from adaptive.data.text import Position, TextReader, TextSource
 from adaptive.data.text_format import Block, Column, TextFormat
 from adaptive.data.text_source import find_files
 from adaptive.errors import InputError
-from adaptive.kernels import text as kernels
-from adaptive.kernels import text_fields
+from adaptive.kernels.data import text as kernels
+from adaptive.kernels.data import text_fields
 
 ALL_BAD = Limits(1.0, 1.0)
 

@@ -12,7 +12,7 @@ from adaptive.data.open import DataOptions, open_dataset
 from adaptive.data.text_rows import Direct, Fitted, Hashed
 from adaptive.data.vocabulary import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
 from adaptive.errors import ConfigError
-from adaptive.kernels import text_rows as kernels
+from adaptive.kernels.data import text_rows as kernels
 
 keys = st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1)), max_size=60)
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from adaptive.data.text_format import Column, TextFormat
-from adaptive.kernels import text as kernels
+from adaptive.kernels.data import text as kernels
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 

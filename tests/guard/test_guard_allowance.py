@@ -14,7 +14,7 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.kernels.planning import WAITS
+from adaptive.kernels.planning.books import WAITS
 from adaptive.optim import SGD
 from adaptive.planning.deferral import DeferralBook
 from adaptive.planning.hot_set import Watched

@@ -20,15 +20,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from adaptive.kernels import cpu
-from adaptive.kernels.gpu.accumulate import accumulate_kernel
-from adaptive.kernels.gpu.drift import drift_kernel
-from adaptive.kernels.gpu.initial import initial_kernel
-from adaptive.kernels.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, WARP_VALUES, tile_of
-from adaptive.kernels.gpu.move import copy_kernel
-from adaptive.kernels.gpu.pool import pool_kernel
-from adaptive.kernels.gpu.sums import chunk_kernel
-from adaptive.kernels.gpu.update import update_kernel
+from adaptive.kernels.rows.cpu import steps
+from adaptive.kernels.rows.gpu.deferred import accumulate_kernel
+from adaptive.kernels.rows.gpu.drift import drift_kernel
+from adaptive.kernels.rows.gpu.initial import initial_kernel
+from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, WARP_VALUES, tile_of
+from adaptive.kernels.rows.gpu.move import copy_kernel
+from adaptive.kernels.rows.gpu.pool import pool_kernel
+from adaptive.kernels.rows.gpu.sums import chunk_kernel
+from adaptive.kernels.rows.gpu.update import update_kernel
 
 TYPES = {
     "*i64": "locations bag_starts segments to_rows source_rows slots rows table_starts table_keys",
@@ -78,9 +78,9 @@ def fullest(width: int) -> Iterator[Form]:
     yield pool_kernel, shape | {"HOST": False, "SCALED": False}, "fp32"
     yield pool_kernel, shape | {"HOST": True, "SCALED": True}, "bf16"
     for kind, state in states(width).items():
-        more = {"KIND": kind, "STATE": state, "HOST": kind == cpu.ADAM, "SCALED": True, "CHUNKED": True}
-        for summed in (False, True) if kind in (cpu.ADAGRAD, cpu.ROWWISE_ADAGRAD) else (False,):
-            yield update_kernel, shape | more | {"SUMMED": summed}, "fp16" if kind == cpu.SGD_ else "fp32"
+        more = {"KIND": kind, "STATE": state, "HOST": kind == steps.ADAM, "SCALED": True, "CHUNKED": True}
+        for summed in (False, True) if kind in (steps.ADAGRAD, steps.ROWWISE_ADAGRAD) else (False,):
+            yield update_kernel, shape | more | {"SUMMED": summed}, "fp16" if kind == steps.SGD_ else "fp32"
     for size, bits in ((32, 5), (1024, 10)):
         yield chunk_kernel, shape | {"SCALED": True, "SIZE": size, "BITS": bits}, "fp32"
     for squares in sorted({0, 1, width}):
@@ -101,7 +101,7 @@ def every(width: int) -> Iterator[Form]:
             continue
         own = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": scaled, "CHUNKED": chunked, "SUMMED": False}
         yield update_kernel, shape | own, rows
-        if kind in (cpu.ADAGRAD, cpu.ROWWISE_ADAGRAD) and not (scaled or chunked):
+        if kind in (steps.ADAGRAD, steps.ROWWISE_ADAGRAD) and not (scaled or chunked):
             yield update_kernel, shape | own | {"SUMMED": True}, rows
     for (size, bits), scaled in product(((32, 5), (1024, 10)), flags):
         yield chunk_kernel, shape | {"SCALED": scaled, "SIZE": size, "BITS": bits}, "fp32"
@@ -114,7 +114,7 @@ def every(width: int) -> Iterator[Form]:
 
 def states(width: int) -> dict[int, int]:
     """Optimizer -> width of its state."""
-    return {cpu.SGD_: 0, cpu.ADAGRAD: width, cpu.ROWWISE_ADAGRAD: 1, cpu.ADAM: 2 * width + 1}
+    return {steps.SGD_: 0, steps.ADAGRAD: width, steps.ROWWISE_ADAGRAD: 1, steps.ADAM: 2 * width + 1}
 
 
 def shape_of(width: int) -> dict[str, Any]:

@@ -16,14 +16,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from adaptive.kernels import cpu
-from adaptive.kernels.gpu.accumulate import accumulate, accumulate_kernel
-from adaptive.kernels.gpu.drift import drift, drift_kernel
-from adaptive.kernels.gpu.initial import initial_kernel, initial_rows
-from adaptive.kernels.gpu.move import copy_kernel, fetch, write_back
-from adaptive.kernels.gpu.pool import pool, pool_kernel
-from adaptive.kernels.gpu.sums import chunk_kernel
-from adaptive.kernels.gpu.update import update, update_kernel
+from adaptive.kernels.rows.cpu import steps
+from adaptive.kernels.rows.gpu.deferred import accumulate, accumulate_kernel
+from adaptive.kernels.rows.gpu.drift import drift, drift_kernel
+from adaptive.kernels.rows.gpu.initial import initial_kernel, initial_rows
+from adaptive.kernels.rows.gpu.move import copy_kernel, fetch, write_back
+from adaptive.kernels.rows.gpu.pool import pool, pool_kernel
+from adaptive.kernels.rows.gpu.sums import chunk_kernel
+from adaptive.kernels.rows.gpu.update import update, update_kernel
 
 KERNELS = (pool_kernel, update_kernel, accumulate_kernel, chunk_kernel, drift_kernel, copy_kernel, initial_kernel)
 SETTINGS = [0.1, 1e-8, 0.9, 0.999, 0.0]
@@ -70,8 +70,8 @@ def groupings(width: int) -> Iterator[tuple[Tensor, ...]]:
 
 def launch_all(width: int, kind: int, state_width: int) -> None:
     weights, state, none = torch.zeros(5000, width), torch.zeros(5000, state_width), torch.zeros(0)
-    squares_width = {cpu.ADAGRAD: width, cpu.ROWWISE_ADAGRAD: 1}.get(kind, 0)
-    corrections = torch.ones(3 if kind == cpu.ADAM else 0)
+    squares_width = {steps.ADAGRAD: width, steps.ROWWISE_ADAGRAD: 1}.get(kind, 0)
+    corrections = torch.ones(3 if kind == steps.ADAM else 0)
     for rows, segments, vectors, gradients in groupings(width):
         num, bags = len(rows), len(segments) - 1
         pool(weights, None, vectors.long(), numbers(bags).int(), segments, none, torch.zeros(bags, width))
@@ -90,7 +90,7 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
 
 def main(capability: int) -> None:
     launched_without_a_gpu(capability)
-    for width, kind, state_width in ((1, cpu.SGD_, 0), (6, cpu.ROWWISE_ADAGRAD, 1), (3, cpu.ADAM, 7)):
+    for width, kind, state_width in ((1, steps.SGD_, 0), (6, steps.ROWWISE_ADAGRAD, 1), (3, steps.ADAM, 7)):
         for kernel in KERNELS:
             kernel.device_caches.clear()
         launch_all(width, kind, state_width)

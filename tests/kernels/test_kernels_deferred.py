@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from variants import both
 
-from adaptive.kernels import cpu
-from adaptive.kernels.deferred import accumulate, apply_sums, defer, update_from_sums
+from adaptive.kernels.rows.cpu import update
+from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums, defer, update_from_sums
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -212,7 +212,7 @@ def test_a_sum_of_one_visit_is_the_plain_update(choose: Choose, optimizer: RowOp
         norms, found = np.empty(5, np.float32), summed.defer(
             choose, entries, segments, vectors, [], gradients, np.arange(5)
         )  # fmt: skip
-        cpu.update(
+        update.update(
             np.array([plain.location(entry) for entry in entries]), segments, vectors, NOTHING, gradients,
             plain.device, plain.device_state, plain.host, plain.host_state, *plain.step, norms,
             np.empty((1, 2, dim), np.float32),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from variants import both
 
 from adaptive.config import TableConfig
-from adaptive.kernels import cpu
+from adaptive.kernels.rows.cpu import initial
 from adaptive.optim import SGD, Adagrad
 from adaptive.planning.layout import Group, make_groups, table_key
 from adaptive.tiers.host import MemoryHost
@@ -29,7 +29,7 @@ def values(group: Group, rows: Any, choose: Choose = lambda kernel: kernel) -> F
     """(n, D) initial values of local rows."""
     rows = np.asarray(rows, np.int64)
     weights, state = np.full((len(rows), group.embedding_dim), np.nan, np.float32), np.zeros((len(rows), 0), np.float32)
-    choose(cpu.initial_rows)(
+    choose(initial.initial_rows)(
         weights, state, np.arange(len(rows)), rows,
         group.table_starts, group.table_keys, group.table_bounds, np.float32(0),
     )  # fmt: skip
@@ -45,7 +45,7 @@ def one_table(seed: int = 0, **options: Any) -> Floats:
 def test_mix_is_the_finaliser_of_splitmix64(choose: Choose) -> None:
     """mix(n * golden) is the n-th number of splitmix64 seeded with 0, as published."""
     for n, expected in ((1, 0xE220A8397B1DCDAF), (2, 0x6E789E6AA1B965F4)):
-        assert int(choose(cpu.mix)(np.uint64(n * reference.GOLDEN % 2**64))) == expected
+        assert int(choose(initial.mix)(np.uint64(n * reference.GOLDEN % 2**64))) == expected
         assert reference.mix(n * reference.GOLDEN % 2**64) == expected
 
 
@@ -71,7 +71,7 @@ def test_values_equal_the_twin_in_any_order(
 def test_rows_are_written_where_asked_with_the_first_state(choose: Choose) -> None:
     (group,) = make_groups([table(num=5, dim=2)], 0)
     weights, state = np.zeros((4, 2), np.float32), np.zeros((4, 3), np.float32)
-    choose(cpu.initial_rows)(
+    choose(initial.initial_rows)(
         weights, state, np.array([3, 1]), np.array([0, 4]),
         group.table_starts, group.table_keys, group.table_bounds, np.float32(0.5),
     )  # fmt: skip

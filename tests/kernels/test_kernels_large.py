@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from variants import both
 
 from adaptive.config import TableConfig
-from adaptive.kernels import cpu, lookups, planning
-from adaptive.kernels.deferred import accumulate, apply_sums
-from adaptive.kernels.drift import drift
+from adaptive.kernels.planning import books, lookups
+from adaptive.kernels.rows.cpu import initial, move, pool, update
+from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums
+from adaptive.kernels.rows.cpu.drift import drift
 from adaptive.optim import SGD, Adagrad
 from adaptive.planning.layout import make_groups
 from adaptive.planning.tracker import Tracker
@@ -45,10 +46,10 @@ def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
         out = np.empty((1, DIM), np.float32)
         places = np.array([location])
         one = np.zeros(1, np.int32), np.array([0, 1])
-        cpu.pool(out, *one, places, np.zeros(0, np.float32), device, host, 1)
+        pool.pool(out, *one, places, np.zeros(0, np.float32), device, host, 1)
         np.testing.assert_array_equal(out[0], values[1])
         optimizer, none = SGD(0.5), np.zeros((0, 0), np.float32)
-        cpu.update(
+        update.update(
             places, np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), values[:1],
             device, none, host, none, optimizer.kind, optimizer.settings(), optimizer.corrections(),
             np.empty(1, np.float32), np.empty((1, 2, DIM), np.float32),
@@ -62,13 +63,13 @@ def test_rows_are_copied_initialised_and_measured_at_the_far_end(huge: NDArray[n
     small, small_state = np.zeros((2, DIM), np.float32), np.zeros((2, 0), np.float32)
     config = TableConfig(name="huge", num_embeddings=NUM, embedding_dim=DIM, init_bound=1)
     (group,) = make_groups([config], 3)
-    cpu.initial_rows(huge, none, far, far, group.table_starts, group.table_keys, group.table_bounds, np.float32(0))
+    initial.initial_rows(huge, none, far, far, group.table_starts, group.table_keys, group.table_bounds, np.float32(0))
     key = reference.table_key("huge", 3)
     expected = np.stack([reference.initial_row(key, int(row), DIM, 1.0) for row in far])
     np.testing.assert_array_equal(huge[far], expected)
-    cpu.copy_rows(small, small_state, near, huge, none, far)
+    move.copy_rows(small, small_state, near, huge, none, far)
     np.testing.assert_array_equal(small, expected)
-    cpu.copy_rows(huge, none, far, 2 * small, small_state, near)
+    move.copy_rows(huge, none, far, 2 * small, small_state, near)
     np.testing.assert_array_equal(huge[far], 2 * expected)
     drifts = np.empty(2, np.float32)
     drift(far, near.astype(np.int32), np.ones(2, np.bool_), huge, huge, small, drifts, np.empty((1, DIM), np.float32))
@@ -80,14 +81,14 @@ def test_snapshot_of_a_row_that_lies_beyond_2_31_values(huge: NDArray[np.float32
     huge[LAST] = 2
     out = np.empty((1, DIM), np.float32)
     scales = np.full(1, 3, np.float32)
-    cpu.sum_gradients(out, 0, 0, 1, np.array([LAST], np.int32), scales, huge)
+    update.sum_gradients(out, 0, 0, 1, np.array([LAST], np.int32), scales, huge)
     np.testing.assert_array_equal(out, 6)
     drifts = np.empty(1, np.float32)
     entries, known = np.array([LAST], np.int32), np.ones(1, np.bool_)
     drift(np.zeros(1, np.int64), entries, known, out, out, huge, drifts, np.empty((1, DIM), np.float32))
     np.testing.assert_allclose(drifts, 4 / 6)
     np.testing.assert_array_equal(huge[LAST], 6)
-    cpu.pool(huge, entries, np.array([0, 1]), np.array([0]), np.zeros(0, np.float32), out, out, 1)
+    pool.pool(huge, entries, np.array([0, 1]), np.array([0]), np.zeros(0, np.float32), out, out, 1)
     np.testing.assert_array_equal(huge[LAST], 6)
 
 
@@ -129,7 +130,7 @@ def test_initial_values_of_rows_beyond_2_32() -> None:
     (group,) = make_groups([config], 0)
     rows = np.array([0, 2**32, 2**33 - 1])
     out = np.empty((3, 3), np.float32)
-    cpu.initial_rows(
+    initial.initial_rows(
         out, np.empty((3, 0), np.float32), np.arange(3), rows,
         group.table_starts, group.table_keys, group.table_bounds, np.float32(0),
     )  # fmt: skip
@@ -140,7 +141,7 @@ def test_initial_values_of_rows_beyond_2_32() -> None:
 def test_records_of_rows_beyond_2_31_bytes() -> None:
     tracker = Tracker(NUM)
     rows = np.array([LAST, 0])
-    planning.touch(rows, np.array([5, 1], np.int32), 8, tracker.accesses, tracker.last_access)
+    books.touch(rows, np.array([5, 1], np.int32), 8, tracker.accesses, tracker.last_access)
     tracker.add_norms(rows, np.array([2.5, 1], np.float32))
     accesses, last, norms, _ = tracker.gather(np.array([LAST - 1, LAST]))
     assert (accesses.tolist(), last.tolist(), norms.tolist()) == ([0, 5], [-1, 8], [0, 2.5])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from variants import both
 
-from adaptive.kernels import lookups
+from adaptive.kernels.planning import lookups
 
 Choose = Callable[[Any], Callable[..., Any]]
 

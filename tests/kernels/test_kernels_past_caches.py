@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from variants import both
 
-from adaptive.aligned import empty_rows
-from adaptive.kernels import cpu, row_sums
+from adaptive.kernels.aligned import empty_rows
+from adaptive.kernels.rows.cpu import pool
+from adaptive.kernels.vector import row_sums
 
 Choose = Callable[[Any], Callable[..., Any]]
 Floats = NDArray[np.float32]
@@ -66,7 +67,7 @@ def test_the_compiler_is_told(sums: Any, past: bool) -> None:
 @pytest.mark.parametrize("made", [empty_rows, shifted], ids=["lines", "no lines"])
 def test_large_outputs_are_pooled_as_small_ones(made: Callable[[int, int], Floats]) -> None:
     """In three chunks, with empty bags and rows of both tiers, and of one (where it is that stores pass the caches)."""
-    dim, num_bags = 16, cpu.PAST_CACHES // 16
+    dim, num_bags = 16, pool.PAST_CACHES // 16
     rng = np.random.default_rng(0)
     device, host = (rng.normal(size=(50, dim)).astype(np.float32) for _ in range(2))
     starts = np.concatenate([[0], np.cumsum(rng.integers(0, 4, num_bags))])
@@ -75,7 +76,7 @@ def test_large_outputs_are_pooled_as_small_ones(made: Callable[[int, int], Float
     for locations in (mixed, np.where(mixed < 0, ~mixed, mixed), np.where(mixed < 0, mixed, ~mixed)):
         out, expected = made(num_bags, dim), np.zeros((num_bags, dim), np.float32)
         out.fill(np.nan)
-        cpu.pool(out, vectors, starts, locations, np.zeros(0, np.float32), device, host, 3)
+        pool.pool(out, vectors, starts, locations, np.zeros(0, np.float32), device, host, 3)
         values = np.where(locations[:, None] >= 0, device[locations], host[~locations])
         for term in range(3):
             long_enough = np.flatnonzero(np.diff(starts) > term)

@@ -16,7 +16,7 @@ from variants import both
 
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
-from adaptive.kernels import planning
+from adaptive.kernels.planning import books
 from adaptive.planning.layout import make_groups
 from adaptive.planning.tracker import bin_guesses
 
@@ -24,8 +24,8 @@ Choose = Callable[[Any], Callable[..., Any]]
 Int64s = NDArray[np.int64]
 
 STARTS = np.array([0, 4, 10])
-INITIAL, ON_HOST = planning.INITIAL, planning.ON_HOST
-DIRTY, CHANGED = int(planning.DIRTY), int(planning.CHANGED)
+INITIAL, ON_HOST = books.INITIAL, books.ON_HOST
+DIRTY, CHANGED = int(books.DIRTY), int(books.CHANGED)
 
 
 def ints(*values: int) -> Int64s:
@@ -52,7 +52,7 @@ def counted(tally: Int64s) -> dict[str, list[int]]:
 def test_locate_holds_what_it_finds_and_changes_nothing_else(choose: Choose) -> None:
     codes, used = i32(INITIAL, 3, ON_HOST, 1), i32(4, 5, 6)
     locations, missing = np.full(4, 9), np.full(4, 9)
-    assert choose(planning.locate)(ints(2, 1, 0, 3), codes, locations, missing, 8, used) == 2
+    assert choose(books.locate)(ints(2, 1, 0, 3), codes, locations, missing, 8, used) == 2
     assert locations.tolist() == [-1, 2, -1, 0]
     assert missing[:2].tolist() == [0, 2]
     assert used.tolist() == [8, 5, 8]
@@ -62,7 +62,7 @@ def test_locate_holds_what_it_finds_and_changes_nothing_else(choose: Choose) -> 
 @both
 def test_touch_counts_look_ups(choose: Choose) -> None:
     accesses, last = np.array([1, 0, 2**32 - 3], np.uint32), i32(0, 0, 4)
-    choose(planning.touch)(ints(2, 0), i32(2, 5), 6, accesses, last)
+    choose(books.touch)(ints(2, 0), i32(2, 5), 6, accesses, last)
     assert accesses.tolist() == [6, 0, 2**32 - 1]
     assert last.tolist() == [7, 0, 7]
 
@@ -71,7 +71,7 @@ def test_touch_counts_look_ups(choose: Choose) -> None:
 def test_count_tables(choose: Choose) -> None:
     """Table 0: rows looked up 3 and 1 times, the first on the device. Table 1: none. Table 2: one row, a hit."""
     tally = new_tally(3)
-    choose(planning.count_tables)(ints(2, 2, 3), i32(3, 1, 4), ints(5, -1, 0), tally)
+    choose(books.count_tables)(ints(2, 2, 3), i32(3, 1, 4), ints(5, -1, 0), tally)
     assert counted(tally) == {
         "LOOKUPS": [4, 0, 4], "UNIQUE_ROWS": [2, 0, 1], "LOOKUP_HITS": [3, 0, 4], "ROW_HITS": [1, 0, 1]
     }  # fmt: skip
@@ -81,7 +81,7 @@ def test_count_tables(choose: Choose) -> None:
 def test_count_host_vectors(choose: Choose) -> None:
     """Bags: (slot, host), (host, host), (), (slot): two need the host, both of table 1; each counts once."""
     vectors = ints(0, 10)
-    choose(planning.count_host_vectors)(i32(1, 1, 0, 0), ints(0, 2, 4, 4, 5), ints(0, -1, -2, -3, 1), vectors)
+    choose(books.count_host_vectors)(i32(1, 1, 0, 0), ints(0, 2, 4, 4, 5), ints(0, -1, -2, -3, 1), vectors)
     assert vectors.tolist() == [0, 12]
 
 
@@ -90,7 +90,7 @@ def test_count_host_vectors(choose: Choose) -> None:
 
 def idle(choose: Choose, rows: Any, used: Any, *, oldest: int, start: int = 0, limit: int = 9) -> tuple[list[int], int]:
     found = np.full(limit, -9)
-    count, following = choose(planning.idle_slots)(ints(*rows), i32(*used), oldest, start, limit, found)
+    count, following = choose(books.idle_slots)(ints(*rows), i32(*used), oldest, start, limit, found)
     return found[:count].tolist(), int(following)
 
 
@@ -134,7 +134,7 @@ def slot_arrays() -> dict[str, Any]:
 def test_release_writes_back_what_changed_and_remembers_what_never_did(choose: Choose) -> None:
     slots, tally = slot_arrays(), new_tally()
     back_slots, back_rows = np.full(4, -9), np.full(4, -9)
-    count = choose(planning.release_slots)(
+    count = choose(books.release_slots)(
         ints(3, 1, 2, 0), slots["rows"], slots["flags"], slots["codes"], slots["free"], 1, STARTS,
         back_slots, back_rows, tally,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
     slots["rows"], slots["flags"] = np.full(8, -1), np.full(8, 99, np.uint8)
     rows, locations = ints(6, 5, 0), ints(1, -1, -1)
     out, initial, used = np.full(2, -9), np.zeros(2, np.bool_), np.full(8, 3, np.int32)
-    choose(planning.take_slots)(
+    choose(books.take_slots)(
         ints(1, 2), rows, slots["codes"], locations, 5, slots["rows"], used, slots["flags"], slots["free"], 3, STARTS,
         out, initial, tally,
     )  # fmt: skip
@@ -171,17 +171,17 @@ def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
 @both
 def test_rows_without_a_slot_are_used_on_the_host_and_made_once(choose: Choose) -> None:
     codes, locations, fresh = i32(INITIAL, ON_HOST, 3), ints(2, -1, -1), np.full(3, -9)
-    assert choose(planning.use_rows_on_host)(ints(2, 1, 0), codes, locations, fresh) == 1
+    assert choose(books.use_rows_on_host)(ints(2, 1, 0), codes, locations, fresh) == 1
     assert locations.tolist() == [2, ~1, ~0]
     assert fresh[0] == 0
     assert codes.tolist() == [ON_HOST, ON_HOST, 3]
-    assert choose(planning.use_rows_on_host)(ints(0), codes, ints(-1), fresh) == 0
+    assert choose(books.use_rows_on_host)(ints(0), codes, ints(-1), fresh) == 0
 
 
 @both
 def test_mark_dirty_keeps_other_flags(choose: Choose) -> None:
     flags = np.array([0, CHANGED, CHANGED], np.uint8)
-    choose(planning.mark_dirty)(ints(0, 2), ints(1, 2, ~5), flags)
+    choose(books.mark_dirty)(ints(0, 2), ints(1, 2, ~5), flags)
     assert flags.tolist() == [0, CHANGED | DIRTY, CHANGED]
 
 
@@ -189,7 +189,7 @@ def test_mark_dirty_keeps_other_flags(choose: Choose) -> None:
 def test_tables_of_rows(choose: Choose) -> None:
     """Buckets of 4 rows: rows 0..3 start in table 0, 4..7 in table 1, 8..11 in table 1; tables end at 4, 10 and 12."""
     tables = np.empty(6, np.int32)
-    choose(planning.tables_of)(ints(3, 4, 9, 10, 11, 0), ints(0, 4, 10, 12), i32(0, 1, 1), 2, tables)
+    choose(books.tables_of)(ints(3, 4, 9, 10, 11, 0), ints(0, 4, 10, 12), i32(0, 1, 1), 2, tables)
     assert tables.tolist() == [0, 1, 1, 2, 2, 0]
 
 
@@ -208,8 +208,8 @@ def test_tables_of_rows_equal_a_search(sizes: list[int], data: st.DataObject) ->
 @both
 def test_mark_next_access_from_the_farthest_batch_to_the_nearest(choose: Choose) -> None:
     codes, following = i32(2, 1, ON_HOST, INITIAL), np.full(2, 99)
-    choose(planning.mark_next_access)(ints(0, 1, 2, 3), codes, 8, following)
-    choose(planning.mark_next_access)(ints(0), codes, 7, following)
+    choose(books.mark_next_access)(ints(0, 1, 2, 3), codes, 8, following)
+    choose(books.mark_next_access)(ints(0), codes, 7, following)
     assert following.tolist() == [8, 7]
 
 
@@ -219,7 +219,7 @@ def test_mark_next_access_from_the_farthest_batch_to_the_nearest(choose: Choose)
 @both
 def test_lookup_locations(choose: Choose) -> None:
     lookups = np.empty(4, np.int64)
-    choose(planning.lookup_locations)(i32(1, 0, 1, 2), ints(5, ~3, 7), lookups)
+    choose(books.lookup_locations)(i32(1, 0, 1, 2), ints(5, ~3, 7), lookups)
     assert lookups.tolist() == [~3, 5, ~3, 7]
 
 
@@ -230,7 +230,7 @@ def choose_of(choose: Choose, segments: Any, fates: Any, *, scaled: bool) -> tup
     scales = vectors.astype(np.float32) if scaled else np.zeros(0, np.float32)
     updated, chosen = np.full(num_rows, -9), np.full(num_rows + 1, -9)
     chosen_vectors, chosen_scales = np.full_like(vectors, -9), np.full_like(scales, -9)
-    kept, now = choose(planning.choose_segments)(
+    kept, now = choose(books.choose_segments)(
         ints(*segments), vectors, scales, np.array(fates, np.uint8), updated, chosen, chosen_vectors, chosen_scales
     )
     if scaled:
@@ -243,7 +243,7 @@ def choose_of(choose: Choose, segments: Any, fates: Any, *, scaled: bool) -> tup
 @pytest.mark.parametrize("scaled", [False, True])
 def test_rows_that_are_skipped_go_and_those_with_a_sum_come_last(choose: Choose, scaled: bool) -> None:
     """Four rows with 2, 1, 3 and 1 look-ups."""
-    now, due, waits, skipped = planning.NOW, planning.DUE, planning.WAITS, planning.SKIPPED
+    now, due, waits, skipped = books.NOW, books.DUE, books.WAITS, books.SKIPPED
     segments = (0, 2, 3, 6, 7)
     look_ups = [[0, 1], [2], [3, 4, 5], [6]]
     assert choose_of(choose, segments, [now] * 4, scaled=scaled) == ([0, 1, 2, 3], 4, look_ups)
@@ -259,8 +259,8 @@ def test_rows_that_are_skipped_go_and_those_with_a_sum_come_last(choose: Choose,
 def test_chosen_segments_equal_the_twin(choose: Choose, rows: list[tuple[int, int]], scaled: bool) -> None:
     """rows: (look-ups, fate) of each."""
     segments = [0, *itertools.accumulate(size for size, _ in rows)]
-    now = [u for u, (_, fate) in enumerate(rows) if fate == planning.NOW]
-    later = [u for u, (_, fate) in enumerate(rows) if fate in (planning.DUE, planning.WAITS)]
+    now = [u for u, (_, fate) in enumerate(rows) if fate == books.NOW]
+    later = [u for u, (_, fate) in enumerate(rows) if fate in (books.DUE, books.WAITS)]
     updated, first, look_ups = choose_of(choose, segments, [fate for _, fate in rows], scaled=scaled)
     assert (updated, first) == (now + later, len(now))
     assert look_ups == [list(range(segments[u], segments[u + 1])) for u in updated]
@@ -274,11 +274,11 @@ def test_update_norms_add_up_and_fall_into_bins(choose: Choose) -> None:
     """Edges 1, 2, 4: a bin holds its lower edge; what lies outside counts in the first or last bin."""
     totals, bins = np.array([0.5, 1, 2], np.float32), np.zeros(2, np.int64)
     edges, norms = np.array([1, 2, 4], np.float32), np.array([1, 2], np.float32)
-    assert choose(planning.add_update_norms)(ints(2, 0), norms, totals, edges, bin_guesses(edges), bins) == 3
+    assert choose(books.add_update_norms)(ints(2, 0), norms, totals, edges, bin_guesses(edges), bins) == 3
     assert totals.tolist() == [2.5, 1, 3]
     assert bins.tolist() == [1, 1]
     outside = np.array([0, 0.99, 4, np.inf], np.float32)
-    choose(planning.add_update_norms)(ints(0, 1, 2, 0), outside, totals, edges, bin_guesses(edges), bins)
+    choose(books.add_update_norms)(ints(0, 1, 2, 0), outside, totals, edges, bin_guesses(edges), bins)
     assert bins.tolist() == [3, 3]
 
 
@@ -286,7 +286,7 @@ def test_update_norms_add_up_and_fall_into_bins(choose: Choose) -> None:
 def test_the_sum_of_norms_is_kept_in_64_bits(choose: Choose) -> None:
     norms = np.array([2.0**24, 1, 1], np.float32)
     edges, bins = np.array([1, 2, 4], np.float32), np.zeros(2, np.int64)
-    total = choose(planning.add_update_norms)(
+    total = choose(books.add_update_norms)(
         ints(0, 1, 2), norms, np.zeros(3, np.float32), edges, bin_guesses(edges), bins
     )
     assert total == 2**24 + 2
@@ -296,5 +296,5 @@ def test_the_sum_of_norms_is_kept_in_64_bits(choose: Choose) -> None:
 def test_gather_gives_batch_numbers_and_wide_counts(choose: Choose) -> None:
     accesses, last = np.array([0, 2**32 - 1], np.uint32), i32(0, 2**31 - 1)
     out = [np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.float32), np.empty(2, np.int32)]
-    choose(planning.gather_records)(ints(1, 0), i32(-1, 4), accesses, last, np.array([0.5, 2], np.float32), *out)
+    choose(books.gather_records)(ints(1, 0), i32(-1, 4), accesses, last, np.array([0.5, 2], np.float32), *out)
     assert [array.tolist() for array in out] == [[2**32 - 1, 0], [2**31 - 2, -1], [2, 0.5], [4, -1]]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from variants import both, plain
 
-from adaptive.kernels import records
+from adaptive.kernels.files import records
 
 Choose = Callable[[Any], Callable[..., Any]]
 Int64s = NDArray[np.int64]

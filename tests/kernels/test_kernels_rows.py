@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from variants import both
 
-from adaptive.kernels import cpu, deferred, row_sums
-from adaptive.kernels.drift import drift
-from adaptive.kernels.prefetch import prefetch_item, prefetch_row
+from adaptive.kernels.rows.cpu import deferred, initial, move, pool, steps, update
+from adaptive.kernels.rows.cpu.drift import drift
+from adaptive.kernels.vector import row_sums
+from adaptive.kernels.vector.prefetch import prefetch_item, prefetch_row
+from adaptive.kernels.vector.row_sums import square_sum
 
 Choose = Callable[[Any], Callable[..., Any]]
 Floats = NDArray[np.float32]
@@ -45,11 +47,11 @@ def test_operations_on_one_row(choose: Choose, dim: int) -> None:
     rng = np.random.default_rng(dim)
     rows, start, scale = random_rows(rng, 3, dim), random_rows(rng, 2, dim), np.float32(1.7)
     operations: dict[Any, tuple[Any, ...]] = {
-        cpu.copy_row: (rows[2],),
+        move.copy_row: (rows[2],),
         deferred.add_row: (start[1] + rows[2],),
         deferred.add_square_row: (start[1] + rows[2] * rows[2],),
-        cpu.scale_row: (scale * rows[2], scale),
-        cpu.add_scaled_row: (start[1] + scale * rows[2], scale),
+        pool.scale_row: (scale * rows[2], scale),
+        pool.add_scaled_row: (start[1] + scale * rows[2], scale),
     }
     for operation, (expected, *more) in operations.items():
         out = start.copy()
@@ -77,7 +79,12 @@ def test_sums_of_rows_run_in_order(choose: Choose, dim: int, flip: int) -> None:
 
 def test_kernels_count_no_references() -> None:
     """Counting them costs a locked instruction for each array handed over in a loop."""
-    kernels = [value for value in vars(cpu).values() if hasattr(value, "targetoptions")]
+    kernels = [
+        value
+        for module in (initial, move, pool, steps, update)
+        for value in vars(module).values()
+        if hasattr(value, "targetoptions")
+    ]
     assert len(kernels) > 10
     for kernel in kernels:
         assert kernel.targetoptions["_nrt"] == kernel.targetoptions["parallel"], kernel
@@ -88,7 +95,7 @@ def test_square_sum_adds_four_parts(choose: Choose) -> None:
     """(2**24 + 1) + (1 + 1), where the first 1 vanishes, then + (2 + 2). One after the other all would vanish."""
     row = np.ones((1, 8), np.float32)
     row[0, 0] = 2.0**12
-    assert choose(cpu.square_sum)(row, 0) == reference.square_sum(row[0]) == 2.0**24 + 6
+    assert choose(square_sum)(row, 0) == reference.square_sum(row[0]) == 2.0**24 + 6
 
 
 @both
@@ -96,7 +103,7 @@ def test_square_sum_adds_four_parts(choose: Choose) -> None:
 @given(dim=DIMS, seed=SEEDS)
 def test_square_sum_equals_its_twin(choose: Choose, dim: int, seed: int) -> None:
     rows = random_rows(np.random.default_rng(seed), 2, dim)
-    assert choose(cpu.square_sum)(rows, 1) == reference.square_sum(rows[1])
+    assert choose(square_sum)(rows, 1) == reference.square_sum(rows[1])
 
 
 @numba.njit
@@ -123,7 +130,7 @@ def test_pool_sums_bags_over_both_tiers(choose: Choose) -> None:
     device, host = floats([1, 2], [3, 4]), floats([10, 20], [30, 40])
     out = np.full((3, 2), np.nan, np.float32)
     vectors, starts = np.array([2, 0, 1], np.int32), ints(0, 2, 2, 4)
-    choose(cpu.pool)(out, vectors, starts, ints(0, ~1, 1, 1), floats(), device, host, 1)
+    choose(pool.pool)(out, vectors, starts, ints(0, ~1, 1, 1), floats(), device, host, 1)
     np.testing.assert_array_equal(out, [[0, 0], [6, 8], [31, 42]])
 
 
@@ -132,7 +139,7 @@ def test_pool_scales_look_ups(choose: Choose) -> None:
     device, host = floats([1, 2]), floats([10, 20])
     out = np.full((2, 2), np.nan, np.float32)
     arguments = np.array([0, 1], np.int32), ints(0, 2, 3), ints(0, ~0, ~0), floats(2, 0.5, -1)
-    choose(cpu.pool)(out, *arguments, device, host, 2)
+    choose(pool.pool)(out, *arguments, device, host, 2)
     np.testing.assert_array_equal(out, [[7, 14], [-10, -20]])
 
 
@@ -142,16 +149,16 @@ def test_pool_runs_in_look_up_order_wherever_rows_lie(choose: Choose) -> None:
     device, host = floats([1e8], [-1e8]), floats([1.0])
     out = np.empty((1, 1), np.float32)
     for order, expected in (((0, ~0, 1), 0.0), ((0, 1, ~0), 1.0)):
-        choose(cpu.pool)(out, np.zeros(1, np.int32), ints(0, 3), ints(*order), floats(), device, host, 1)
+        choose(pool.pool)(out, np.zeros(1, np.int32), ints(0, 3), ints(*order), floats(), device, host, 1)
         assert out[0, 0] == expected
 
 
 @both
 def test_pool_without_bags_or_device_rows(choose: Choose) -> None:
     nothing = np.empty((0, 4), np.float32)
-    choose(cpu.pool)(nothing, np.zeros(0, np.int32), ints(0), ints(), floats(), nothing, nothing, 3)
+    choose(pool.pool)(nothing, np.zeros(0, np.int32), ints(0), ints(), floats(), nothing, nothing, 3)
     out = np.empty((1, 1), np.float32)
-    choose(cpu.pool)(
+    choose(pool.pool)(
         out, np.zeros(1, np.int32), ints(0, 1), ints(~0), floats(), np.empty((0, 1), np.float32), floats([7]), 3
     )
     assert out[0, 0] == 7
@@ -181,7 +188,7 @@ def poolings(draw: st.DrawFn) -> tuple[Any, ...]:
 @given(case=poolings(), num_chunks=st.integers(1, 3))
 def test_pool_equals_its_twin_for_any_number_of_chunks(choose: Choose, case: Any, num_chunks: int) -> None:
     out = np.full((case[0], case[-1].shape[1]), np.nan, np.float32)
-    choose(cpu.pool)(out, *case[1:], num_chunks)
+    choose(pool.pool)(out, *case[1:], num_chunks)
     np.testing.assert_array_equal(out, reference.pool(*case))
 
 
@@ -193,7 +200,7 @@ def test_pool_range_touches_only_its_bags(choose: Choose, case: Any, first: int)
     expected = reference.pool(*case)
     expected[case[1][:first]] = 7
     out = np.full_like(expected, 7)
-    choose(cpu.pool_range)(first, case[0], out, *case[1:])
+    choose(pool.pool_range)(first, case[0], out, *case[1:])
     np.testing.assert_array_equal(out, expected)
 
 
@@ -205,7 +212,7 @@ def test_sum_gradients_equals_its_twin(choose: Choose, dim: int, seed: int, size
     gradients, vectors = random_rows(rng, 5, dim), rng.integers(0, 5, size + 3).astype(np.int32)
     scales = random_rows(rng, (size + 3) if scaled else 0)
     out = np.zeros((2, dim), np.float32)
-    choose(cpu.sum_gradients)(out, 1, 2, 2 + size, vectors, scales, gradients)
+    choose(update.sum_gradients)(out, 1, 2, 2 + size, vectors, scales, gradients)
     span = slice(2, 2 + size)
     expected = reference.weighted_sum(gradients[vectors[span]], scales[span] if scaled else None)
     np.testing.assert_array_equal(out, [np.zeros(dim), expected])
@@ -217,7 +224,7 @@ def test_sum_gradients_equals_its_twin(choose: Choose, dim: int, seed: int, size
 @both
 def test_copy_rows_moves_state_along(choose: Choose) -> None:
     to_weights, to_state = np.zeros((3, 2), np.float32), np.zeros((3, 1), np.float32)
-    choose(cpu.copy_rows)(to_weights, to_state, ints(2, 0), floats([1, 2], [3, 4]), floats([5], [6]), ints(1, 0))
+    choose(move.copy_rows)(to_weights, to_state, ints(2, 0), floats([1, 2], [3, 4]), floats([5], [6]), ints(1, 0))
     np.testing.assert_array_equal(to_weights, [[1, 2], [0, 0], [3, 4]])
     np.testing.assert_array_equal(to_state, [[5], [0], [6]])
 
@@ -232,7 +239,7 @@ def test_copy_rows_equals_indexing(choose: Choose, dim: int, width: int) -> None
     to_rows, from_rows = rng.permutation(60)[:50], rng.integers(0, 50, 50)
     expected, expected_state = to_weights.copy(), to_state.copy()
     expected[to_rows], expected_state[to_rows] = weights[from_rows], state[from_rows]
-    choose(cpu.copy_rows)(to_weights, to_state, to_rows, weights, state, from_rows)
+    choose(move.copy_rows)(to_weights, to_state, to_rows, weights, state, from_rows)
     np.testing.assert_array_equal(to_weights, expected)
     np.testing.assert_array_equal(to_state, expected_state)
 

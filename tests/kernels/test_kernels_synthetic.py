@@ -11,7 +11,7 @@ from scipy.special import ndtr, ndtri
 
 from adaptive.data.synthetic import Synthetic, SyntheticConfig
 from adaptive.data.synthetic_fields import make_fields
-from adaptive.kernels import synthetic as kernels
+from adaptive.kernels.data import synthetic as kernels
 
 
 def test_hashed_is_splitmix64() -> None:

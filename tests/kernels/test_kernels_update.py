@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from variants import both
 
-from adaptive.kernels import cpu
+from adaptive.kernels.rows.cpu import steps, update
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -47,7 +47,7 @@ class Rows:
     def update(self, choose: Choose, locations: Any, segments: Any, vectors: Any, scales: Any, gradients: Any,
                num_chunks: int = 1) -> Floats:  # fmt: skip
         norms = np.full(len(locations), np.nan, np.float32)
-        choose(cpu.update)(
+        choose(update.update)(
             np.asarray(locations, np.int64), np.asarray(segments, np.int64), np.asarray(vectors, np.int32),
             np.asarray(scales, np.float32), gradients, self.device, self.device_state, self.host, self.host_state,
             self.optimizer.kind, self.optimizer.settings(), self.optimizer.corrections(), norms,
@@ -206,7 +206,7 @@ def test_apply_update_equals_its_twin(choose: Choose, optimizer: RowOptimizer, d
     rows, twin = Rows(optimizer, dim), Rows(optimizer, dim)
     for _ in range(20):
         gradient, delta = rng.normal(size=(1, dim)).astype(np.float32), np.empty((1, dim), np.float32)
-        norm = choose(cpu.apply_update)(
+        norm = choose(steps.apply_update)(
             rows.host, rows.host_state, 2, gradient, 0, delta,
             optimizer.kind, optimizer.settings(), optimizer.corrections(),
         )  # fmt: skip
@@ -248,7 +248,7 @@ def test_threads_share_many_rows_and_give_the_same_bits(optimizer: RowOptimizer,
 def test_chunks_share_rows_and_look_ups_evenly(choose: Choose) -> None:
     """One row with 8 look-ups weighs as much as three with two (a row counts like a look-up)."""
     segments = np.array([0, 8, 10, 12, 14])
-    assert [choose(cpu.chunk_start)(segments, chunk, 2) for chunk in range(3)] == [0, 1, 4]
+    assert [choose(update.chunk_start)(segments, chunk, 2) for chunk in range(3)] == [0, 1, 4]
 
 
 @both
@@ -258,7 +258,7 @@ def test_chunks_cover_all_rows_once_and_none_is_much_too_heavy(
     choose: Choose, sizes: list[int], num_chunks: int
 ) -> None:
     segments = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    bounds = [int(choose(cpu.chunk_start)(segments, chunk, num_chunks)) for chunk in range(num_chunks + 1)]
+    bounds = [int(choose(update.chunk_start)(segments, chunk, num_chunks)) for chunk in range(num_chunks + 1)]
     assert bounds == sorted(bounds)
     assert (bounds[0], bounds[-1]) == (0, len(sizes))
     total, largest = len(sizes) + sum(sizes), 1 + max(sizes, default=0)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from variants import both
 
 from adaptive.counters import Counter
-from adaptive.kernels import watched
-from adaptive.kernels.planning import DUE, NOW, SKIPPED, WAITS
+from adaptive.kernels.planning import watched
+from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 
 Choose = Callable[[Any], Callable[..., Any]]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from adaptive.errors import ConfigError
-from adaptive.kernels import gpu
-from adaptive.tiers.torch_rows import row_kernels
+from adaptive.kernels.rows import gpu
+from adaptive.kernels.rows.choose import row_kernels
 
 if find_spec("triton"):
     import triton_setup  # noqa: F401 (before torch imports Triton, to compile)
@@ -65,5 +65,5 @@ def test_two_threads_do_not_make_triton_ready_at_once(monkeypatch: pytest.Monkey
     active = SimpleNamespace(get_current_target=lambda: made.append("ready"))
     monkeypatch.setitem(sys.modules, "triton.runtime.driver", SimpleNamespace(driver=SimpleNamespace(active=active)))
     kernels = row_kernels(CUDA, 1024)
-    assert made == ["ready"] and kernels.pool.__module__ == "adaptive.kernels.gpu.pool"
-    assert row_kernels(CUDA, 1025).pool.__module__ == "adaptive.tiers.torch_rows" and made == ["ready"]
+    assert made == ["ready"] and kernels.pool.__module__ == "adaptive.kernels.rows.gpu.pool"
+    assert row_kernels(CUDA, 1025).pool.__module__ == "adaptive.kernels.rows.torch_ops" and made == ["ready"]

@@ -1,4 +1,4 @@
-"""Deferred sums by Triton, interpreted or on a GPU, and by torch operations: bit for bit as `kernels.deferred`."""
+"""Deferred sums by Triton, interpreted or on a GPU, and by torch operations: the bits of `rows.cpu.deferred`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_setup import OPTIMIZERS, Floats, Pinned, assert_same_bits, random_rows, run, settings_of
 
-import adaptive.kernels.gpu.accumulate
-import adaptive.kernels.gpu.update
-from adaptive.kernels import cpu, deferred
+import adaptive.kernels.rows.gpu.deferred
+import adaptive.kernels.rows.gpu.update
+from adaptive.kernels.rows import torch_ops
+from adaptive.kernels.rows.cpu import deferred, update
 from adaptive.optim import Adagrad, RowOptimizer, RowwiseAdagrad
-from adaptive.tiers import torch_rows
 
 DIMS = [1, 3, 16, 17, 64, 130]
 NO_SCALES = np.zeros(0, np.float32)
@@ -34,7 +34,7 @@ class Kernels:
 
 KINDS = {
     "triton": Kernels(triton_setup.accumulate, triton_setup.update),
-    "torch": Kernels(torch_rows.accumulate, torch_rows.update),
+    "torch": Kernels(torch_ops.accumulate, torch_ops.update),
 }
 
 
@@ -98,7 +98,7 @@ def test_gradients_are_added_to_sums_or_start_them(kernels: Kernels, dim: int, e
 
 def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scratch is used again, by rows in another tile."""
-    monkeypatch.setattr(adaptive.kernels.gpu.accumulate, "MAX_PROGRAMS", 2)
+    monkeypatch.setattr(adaptive.kernels.rows.gpu.deferred, "MAX_PROGRAMS", 2)
     sums, rng = Sums(7, 130, 1), np.random.default_rng(0)
     for _ in range(2):
         sums.visit(KINDS["triton"], rng.permutation(7), *one_each(*random_rows(rng, 7, 130)))
@@ -219,7 +219,7 @@ def test_sums_that_are_not_finite_are_applied_as_by_the_twin(kernels: Kernels, o
 @every_optimizer
 def test_many_sums_are_not_cut_into_chunks(optimizer: RowOptimizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is one look-up, however many there are; `exact` asks for nothing."""
-    monkeypatch.delattr(adaptive.kernels.gpu.update, "chunk_sums")
+    monkeypatch.delattr(adaptive.kernels.rows.gpu.update, "chunk_sums")
     rng = np.random.default_rng(2)
     sums, squares = random_rows(rng, 40, 3), random_rows(rng, 40, optimizer.squares_width(3)) ** 2
     assert_applied_as_by_the_twin(KINDS["triton"], optimizer, range(40), sums, squares, exact=False)
@@ -236,7 +236,7 @@ def test_a_sum_of_one_visit_has_the_bits_of_the_update(kernels: Kernels, optimiz
         grouping, sums = (segments, vectors, NO_SCALES, gradients), Sums(5, dim, optimizer.squares_width(dim))
         sums.visit(kernels, entries, *grouping)
         found, expected = rows.apply(kernels, locations, entries, *sums.device[:2]), np.empty(3, np.float32)
-        cpu.update(
+        update.update(
             locations, *grouping, *plain.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
             expected, np.empty((1, 2, dim), np.float32),
         )  # fmt: skip

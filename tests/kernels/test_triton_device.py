@@ -11,7 +11,7 @@ import triton_setup
 from torch import Tensor
 from triton_setup import DEVICE, INTERPRETED, OPTIMIZERS, assert_same_bits, needs_gpu, random_rows, ready, settings_of
 
-from adaptive.kernels import cpu, deferred
+from adaptive.kernels.rows.cpu import deferred, pool, update
 from adaptive.optim import SGD, RowOptimizer
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -109,7 +109,7 @@ class Case:
     def update_by_twin(self) -> list[Any]:
         rows, norms = [array.copy() for array in self.rows], np.empty(len(self.locations), np.float32)
         optimizer, scratch = self.optimizer, np.empty((1, 2, self.dim), np.float32)
-        cpu.update(
+        update.update(
             self.locations, *self.grouping, *rows,
             optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, scratch,
         )  # fmt: skip
@@ -153,7 +153,7 @@ def test_pooling_has_the_bits_of_the_cpu(dim: int) -> None:
     starts = np.concatenate([[0], np.cumsum(rng.integers(0, 30, NUM_VECTORS))])
     locations, scales = rng.integers(-NUM_HOST, NUM_SLOTS, starts[-1]), random_rows(rng, starts[-1])
     vectors, expected = rng.permutation(NUM_VECTORS).astype(np.int32), np.empty((NUM_VECTORS, dim), np.float32)
-    cpu.pool(expected, vectors, starts, locations, scales, device, host, 1)
+    pool.pool(expected, vectors, starts, locations, scales, device, host, 1)
     (weights, *indices), out = on_device(device, locations, vectors, starts, scales), torch.empty(expected.shape)
     out = out.to(DEVICE)
     with ready():

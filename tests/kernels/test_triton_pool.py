@@ -1,4 +1,4 @@
-"""Pooling in Triton: written-out cases, then bit for bit as `kernels.cpu.pool`, interpreted or on a GPU."""
+"""Pooling in Triton: written-out cases, then bit for bit as `kernels.rows.cpu.pool`, interpreted or on a GPU."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
 
-from adaptive.kernels import cpu
+from adaptive.kernels.rows.cpu import pool
 
 
 def floats(*values: Any) -> Floats:
@@ -86,7 +86,7 @@ def random_case(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool) ->
 def assert_equals_twin(case: tuple[Any, ...]) -> None:
     device, host, locations, vectors, starts, scales, num_vectors = case
     expected = np.full((num_vectors, device.shape[1]), np.nan, np.float32)
-    cpu.pool(expected, vectors.astype(np.int32), starts, locations, scales, device, host, 1)
+    pool.pool(expected, vectors.astype(np.int32), starts, locations, scales, device, host, 1)
     assert_same_bits(pooled(*case), expected)
 
 
@@ -127,5 +127,5 @@ def test_narrow_rows_are_pooled_in_float32(kind: torch.dtype, dim: int) -> None:
         triton_setup.pool(narrow.to(DEVICE), narrow_host if INTERPRETED else narrow_host.pin_memory(), *indices, out)
     expected = np.empty((num, dim), np.float32)
     wide, wide_host = narrow.float().numpy(), narrow_host.float().numpy()
-    cpu.pool(expected, vectors.astype(np.int32), starts, locations, scales, wide, wide_host, 1)
+    pool.pool(expected, vectors.astype(np.int32), starts, locations, scales, wide, wide_host, 1)
     assert_same_bits(out.cpu().numpy(), expected)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
 
 from adaptive.config import TableConfig
-from adaptive.kernels import cpu, drift
+from adaptive.kernels.rows.cpu import drift, initial
 from adaptive.planning.layout import make_groups
 
 DIMS = [1, 3, 16, 17, 64, 130]
@@ -104,7 +104,9 @@ def test_no_rows_move() -> None:
 # --- initial values -----------------------------------------------------------------------------------------------
 
 
-def initial(group: Any, slots: Any, rows: Any, num_slots: int, kind: torch.dtype = torch.float32) -> tuple[Any, Any]:
+def initial_on_device(
+    group: Any, slots: Any, rows: Any, num_slots: int, kind: torch.dtype = torch.float32
+) -> tuple[Any, Any]:
     weights = torch.full((num_slots, group.embedding_dim), torch.nan, dtype=kind, device=DEVICE)
     state = torch.full((num_slots, 2), torch.nan, device=DEVICE)
     arrays = slots, rows, group.table_starts, group.table_keys.view(np.int64), group.table_bounds
@@ -116,7 +118,7 @@ def initial(group: Any, slots: Any, rows: Any, num_slots: int, kind: torch.dtype
 def initial_by_twin(group: Any, slots: Any, rows: Any, num_slots: int) -> tuple[Floats, Floats]:
     weights = np.full((num_slots, group.embedding_dim), np.nan, np.float32)
     state = np.full((num_slots, 2), np.nan, np.float32)
-    cpu.initial_rows(
+    initial.initial_rows(
         weights, state, slots, rows, group.table_starts, group.table_keys, group.table_bounds, np.float32(0.5)
     )
     return weights, state
@@ -140,7 +142,7 @@ def test_initial_values_equal_the_twin(dim: int, sizes: list[int], seed: int, da
     rows = data.draw(st.lists(st.integers(0, group.num_rows - 1), unique=True, max_size=9))
     slots = np.random.default_rng(seed).permutation(10)[: len(rows)]
     case = group, slots, np.array(rows, np.int64), 10
-    (weights, state), (expected, expected_state) = initial(*case), initial_by_twin(*case)
+    (weights, state), (expected, expected_state) = initial_on_device(*case), initial_by_twin(*case)
     assert_same_bits(weights.numpy(), expected)
     assert_same_bits(state, expected_state)
 
@@ -149,4 +151,4 @@ def test_narrow_initial_values_are_rounded() -> None:
     case = tables([40], 5, 1), np.arange(40), np.arange(40), 40
     for kind in (torch.float16, torch.bfloat16):
         expected = torch.from_numpy(initial_by_twin(*case)[0]).to(kind)
-        assert torch.equal(initial(*case, kind)[0], expected)
+        assert torch.equal(initial_on_device(*case, kind)[0], expected)

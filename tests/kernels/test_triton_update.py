@@ -1,4 +1,4 @@
-"""The fused update in Triton: bit for bit as `kernels.cpu.update`, interpreted or on a GPU.
+"""The fused update in Triton: bit for bit as `kernels.rows.cpu.update`, interpreted or on a GPU.
 
 With `exact=False` rows of more than 32 look-ups are summed in another order: bit for bit as the slow twin below.
 """
@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_setup import DEVICE, OPTIMIZERS, Floats, Pinned, assert_same_bits, random_rows, ready, run, settings_of
 
-import adaptive.kernels.gpu.sums
-import adaptive.kernels.gpu.update
-from adaptive.kernels import cpu
+import adaptive.kernels.rows.gpu.sums
+import adaptive.kernels.rows.gpu.update
+from adaptive.kernels.rows.cpu import update
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
@@ -52,7 +52,7 @@ class Rows:
 
     def update_by_twin(self, locations: Any, *grouping: Any) -> Floats:
         norms, optimizer = np.full(len(locations), np.nan, np.float32), self.optimizer
-        cpu.update(
+        update.update(
             locations, *grouping, *self.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
             norms, np.empty((1, 2, self.dim), np.float32),
         )  # fmt: skip
@@ -169,7 +169,7 @@ def test_gradients_that_are_not_finite_equal_the_twin(optimizer: RowOptimizer) -
 
 def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scratch is used again, by rows in another tile."""
-    monkeypatch.setattr(adaptive.kernels.gpu.update, "MAX_PROGRAMS", 2)
+    monkeypatch.setattr(adaptive.kernels.rows.gpu.update, "MAX_PROGRAMS", 2)
     grouping = random_grouping(np.random.default_rng(2), 130, [1, 2, 1, 1, 3, 1, 1])
     assert_equals_twin(RowwiseAdagrad(), 130, np.arange(-4, 3), grouping, times=1)
 
@@ -178,7 +178,7 @@ def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def sum_by_chunks(terms: Floats) -> Floats:
-    """By 32s, these again by 32s, the rest in order; see `kernels.gpu.sums`."""
+    """By 32s, these again by 32s, the rest in order; see `kernels.rows.gpu.sums`."""
     for _ in range(2):
         if len(terms) > 32:
             terms = np.stack([reference.weighted_sum(terms[p : p + 32]) for p in range(0, len(terms), 32)])
@@ -303,6 +303,6 @@ def test_sums_of_chunks_start_where_triton_needs_no_other_kernel(look_ups: int) 
     rows, vectors = torch.tensor([0, look_ups], device=DEVICE), torch.zeros(look_ups, dtype=torch.int32, device=DEVICE)
     gradients = torch.ones(1, 1, device=DEVICE)
     with ready():
-        sums, num_places = adaptive.kernels.gpu.sums.chunk_sums(rows, vectors, gradients[0, :0], gradients)
+        sums, num_places = adaptive.kernels.rows.gpu.sums.chunk_sums(rows, vectors, gradients[0, :0], gradients)
     assert num_places % 4 == 0 and num_places >= 2 * -(-look_ups // 32)
     assert len(sums) == num_places + 2 * -(-look_ups // 1024)

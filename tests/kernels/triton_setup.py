@@ -1,6 +1,6 @@
 """The Triton kernels in tests: on the GPU where there is one, else under Triton's interpreter, which rounds alike.
 
-Import this before any module of `adaptive.kernels.gpu`: Triton decides when a kernel is defined whether it will be
+Import this before any module of `adaptive.kernels.rows.gpu`: Triton decides when a kernel is defined whether it will be
 interpreted. TRITON_INTERPRET is set only while kernels are imported or run: to other tests, and to the processes they
 start, a CPU must not look like a GPU.
 """
@@ -41,12 +41,12 @@ if INTERPRETED and os.environ.get("TRITON_INTERPRET") != "1":
     assert sys.modules.get("triton") is None, "Triton was imported before this, to compile"
 with ready():
     pytest.importorskip("triton", reason="Triton is not installed; it comes with CUDA builds of torch")
-    from adaptive.kernels.gpu.accumulate import accumulate
-    from adaptive.kernels.gpu.drift import drift
-    from adaptive.kernels.gpu.initial import initial_rows
-    from adaptive.kernels.gpu.move import fetch, write_back
-    from adaptive.kernels.gpu.pool import pool
-    from adaptive.kernels.gpu.update import update
+    from adaptive.kernels.rows.gpu.deferred import accumulate
+    from adaptive.kernels.rows.gpu.drift import drift
+    from adaptive.kernels.rows.gpu.initial import initial_rows
+    from adaptive.kernels.rows.gpu.move import fetch, write_back
+    from adaptive.kernels.rows.gpu.pool import pool
+    from adaptive.kernels.rows.gpu.update import update
 
 __all__ = ["accumulate", "drift", "fetch", "initial_rows", "pool", "update", "write_back"]
 

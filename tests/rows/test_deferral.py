@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive import SGD, Adagrad, Deferral
-from adaptive.kernels.planning import DUE, NOW, SKIPPED, WAITS
+from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 from adaptive.planning.deferral import DeferralBook
 from adaptive.planning.hot_set import Watched
 

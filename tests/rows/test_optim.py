@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from adaptive.config import OptimizerConfig
-from adaptive.kernels import cpu
+from adaptive.kernels.rows.cpu import steps, update
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
 
 NUM, DIM = 12, 5
@@ -28,7 +28,7 @@ class Rows:
         """Each row of `rows` (distinct) gets its gradient (n, DIM)."""
         num, optimizer = len(rows), self.optimizer
         none, norms = np.zeros((0, DIM), np.float32), np.empty(num, np.float32)
-        cpu.update(
+        update.update(
             np.asarray(rows), np.arange(num + 1), np.arange(num, dtype=np.int32), np.zeros(0, np.float32), gradients,
             self.weights, self.state, none, np.zeros((0, self.state.shape[1]), np.float32),
             optimizer.kind, optimizer.settings(), optimizer.corrections(), norms,
@@ -147,7 +147,7 @@ def test_widths_and_first_state_equal_the_twin(optimizer: RowOptimizer) -> None:
     state = reference.initial_state(optimizer, 7)
     assert optimizer.state_width(7) == len(state)
     assert optimizer.squares_width(7) == len(reference.gradient_squares(optimizer, np.ones(7, np.float32)))
-    assert (state == optimizer.settings()[cpu.FIRST]).all()
+    assert (state == optimizer.settings()[steps.FIRST]).all()
     assert optimizer.settings().dtype == np.float32
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
-from adaptive.kernels.planning import SKIPPED
+from adaptive.kernels.planning.books import SKIPPED
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.plan import Feedback, Snapshots
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.kernels import planning
+from adaptive.kernels.planning import books
 from adaptive.planning.tracker import MANY_ROWS, NUM_BINS, RECORD, Tracker
 
 
@@ -30,7 +30,7 @@ def test_gather_after_touching() -> None:
     for batch, rows in ((0, [2]), (5, [2, 1])):
         rows_ = np.array(rows)
         counts = np.full(len(rows), 3, np.int32)
-        planning.touch(rows_, counts, batch, tracker.accesses, tracker.last_access)
+        books.touch(rows_, counts, batch, tracker.accesses, tracker.last_access)
     tracker.add_norms(np.array([2]), np.array([0.5], np.float32))
     tracker.add_norms(np.array([2, 3]), np.array([0.25, 1], np.float32))
     tracker.codes[1] = 7

@@ -22,7 +22,7 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine import build as build_module
 from adaptive.engine.lookahead import _carried_out
 from adaptive.engine.pipeline import Ready
-from adaptive.kernels import planning
+from adaptive.kernels.planning import books
 from adaptive.optim import Adagrad, Adam
 from adaptive.planned import GroupWork
 from adaptive.policy import Deferral, Policy, RowStats
@@ -150,7 +150,7 @@ class Run:
     def assert_host_at_rest(self) -> None:
         """No copy to the host is under way."""
         pipeline = self.embeddings._pipeline
-        rows = [np.flatnonzero(lane.planner.tracker.codes == planning.ON_HOST) for lane in pipeline.lanes]
+        rows = [np.flatnonzero(lane.planner.tracker.codes == books.ON_HOST) for lane in pipeline.lanes]
         found = [lane.host.read(own) for lane, own in zip(pipeline.lanes, rows, strict=True)]
         pipeline.finish_copies()
         for lane, own, before in zip(pipeline.lanes, rows, found, strict=True):
@@ -159,7 +159,7 @@ class Run:
     def assert_flushed(self) -> None:
         """Rows that changed since they came, and will not change in a batch in flight, are on the host, too."""
         for lane in self.embeddings._pipeline.lanes:
-            slots = np.flatnonzero(lane.planner.slots.flags == planning.CHANGED)
+            slots = np.flatnonzero(lane.planner.slots.flags == books.CHANGED)
             on_host = lane.host.read(lane.planner.slots.rows[slots])
             assert all(map(np.array_equal, on_host, lane.device.read(slots)))
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError, StorageError
-from adaptive.kernels import records
+from adaptive.kernels.files import records
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planning.layout import Group, make_groups
 from adaptive.policy import Policy

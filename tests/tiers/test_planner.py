@@ -24,7 +24,7 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
-from adaptive.kernels.planning import CHANGED, DIRTY, INITIAL, ON_HOST
+from adaptive.kernels.planning.books import CHANGED, DIRTY, INITIAL, ON_HOST
 from adaptive.planned import Planned
 from adaptive.planning.plan import GroupPlan
 from adaptive.policy import NEVER, Policy, RowStats

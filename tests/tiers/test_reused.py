@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from adaptive.aligned import LINE_BYTES, empty_rows
 from adaptive.batch import one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.kernels.aligned import LINE_BYTES, empty_rows
 from adaptive.tiers.cpu_device import MOST_PIECES, CpuDevice, VectorMemory
 from adaptive.tiers.host import MemoryHost
 

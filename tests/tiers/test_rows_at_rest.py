@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError, InputError
-from adaptive.kernels.planning import DIRTY
+from adaptive.kernels.planning.books import DIRTY
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
 from adaptive.policy import Policy
 from policies.hybrid import Hybrid

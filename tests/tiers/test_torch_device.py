@@ -31,12 +31,12 @@ from torch import Tensor
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.kernels import cpu
+from adaptive.kernels.rows import torch_ops
+from adaptive.kernels.rows.cpu import initial, pool
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from adaptive.planning.layout import make_groups
 from adaptive.planning.plan import Pooling
 from adaptive.policy import Policy
-from adaptive.tiers import torch_rows
 from adaptive.tiers.gpu import link as link_module
 from adaptive.tiers.gpu.buffers import TransferBuffer
 from adaptive.tiers.gpu.link import ComputeLink
@@ -216,13 +216,13 @@ def test_initial_values(width: int) -> None:
     rows = np.random.default_rng(0).permutation(group.num_rows)[:200].astype(np.int64)
     slots = np.random.default_rng(1).permutation(300)[:200].astype(np.int64)
     expected, expected_state = np.full((300, width), 9, np.float32), np.full((300, 2), 9, np.float32)
-    cpu.initial_rows(
+    initial.initial_rows(
         expected, expected_state, slots, rows, group.table_starts, group.table_keys, group.table_bounds, np.float32(0.1)
     )
     found, state = torch.full((300, width), 9.0), torch.full((300, 2), 9.0)
     keys = torch.from_numpy(group.table_keys.view(np.int64))
     starts, bounds = torch.from_numpy(group.table_starts), torch.from_numpy(group.table_bounds)
-    torch_rows.initial_rows(
+    torch_ops.initial_rows(
         found, state, torch.from_numpy(slots), torch.from_numpy(rows), starts, keys, bounds, float(np.float32(0.1))
     )
     assert np.array_equal(found.numpy(), expected) and np.array_equal(state.numpy(), expected_state)
@@ -256,7 +256,7 @@ def test_a_forward_pass_and_an_update_that_are_cut_are_the_whole(
     pooling = pooling_of(sizes, locations.tolist(), scaled)
     expected = np.empty((len(sizes), 4), np.float32)
     arguments = pooling.bag_vectors, pooling.bag_starts, pooling.locations, pooling.scales
-    cpu.pool(expected, *arguments, device, host, 1)
+    pool.pool(expected, *arguments, device, host, 1)
     assert np.array_equal(pool_cut(pooling, device, host), expected)
 
 
@@ -269,12 +269,12 @@ def pool_cut(pooling: Pooling, device: np.ndarray, host: np.ndarray) -> np.ndarr
         assert not set(cut.crossing.tolist()) - set((~pooling.locations[pooling.locations < 0]).tolist())
         rows = torch.from_numpy(host[cut.crossing]) if len(cut.crossing) else None
         bags_ = cut.bags
-        torch_rows.pool(torch.from_numpy(device), rows, bags_.locations, bags_.vectors, bags_.starts, bags_.scales, out)
+        torch_ops.pool(torch.from_numpy(device), rows, bags_.locations, bags_.vectors, bags_.starts, bags_.scales, out)
     if cut.on_host is not None:
         part = cut.on_host
         assert (part.locations < 0).all()
         vectors = np.empty((part.num_vectors, device.shape[1]), np.float32)
-        cpu.pool(vectors, part.bag_vectors, part.bag_starts, part.locations, part.scales, device[:0], host, 1)
+        pool.pool(vectors, part.bag_vectors, part.bag_starts, part.locations, part.scales, device[:0], host, 1)
         places = torch.arange(len(vectors)) if cut.host_vectors is None else cut.host_vectors.long()
         out[places] = torch.from_numpy(vectors)
     return out.numpy()
@@ -286,10 +286,10 @@ UNDER_TRITON = """
 import sys
 sys.path[:0] = {paths!r}
 import numpy as np
-from adaptive.tiers import torch_rows
+from adaptive.kernels.rows import choose
 from adaptive.tiers.gpu import build
 from simulated_training import Case, Run, SkipsOnHost, Skips, same
-build.row_kernels = lambda device, width: torch_rows.triton_rows()
+build.row_kernels = lambda device, width: choose.triton_rows()
 for case in (Case(SkipsOnHost, 1, "staged", "30%"), Case(SkipsOnHost, 2, "direct", "60%")):
     runs = [Run(case.build(d), case.depth, np.random.default_rng(1), {{}}, False) for d in ("cpu-torch", "cpu")]
     found = [run.train(6) for run in runs]

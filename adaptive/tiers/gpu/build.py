@@ -11,6 +11,7 @@ import torch
 
 from adaptive.config import TierConfig
 from adaptive.errors import ConfigError
+from adaptive.kernels.rows.choose import RowKernels, row_kernels
 from adaptive.optim import RowOptimizer
 from adaptive.planning.sizing import Sizes, shrunk
 from adaptive.policy import Policy
@@ -20,7 +21,6 @@ from adaptive.tiers.gpu.pinned import Pinned
 from adaptive.tiers.gpu.transfer import Direct, RowArrays, Staged, Transfer
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.torch_rows import RowKernels, row_kernels
 
 MOST_PINNED = 0.5  # share of the free memory
 

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.kernels.rows.choose import RowKernels
 from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
 from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, WatchedValues
@@ -39,7 +40,6 @@ from adaptive.tiers.gpu.sums import TorchSums
 from adaptive.tiers.gpu.transfer import RowArrays, Transfer
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
-from adaptive.tiers.torch_rows import RowKernels
 
 
 class TorchDevice(DeviceTier):

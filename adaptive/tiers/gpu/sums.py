@@ -1,16 +1,16 @@
 """`TorchSums`: gradients of watched rows that wait on a torch device, with what they add to Adagrad's state.
 
-The rules are those of `adaptive.kernels.deferred`. Letters: H watched rows, D width of a row, S width of its squares.
+The rules are those of `kernels.rows.cpu.deferred`. Letters: H watched rows, D width of a row, S width of its squares.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from adaptive.kernels.rows.choose import RowKernels
 from adaptive.tiers.device import Floats, Int64s
 from adaptive.tiers.gpu.link import ComputeLink
 from adaptive.tiers.gpu.sent_plan import SentDeferred
-from adaptive.tiers.torch_rows import RowKernels
 
 
 class TorchSums:

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive.kernels import cpu
+from adaptive.kernels.rows.choose import RowKernels
+from adaptive.kernels.rows.cpu import steps
 from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Int64s, Moves
 from adaptive.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, added
 from adaptive.tiers.host import Floats, HostTier
 from adaptive.tiers.mover import Event, Mover
-from adaptive.tiers.torch_rows import RowKernels
 
 BLOCK_BYTES = 8 << 20  # rows that cross at once; at 50 GB/s a block takes 0.17 ms
 NUM_BLOCKS = 2  # in each direction
@@ -48,7 +48,7 @@ class Transfer(ABC):
             torch.from_numpy(array).to(mover.device)
             for array in (group.table_starts, group.table_keys.view(np.int64), group.table_bounds)
         ]
-        self._first_state = float(optimizer.settings()[cpu.FIRST])
+        self._first_state = float(optimizer.settings()[steps.FIRST])
 
     @property
     def num_bytes(self) -> Bytes:

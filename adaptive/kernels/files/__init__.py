@@ -1,0 +1,1 @@
+"""Rows in files: system calls, and loops over records."""

@@ -1,0 +1,119 @@
+"""Rows in a file of records: a row's weights and its optimizer state, side by side.
+
+Rows that lie close together are read or written in one piece, a *run*, through a staging block. The disk is kept busy
+by asking for all runs before waiting for any: one thread reads as fast as 64 that wait for one page each.
+Letters: n rows, K runs, W values of a record (D of weights, S of state).
+"""
+
+from adaptive.kernels.files.posix import pread_cached_rows, pread_rows, pwrite_rows, will_need
+from adaptive.kernels.jit import kernel
+
+PAGE = 4096  # bytes
+
+
+@kernel()
+def plan_runs(rows, max_gap, capacity, first_rows, starts, places):
+    """Cut ascending `rows` (n,) into runs until `capacity` rows are staged; returns (rows planned, runs).
+
+    Run k covers file rows from first_rows[k] on and staged rows [starts[k], starts[k + 1]); places[i] is the staged
+    row of rows[i]. Neighbours with at most `max_gap` rows between them share a run, the gap being staged too.
+    """
+    num_runs = staged = 0
+    starts[0] = 0
+    for i in range(rows.size):
+        joined = num_runs > 0 and rows[i] - rows[i - 1] - 1 <= max_gap
+        needed = rows[i] - rows[i - 1] if joined else 1
+        if staged + needed > capacity:
+            return i, num_runs
+        if not joined:
+            first_rows[num_runs] = rows[i]
+            num_runs += 1
+        staged += needed
+        starts[num_runs] = staged
+        places[i] = staged - 1
+    return rows.size, num_runs
+
+
+@kernel(noalias=True)
+def unpack(weights, state, to_rows, records, places):
+    """Record places[i] of records (., W) becomes row to_rows[i] of weights (., D) and state (., S)."""
+    width = weights.shape[1]
+    for i in range(to_rows.size):
+        for d in range(width):
+            weights[to_rows[i], d] = records[places[i], d]
+        for s in range(state.shape[1]):
+            state[to_rows[i], s] = records[places[i], width + s]
+
+
+@kernel(noalias=True)
+def pack(records, places, weights, state, from_rows):
+    """Row from_rows[i] of weights (., D) and state (., S) becomes record places[i] of records (., W)."""
+    width = weights.shape[1]
+    for i in range(from_rows.size):
+        for d in range(width):
+            records[places[i], d] = weights[from_rows[i], d]
+        for s in range(state.shape[1]):
+            records[places[i], width + s] = state[from_rows[i], s]
+
+
+@kernel()
+def read_runs(fd, first_rows, starts, num_runs, records, unfinished, vector):
+    """Read runs (see `plan_runs`) of a file into staged `records`; returns how many are not whole.
+
+    Those are listed in `unfinished` (K,) int64. What the system has in memory is copied at once; then the disk is
+    asked for all the rest; then that is waited for. `vector` (2,) int64 is scratch.
+    """
+    size = records.strides[0]
+    missing = 0
+    for k in range(num_runs):
+        first, last = starts[k], starts[k + 1]
+        if pread_cached_rows(fd, records, first, last, first_rows[k] * size, vector) != (last - first) * size:
+            unfinished[missing] = k
+            missing += 1
+    for j in range(missing):
+        k = unfinished[j]
+        will_need(fd, first_rows[k] * size, (starts[k + 1] - starts[k]) * size)
+    left = 0
+    for j in range(missing):
+        k = unfinished[j]
+        first, last = starts[k], starts[k + 1]
+        if pread_rows(fd, records, first, last, first_rows[k] * size) != (last - first) * size:
+            unfinished[left] = k
+            left += 1
+    return left
+
+
+@kernel()
+def expect(fd, rows, row_bytes):
+    """Ask the disk for ascending `rows` (n,) of a file without waiting, once for neighbours in a page."""
+    asked = -1
+    for i in range(rows.size):
+        begin = rows[i] * row_bytes
+        page = (begin + row_bytes - 1) // PAGE
+        if page != asked:
+            will_need(fd, begin, row_bytes)
+            asked = page
+
+
+@kernel()
+def write_runs(fd, first_rows, starts, num_runs, records, unfinished):
+    """Write staged `records` to runs (see `plan_runs`) of a file; returns how many are not whole.
+
+    Those are listed in `unfinished` (K,) int64. The pages at both ends of a run, of which other parts must be kept,
+    are asked for before anything is written.
+    """
+    size = records.strides[0]
+    for k in range(num_runs):
+        begin = first_rows[k] * size
+        end = begin + (starts[k + 1] - starts[k]) * size
+        if begin % PAGE:
+            will_need(fd, begin, 1)
+        if end % PAGE and (end // PAGE > begin // PAGE or not begin % PAGE):
+            will_need(fd, end, 1)
+    left = 0
+    for k in range(num_runs):
+        first, last = starts[k], starts[k + 1]
+        if pwrite_rows(fd, records, first, last, first_rows[k] * size) != (last - first) * size:
+            unfinished[left] = k
+            left += 1
+    return left

@@ -1,0 +1,298 @@
+"""What the look-ahead thread computes about the distinct rows of a batch: where they lie, slots, records.
+
+Letters: N look-ups of a group of tables, U distinct rows, T tables of the group, S slots, B samples.
+
+Rows are numbered through within a group: row = table_starts[t] + id. The record of a row is a slot *code*:
+0 = on the host, still at its initial value; -1 = on the host, changed at some time; s + 1 = in slot s.
+All kernels are serial and release the GIL. Only the look-ahead thread writes these arrays.
+"""
+
+import numpy as np
+
+from adaptive.counters import Counter
+from adaptive.kernels.jit import at, kernel
+from adaptive.kernels.vector.prefetch import AHEAD, prefetch_item
+
+INITIAL, ON_HOST = 0, -1
+MOST_ACCESSES = 2**32 - 1
+DIRTY, CHANGED = np.uint8(1), np.uint8(2)  # slot flags: changed since it came; its host copy is not the initial value
+NOW, DUE, WAITS, SKIPPED = range(4)
+"""The *fate* of a distinct row's gradient: it updates the row; it goes to a sum, which is then applied; it goes to a
+sum; it is left out. From WAITS on the row is not written."""
+S22 = np.uint32(22)
+
+LOOKUPS, UNIQUE_ROWS = int(Counter.LOOKUPS), int(Counter.UNIQUE_ROWS)
+LOOKUP_HITS, ROW_HITS = int(Counter.LOOKUP_HITS), int(Counter.ROW_HITS)
+FETCHED, WRITTEN_BACK = int(Counter.FETCHED), int(Counter.WRITTEN_BACK)
+PROMOTED, DEMOTED = int(Counter.PROMOTED), int(Counter.DEMOTED)
+
+
+@kernel()
+def locate(rows, codes, locations, missing, batch, slot_used):
+    """locations[u] = slot of rows[u], held for the batch, or -1; the others' u are listed in `missing`.
+
+    Returns how many are missing. Nothing else has changed if planning stops here.
+    """
+    num_missing = 0
+    for u in range(rows.size):
+        if u + AHEAD < rows.size:
+            prefetch_item(codes, rows[u + AHEAD])
+        slot = codes[at(rows[u])] - 1
+        if slot >= 0:
+            locations[u] = slot
+            slot_used[at(slot)] = batch
+        else:
+            locations[u] = -1
+            missing[num_missing] = u
+            num_missing += 1
+    return num_missing
+
+
+@kernel()
+def count_tables(table_ends, counts, locations, tally):
+    """Add look-ups, distinct rows and hits to tally (T, counters)."""
+    first = 0
+    for table in range(table_ends.size):
+        lookups = lookup_hits = row_hits = 0
+        for u in range(first, table_ends[table]):
+            lookups += counts[u]
+            if locations[u] >= 0:
+                lookup_hits += counts[u]
+                row_hits += 1
+        tally[table, LOOKUPS] += lookups
+        tally[table, UNIQUE_ROWS] += table_ends[table] - first
+        tally[table, LOOKUP_HITS] += lookup_hits
+        tally[table, ROW_HITS] += row_hits
+        first = table_ends[table]
+
+
+@kernel()
+def idle_slots(slot_rows, slot_used, oldest_held, start, limit, idle):
+    """List at most `limit` slots, from slot `start` on and around, that hold a row no planned batch needs.
+
+    A slot is idle if its row was last used by a batch before `oldest_held`. Returns how many were listed and where
+    the next search should start.
+    """
+    found = 0
+    num_slots = slot_rows.size
+    for step in range(num_slots):
+        slot = start + step
+        if slot >= num_slots:
+            slot -= num_slots
+        if slot_rows[slot] >= 0 and slot_used[slot] < oldest_held:
+            if found == limit:
+                return found, slot
+            idle[found] = slot
+            found += 1
+    return found, start
+
+
+@kernel()
+def release_slots(victims, slot_rows, slot_flags, codes, free, num_free, table_starts, back_slots, back_rows, tally):
+    """Take the rows of the slots `victims` off the device: list those to write back, push the slots on `free`.
+
+    Returns the number of rows to write back; free holds num_free + len(victims) slots afterwards.
+    """
+    num_back = 0
+    for i in range(victims.size):
+        if i + AHEAD < victims.size:
+            prefetch_item(codes, slot_rows[victims[i + AHEAD]])
+        slot = victims[i]
+        row = slot_rows[slot]
+        table = np.searchsorted(table_starts, row, side="right") - 1
+        tally[table, DEMOTED] += 1
+        if slot_flags[slot] & DIRTY:
+            back_slots[num_back] = slot
+            back_rows[num_back] = row
+            num_back += 1
+            tally[table, WRITTEN_BACK] += 1
+            codes[row] = ON_HOST
+        elif slot_flags[slot] & CHANGED:
+            codes[row] = ON_HOST
+        else:
+            codes[row] = INITIAL
+        slot_rows[slot] = -1
+        slot_flags[slot] = 0
+        free[num_free + i] = slot
+    return num_back
+
+
+@kernel()
+def take_slots(
+    takers,
+    rows,
+    codes,
+    locations,
+    batch,
+    slot_rows,
+    slot_used,
+    slot_flags,
+    free,
+    num_free,
+    table_starts,
+    slots,
+    initial,
+    tally,
+):
+    """Give each of the missing distinct rows `takers` a free slot, from the end of `free`, held for the batch.
+
+    Outputs, aligned with takers: slots (int64) and initial (bool): the row is still at its initial value.
+    """
+    for i in range(takers.size):
+        if i + AHEAD < takers.size:
+            prefetch_item(codes, rows[takers[i + AHEAD]])
+            prefetch_item(slot_rows, free[num_free - 1 - i - AHEAD])
+        u = takers[i]
+        slot = free[num_free - 1 - i]
+        row = rows[u]
+        table = np.searchsorted(table_starts, row, side="right") - 1
+        tally[table, FETCHED] += 1
+        tally[table, PROMOTED] += 1
+        initial[i] = codes[row] == INITIAL
+        slot_flags[slot] = 0 if initial[i] else CHANGED
+        slot_rows[slot] = row
+        slot_used[slot] = batch
+        codes[row] = slot + 1
+        locations[u] = slot
+        slots[i] = slot
+
+
+@kernel()
+def use_rows_on_host(rows, codes, locations, fresh):
+    """Rows without a slot get the location ~row; those still at their initial value are listed in `fresh`."""
+    num_fresh = 0
+    for u in range(rows.size):
+        if locations[u] < 0:
+            row = rows[u]
+            locations[u] = ~row
+            if codes[row] == INITIAL:
+                codes[row] = ON_HOST
+                fresh[num_fresh] = row
+                num_fresh += 1
+    return num_fresh
+
+
+@kernel()
+def touch(rows, counts, batch, accesses, last_access):
+    """Count the look-ups of a planned batch. last_access stores batch + 1; 0 means never."""
+    for u in range(rows.size):
+        if u + AHEAD < rows.size:
+            prefetch_item(accesses, rows[u + AHEAD])
+        row = at(rows[u])
+        # Saturates instead of wrapping: the row of a default id can pass 2**32 look-ups.
+        accesses[row] = min(np.int64(accesses[row]) + np.int64(counts[u]), MOST_ACCESSES)
+        last_access[row] = batch + 1
+
+
+@kernel()
+def lookup_locations(inverse, locations, lookups):
+    """lookups[p] = location of look-up p's row."""
+    for p in range(inverse.size):
+        lookups[p] = locations[at(inverse[p])]
+
+
+@kernel()
+def choose_segments(segments, vectors, scales, fates, updated, chosen_segments, chosen_vectors, chosen_scales):
+    """The segments of `fill_segments` without those of rows that are skipped: rows updated now first, then those
+    with a sum.
+
+    fates (U,) uint8. Outputs, with as many places as the inputs: updated int64 the distinct rows that remain;
+    chosen_segments int64, chosen_vectors int32 and chosen_scales float32 (as long as `scales`: N, or empty) as before.
+    Returns how many rows remain, and how many of them come first.
+    """
+    now = now_lookups = 0
+    for u in range(fates.size):
+        is_now = fates[u] == NOW
+        now += is_now
+        now_lookups += is_now * (segments[u + 1] - segments[u])
+    row_now, row_summed, first_now, first_summed = 0, now, 0, now_lookups
+    for u in range(fates.size):
+        if fates[u] == SKIPPED:
+            continue
+        is_now = fates[u] == NOW
+        row, first = (row_now, first_now) if is_now else (row_summed, first_summed)
+        start, size = segments[u], segments[u + 1] - segments[u]
+        updated[at(row)], chosen_segments[at(row)] = u, first
+        for i in range(size):
+            chosen_vectors[at(first + i)] = vectors[at(start + i)]
+        if scales.size > 0:
+            for i in range(size):
+                chosen_scales[at(first + i)] = scales[at(start + i)]
+        if is_now:
+            row_now += 1
+            first_now += size
+        else:
+            row_summed += 1
+            first_summed += size
+    chosen_segments[row_summed] = first_summed
+    return row_summed, now
+
+
+@kernel()
+def mark_dirty(updated, locations, slot_flags):
+    """The slots of rows that this batch will change."""
+    for i in range(updated.size):
+        location = locations[at(updated[i])]
+        if location >= 0:
+            slot_flags[at(location)] |= DIRTY
+
+
+@kernel()
+def add_update_norms(rows, norms, totals, bin_edges, bin_guesses, bin_counts):
+    """totals[row] += norm, and count the norm in its histogram bin [edge i, edge i + 1); returns their sum.
+
+    bin_guesses int32: the bin of the smallest number with the same sign, exponent and leading digit, by these bits;
+    at most one edge may lie between.
+    """
+    total = 0.0
+    for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch_item(totals, rows[i + AHEAD])
+        norm = norms[i]
+        totals[at(rows[i])] += norm
+        total += np.float64(norm)
+        guess = bin_guesses[np.float32(norm).view(np.uint32) >> S22]
+        bin_counts[min(guess + (norm >= bin_edges[guess + 1]), bin_counts.size - 1)] += 1
+    return total
+
+
+@kernel()
+def gather_records(rows, codes, accesses, last_access, update_norms, out_accesses, out_last, out_norms, out_codes):
+    """Copy the records of `rows` for a policy; last accesses are given as batch numbers, -1 = none."""
+    for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            prefetch_item(accesses, rows[i + AHEAD])
+        row = at(rows[i])
+        out_accesses[i] = accesses[row]
+        out_last[i] = np.int64(last_access[row]) - 1
+        out_norms[i] = update_norms[row]
+        out_codes[i] = codes[row]
+
+
+@kernel()
+def tables_of(rows, table_starts, buckets, shift, tables):
+    """tables[i] = table of rows[i]; buckets[r >> shift] is the table of the first row of that bucket of rows."""
+    for i in range(rows.size):
+        table = buckets[rows[i] >> shift]
+        while rows[i] >= table_starts[table + 1]:
+            table += 1
+        tables[i] = table
+
+
+@kernel()
+def mark_next_access(rows, codes, batch, slot_next):
+    """slot_next[slot] = batch for the rows that are on the device; call from the farthest batch to the nearest."""
+    for u in range(rows.size):
+        code = codes[rows[u]]
+        if code > 0:
+            slot_next[code - 1] = batch
+
+
+@kernel()
+def count_host_vectors(bag_tables, bag_starts, locations, vectors):
+    """Add to vectors (T,) the bags of each table that look up at least one row on the host."""
+    for bag in range(bag_tables.size):
+        for p in range(bag_starts[bag], bag_starts[bag + 1]):
+            if locations[p] < 0:
+                vectors[bag_tables[bag]] += 1
+                break

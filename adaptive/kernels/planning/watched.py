@@ -1,0 +1,178 @@
+"""What the look-ahead thread keeps of watched rows: who is one, verdicts, snapshots due, gradients that wait.
+
+Letters: U distinct rows of a batch, n of them watched, T tables of the group, H entries of the hot set.
+
+The watched rows of a batch are given by `places` (n,) int32 among its distinct rows, ascending, and by `entries` (n,)
+int32. Fates: see `planning`. What is touched together lies together: arrays here
+are columns of records, a row is found in one cache line, and what the books say of it is in another.
+"""
+
+import numpy as np
+
+from adaptive.counters import Counter
+from adaptive.kernels.jit import kernel
+from adaptive.kernels.planning.books import DUE, MOST_ACCESSES, SKIPPED, WAITS
+from adaptive.kernels.planning.lookups import HASH, S32
+from adaptive.kernels.vector.prefetch import AHEAD, prefetch_item
+
+SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)
+DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)
+ONE = np.uint64(1)
+
+
+@kernel(inline=True)
+def home(row, mask):
+    """Where the hash table's search for a row starts. Unsigned: numba need not look for negative indices."""
+    return ((np.uint64(row) * HASH) >> S32) & mask
+
+
+@kernel()
+def find_entries(rows, accesses, min_accesses, keys, values, entry_rows, num_entries, places, entries):
+    """Look the distinct rows of a batch up in the hot set, and enter rows accessed often enough while there is room.
+
+    rows (U,) int64; keys int64 (-1 = empty) and values int32 are the hot set's hash table, a power of two; entry_rows
+    (H,) int64. Outputs, of length U: places and entries of the watched rows. Returns the new number of entries, and
+    how many rows are watched.
+    """
+    candidates = 0
+    for u in range(rows.size):
+        places[candidates] = u
+        candidates += accesses[np.uint64(rows[u])] >= min_accesses
+    mask = np.uint64(keys.size - 1)
+    found = 0
+    for i in range(candidates):
+        if i + AHEAD < candidates:
+            prefetch_item(keys, home(rows[places[i + AHEAD]], mask))
+        u = places[i]
+        row = rows[u]
+        h = home(row, mask)
+        while keys[h] != row and keys[h] != -1:
+            h = (h + ONE) & mask
+        if (keys[h] == -1) & (num_entries < entry_rows.size):
+            keys[h] = row
+            values[h] = num_entries
+            entry_rows[num_entries] = row
+            num_entries += 1
+        places[found], entries[found] = u, values[h]
+        found += keys[h] == row
+    return num_entries, found
+
+
+@kernel()
+def lookup_entries(rows, keys, values, entries):
+    """entries[i] = the hot set's entry of rows[i], or -1; see `find_entries`."""
+    mask = np.uint64(keys.size - 1)
+    for i in range(rows.size):
+        row = rows[i]
+        h = home(row, mask)
+        while keys[h] != row and keys[h] != -1:
+            h = (h + ONE) & mask
+        entries[i] = values[h] if keys[h] == row else -1
+
+
+@kernel()
+def visit_entries(
+    places,
+    entries,
+    counts,
+    locations,
+    epoch,
+    entry_epoch,
+    entry_accesses,
+    entry_saturated,
+    entry_skipped,
+    fates,
+    due_locations,
+    due_entries,
+    known,
+    due_accesses,
+):
+    """Count the look-ups of watched rows, mark the saturated ones as skipped, and list the snapshots that are due.
+
+    A snapshot is due at a row's first look-up in an epoch (interval); entry_skipped says that an update was left out
+    since the latest one. Outputs: fates (U,) uint8, where skipped; of the due snapshots, in order, location int64,
+    entry int32, known (bool: there is a snapshot to compare with, and every update since was done), and accesses
+    int64, the look-ups since then. Returns how many are due.
+    """
+    num_due = 0
+    for i in range(places.size):
+        u, entry = places[i], entries[i]
+        seen = min(np.int64(entry_accesses[entry]) + np.int64(counts[u]), MOST_ACCESSES)
+        if entry_saturated[entry]:
+            fates[u] = SKIPPED
+        if entry_epoch[entry] < epoch:
+            due_locations[num_due] = locations[u]
+            due_entries[num_due] = entry
+            known[num_due] = entry_epoch[entry] >= 0 and not entry_skipped[entry]
+            due_accesses[num_due] = seen
+            num_due += 1
+            seen = 0
+            entry_epoch[entry] = epoch
+            entry_skipped[entry] = False
+        elif entry_saturated[entry]:
+            entry_skipped[entry] = True
+        entry_accesses[entry] = seen
+    return num_due
+
+
+@kernel()
+def defer_visits(
+    rows,
+    places,
+    entries,
+    counts,
+    accesses,
+    every,
+    at_most,
+    visits,
+    waiting,
+    fates,
+    summed_entries,
+    due,
+    due_at,
+):
+    """Decide for the watched rows of a batch whether their gradient waits; see `adaptive.policy.Deferral`.
+
+    accesses (all rows,) look-ups so far; visits and waiting (H,) uint32 are the books. Outputs: fates (U,) uint8 of
+    rows with a running sum, whose entries are listed in summed_entries int64; of those whose sum is applied after this
+    batch, due int64 (distinct rows) and due_at int64 (which of the entries). Returns how many are summed, and due.
+    """
+    num_summed = num_due = 0
+    for i in range(places.size):
+        if i + AHEAD < places.size:
+            prefetch_item(visits, entries[i + AHEAD])
+        u, entry = places[i], entries[i]
+        if fates[u] == SKIPPED:
+            continue
+        if visits[entry] == 0:  # admitted just now: as many visits as its look-ups make at this batch's rate
+            visits[entry] = max(np.int64(accesses[rows[u]]) // np.int64(counts[u]), 1)
+        else:
+            visits[entry] += np.uint32(1)
+        waited = np.int64(waiting[entry])
+        waits = (waited + 1 < at_most) & ((waited + 2) * every <= np.int64(visits[entry]))  # waited + 1 < k
+        is_due = ~waits & (waited > 0)
+        waiting[entry] = waits * (waited + 1)
+        fates[u] = WAITS * waits + DUE * is_due
+        # Written for every row and counted for some: most of the time would go to branches that nobody can foresee.
+        due[num_due], due_at[num_due] = u, num_summed
+        num_due += is_due
+        summed_entries[num_summed] = entry
+        num_summed += waits | is_due
+    return num_summed, num_due
+
+
+@kernel()
+def count_skipped(table_ends, counts, fates, tally):
+    """Add to tally (T, counters) the rows that are not written, their look-ups, and those whose gradient waits."""
+    first = 0
+    for table in range(table_ends.size):
+        updates = lookups = waiting = 0
+        for u in range(first, table_ends[table]):
+            left = fates[u] >= WAITS
+            updates += left
+            lookups += left * counts[u]
+            waiting += fates[u] == WAITS
+        tally[table, SKIPPED_UPDATES] += updates
+        tally[table, SKIPPED_LOOKUPS] += lookups
+        tally[table, DEFERRED_UPDATES] += waiting
+        first = table_ends[table]

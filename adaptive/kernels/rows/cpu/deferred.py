@@ -1,0 +1,234 @@
+"""Deferral: gradients of popular rows wait in sums, beside the squares that Adagrad's state is to grow by.
+
+Letters and locations: see `cpu`; H entries of the hot set. `sums` (H, D) float32; `squares` (H, S) float32, where S is
+D for Adagrad, 1 for row-wise Adagrad (the mean over the columns) and 0 for optimizers that need none. Each visit adds
+its gradient to the one and the gradient's square to the other: the state grows as if every visit had been applied, and
+the step is that of the sum. A sum of one visit is applied as `cpu.update` would have, bit for bit.
+"""
+
+import numba
+import numpy as np
+
+from adaptive.kernels.jit import kernel
+from adaptive.kernels.rows.cpu.move import clear_row, copy_row
+from adaptive.kernels.rows.cpu.steps import (
+    ADAGRAD,
+    EPS,
+    LR,
+    ROWWISE_ADAGRAD,
+    adagrad,
+    apply_update,
+    mean_square,
+    norm,
+    rowwise_adagrad_step,
+)
+from adaptive.kernels.rows.cpu.update import chunk_start, sum_gradients
+from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
+from adaptive.kernels.vector.row_ops import Scalar, row_op
+
+
+@row_op
+def add_row(out, row):
+    """out[i] += rows[j]"""
+    return out + row
+
+
+@row_op
+def add_square_row(out, row):
+    """out[i] += rows[j] * rows[j]"""
+    return out + row * row
+
+
+@row_op
+def adagrad_sum_step(weights, delta, state, squares, g, lr: Scalar, eps: Scalar):
+    return adagrad(weights, state + squares, g, lr, eps)
+
+
+@kernel(inline=True)
+def prefetch_sum(sums, squares, entry):
+    prefetch_row(sums, entry)
+    if squares.shape[1] > 0:
+        prefetch_row(squares, entry)
+
+
+@kernel(noalias=True)
+def accumulate(first, last, entries, segments, vectors, scales, gradients, sums, squares, pending, g):
+    """Add the gradients of the rows [first, last) to sums[entries[u]], or start these sums, and mark them pending.
+
+    entries (U,) int64, each once; gradients are summed as in `cpu.update`; pending (H,) bool; g (1, D) is scratch.
+    """
+    ahead, last_row = np.uint64(AHEAD), np.uint64(last)
+    for u in range(np.uint64(first), last_row):
+        if u + ahead < last_row:
+            prefetch_sum(sums, squares, entries[u + ahead])
+        entry, start, stop = np.uint64(entries[u]), np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
+        sum_gradients(g, 0, start, stop, vectors, scales, gradients)
+        if pending[entry]:
+            add_row(sums, entry, g, 0)
+        else:
+            copy_row(sums, entry, g, 0)  # added to 0.0, -0.0 would lose its sign; squares have none
+            clear_row(squares, entry)
+            pending[entry] = True
+        if squares.shape[1] == 1:
+            squares[entry, 0] += mean_square(g, 0)
+        elif squares.shape[1] > 0:
+            add_square_row(squares, entry, g, 0)
+
+
+@kernel(inline=True)
+def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, corrections):
+    """`cpu.apply_update` with the gradient sums[entry], where Adagrad's state grows by squares[entry]."""
+    if kind == ADAGRAD:
+        adagrad_sum_step(
+            weights, i, delta, 0, state, i, squares, entry, sums, entry, settings[LR], settings[EPS],
+        )  # fmt: skip
+        return norm(delta)
+    if kind == ROWWISE_ADAGRAD:
+        rowwise_adagrad_step(weights, state, i, sums, entry, squares[entry, 0], delta, settings)
+        return norm(delta)
+    return apply_update(weights, state, i, sums, entry, delta, kind, settings, corrections)
+
+
+@kernel(noalias=True)
+def apply_sums(
+    first,
+    last,
+    flip,
+    locations,
+    entries,
+    sums,
+    squares,
+    weights,
+    state,
+    kind,
+    settings,
+    corrections,
+    norms,
+    delta,
+):
+    """Take one optimizer step with each sum of [first, last) whose row lies in one tier; flip: as `cpu.update_tier`.
+
+    locations (n,) int64, each row once; entries (n,) int64; norms (n,) float32 receives the L2 norm of each change;
+    delta (1, D) is scratch.
+    """
+    ahead, last_row = np.uint64(AHEAD), np.uint64(last)
+    for u in range(np.uint64(first), last_row):
+        location = locations[u]
+        if (location < 0) != (flip < 0):
+            continue
+        if u + ahead < last_row and (locations[u + ahead] < 0) == (flip < 0):
+            coming = locations[u + ahead] ^ flip
+            prefetch_row(weights, coming)
+            if state.shape[1] > 0:
+                prefetch_row(state, coming)
+            prefetch_sum(sums, squares, entries[u + ahead])
+        row, entry = np.uint64(location ^ flip), np.uint64(entries[u])
+        norms[u] = apply_sum(weights, state, row, sums, squares, entry, delta, kind, settings, corrections)
+
+
+@kernel(parallel=True)
+def update_from_sums(
+    flip,
+    locations,
+    entries,
+    sums,
+    squares,
+    weights,
+    state,
+    kind,
+    settings,
+    corrections,
+    norms,
+    scratch,
+):
+    """`apply_sums` for all rows that lie in one tier, or are copies (flip 0); scratch (chunks, 2, >= D)."""
+    num_chunks = scratch.shape[0]
+    num_rows = locations.size
+    for chunk in numba.prange(num_chunks):
+        apply_sums(
+            chunk * num_rows // num_chunks,
+            (chunk + 1) * num_rows // num_chunks,
+            flip,
+            locations,
+            entries,
+            sums,
+            squares,
+            weights,
+            state,
+            kind,
+            settings,
+            corrections,
+            norms,
+            scratch[chunk, 1:, : sums.shape[1]],
+        )
+
+
+@kernel(parallel=True)
+def defer(
+    entries,
+    segments,
+    vectors,
+    scales,
+    gradients,
+    sums,
+    squares,
+    pending,
+    due,
+    due_locations,
+    due_entries,
+    device_weights,
+    device_state,
+    host_weights,
+    host_state,
+    kind,
+    settings,
+    corrections,
+    norms,
+    scratch,
+):
+    """Add the gradients of rows to their sums, see `accumulate`, and apply the sums that are due, see `apply_sums`.
+
+    due (n,) int64 ascending: which of the U rows are due. Their sums are applied by the thread that has just finished
+    them. The other arguments are those of `cpu.update`; norms (n,).
+    """
+    num_chunks = scratch.shape[0]
+    dim = gradients.shape[1]
+    for chunk in numba.prange(num_chunks):
+        first, last = chunk_start(segments, chunk, num_chunks), chunk_start(segments, chunk + 1, num_chunks)
+        g, delta = scratch[chunk, :1, :dim], scratch[chunk, 1:, :dim]
+        accumulate(first, last, entries, segments, vectors, scales, gradients, sums, squares, pending, g)
+        first_due, last_due = np.searchsorted(due, first), np.searchsorted(due, last)
+        for i in range(first_due, last_due):
+            pending[due_entries[i]] = False
+        apply_sums(
+            first_due,
+            last_due,
+            np.int64(0),
+            due_locations,
+            due_entries,
+            sums,
+            squares,
+            device_weights,
+            device_state,
+            kind,
+            settings,
+            corrections,
+            norms,
+            delta,
+        )
+        apply_sums(
+            first_due,
+            last_due,
+            np.int64(-1),
+            due_locations,
+            due_entries,
+            sums,
+            squares,
+            host_weights,
+            host_state,
+            kind,
+            settings,
+            corrections,
+            norms,
+            delta,
+        )

@@ -1,0 +1,73 @@
+"""How far rows moved since their snapshots. Letters and locations: see `cpu`."""
+
+import math
+
+import numba
+import numpy as np
+
+from adaptive.kernels.jit import kernel
+from adaptive.kernels.rows.cpu.move import copy_row
+from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
+from adaptive.kernels.vector.row_ops import row_op
+from adaptive.kernels.vector.row_sums import square_sum
+
+
+@row_op
+def subtract_row(out, row):
+    """out[i] -= rows[j]"""
+    return out - row
+
+
+@kernel(inline=True)
+def prefetch_located(location, device_weights, host_weights):
+    if location >= 0:
+        prefetch_row(device_weights, location)
+    else:
+        prefetch_row(host_weights, ~location)
+
+
+@kernel(noalias=True)
+def drift_range(first, last, locations, entries, known, device_weights, host_weights, snapshots, drifts, delta):
+    """The rows [first, last): see `drift`. delta (1, D) is this chunk's scratch."""
+    for i in range(first, last):
+        if i + AHEAD < last:
+            prefetch_located(locations[i + AHEAD], device_weights, host_weights)
+            prefetch_row(snapshots, entries[i + AHEAD])
+        if locations[i] >= 0:
+            copy_row(delta, 0, device_weights, locations[i])
+        else:
+            copy_row(delta, 0, host_weights, ~locations[i])
+        size = square_sum(delta, 0)
+        drifts[i] = np.float32(np.nan)
+        if known[i]:
+            subtract_row(delta, 0, snapshots, entries[i])
+            moved = square_sum(delta, 0)
+            drifts[i] = np.float32(0.0) if moved == 0 else np.float32(math.sqrt(moved / size))
+        if locations[i] >= 0:
+            copy_row(snapshots, entries[i], device_weights, locations[i])
+        else:
+            copy_row(snapshots, entries[i], host_weights, ~locations[i])
+
+
+@kernel(parallel=True)
+def drift(locations, entries, known, device_weights, host_weights, snapshots, drifts, scratch):
+    """drifts[i] = ||row - snapshot|| / ||row|| for rows that have a snapshot (NaN otherwise); then renew it.
+
+    locations (n,) int64; entries (n,) int32 rows of `snapshots` (H, D), each once; known (n,) bool; scratch
+    (chunks, >= D) float32. A row of zeros has drift inf, or 0 if its snapshot is zero too.
+    """
+    num_chunks = scratch.shape[0]
+    num_rows = locations.size
+    for chunk in numba.prange(num_chunks):
+        drift_range(
+            chunk * num_rows // num_chunks,
+            (chunk + 1) * num_rows // num_chunks,
+            locations,
+            entries,
+            known,
+            device_weights,
+            host_weights,
+            snapshots,
+            drifts,
+            scratch[chunk : chunk + 1, : snapshots.shape[1]],
+        )

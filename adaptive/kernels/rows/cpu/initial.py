@@ -1,0 +1,37 @@
+"""Initial values of rows: a hash of (table, index, column), so that no row is written before it is first used."""
+
+import numpy as np
+
+from adaptive.kernels.jit import kernel
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX2 = np.uint64(0x94D049BB133111EB)
+S27, S30, S31, S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
+
+
+@kernel()
+def mix(x):
+    """A bijection of 64-bit words that scatters well (the finaliser of SplitMix64)."""
+    x = (x ^ (x >> S30)) * MIX1
+    x = (x ^ (x >> S27)) * MIX2
+    return x ^ (x >> S31)
+
+
+@kernel()
+def initial_rows(to_weights, to_state, to_rows, rows, table_starts, table_keys, table_bounds, first_state):
+    """Write the initial values of `rows` (n,) to rows `to_rows` of weights and state.
+
+    Values are uniform in +-table_bounds[t], a function of (table_keys[t], index, column) alone: no row needs to be
+    written before it is first used, and initial values do not depend on which tables share a width or a machine.
+    """
+    for i in range(rows.size):
+        table = np.searchsorted(table_starts, rows[i], side="right") - 1
+        key = mix(table_keys[table] + np.uint64(rows[i] - table_starts[table]) * GOLDEN)
+        bound = table_bounds[table]
+        for d in range(to_weights.shape[1]):
+            word = mix(key + np.uint64(d + 1) * GOLDEN)
+            unit = np.float32(np.int64(word >> S40)) * np.float32(2.0**-23) - np.float32(1.0)
+            to_weights[to_rows[i], d] = bound * unit
+        for s in range(to_state.shape[1]):
+            to_state[to_rows[i], s] = first_state

@@ -1,0 +1,34 @@
+"""Rows are copied, each with its state. Letters and locations: see `kernels.rows.cpu`."""
+
+import numpy as np
+
+from adaptive.kernels.jit import kernel
+from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
+from adaptive.kernels.vector.row_ops import row_op
+
+
+@row_op
+def copy_row(out, row):
+    """out[i] = rows[j]"""
+    return row
+
+
+@kernel(inline=True)
+def clear_row(out, i):
+    for d in range(out.shape[1]):
+        out[i, d] = np.float32(0.0)
+
+
+@kernel(noalias=True)
+def copy_rows(to_weights, to_state, to_rows, from_weights, from_state, from_rows):
+    """Row from_rows[i] with its state becomes row to_rows[i]; both (n,) int64, targets distinct."""
+    for i in range(to_rows.size):
+        if i + AHEAD < to_rows.size:
+            prefetch_row(from_weights, from_rows[i + AHEAD])
+            prefetch_row(to_weights, to_rows[i + AHEAD])
+            if to_state.shape[1] > 0:
+                prefetch_row(from_state, from_rows[i + AHEAD])
+                prefetch_row(to_state, to_rows[i + AHEAD])
+        copy_row(to_weights, to_rows[i], from_weights, from_rows[i])
+        for s in range(to_state.shape[1]):
+            to_state[to_rows[i], s] = from_state[from_rows[i], s]

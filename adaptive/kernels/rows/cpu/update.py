@@ -1,0 +1,180 @@
+"""Gradients of vectors become updates of rows, in one pass. Letters and locations: see `kernels.rows.cpu`."""
+
+import numba
+import numpy as np
+
+from adaptive.kernels.jit import kernel
+from adaptive.kernels.rows.cpu.steps import apply_update
+from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
+from adaptive.kernels.vector.row_sums import sum_rows, sum_scaled_rows
+
+
+@kernel(inline=True)
+def sum_gradients(out, i, start, stop, vectors, scales, gradients):
+    """out[i] = sum over p in [start, stop) of scales[p] * gradients[vectors[p]], in order."""
+    if scales.size > 0:
+        sum_scaled_rows(out, i, gradients, vectors, 0, start, stop, scales)
+    else:
+        sum_rows(out, i, gradients, vectors, 0, start, stop)
+
+
+@kernel(noalias=True)
+def update_tier(
+    first,
+    last,
+    flip,
+    row_locations,
+    segments,
+    vectors,
+    scales,
+    gradients,
+    weights,
+    state,
+    kind,
+    settings,
+    corrections,
+    norms,
+    g,
+    delta,
+):
+    """The rows [first, last) that lie in one tier: slots (flip 0), or rows ~location of the host (flip -1)."""
+    ahead = np.uint64(AHEAD)
+    for u in range(np.uint64(first), np.uint64(last)):
+        location = row_locations[u]
+        if (location < 0) != (flip < 0):
+            continue
+        if u + ahead < np.uint64(last) and (row_locations[u + ahead] < 0) == (flip < 0):
+            coming = row_locations[u + ahead] ^ flip
+            prefetch_row(weights, coming)
+            if state.shape[1] > 0:
+                prefetch_row(state, coming)
+        start, stop = np.uint64(segments[u]), np.uint64(segments[u + np.uint64(1)])
+        sum_gradients(g, 0, start, stop, vectors, scales, gradients)
+        norms[u] = apply_update(weights, state, np.uint64(location ^ flip), g, 0, delta, kind, settings, corrections)
+
+
+@kernel()
+def update_range(
+    first,
+    last,
+    row_locations,
+    segments,
+    vectors,
+    scales,
+    gradients,
+    device_weights,
+    device_state,
+    host_weights,
+    host_state,
+    kind,
+    settings,
+    corrections,
+    norms,
+    g,
+    delta,
+):
+    """The rows [first, last): see `update`. g, delta (1, D) are this chunk's scratch. Rows of each tier in turn."""
+    num_host = 0
+    for u in range(first, last):
+        num_host += row_locations[u] < 0
+    if num_host < last - first:
+        update_tier(
+            first,
+            last,
+            np.int64(0),
+            row_locations,
+            segments,
+            vectors,
+            scales,
+            gradients,
+            device_weights,
+            device_state,
+            kind,
+            settings,
+            corrections,
+            norms,
+            g,
+            delta,
+        )
+    if num_host > 0:
+        update_tier(
+            first,
+            last,
+            np.int64(-1),
+            row_locations,
+            segments,
+            vectors,
+            scales,
+            gradients,
+            host_weights,
+            host_state,
+            kind,
+            settings,
+            corrections,
+            norms,
+            g,
+            delta,
+        )
+
+
+@kernel()
+def chunk_start(segments, chunk, num_chunks):
+    """First row of a chunk when rows and look-ups together are shared out evenly."""
+    num_rows = segments.size - 1
+    target = chunk * (num_rows + segments[num_rows]) // num_chunks
+    low, high = 0, num_rows
+    while low < high:
+        middle = (low + high) // 2
+        if middle + segments[middle] < target:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel(parallel=True)
+def update(
+    row_locations,
+    segments,
+    vectors,
+    scales,
+    gradients,
+    device_weights,
+    device_state,
+    host_weights,
+    host_state,
+    kind,
+    settings,
+    corrections,
+    norms,
+    scratch,
+):
+    """One pass over the rows to update: sum the row's gradients, take the optimizer step in place, measure it.
+
+    row_locations (U,) int64, each row once; its look-ups are [segments[u], segments[u + 1]) (int64, none empty) of
+    vectors (int32, rows of `gradients`) and scales (float32, or empty: all 1); gradients (V, D) float32; *_weights
+    (rows, D), *_state (rows, S) float32; norms (U,) float32 receives the L2 norm of each change; scratch
+    (chunks, 2, >= D) float32. One thread handles a row, so results do not depend on the number of chunks.
+    """
+    num_chunks = scratch.shape[0]
+    dim = gradients.shape[1]
+    for chunk in numba.prange(num_chunks):
+        update_range(
+            chunk_start(segments, chunk, num_chunks),
+            chunk_start(segments, chunk + 1, num_chunks),
+            row_locations,
+            segments,
+            vectors,
+            scales,
+            gradients,
+            device_weights,
+            device_state,
+            host_weights,
+            host_state,
+            kind,
+            settings,
+            corrections,
+            norms,
+            scratch[chunk, :1, :dim],
+            scratch[chunk, 1:, :dim],
+        )

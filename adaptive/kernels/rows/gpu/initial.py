@@ -1,0 +1,87 @@
+"""Initial values of rows, made where they are needed instead of crossing the link."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from adaptive.kernels.rows.gpu.arithmetic import last_start, narrow
+from adaptive.kernels.rows.gpu.launch import dense, tile_of
+
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+MIX1 = tl.constexpr(0xBF58476D1CE4E5B9)
+MIX2 = tl.constexpr(0x94D049BB133111EB)
+
+
+@triton.jit
+def mix(x):
+    """`kernels.cpu.mix` of uint64."""
+    x = (x ^ (x >> 30)) * MIX1
+    x = (x ^ (x >> 27)) * MIX2
+    return x ^ (x >> 31)
+
+
+@triton.jit(do_not_specialize=["num_tables", "num_steps", "num_rows"])
+def initial_kernel(
+    weights,
+    slots,
+    rows,
+    table_starts,
+    table_keys,
+    table_bounds,
+    num_tables,
+    num_steps,
+    num_rows,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)[None, :]
+    live = places < num_rows
+    row = tl.load(rows + places, mask=live, other=0)
+    table = last_start(table_starts, row, num_tables, num_steps, ROWS)
+    index = (row - tl.load(table_starts + table)).to(tl.uint64)
+    key = mix(tl.load(table_keys + table).to(tl.uint64) + index * GOLDEN)
+    word = mix(key[:, None] + (columns + 1).to(tl.uint64) * GOLDEN)
+    unit = (word >> 40).to(tl.int32).to(tl.float32) * (2.0**-23) - 1.0  # exact: 24 bits
+    values = tl.load(table_bounds + table)[:, None] * unit
+    to = weights + tl.load(slots + places, mask=live, other=0)[:, None] * WIDTH + columns
+    tl.store(to, narrow(values, weights.dtype.element_ty), mask=live[:, None] & (columns < WIDTH))
+
+
+def initial_rows(
+    weights: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    rows: Tensor,
+    table_starts: Tensor,
+    table_keys: Tensor,
+    table_bounds: Tensor,
+    first_state: float,
+) -> None:
+    """Write the initial values of `rows` (n,) to `slots` (n,), both int64: bits as `kernels.cpu.initial_rows`.
+
+    weights (slots, D) float32, float16 or bfloat16; state (slots, S) float32; table_starts (T + 1,) int64;
+    table_keys (T,) int64 with the bits of uint64; table_bounds (T,) float32.
+    """
+    dense(weights, state, slots, rows, table_starts, table_keys, table_bounds)
+    num_rows, width = len(rows), weights.shape[1]
+    if num_rows == 0:
+        return
+    tile, num_tables = tile_of(width), len(table_keys)
+    initial_kernel[(tile.programs(num_rows),)](
+        weights,
+        slots,
+        rows,
+        table_starts,
+        table_keys,
+        table_bounds,
+        num_tables,
+        num_tables.bit_length(),
+        num_rows,
+        WIDTH=width,
+        BLOCK=tile.block,
+        ROWS=tile.rows,
+        **tile.options,
+    )
+    state.index_fill_(0, slots, first_state)

@@ -1,0 +1,126 @@
+"""Optimizer steps of a tile of rows, as `kernels.cpu.apply_update` takes them. State is float32.
+
+Letters as in `arithmetic`. `places` (R,) are locations; `columns` (1, C); `gradient` (R, C); settings (1, 1) float32.
+SUMMED: the gradient is a sum of several, and what Adagrad's state grows by stands in `squares`, see
+`waiting_squares`. A number that belongs to a whole row is read by many threads and written by one: reads stand before
+a barrier, writes behind it.
+"""
+
+import triton
+import triton.language as tl
+
+from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_rows, store_rows
+
+
+@triton.jit
+def waiting_squares(squares, vectors, starts, live, columns, STATE: tl.constexpr):
+    """(R, C) the rows of `squares` (V, STATE) that belong to the sums which are the rows' only gradients."""
+    entries = tl.load(vectors + starts, mask=live, other=0).to(tl.int64)[:, None]
+    return tl.load(squares + entries * STATE + columns, mask=live[:, None] & (columns < STATE), other=0.0)
+
+
+@triton.jit
+def adagrad_delta(
+    gradient,
+    squares,
+    vectors,
+    starts,
+    state,
+    host_state,
+    places,
+    live,
+    columns,
+    lr,
+    eps,
+    WIDTH: tl.constexpr,
+    HOST: tl.constexpr,
+    SUMMED: tl.constexpr,
+):
+    """(R, C) what to subtract; stores the new accumulators."""
+    grown = waiting_squares(squares, vectors, starts, live, columns, WIDTH) if SUMMED else gradient * gradient
+    total = load_rows(state, host_state, places, live, columns, WIDTH, WIDTH, HOST) + grown
+    store_rows(state, host_state, places, live, columns, total, WIDTH, WIDTH, HOST)
+    return tl.div_rn(lr * gradient, tl.sqrt_rn(total) + eps)
+
+
+@triton.jit
+def rowwise_adagrad_scale(
+    kept,
+    gradient,
+    squares,
+    vectors,
+    starts,
+    state,
+    host_state,
+    places,
+    live,
+    lr,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HOST: tl.constexpr,
+    SUMMED: tl.constexpr,
+):
+    """(R, 1) by what to multiply the gradient, which is left at `kept`; stores the new accumulator."""
+    only = tl.arange(0, 1)[None, :]
+    before = load_rows(state, host_state, places, live, only, 1, 1, HOST)
+    keep(kept, gradient, BLOCK, ROWS)
+    if SUMMED:
+        grown = waiting_squares(squares, vectors, starts, live, only, 1)
+    else:
+        grown = kept_mean_square(kept, WIDTH, BLOCK, ROWS)
+    total = before + grown
+    store_rows(state, host_state, places, live, only, total, 1, 1, HOST)
+    return tl.div_rn(lr, tl.sqrt_rn(total) + eps)
+
+
+@triton.jit
+def adam_delta(
+    gradient,
+    state,
+    host_state,
+    places,
+    live,
+    columns,
+    count,
+    corrections,
+    num_corrections,
+    eps,
+    beta1,
+    beta2,
+    WIDTH: tl.constexpr,
+    STATE: tl.constexpr,
+    HOST: tl.constexpr,
+):
+    """(R, C) what to subtract; stores both moments. count (R, 1): the number of this update of the row, from 1."""
+    number = tl.minimum(tl.maximum(count, 1.0), num_corrections.to(tl.float32)).to(tl.int32)
+    size = tl.load(corrections + number - 1)
+    first = load_rows(state, host_state, places, live, columns, STATE, WIDTH, HOST)
+    second = load_rows(state + WIDTH, host_state + WIDTH, places, live, columns, STATE, WIDTH, HOST)
+    first = beta1 * first + (1.0 - beta1) * gradient
+    second = beta2 * second + (1.0 - beta2) * (gradient * gradient)
+    store_rows(state, host_state, places, live, columns, first, STATE, WIDTH, HOST)
+    store_rows(state + WIDTH, host_state + WIDTH, places, live, columns, second, STATE, WIDTH, HOST)
+    return tl.div_rn(size * first, tl.sqrt_rn(second) + eps)
+
+
+@triton.jit
+def kept_norm(kept, delta, BLOCK: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """(R, 1) L2 norms of delta (R, C), which is left at `kept`."""
+    keep(kept, delta, BLOCK, ROWS)
+    return tl.sqrt_rn(kept_square_sum(kept, tl.full([1, 1], 1.0, tl.float32), WIDTH, BLOCK, ROWS))
+
+
+@triton.jit
+def kept_mean_square(kept, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """(R, 1) means of the squares of what is kept: what one gradient adds to row-wise Adagrad's state."""
+    squares = kept_square_sum(kept, tl.full([1, 1], 1.0, tl.float32), WIDTH, BLOCK, ROWS)
+    return tl.div_rn(squares, tl.full([ROWS, 1], WIDTH, tl.float32))
+
+
+@triton.jit
+def keep(kept, values, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Write a tile's values (R, C) down one after the other, for all threads to read; a barrier."""
+    tl.store(kept + tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], values)
+    tl.debug_barrier()
