@@ -8,8 +8,10 @@ if TYPE_CHECKING:
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
     from adaptive.counters import Counter
     from adaptive.data.dataset import Dataset, Feature
-    from adaptive.data.open import DataOptions, open_dataset
-    from adaptive.data.synthetic import Synthetic, SyntheticConfig
+    from adaptive.data.open import open_dataset
+    from adaptive.data.options import DataOptions
+    from adaptive.data.synthetic.config import SyntheticConfig
+    from adaptive.data.synthetic.stream import Synthetic
     from adaptive.embedding import TieredEmbeddingBag
     from adaptive.engine.statistics import Statistics
     from adaptive.errors import AdaptiveError
@@ -27,7 +29,7 @@ _HOMES = {
     "Counter": "counters",
     "DLRM": "models.dlrm",
     "DLRMConfig": "models.dlrm",
-    "DataOptions": "data.open",
+    "DataOptions": "data.options",
     "Dataset": "data.dataset",
     "Deferral": "policy",
     "Evaluation": "evaluation",
@@ -42,8 +44,8 @@ _HOMES = {
     "SGD": "optim",
     "SkipConfig": "config",
     "Statistics": "engine.statistics",
-    "Synthetic": "data.synthetic",
-    "SyntheticConfig": "data.synthetic_config",
+    "Synthetic": "data.synthetic.stream",
+    "SyntheticConfig": "data.synthetic.config",
     "TableConfig": "config",
     "TierConfig": "config",
     "TierView": "policy",

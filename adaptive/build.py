@@ -1,6 +1,8 @@
 """From a `TrainConfig` and a data set to the parts of a run: tables, embeddings, model, optimizer."""
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +15,8 @@ from torch import nn
 from adaptive.batch import Batch
 from adaptive.config import DenseOptimizerConfig, TableConfig, TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.data.open import DataOptions, open_dataset
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
 from adaptive.data.tables import by_table, tables_of
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
@@ -113,3 +116,18 @@ def _options(model: type[M], name: str, options: dict[str, Any]) -> M:
     except ValidationError as error:
         found = "; ".join(f"{'.'.join((name, *map(str, e['loc'])))}: {e['msg']}" for e in error.errors())
         raise ConfigError(found) from error
+
+
+@contextlib.contextmanager
+def torch_settings(config: TrainConfig) -> Iterator[None]:
+    """Seed and deterministic switch for the time of a run; the caller's are back afterwards."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(config.seed)
+        try:
+            if config.deterministic:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+                torch.use_deterministic_algorithms(True)
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adaptive.arguments import check_arguments, check_planned
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.build import build_engine, watch_rows
@@ -382,3 +381,29 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[None, None]:
         ctx.work.add_gradients(gradients[0])
         return None, None
+
+
+def check_planned(planned: object) -> None:
+    """
+    Raises:
+        ConfigError: if it is no batch of a look-ahead.
+    """
+    if not isinstance(planned, Planned):
+        raise ConfigError(f"a batch of look_ahead() or read() is needed, found {type(planned).__name__}")
+
+
+def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: RowOptimizer, skip: Any) -> None:
+    """
+    Raises:
+        ConfigError: for the first argument that is of another kind.
+    """
+    given: list[tuple[str, object, type]] = [
+        *((f"tables[{number}]", table, TableConfig) for number, table in enumerate(tables)),
+        ("tier", tier, TierConfig),
+        ("optimizer", optimizer, RowOptimizer),
+    ]
+    if skip is not None:
+        given.append(("skip", skip, SkipConfig))
+    for name, found, needed in given:
+        if not isinstance(found, needed):
+            raise ConfigError(f"{name}: {needed.__name__} is needed, found {type(found).__name__}")

@@ -18,7 +18,7 @@ from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.finite import where_not_finite
-from adaptive.telemetry.metrics import StreamingAUC, StreamingLogLoss, exact_auc
+from adaptive.quality import StreamingAUC, StreamingLogLoss, exact_auc
 
 MAX_EXACT: Final = 2**24  # samples whose scores are kept for the exact AUC: 0.5 GB while it is computed
 

@@ -238,7 +238,7 @@ def _known_keys(given: Sequence[Given]) -> tuple[Keys, PolicyError | None]:
 
 
 def _option_models() -> dict[str, type[BaseModel]]:
-    from adaptive.data.open import DataOptions
+    from adaptive.data.options import DataOptions
     from adaptive.models.dlrm import DLRMConfig
 
     return {"data_options": DataOptions, "model_options": DLRMConfig}

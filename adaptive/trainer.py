@@ -12,24 +12,29 @@ influence each other (batch normalisation) see each part as a batch.
 
 On a GPU a step waits for the device once, between the backward pass and the update: whether loss and gradients are
 finite must be known before anything is updated. Everything before that is asked for without a wait.
+
+The update of the dense weights is done wholly or not at all: a step of torch's optimizers cannot be taken back, and if
+memory ran out in the middle, some weights would have moved. So the memory that it may take is asked for before, where a
+batch can still be run again with fewer device rows.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
-from adaptive.dense_update import require_room, update
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.evaluation import evaluate
 from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.planned import Planned
-from adaptive.recorder import Recorder
+from adaptive.telemetry.recorder import Recorder
+from adaptive.tiers.gpu.memory import running_out
 
 
 @dataclass(frozen=True)
@@ -168,3 +173,32 @@ def _share_of_loss(logits: Tensor, part: Planned) -> Tensor:
 
 def _split(numbers: list[float], at: int) -> tuple[list[float], list[float]]:
     return numbers[:at], numbers[at:]
+
+
+# Most that one step takes anew, over the gradients' bytes: Adam its state (2, in its first step) and the square root of
+# the second moment (1), Adagrad a root and a numerator (2), and one more for the rounding of the allocator.
+UPDATE_ROOM: Final = 4
+
+
+def require_room(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Make sure, without a wait, that a GPU has the memory which `update` takes; ordinary memory is not asked.
+
+    Raises:
+        torch.OutOfMemoryError: if it has not. Nothing was updated.
+    """
+    if device.type == "cpu":
+        return
+    groups = optimizer.param_groups
+    gradients = [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
+    # torch keeps what is freed here for the next to ask: the optimizer.
+    torch.empty(UPDATE_ROOM * sum(gradient.nbytes for gradient in gradients), dtype=torch.uint8, device=device)
+
+
+def update(optimizer: torch.optim.Optimizer) -> None:
+    """One step of the optimizer.
+
+    Raises:
+        DeviceMemoryError: if it runs out of memory all the same, as one that takes more than torch's usual ones may.
+    """
+    with running_out("in the update of dense weights"):
+        optimizer.step()

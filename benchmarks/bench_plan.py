@@ -147,7 +147,7 @@ class _Made(Outliner):
 
 def _all(ours: Ours, batches: Sequence[Batch]) -> tuple[float, float]:
     """Milliseconds a batch: all, and planning."""
-    watch = ours.bag._pipeline.watch
+    watch = ours.bag._pipeline.stopwatch
     before, start = watch.total_ms().get("plan", 0.0), time.perf_counter()
     for _ in ours.stream(batches):
         pass

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.data.open import DataOptions, open_dataset
-from adaptive.data.split import survey
-from adaptive.data.text_dataset import TextDataset
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.text.dataset import TextDataset
+from adaptive.data.text.split import survey
 from benchmarks import harness
 from benchmarks.harness import Report, median_ms, paired, timed
 from benchmarks.variants import NotAvailable

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
-from benchmarks.variants import EPS, Embeddings, NotAvailable, PinnedBlock, Setup, feature_spans
+from benchmarks.variants import EPS, Block, Embeddings, NotAvailable, Setup, feature_spans
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call] # as it is anyway; said aloud, torch does not warn
 
@@ -50,7 +50,7 @@ class EmbeddingBags(Embeddings):
     def prepare(self, batch: Batch) -> Spans:
         return [(torch.from_numpy(ids), torch.from_numpy(starts)) for ids, starts in feature_spans(batch)]
 
-    def pool(self, inputs: Spans) -> PinnedBlock:
+    def pool(self, inputs: Spans) -> Block:
         return [table(ids, starts) for table, (ids, starts) in zip(self._tables, inputs, strict=True)]
 
     def update(self) -> None:
@@ -89,7 +89,7 @@ class JoinedTable(Embeddings):
             return torch.from_numpy(block), torch.empty(0)
         return torch.from_numpy(np.concatenate(shifted)), torch.from_numpy(batch.offsets[:-1])
 
-    def pool(self, inputs: tuple[Tensor, Tensor]) -> PinnedBlock:
+    def pool(self, inputs: tuple[Tensor, Tensor]) -> Block:
         ids, offsets = inputs
         if self._one_hot:
             vectors: Tensor = self._table(ids)

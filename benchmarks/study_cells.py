@@ -35,7 +35,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class PinnedBlock:
+class Block:
     """Settings that all meet the same ways; one table of the report."""
 
     name: str
@@ -133,41 +133,41 @@ INPUTS = tuple(inputs(target) for target in (0.3, 0.6))
 DEFERS = tuple(deferring(at_most) for at_most in (2, 4, 16))
 
 
-def blocks() -> tuple[PinnedBlock, ...]:
+def blocks() -> tuple[Block, ...]:
     """All of the study."""
     from benchmarks.study_sets import LARGE, PAIRS, SLOW, TINY
 
     main, dropping = (OFF, DEFER), (OFF, DEFER, UPDATES[1])
     some = (OFF, DEFER, *UPDATES[:2], INPUTS[0])
     return (
-        PinnedBlock("bar", (whole("easy"), whole("hard")), main),
-        PinnedBlock("bar-drift", (whole("easy", ", drift"), whole("hard", ", drift")), main),
-        PinnedBlock("real", LARGE, main),
-        PinnedBlock("drift-short", (short("hard", ", drift"),), main),
-        PinnedBlock("modes", (short("easy"),), (OFF, DEFER, *UPDATES, *INPUTS, *DEFERS)),
-        PinnedBlock("rates", (rated("easy", 0.005), rated("easy", 0.2)), main),
-        PinnedBlock("optimizers", tuple(short("easy", rows=name) for name in ROW_OPTIMIZERS), dropping),
-        PinnedBlock("sgd", (short("easy", rows="sgd"),), (OFF, DEFER, deferring(8))),
-        PinnedBlock("real-rates", SLOW, (*main, deferring(2))),
-        PinnedBlock("pairs", PAIRS, main),
-        PinnedBlock("epochs", (repeated("easy"),), some),
-        PinnedBlock("epochs-real", LARGE[-1:], (OFF, DEFER, UPDATES[1], INPUTS[0])),
-        PinnedBlock("modes-drift", (short("easy", ", drift"),), (*some, DEFERS[-1])),
-        PinnedBlock("modes-hard", (short("hard"),), (*some, DEFERS[-1])),
-        PinnedBlock("real-tiny", TINY, main, seeds=5),
-        PinnedBlock("long", (lengthy("easy"),), (OFF, DEFER, UPDATES[0])),
-        PinnedBlock("widths", (wide("easy", 64), wide("easy", 16)), dropping),
-        PinnedBlock("tiers", tuple(tiered(size) for size in ("1%", "3%", "10%")), main),
-        PinnedBlock("real-modes", LARGE, (OFF, UPDATES[1], INPUTS[0])),
-        PinnedBlock("epochs-hard", (repeated("hard"),), some),
-        PinnedBlock("modes-hard-drift", (short("hard", ", drift"),), (*some, DEFERS[-1])),
-        PinnedBlock("optimizers-hard", tuple(short("hard", rows=name) for name in ROW_OPTIMIZERS), dropping),
-        PinnedBlock("long-hard", (lengthy("hard"),), (OFF, DEFER, UPDATES[0])),
-        PinnedBlock("churn", (whole("easy", ", churn"),), main),
+        Block("bar", (whole("easy"), whole("hard")), main),
+        Block("bar-drift", (whole("easy", ", drift"), whole("hard", ", drift")), main),
+        Block("real", LARGE, main),
+        Block("drift-short", (short("hard", ", drift"),), main),
+        Block("modes", (short("easy"),), (OFF, DEFER, *UPDATES, *INPUTS, *DEFERS)),
+        Block("rates", (rated("easy", 0.005), rated("easy", 0.2)), main),
+        Block("optimizers", tuple(short("easy", rows=name) for name in ROW_OPTIMIZERS), dropping),
+        Block("sgd", (short("easy", rows="sgd"),), (OFF, DEFER, deferring(8))),
+        Block("real-rates", SLOW, (*main, deferring(2))),
+        Block("pairs", PAIRS, main),
+        Block("epochs", (repeated("easy"),), some),
+        Block("epochs-real", LARGE[-1:], (OFF, DEFER, UPDATES[1], INPUTS[0])),
+        Block("modes-drift", (short("easy", ", drift"),), (*some, DEFERS[-1])),
+        Block("modes-hard", (short("hard"),), (*some, DEFERS[-1])),
+        Block("real-tiny", TINY, main, seeds=5),
+        Block("long", (lengthy("easy"),), (OFF, DEFER, UPDATES[0])),
+        Block("widths", (wide("easy", 64), wide("easy", 16)), dropping),
+        Block("tiers", tuple(tiered(size) for size in ("1%", "3%", "10%")), main),
+        Block("real-modes", LARGE, (OFF, UPDATES[1], INPUTS[0])),
+        Block("epochs-hard", (repeated("hard"),), some),
+        Block("modes-hard-drift", (short("hard", ", drift"),), (*some, DEFERS[-1])),
+        Block("optimizers-hard", tuple(short("hard", rows=name) for name in ROW_OPTIMIZERS), dropping),
+        Block("long-hard", (lengthy("hard"),), (OFF, DEFER, UPDATES[0])),
+        Block("churn", (whole("easy", ", churn"),), main),
     )
 
 
-def cells(block: PinnedBlock) -> Iterator[tuple[Setting, Way, int]]:
+def cells(block: Block) -> Iterator[tuple[Setting, Way, int]]:
     """Seed by seed, so that a study that was stopped has all of a block's cells at fewer seeds."""
     for seed in range(block.seeds):
         for setting in block.settings:

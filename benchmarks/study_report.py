@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from adaptive.compare.judge import judge
-from adaptive.files import write_atomic
-from adaptive.telemetry.text import percent_text
-from benchmarks.study_cells import PinnedBlock, Setting, blocks
+from adaptive.storage.durable import write_atomic
+from adaptive.telemetry.wording import percent_text
+from benchmarks.study_cells import Block, Setting, blocks
 from benchmarks.study_runs import Run, Runs
 
 DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "skipping.md"
@@ -45,7 +45,7 @@ def put(text: str, name: str, table: str) -> str:
 # --- tables --------------------------------------------------------------------------------------------------------
 
 
-def block_table(block: PinnedBlock, runs: Runs) -> str:
+def block_table(block: Block, runs: Runs) -> str:
     """A line for each setting and way that has a run."""
     head = ["data", "way", "AUC", "change of AUC [95 %]", "log loss", "updates", "look-ups", "inputs", "seeds"]
     lines = [_line(setting, facts) for setting in block.settings for facts in judged(block, setting, runs)]
@@ -66,7 +66,7 @@ def _line(setting: Setting, facts: Facts) -> Cells:
     ]
 
 
-def epochs_table(chosen: Sequence[PinnedBlock], runs: Runs) -> str:
+def epochs_table(chosen: Sequence[Block], runs: Runs) -> str:
     """Change of AUC after each epoch: does dropping stop hurting when a run goes on?"""
     lines = [line for block in chosen for setting in block.settings for line in _by_epoch(block, setting, runs)]
     columns = max(map(len, lines), default=2)
@@ -74,7 +74,7 @@ def epochs_table(chosen: Sequence[PinnedBlock], runs: Runs) -> str:
     return markdown([head, *(line + [""] * (columns - len(line)) for line in lines)]) if lines else ""
 
 
-def _by_epoch(block: PinnedBlock, setting: Setting, runs: Runs) -> list[Cells]:
+def _by_epoch(block: Block, setting: Setting, runs: Runs) -> list[Cells]:
     by_epoch = [judged(block, setting, runs, after=after_epoch(epoch)) for epoch in range(setting.config["epochs"])]
     lines = []
     for ways in zip(*by_epoch, strict=True):
@@ -118,9 +118,7 @@ def _is_control(run: Run, setting: Setting) -> bool:
 # --- judging -------------------------------------------------------------------------------------------------------
 
 
-def judged(
-    block: PinnedBlock, setting: Setting, runs: Runs, *, after: Callable[[Run], Run] = lambda run: run
-) -> list[Facts]:
+def judged(block: Block, setting: Setting, runs: Runs, *, after: Callable[[Run], Run] = lambda run: run) -> list[Facts]:
     """What a comparison says about the ways of a block, in their order; ways without a run are left out."""
     found = (
         runs.get(setting, way, seed, control=control)

@@ -17,7 +17,7 @@ from adaptive.compare.contenders import Contender
 from adaptive.compare.runs import Outcome, train_all, with_seed
 from adaptive.config import TrainConfig
 from adaptive.data.tables import tables_of
-from adaptive.files import write_atomic
+from adaptive.storage.durable import write_atomic
 from benchmarks.study_cells import OFF, Setting, Way
 
 FIRST_VISITS: Final = 64  # of a row, which `defer` never leaves out at its default

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.study_cells import PinnedBlock, Setting, blocks, cells
+from benchmarks.study_cells import Block, Setting, blocks, cells
 from benchmarks.study_runs import Runs, train
 
 
-def wanted(names: Sequence[str] | None) -> tuple[PinnedBlock, ...]:
+def wanted(names: Sequence[str] | None) -> tuple[Block, ...]:
     """The blocks of these names, all by default.
 
     Raises:
@@ -36,7 +36,7 @@ def wanted(names: Sequence[str] | None) -> tuple[PinnedBlock, ...]:
 
 
 def run_blocks(
-    chosen: Sequence[PinnedBlock], runs: Runs, folder: Path, *, until: float, is_there: Callable[[Setting], bool]
+    chosen: Sequence[Block], runs: Runs, folder: Path, *, until: float, is_there: Callable[[Setting], bool]
 ) -> None:
     """Train what the file does not hold yet; errors end their own run only and are kept in the file."""
     for block in chosen:

@@ -27,7 +27,7 @@ Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
 RATES: dict[Optimizer, float] = {"sgd": 0.1, "rowwise_adagrad": 0.05, "adagrad": 0.05, "adam": 0.001}
 EPS = 1e-8
 DENSE_RATE = 0.1  # of plain SGD, for every MLP
-PinnedBlock = Tensor | list[Tensor]  # (B, F, D), or F tensors (B, D)
+Block = Tensor | list[Tensor]  # (B, F, D), or F tensors (B, D)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Embeddings(ABC):
         """The batch as this variant takes it; outside all timings."""
 
     @abstractmethod
-    def pool(self, inputs: Any) -> PinnedBlock:
+    def pool(self, inputs: Any) -> Block:
         """The pooled vectors, with a graph behind them."""
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Embeddings(ABC):
         """End threads and hand files over."""
 
 
-def joined(block: PinnedBlock) -> Tensor:
+def joined(block: Block) -> Tensor:
     """(B, F, D) one tensor."""
     return torch.stack(block, dim=1) if isinstance(block, list) else block
 

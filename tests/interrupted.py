@@ -15,10 +15,10 @@ from torch import Tensor
 from toy import ToyData, toy_config
 from toy_runs import Hooked, in_model
 
-from adaptive.checkpoint import load_checkpoint
 from adaptive.config import TrainConfig
-from adaptive.files import Disk
 from adaptive.runs import evaluating, resume_run, resuming, train_run, training
+from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.storage.durable import Disk
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import EvalRecord
 

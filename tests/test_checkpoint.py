@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from test_files import fails_at_each
 
-from adaptive.checkpoint import MANIFEST, Checkpoint, load_checkpoint, save_checkpoint
 from adaptive.errors import CheckpointError, OutputError
+from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint, save_checkpoint
 
 ROWS: dict[str, Any] = {
     "0/rows": np.array([3, 7], np.int64),

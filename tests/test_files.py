@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from adaptive.files import Disk, temporary_name, write_atomic, write_directory, write_new
+from adaptive.storage.durable import Disk, temporary_name, write_atomic, write_directory, write_new
 
 OLD, NEW = b"old content", b"new and longer content"
 

@@ -1,6 +1,7 @@
 """Imports point downwards only. Read from the source, so imports inside functions count too."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,21 +11,21 @@ import adaptive
 
 ROOT = Path(adaptive.__file__).parent.parent
 
-# A part may import itself and what stands in the lines above it; parts in one line do not know each other, except
-# those joined by "+".
+# A room, or a module at the top, may import itself and what stands in the lines above it; those of one line do not know
+# each other.
 LAYERS = [
     ["errors", "counters", "config", "system"],
-    ["kernels", "batch", "files"],
-    ["optim", "policy", "npy"],
+    ["kernels", "batch", "storage"],
+    ["optim", "policy"],
     ["policy_loading", "planning"],
     ["tiers"],
     ["engine"],
     ["planned"],
-    ["arguments"],
     ["embedding"],
-    ["data", "models", "telemetry", "checkpoint", "rundir", "finite", "dense_update"],
+    ["data", "models", "finite", "quality"],
     ["evaluation"],
-    ["build", "settings", "recorder", "contract"],
+    ["telemetry"],
+    ["build", "settings", "contract"],
     ["simulate"],
     ["trainer"],
     ["guard"],
@@ -32,8 +33,8 @@ LAYERS = [
     ["compare"],
     ["cli"],
 ]
-LEVELS = {name: level for level, line in enumerate(LAYERS) for part in line for name in part.split("+")}
-PARTS = {name: part for line in LAYERS for part in line for name in part.split("+")}
+LEVELS = {room: level for level, line in enumerate(LAYERS) for room in line}
+MOST_MODULES = 16  # in one flat folder: more, and nobody finds a room
 
 MODULES = sorted(
     path for path in (ROOT / "adaptive").rglob("*.py") if path.parent != ROOT / "adaptive" or path.stem != "__init__"
@@ -58,7 +59,7 @@ def imports(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield node.lineno, node.module or "", alias.name
 
 
-def part_of(module: str, name: str) -> str:
+def room_of(module: str, name: str) -> str:
     """`adaptive.planning.plan` -> tiers; `from adaptive import files` -> files; a public name -> its home."""
     if module == "adaptive":
         module = f"adaptive.{adaptive._HOMES.get(name, name)}"
@@ -76,10 +77,70 @@ def test_imports_point_downwards(path: Path) -> None:
     for line, module, name in imports(path):
         if module.split(".")[0] != "adaptive":
             continue
-        other = part_of(module, name)
+        other = room_of(module, name)
         assert other in LEVELS, f"{path}:{line}: {other} has no place in LAYERS"
-        allowed = LEVELS[other] < LEVELS[own] or PARTS[other] == PARTS[own]
+        allowed = LEVELS[other] < LEVELS[own] or other == own
         assert allowed, f"{path}:{line}: {own} must not import {other}, which stands above or beside it"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Inside rooms, too. An import inside a function counts: it hides a circle, and does not open it."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
+
+    def imported(module: str) -> set[str]:
+        found = set()
+        for _, other, name in imports(names[module]):
+            found |= {
+                full for full in (f"{other}.{name}", other) if full in names and not module.startswith(full + ".")
+            }
+        return found - {module}
+
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, f"circle: {' -> '.join([*way[way.index(module) :], module])}"
+        if module not in done:
+            for other in sorted(imported(module)):
+                visit(other, (*way, module))
+            done.add(module)
+
+    for module in names:
+        visit(module, ())
+
+
+def test_no_room_is_a_corridor() -> None:
+    for folder in {path.parent for path in MODULES}:
+        modules = [path for path in folder.glob("*.py") if path.stem != "__init__"]
+        assert len(modules) <= MOST_MODULES, f"{relative(folder)} has {len(modules)} modules"
+
+
+def test_planning_knows_no_values() -> None:
+    """It decides and keeps the books: on any machine, for simulation too. So it imports neither torch nor numba."""
+    for path in (ROOT / "adaptive/planning").rglob("*.py"):
+        roots = {module.split(".")[0] for _, module, _ in imports(path)}
+        assert not roots & {"torch", "numba", "triton"}, path
+
+
+def test_what_only_a_gpu_needs_lies_in_its_rooms() -> None:
+    """Nothing outside knows pinned memory or a plan that lies on a device; Triton is imported by its kernels alone."""
+    from_gpu = {"build", "memory"}  # to make device tiers, and to see memory run out
+    for path in MODULES:
+        if path.is_relative_to(ROOT / "adaptive/tiers/gpu") or path.is_relative_to(ROOT / "adaptive/kernels/rows/gpu"):
+            continue
+        for line, module, name in imports(path):
+            assert module.split(".")[0] != "triton", f"{path}:{line}"
+            full = f"{module}.{name}" if module == "adaptive.tiers.gpu" else module
+            if full.startswith("adaptive.tiers.gpu."):
+                assert full.split(".")[3] in from_gpu, f"{path}:{line}: {full}"
+
+
+def test_only_tiers_tell_one_kind_of_tier_from_another() -> None:
+    kinds = re.compile(
+        r"isinstance\([^)]*\b(CpuDevice|TorchDevice|MemoryHost|FileHost|DirectTransfer|StagedTransfer)\b"
+    )
+    for path in MODULES:
+        if "tiers" not in path.parts:
+            assert not kinds.search(path.read_text()), path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
@@ -100,7 +161,8 @@ def test_policies_and_examples_import_only_the_public_face(path: Path) -> None:
 @pytest.mark.parametrize("package", ["torch", "numba"])
 def test_heavy_packages_stay_out_of_what_starts_the_program(package: str) -> None:
     """`--help` and configuration must not wait for them, so they are not imported at the top of these files."""
-    light = ["__init__", "batch", "config", "counters", "errors", "policy", "files", "system", "settings", "cli/app"]
+    light = ["__init__", "batch", "config", "counters", "errors", "policy", "storage/durable", "system", "settings"]
+    light += ["cli/app"]
     for stem in light:
         path = ROOT / f"adaptive/{stem}.py"
         top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -126,6 +188,6 @@ def test_the_check_sees_imports_inside_functions(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text("def f():\n    from adaptive.trainer import train\n    import adaptive.cli.app\n")
     assert list(imports(path)) == [(2, "adaptive.trainer", "train"), (3, "adaptive.cli.app", "")]
-    assert part_of("adaptive.trainer", "train") == "trainer"
-    assert part_of("adaptive", "Adam") == "optim"
-    assert part_of("adaptive", "files") == "files"
+    assert room_of("adaptive.trainer", "train") == "trainer"
+    assert room_of("adaptive", "Adam") == "optim"
+    assert room_of("adaptive", "batch") == "batch"

@@ -21,10 +21,10 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import NonFiniteError, PolicyError
 from adaptive.optim import SGD
 from adaptive.policy import Policy
-from adaptive.recorder import Recorder
 from adaptive.runs import train_run
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import IntervalRecord
+from adaptive.telemetry.recorder import Recorder
 from adaptive.trainer import Trainer
 from policies.lru import LRU
 

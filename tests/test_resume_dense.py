@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive.runs.dense_state import load_optimizer_arrays, optimizer_arrays
+from adaptive.runs.state import load_optimizer_arrays, optimizer_arrays
 
 KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.SGD, {}),

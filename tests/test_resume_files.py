@@ -18,13 +18,14 @@ from toy import ToyData, toy_config
 from toy_runs import in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
 from adaptive.build import open_data
-from adaptive.checkpoint import MANIFEST, Checkpoint, load_checkpoint
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
-from adaptive.files import Disk
-from adaptive.rundir import RunDirectory, newest_checkpoint, read_record
-from adaptive.runs import checkpoints, evaluate_run, plan_run, resuming, train_run, training
-from adaptive.runs.checkpoints import Checkpoints, load_newest
-from adaptive.runs.work import Run
+from adaptive.runs import evaluate_run, plan_run, resuming, train_run, training
+from adaptive.runs.run import Run
+from adaptive.storage import run_checkpoints
+from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint
+from adaptive.storage.durable import Disk
+from adaptive.storage.run_checkpoints import Checkpoints, load_newest
+from adaptive.storage.run_directory import RunDirectory, newest_checkpoint, read_record
 from adaptive.telemetry.jsonl import drop_after, read_metrics, to_line
 from adaptive.telemetry.record import EvalRecord, IntervalRecord, ResumeRecord, RunRecord
 
@@ -79,7 +80,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(world: pytest.MonkeyPatc
             (out / "checkpoint-10").rename(out / "checkpoint-15")
         return load_checkpoint(path)
 
-    world.setattr(checkpoints, "load_checkpoint", load)
+    world.setattr(run_checkpoints, "load_checkpoint", load)
     assert load_newest(out)[0].name == "checkpoint-15" and calls == ["checkpoint-10", "checkpoint-15"]
 
 

@@ -25,10 +25,10 @@ from interrupted import (
 from torch import Tensor
 from toy_runs import Hooked, in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
-from adaptive.checkpoint import load_checkpoint
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError
 from adaptive.runs.loop import Loop
+from adaptive.storage.checkpoint import load_checkpoint
 
 ROWS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
 DENSE = ["sgd", "adagrad", "adam"]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from adaptive.errors import CheckpointError, OutputError
-from adaptive.rundir import LOCK, RunDirectory, read_record
+from adaptive.storage.run_directory import LOCK, RunDirectory, read_record
 
 CLAIM = """
 import sys
 from pathlib import Path
 from adaptive.errors import OutputError
-from adaptive.rundir import RunDirectory
+from adaptive.storage.run_directory import RunDirectory
 print("ready", flush=True)
 sys.stdin.readline()
 try:

@@ -14,10 +14,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from toy import toy_config
 from toy_runs import assert_equal, data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
-from adaptive.checkpoint import load_checkpoint
 from adaptive.errors import CheckpointError, InputError, OutputError
-from adaptive.rundir import read_record
 from adaptive.runs import evaluate_run, plan_run, train_run
+from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.storage.run_directory import read_record
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import EvalRecord, IntervalRecord
 from adaptive.trainer import Trainer

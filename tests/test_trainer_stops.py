@@ -19,12 +19,12 @@ from toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, n
 
 from adaptive.batch import Batch
 from adaptive.build import Parts
-from adaptive.checkpoint import load_checkpoint
 from adaptive.errors import InputError, NonFiniteError, PolicyError
 from adaptive.planned import Planned
 from adaptive.policy import Policy, RowStats
-from adaptive.rundir import read_record
 from adaptive.runs import evaluate_run, train_run
+from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.storage.run_directory import read_record
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import EvalRecord, IntervalRecord
 from adaptive.trainer import Trainer

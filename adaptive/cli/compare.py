@@ -209,7 +209,7 @@ def check_folders(*paths: Path | None) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file whole, or raise `OutputError`."""
     from adaptive.errors import OutputError
-    from adaptive.files import write_atomic
+    from adaptive.storage.durable import write_atomic
 
     try:
         write_atomic(path, text.encode())

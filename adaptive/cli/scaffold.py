@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adaptive.errors import ConfigError, OutputError
-from adaptive.files import write_directory
 from adaptive.policy_loading import ENTRY_POINTS, installed_policies
+from adaptive.storage.durable import write_directory
 
 NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 

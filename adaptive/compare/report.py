@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adaptive.telemetry.text import aligned, bytes_text, count_text, percent_text, score_text
+from adaptive.telemetry.wording import aligned, bytes_text, count_text, percent_text, score_text
 
 Row = list[str]
 

@@ -20,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from adaptive.checkpoint import MANIFEST
 from adaptive.compare.contenders import Contender
 from adaptive.config import TrainConfig
 from adaptive.errors import InputError, OutputError
-from adaptive.files import write_atomic
 from adaptive.policy_loading import load_policy_class
 from adaptive.runs import train_run
+from adaptive.storage.checkpoint import MANIFEST
+from adaptive.storage.durable import write_atomic
 
 CONTROL: Final = "random_drop"
 RECORD: Final = "comparison.json"
@@ -156,14 +156,14 @@ def write_record(directory: Path, result: dict[str, Any]) -> None:
 
 
 def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: bool, stream: TextIO | None) -> Outcome:
-    label, arranges = contender.label, contender.arranges
+    label = contender.label
     try:
         summary = train_run(config.model_copy(update={"out": str(path)}), overwrite=overwrite, stream=stream)
     except Exception as error:  # whatever stops one run, the others are still worth having
         traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
-        return Outcome(label, config.seed, str(path), arranges, error=error)
+        return Outcome(label, config.seed, str(path), error=error)
     summary.pop("table", None)
-    return Outcome(label, config.seed, str(path), arranges, summary, _bits(path, summary))
+    return Outcome(label, config.seed, str(path), contender.arranges, summary, _bits(path, summary))
 
 
 def _bits(path: Path, summary: dict[str, Any]) -> str:

@@ -1,11 +1,92 @@
-"""`Account`: what was left out of a run, and what of it has been undone."""
+"""What a guard knows, and the account it gives: how much was left out of a run, and what of it has been undone."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from adaptive.guard.share import LeftOut
-from adaptive.guard.standing import Standing
+from adaptive.counters import Counter
+from adaptive.embedding import TieredEmbeddingBag
 from adaptive.policy import Policy
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Counts since the run began, or of a part of it."""
+
+    updates: int = 0  # one per distinct row and batch
+    skipped: int = 0  # of the updates: dropped, or deferred
+    deferred: int = 0  # of the skipped
+    lookups: int = 0
+    skipped_lookups: int = 0  # of rows whose update was skipped
+    inputs: int = 0
+    dropped: int = 0
+
+    def __add__(self, other: "LeftOut") -> "LeftOut":
+        return LeftOut(**{name: count + getattr(other, name) for name, count in asdict(self).items()})
+
+    def __sub__(self, other: "LeftOut") -> "LeftOut":
+        return LeftOut(**{name: count - getattr(other, name) for name, count in asdict(self).items()})
+
+    def share_since(self, before: "LeftOut") -> float:
+        """The larger of the two shares."""
+        since = self - before
+        return max(_share(since.skipped, since.updates), _share(since.dropped, since.inputs))
+
+    def shares_of(self, whole: "LeftOut") -> dict[str, float]:
+        """What is left out here as shares of all that was seen in the `whole`; keys as in the run's summary."""
+        return {
+            "skipped_update_share": _share(self.skipped, whole.updates),
+            "deferred_update_share": _share(self.deferred, whole.updates),
+            "skipped_lookup_share": _share(self.skipped_lookups, whole.lookups),
+            "skipped_input_share": _share(self.dropped, whole.inputs),
+        }
+
+
+def left_out(embeddings: TieredEmbeddingBag, inputs: int, kept: int) -> LeftOut:
+    """As of now; `kept` of so many `inputs` were not dropped."""
+    counts = embeddings.counts()
+    return LeftOut(
+        updates=int(counts[Counter.UNIQUE_ROWS]),
+        skipped=int(counts[Counter.SKIPPED_UPDATES]),
+        deferred=int(counts[Counter.DEFERRED_UPDATES]),
+        lookups=int(counts[Counter.LOOKUPS]),
+        skipped_lookups=int(counts[Counter.SKIPPED_LOOKUPS]),
+        inputs=inputs,
+        dropped=inputs - kept,
+    )
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+@dataclass
+class Standing:
+    """Batches are those of the data, numbered from 0 over all passes."""
+
+    active: bool = True  # there is something to skip, and it has not been stopped
+    place: int = 0  # batches trained
+    due: int = 0  # batch of the next check
+    begun: bool = False  # the warm-up is over
+    allowance: float = 1.0
+    passed: float | None = None  # share skipped when this allowance was judged to be within the budget
+    passed_at: int = 0
+    rate: float = 0.0  # AUC that a batch is held to cost
+    spent: float = 0.0  # AUC that all up to `passed_at` is held to have cost
+    fork_batches: int = 0  # trained by forks
+    judged_batches: int = 0  # predicted by run and fork
+    undone_batches: int = 0  # whose skipping was undone
+    left_out: dict[str, int] = field(default_factory=dict)  # fields of `share.LeftOut`: all, also what was undone
+    undone: dict[str, int] = field(default_factory=dict)  # of these what was undone
+
+    def keep(self, share: float, *, since: int, cost: float) -> None:
+        """A check that began at batch `since` was passed: skipping such a share has cost so much AUC meanwhile."""
+        self.spent = self.cost_until(since) + cost
+        self.rate = cost / (self.place - since)
+        self.passed, self.passed_at = share, self.place
+
+    def cost_until(self, place: int) -> float:
+        """AUC that all up to a batch is held to cost."""
+        return self.spent + (self.rate * (place - self.passed_at) if self.passed is not None else 0.0)
 
 
 class Account:

@@ -18,21 +18,15 @@ from typing import Any
 from adaptive.batch import Batch
 from adaptive.build import Parts
 from adaptive.config import GuardConfig, TrainConfig
-from adaptive.errors import NonFiniteError
-from adaptive.guard.account import Account, shares
-from adaptive.guard.allowed import Allowed
-from adaptive.guard.evidence import Evidence
-from adaptive.guard.judge import explain, look_out
+from adaptive.errors import ConfigError, NonFiniteError, PolicyError
+from adaptive.guard.account import Account, Standing, shares
+from adaptive.guard.fork import Pair
+from adaptive.guard.judge import Allowed, Evidence, explain, look_out
 from adaptive.guard.log import NOTHING, Found, Log
-from adaptive.guard.pair import Pair
-from adaptive.guard.passes import Passes
-from adaptive.guard.refusals import length_unknown, not_obeyed, too_short
-from adaptive.guard.standing import Standing
-from adaptive.guard.stream import Stream
-from adaptive.guard.timing import Timing
-from adaptive.guard.triggers import Triggers
+from adaptive.guard.schedule import Timing, Triggers
+from adaptive.guard.stream import Passes, Stream
 from adaptive.optim import row_optimizer
-from adaptive.recorder import Recorder
+from adaptive.telemetry.recorder import Recorder
 
 
 class Guard:
@@ -248,3 +242,27 @@ class Guard:
 
     def _write(self, verdict: str, reason: str, **details: Any) -> None:
         self._log.write(verdict, reason, self._now, trigger=self._trigger, pair=self._pair, **details)
+
+
+def length_unknown(policy: str) -> ConfigError:
+    """What is dropped costs more the longer the run goes on."""
+    return ConfigError(
+        f"guard: policy {policy} drops updates or inputs, and what that costs depends on the length of the run, which "
+        f"nobody knows before the data are read: set steps; an upper bound will do"
+    )
+
+
+def not_obeyed(policy: str, dropped: int, place: int) -> PolicyError:
+    """Dropped inputs are the policy's own doing; nobody else can bring them back."""
+    return PolicyError(
+        f"policy {policy} dropped {dropped} inputs before batch {place} although a guard allows none in the warm-up: "
+        f"arrange() must keep every input that Policy.allows() is False for"
+    )
+
+
+def too_short(needed: int, total: int | None) -> str:
+    """So nothing is skipped."""
+    return (
+        f"the run is too short: it has {total} batches, its warm-up and a check take {needed} (guard.warmup, "
+        f"guard.steps, guard.holdout): nothing is skipped"
+    )

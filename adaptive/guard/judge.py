@@ -1,6 +1,7 @@
-"""From the evidence of one fork to what the policy may skip from then on. Pure functions.
+"""From two models' predictions of the same samples to what the policy may skip from then on.
 
-How the harm grows is a model, chosen so that it errs towards too much:
+Letters: n samples, P of them positive, N negative. How the harm grows is a model, chosen so that it errs towards too
+much:
 
 dropping   A row that is left alone, or an input that is left out, is missed the more the longer it goes on. What
            `steps` batches cost is taken to be paid again in each later stretch of that length: factor
@@ -10,10 +11,96 @@ deferral   Nothing is lost, it comes late; the difference does not grow. Factor 
 Harm is taken to be proportional to the allowance, which chooses among rows and inputs by a hash.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from statistics import NormalDist
+from typing import Any, Final
 
-from adaptive.guard.evidence import CONFIDENCE, Evidence, Interval
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.guard.account import Standing
+from adaptive.guard.schedule import Timing
+from adaptive.optim import RowOptimizer
+from adaptive.planning.deferral import longest
+
+CONFIDENCE: Final = 0.95
+REACH: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)  # standard errors to either side
+
+Floats = NDArray[np.floating[Any]]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Differences run minus fork, with their standard errors."""
+
+    samples: int
+    auc: float
+    auc_error: float
+    log_loss: float  # nats
+    log_loss_error: float
+
+    @property
+    def auc_interval(self) -> Interval:
+        return interval(self.auc, self.auc_error)
+
+    @property
+    def log_loss_interval(self) -> Interval:
+        return interval(self.log_loss, self.log_loss_error)
+
+    @property
+    def equal(self) -> bool:
+        """Both predict the same: nothing was left out."""
+        return self.auc == self.auc_error == self.log_loss == self.log_loss_error == 0
+
+
+def interval(value: float, error: float) -> Interval:
+    """(low, high) at `CONFIDENCE`."""
+    return value - REACH * error, value + REACH * error
+
+
+def compare(run: Floats, fork: Floats, labels: Floats) -> Evidence | None:
+    """The paired differences of two models' logits (n,), labels (n,) 0 or 1.
+
+    The error of the AUC is that of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988) for correlated curves, from
+    ranks as in Sun and Xu (IEEE Signal Processing Letters 21, 2014). It says what other samples would have changed,
+    not what another course of training would.
+
+    None where there is nothing to compare: fewer than two samples of a class, or logits that are not finite.
+    """
+    positive = labels == 1
+    if min(positive.sum(), (~positive).sum()) < 2 or not (np.isfinite(run).all() and np.isfinite(fork).all()):
+        return None
+    of_positives, of_negatives = zip(_placements(run, positive), _placements(fork, positive), strict=True)
+    gained, lost = of_positives[0] - of_positives[1], of_negatives[0] - of_negatives[1]
+    losses = _losses(run, positive) - _losses(fork, positive)
+    return Evidence(
+        samples=len(labels),
+        auc=float(gained.mean()),
+        auc_error=math.sqrt(gained.var(ddof=1) / len(gained) + lost.var(ddof=1) / len(lost)),
+        log_loss=float(losses.mean()),
+        log_loss_error=math.sqrt(losses.var(ddof=1) / len(losses)),
+    )
+
+
+def _placements(scores: Floats, positive: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Of each positive (P,) the share of negatives below it, of each negative (N,) of positives above; ties half."""
+    from scipy.stats import rankdata  # late: 0.3 s that only a guarded run pays for
+
+    ranks = rankdata(scores)
+    below = ranks[positive] - rankdata(scores[positive])
+    above = positive.sum() - (ranks[~positive] - rankdata(scores[~positive]))
+    return below / (~positive).sum(), above / positive.sum()
+
+
+def _losses(logits: Floats, positive: NDArray[np.bool_]) -> Floats:
+    """(n,) log loss of each sample."""
+    logits = logits.astype(np.float64)
+    losses: Floats = np.logaddexp(0.0, logits) - np.where(positive, logits, 0.0)
+    return losses
+
 
 LEAST: Final = 1 / 16  # an allowance below this is not worth its forks
 
@@ -56,3 +143,40 @@ def explain(outlook: Outlook, budget: float) -> str:
     if high < -budget:
         return f"{about}: breaks the budget of {budget:g}"
     return f"{about}: not shown to be within the budget of {budget:g}"
+
+
+def least_allowance(embeddings: TieredEmbeddingBag, optimizer: RowOptimizer) -> float | None:
+    """0 if any allowance skips something, None if none does.
+
+    A share of rows or inputs may be as small as one likes. Of deferral an allowance leaves so much of k beyond 1, in
+    whole numbers: below 1 / (longest - 1) every update is the plain one.
+    """
+    policy = embeddings.policy
+    if embeddings.drops_updates or policy.drops_inputs:
+        return 0.0
+    if not embeddings.defers or policy.deferral is None or (beyond := longest(policy.deferral, optimizer) - 1) < 1:
+        return None
+    return 1 / beyond
+
+
+class Allowed:
+    """Of one policy under one optimizer; `least` as in `least_allowance`."""
+
+    def __init__(self, embeddings: TieredEmbeddingBag, optimizer: RowOptimizer, timing: Timing, budget: float) -> None:
+        self.least = least_allowance(embeddings, optimizer)
+        self.drops = embeddings.drops_updates or embeddings.policy.drops_inputs
+        self._timing, self._budget = timing, budget
+
+    def after(self, now: Standing, outlook: Outlook) -> tuple[float, str]:
+        """The allowance once a check has found that the budget is broken, and what is to be said of it, if anything."""
+        if self.drops and now.passed is not None:
+            return 0.0, ""  # it was harmless once: the data have changed, and what was dropped is what is needed now
+        if self._timing.too_late(now.place + self._timing.margin):
+            return 0.0, ""
+        allowance = lower(now.allowance, outlook, self._budget)
+        if 0 < allowance < (self.least or 0.0):
+            return (
+                0.0,
+                f"; at {allowance:.1%} of what it asks for the policy defers nothing: nothing is skipped any more",
+            )
+        return allowance, ""

@@ -3,14 +3,13 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from adaptive.guard.evidence import Evidence
-from adaptive.guard.judge import Outlook
-from adaptive.guard.pair import Pair
-from adaptive.guard.standing import Standing
-from adaptive.guard.timing import Timing
-from adaptive.recorder import Recorder
+from adaptive.guard.account import Standing
+from adaptive.guard.fork import Pair
+from adaptive.guard.judge import Evidence, Outlook
+from adaptive.guard.schedule import Timing
 from adaptive.telemetry.jsonl import plain
 from adaptive.telemetry.record import GuardRecord
+from adaptive.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True)

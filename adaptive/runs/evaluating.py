@@ -4,13 +4,15 @@ import contextlib
 from pathlib import Path
 from typing import Any, TextIO
 
-from adaptive.build import build, open_data
+from adaptive.build import build, open_data, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.errors import InputError
 from adaptive.evaluation import evaluate
-from adaptive.rundir import read_record
-from adaptive.runs.checkpoints import load_newest
-from adaptive.runs.shared import check_same_data, config_of, quality_numbers, restore_weights, torch_settings
+from adaptive.runs.record import check_same_data, config_of
+from adaptive.runs.run import quality_numbers
+from adaptive.runs.state import restore_weights
+from adaptive.storage.run_checkpoints import load_newest
+from adaptive.storage.run_directory import read_record
 from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.record import EvalRecord
 from adaptive.telemetry.report import SCHEMA

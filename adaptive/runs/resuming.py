@@ -5,18 +5,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from adaptive.build import Parts, build, first_batches, open_data
-from adaptive.checkpoint import Checkpoint
+from adaptive.build import Parts, build, first_batches, open_data, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import CheckpointError, ConfigError, OutputError
-from adaptive.files import temporary_name
-from adaptive.rundir import RECORD, RunDirectory, read_record, versions
-from adaptive.runs.checkpoints import load_newest
-from adaptive.runs.place import Place
-from adaptive.runs.shared import check_same_data, config_of, torch_settings
+from adaptive.runs.loop import Place
+from adaptive.runs.record import check_same_data, config_of
+from adaptive.runs.run import Left, Run
 from adaptive.runs.state import reached_by, refuse_guarded_resume, restore
-from adaptive.runs.work import Left, Run
+from adaptive.storage.checkpoint import Checkpoint
+from adaptive.storage.durable import temporary_name
+from adaptive.storage.run_checkpoints import load_newest
+from adaptive.storage.run_directory import RECORD, RunDirectory, read_record, versions
 from adaptive.telemetry.jsonl import drop_after
 
 

@@ -2,9 +2,10 @@
 
 What it is worth: a run that goes on from it trains what it would have trained, bit for bit. Rows, with what waits and
 what is watched, the dense part, the policy's state, torch's random numbers, and the place in the data decide about
-that; totals, AUC and file traffic are for the report.
+that; totals, AUC and file traffic are for the report. torch's optimizers are kept as named arrays: no pickle.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,16 +15,45 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from adaptive.build import Parts
-from adaptive.checkpoint import Checkpoint
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.guard.guard import Guard
-from adaptive.recorder import Recorder
-from adaptive.rundir import RECORD
-from adaptive.runs.dense_state import load_optimizer_arrays, optimizer_arrays
-from adaptive.runs.loop import Loop
-from adaptive.runs.place import Place
-from adaptive.runs.shared import restore_weights, table_facts
+from adaptive.runs.loop import Loop, Place
+from adaptive.storage.checkpoint import Checkpoint
+from adaptive.storage.run_directory import RECORD
+from adaptive.telemetry.recorder import Recorder
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
+    """`<number of the parameter>.<name>` -> copy of what the optimizer keeps of it, of the parameter's shape or ()."""
+    states = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": np.array(torch.as_tensor(value).detach().cpu().numpy())
+        for number, values in states.items()
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def load_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Restore what `optimizer_arrays` gave, into an optimizer of parameters of the same shapes; settings stay.
+
+    Raises:
+        ValueError: if the arrays are of other parameters.
+    """
+    shapes = [tuple(parameter.shape) for group in optimizer.param_groups for parameter in group["params"]]
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    for name, value in arrays.items():
+        number, _, what = name.partition(".")
+        if not (number.isdecimal() and what and int(number) < len(shapes)):
+            raise ValueError(f"optimizer {name!r}: there are parameters 0 to {len(shapes) - 1}")
+        if value.shape not in ((), shapes[int(number)]):
+            raise ValueError(f"optimizer {name!r}: shape {shapes[int(number)]} is needed, found {value.shape}")
+        states.setdefault(int(number), {})[what] = torch.from_numpy(value.copy())
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+
 
 AUC, RANDOM, CUDA = "auc_counts", "torch_random", "cuda_random_"
 _GUARDED: Final = "the guard's copy of the run, and what it has judged, are in no checkpoint"
@@ -145,3 +175,28 @@ def _set_random(arrays: dict[str, NDArray[Any]]) -> None:
     for number in range(torch.cuda.device_count()):
         if (name := f"{CUDA}{number}") in arrays:  # or else the run is moved to another machine
             torch.cuda.set_rng_state(torch.from_numpy(arrays[name]), number)
+
+
+def table_facts(parts: Parts) -> list[dict[str, Any]]:
+    """What must be equal for saved rows to fit."""
+    return [
+        {"name": t.name, "num_embeddings": t.num_embeddings, "embedding_dim": t.embedding_dim} for t in parts.tables
+    ]
+
+
+def restore_weights(parts: Parts, checkpoint: Checkpoint, *, where: Path) -> None:
+    """Rows and dense weights.
+
+    Raises:
+        CheckpointError: if they are of other tables or another model.
+    """
+    if not isinstance(checkpoint.meta.get("steps"), int):
+        raise CheckpointError(f"{where}: expected the number of steps trained, found {checkpoint.meta.get('steps')!r}")
+    needed, found = table_facts(parts), checkpoint.meta.get("tables")
+    if found != needed:
+        raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {found}")
+    try:
+        parts.embeddings.load_state_arrays(checkpoint.rows)
+        parts.model.load_state_dict(checkpoint.dense)
+    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:  # torch: RuntimeError for shapes
+        raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any, TextIO
 
-from adaptive.build import build, first_batches, open_data
+from adaptive.build import build, first_batches, open_data, torch_settings
 from adaptive.config import TrainConfig
-from adaptive.rundir import RunDirectory
-from adaptive.runs.shared import torch_settings, total_steps
+from adaptive.runs.run import Run, total_steps
 from adaptive.runs.state import refuse_guarded_saves
-from adaptive.runs.work import Run
+from adaptive.storage.run_directory import RunDirectory
 from adaptive.telemetry.report import SCHEMA
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from adaptive.errors import ConfigError, OutputError
-from adaptive.files import write_atomic
-from adaptive.telemetry.text import aligned, bytes_text, count_text, percent_text
+from adaptive.storage.durable import write_atomic
+from adaptive.telemetry.wording import aligned, bytes_text, count_text, percent_text
 
 STEPS = {
     "look_ahead": "look-ahead",

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from adaptive.errors import InputError
-from adaptive.files import write_atomic
+from adaptive.storage.durable import write_atomic
 from adaptive.telemetry.record import (
     EvalRecord,
     GuardRecord,

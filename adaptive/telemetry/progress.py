@@ -6,7 +6,7 @@ from typing import TextIO, cast
 
 from adaptive.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, Record, sum_tables
 from adaptive.telemetry.report import RunTotals
-from adaptive.telemetry.text import bytes_text, count_text, duration_text, guard_text, percent_text, score_text
+from adaptive.telemetry.wording import bytes_text, count_text, duration_text, guard_text, percent_text, score_text
 
 
 class Progress:

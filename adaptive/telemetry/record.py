@@ -4,11 +4,14 @@ Numbers of an interval belong to the batches trained in it, unless they say "so 
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from adaptive.counters import Counter
 
 STAGES: Final = (
     "read", "plan", "write_back", "fetch", "wait", "forward", "backward", "update", "track", "guard", "other",
@@ -190,3 +193,31 @@ def add_counts(before: TableCounts, after: TableCounts) -> TableCounts:
     names = [f.name for f in fields(TableCounts) if f.name not in _NOW]
     flows = {name: getattr(before, name) + getattr(after, name) for name in names}
     return TableCounts(**flows, **{name: getattr(after, name) for name in _NOW})
+
+
+def table_counts(
+    names: Sequence[str],
+    counts: NDArray[np.int64],
+    *,
+    resident_rows: NDArray[np.int64],
+    saturated_rows: NDArray[np.int64],
+) -> dict[str, TableCounts]:
+    """The counts of an interval by table name.
+
+    Args:
+        names: the tables, T of them.
+        counts: (T, len(Counter)) of the interval.
+        resident_rows: (T,) rows on the device now.
+        saturated_rows: (T,) saturated rows now.
+    """
+    assert counts.shape == (len(names), len(Counter)), (counts.shape, len(names))
+    assert len(resident_rows) == len(saturated_rows) == len(names)
+    columns = zip(names, counts.tolist(), strict=True)
+    return {
+        name: TableCounts(
+            **{counter.name.lower(): values[counter] for counter in Counter},
+            resident_rows=int(resident_rows[table]),
+            saturated_rows=int(saturated_rows[table]),
+        )
+        for table, (name, values) in enumerate(columns)
+    }

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from adaptive.telemetry.jsonl import plain
 from adaptive.telemetry.record import IntervalRecord, TableCounts, add_counts, sum_tables
-from adaptive.telemetry.text import aligned, bytes_text, count_text, percent_text, score_text
+from adaptive.telemetry.wording import aligned, bytes_text, count_text, percent_text, score_text
 
 SCHEMA: Final = 1
 MAX_TABLES: Final = 10  # with a line of their own

@@ -22,7 +22,7 @@ from adaptive.telemetry.record import (
     TableCounts,
     sum_tables,
 )
-from adaptive.telemetry.text import guard_text
+from adaptive.telemetry.wording import guard_text
 
 MAX_TABLES: Final = 32  # with tags of their own; the rest is one table called "other"
 PERCENTILES: Final = (5, 50, 95)  # of a share over tables

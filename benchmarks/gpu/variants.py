@@ -22,7 +22,7 @@ from adaptive.system import available_bytes
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.workloads import RECORD_BYTES, TORCH_COPIES, Workload, in_threads
 from benchmarks.peers_torch import EmbeddingBags, JoinedTable, Spans, torch_optimizer
-from benchmarks.variants import Embeddings, NotAvailable, Ours, PinnedBlock, Setup, joined, row_optimizer
+from benchmarks.variants import Block, Embeddings, NotAvailable, Ours, Setup, joined, row_optimizer
 
 Transfer = Literal["auto", "direct", "staged"]
 
@@ -194,7 +194,7 @@ class BagsOnHost(BagsOnDevice):
         super().__init__(setup, torch.device("cpu"))
         self._target = device
 
-    def pool(self, inputs: Spans) -> PinnedBlock:
+    def pool(self, inputs: Spans) -> Block:
         return joined(super().pool(inputs)).to(self._target)
 
 

@@ -103,7 +103,7 @@ def test_the_account_of_a_step(line: Line) -> None:
 def test_differences_by_hand() -> None:
     """Row 2's gradient waits in step 1 and is applied in step 2, rows of 12 bytes, sums of 12, numbers of 8."""
     hot, book = SimpleNamespace(rows=np.array([5, 2])), SimpleNamespace(waiting=np.array([0, 1], np.uint8))
-    lane = SimpleNamespace(planner=SimpleNamespace(hot=hot, deferral=book))
+    lane = SimpleNamespace(planner=SimpleNamespace(skipper=SimpleNamespace(hot=hot, deferral=book)))
     written = iter([np.array([0, 1]), np.array([0, 2])])
     account: Any = SimpleNamespace(_lane=lane, row_bytes=12, sum_bytes=12, see=lambda planned: next(written))
     differences = Differences(account, (1, 2), 6)

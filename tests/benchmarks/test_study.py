@@ -8,7 +8,7 @@ import pytest
 
 from adaptive.build import open_data
 from benchmarks import study_report, study_runs, study_sets
-from benchmarks.study_cells import OFF, PinnedBlock, Setting, Way, blocks, cells, stream, whole
+from benchmarks.study_cells import OFF, Block, Setting, Way, blocks, cells, stream, whole
 from benchmarks.study_report import after_epoch, block_table, judged, put
 from benchmarks.study_runs import Run, Runs, fingerprint, late_update_share, train
 from benchmarks.study_skipping import main, run_blocks, wanted
@@ -37,7 +37,7 @@ def made(setting: Setting, way: Way, seed: int, auc: float, **summary: Any) -> R
 
 def test_a_stopped_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = tiny()
-    block = PinnedBlock("b", (setting,), (OFF, DEFER, DROP), seeds=1)
+    block = Block("b", (setting,), (OFF, DEFER, DROP), seeds=1)
     path = tmp_path / "runs.jsonl"
 
     def study(until: float = math.inf) -> None:
@@ -86,7 +86,7 @@ def test_a_run_that_fails_is_kept_and_told(tmp_path: Path) -> None:
     assert run.error is not None
     assert "warmup" in run.error
     runs.add(run)
-    assert judged(PinnedBlock("b", (setting,), (Way("bad", options={"warmup": -1}),)), setting, runs) == []
+    assert judged(Block("b", (setting,), (Way("bad", options={"warmup": -1}),)), setting, runs) == []
 
 
 def test_late_updates_are_counted_by_row_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,23 +137,23 @@ def test_real_sets_that_are_absent_are_left_out(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.fixture
-def three_seeds(tmp_path: Path) -> tuple[PinnedBlock, Runs]:
+def three_seeds(tmp_path: Path) -> tuple[Block, Runs]:
     """Differences -0.001, -0.002, -0.003: mean -0.002, and 4.303 * 0.001 / sqrt(3) = 0.00248 to each side."""
     setting, runs = tiny(), Runs(tmp_path / "runs.jsonl")
     for seed in range(3):
         runs.add(made(setting, OFF, seed, 0.7))
         runs.add(made(setting, DEFER, seed, 0.699 - seed / 1000, skipped_update_share=0.5))
-    return PinnedBlock("bar", (setting,), (OFF, DEFER)), runs
+    return Block("bar", (setting,), (OFF, DEFER)), runs
 
 
-def test_a_table_has_means_and_intervals(three_seeds: tuple[PinnedBlock, Runs]) -> None:
+def test_a_table_has_means_and_intervals(three_seeds: tuple[Block, Runs]) -> None:
     lines = block_table(*three_seeds).splitlines()
     assert lines[2].split(" | ")[:4] == ["| easy", "off", "0.70000", "control"]
     assert "-0.00200 [-0.00448, +0.00048]" in lines[3]
     assert "50.0 %" in lines[3]
 
 
-def test_the_quality_after_an_epoch(three_seeds: tuple[PinnedBlock, Runs]) -> None:
+def test_the_quality_after_an_epoch(three_seeds: tuple[Block, Runs]) -> None:
     _, runs = three_seeds
     one = next(iter(runs))
     told = [{"step": 1, "auc": 0.6, "log_loss": 0.9}, {"step": 2, "auc": 0.7, "log_loss": 0.5}]
@@ -176,10 +176,10 @@ def test_every_table_has_its_place_in_the_document() -> None:
 
 
 def test_tables_without_runs_stay_as_they_are(
-    tmp_path: Path, three_seeds: tuple[PinnedBlock, Runs], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, three_seeds: tuple[Block, Runs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document, (block, runs) = tmp_path / "skipping.md", three_seeds
-    monkeypatch.setattr(study_report, "blocks", lambda: (block, PinnedBlock("real", (whole("hard"),), (OFF, DEFER))))
+    monkeypatch.setattr(study_report, "blocks", lambda: (block, Block("real", (whole("hard"),), (OFF, DEFER))))
     document.write_text("".join(f"<!-- table {name} -->\nold\n<!-- end of {name} -->\n" for name in ("bar", "real")))
     study_report.write_document(Runs(tmp_path / "none.jsonl"), document)
     assert document.read_text("utf-8").count("\nold\n") == 2

@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 import adaptive.compare.runs
-import adaptive.files
+import adaptive.storage.durable
 from adaptive.cli.app import app
 from adaptive.cli.flags import FLAGS
 from adaptive.config import TrainConfig
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_written_in_the_end_does_not_hide_the_result(
     def fail(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(adaptive.files, "write_atomic", fail)
+    monkeypatch.setattr(adaptive.storage.durable, "write_atomic", fail)
     monkeypatch.setattr(adaptive.compare.runs, "write_record", lambda *_: None)
     result = cli("compare", "--policies", "lru", "--seeds", "1", "--out", "out", "--csv", "a.csv", "--json")
     assert result.code == 6 and "a.csv could not be written: [Errno 28]" in result.err

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptive.checkpoint import load_checkpoint
 from adaptive.cli.flags import FLAGS
+from adaptive.storage.checkpoint import load_checkpoint
 
 Cli = Callable[..., Any]
 LENGTHS = ("--steps", "--epochs", "--num-batches", "--nepochs")

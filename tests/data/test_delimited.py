@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from adaptive.batch import concatenate
-from adaptive.data.open import DataOptions, open_dataset
-from adaptive.data.schema import load_schema
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.text.schema import load_schema
 from adaptive.errors import ConfigError, InputError
 
 SCHEMAS = Path(__file__).parents[2] / "examples" / "schemas"

@@ -6,9 +6,10 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from adaptive.data.open import DataOptions, open_dataset
-from adaptive.data.synthetic import Synthetic
-from adaptive.data.text_dataset import TextDataset
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.synthetic.stream import Synthetic
+from adaptive.data.text.dataset import TextDataset
 from adaptive.errors import ConfigError, InputError
 
 LINE = "1" + "\t" * 39 + "\n"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from adaptive.batch import concatenate
-from adaptive.data.open import DataOptions, open_dataset
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import pairs as kernels
 

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive.batch import concatenate
-from adaptive.data.open import DataOptions, open_dataset
-from adaptive.data.rejects import Limits, RejectLog
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
 from adaptive.data.shuffle import block_rows
-from adaptive.data.split import read_part, split_last, survey
-from adaptive.data.text import TextSource
-from adaptive.data.text_format import Column, TextFormat
-from adaptive.data.text_source import find_files
+from adaptive.data.text.format import Column, TextFormat
+from adaptive.data.text.reader import TextSource
+from adaptive.data.text.rejects import Limits, RejectLog
+from adaptive.data.text.source import find_files
+from adaptive.data.text.split import read_part, split_last, survey
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import text as kernels
 

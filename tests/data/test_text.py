@@ -13,11 +13,12 @@ import text_twin
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from adaptive.data import rejects, text_source
-from adaptive.data.rejects import Limits, RejectLog
-from adaptive.data.text import Position, TextReader, TextSource
-from adaptive.data.text_format import Block, Column, TextFormat
-from adaptive.data.text_source import find_files
+from adaptive.data.text import rejects
+from adaptive.data.text import source as source_module
+from adaptive.data.text.format import Block, Column, TextFormat
+from adaptive.data.text.reader import Position, TextReader, TextSource
+from adaptive.data.text.rejects import Limits, RejectLog
+from adaptive.data.text.source import find_files
 from adaptive.errors import InputError
 from adaptive.kernels.data import text as kernels
 from adaptive.kernels.data import text_fields
@@ -444,9 +445,9 @@ def test_a_file_that_may_not_be_read_is_not_said_to_be_gone(tmp_path, monkeypatc
 
     path = bad_file(tmp_path, 1, {})
     files = find_files(str(path))
-    monkeypatch.setattr(text_source, "open", refuse, raising=False)
+    monkeypatch.setattr(source_module, "open", refuse, raising=False)
     with pytest.raises(InputError, match=r"lines.tsv: cannot be read \(Permission denied\); check whose it is"):
-        text_source.ByteStream(files[0])
+        source_module.ByteStream(files[0])
 
 
 def test_every_cause_has_a_meaning():

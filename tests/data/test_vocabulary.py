@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive.data.open import DataOptions, open_dataset
-from adaptive.data.text_rows import Direct, Fitted, Hashed
-from adaptive.data.vocabulary import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.text.rows import Direct, Fitted, Hashed
+from adaptive.data.text.vocabulary import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
 from adaptive.errors import ConfigError
 from adaptive.kernels.data import text_rows as kernels
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from adaptive.data.text_format import Column, TextFormat
+from adaptive.data.text.format import Column, TextFormat
 from adaptive.kernels.data import text as kernels
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)

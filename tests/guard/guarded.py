@@ -11,9 +11,9 @@ from guarded_policies import Plain
 from numpy.typing import NDArray
 from toy import ToyData, toy_config
 
-from adaptive.checkpoint import Checkpoint, load_checkpoint
 from adaptive.policy import Policy
 from adaptive.runs import train_run, training
+from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import GuardRecord, IntervalRecord, Record
 

@@ -11,10 +11,8 @@ from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, par
 
 from adaptive.batch import Batch
 from adaptive.errors import NonFiniteError
-from adaptive.guard.account import Account, shares
+from adaptive.guard.account import Account, LeftOut, Standing, shares
 from adaptive.guard.fork import Fork
-from adaptive.guard.share import LeftOut
-from adaptive.guard.standing import Standing
 from adaptive.policy import Policy
 from adaptive.telemetry.record import IntervalRecord
 

@@ -10,7 +10,7 @@ from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, par
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.guard.allowed import least_allowance
+from adaptive.guard.judge import least_allowance
 from adaptive.kernels.planning.books import WAITS
 from adaptive.optim import SGD, Adagrad, RowOptimizer
 from adaptive.planning.deferral import DeferralBook, longest

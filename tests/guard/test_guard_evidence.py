@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from adaptive.guard.evidence import REACH, Evidence, compare, interval
-from adaptive.telemetry.metrics import exact_auc
+from adaptive.guard.judge import REACH, Evidence, compare, interval
+from adaptive.quality import exact_auc
 
 
 def order(positive: float, negative: float) -> float:

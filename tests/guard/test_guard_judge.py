@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.guard.evidence import REACH, Evidence
-from adaptive.guard.judge import LEAST, Outlook, explain, look_out, lower
+from adaptive.guard.judge import LEAST, REACH, Evidence, Outlook, explain, look_out, lower
 
 
 def evidence(auc: float, error: float = 0.0) -> Evidence:

@@ -9,7 +9,7 @@ from adaptive.telemetry.jsonl import MetricsFile, read_metrics
 from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.record import GuardRecord, Record, RunRecord
 from adaptive.telemetry.tensorboard import view_from_metrics
-from adaptive.telemetry.text import guard_text
+from adaptive.telemetry.wording import guard_text
 
 RUN = RunRecord(policy="slipstream", table_rows={"site": 10})
 REDUCED = GuardRecord(

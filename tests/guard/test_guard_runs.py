@@ -10,7 +10,7 @@ from toy import ToyData
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.guard.judge import Outlook
-from adaptive.guard.timing import Timing
+from adaptive.guard.schedule import Timing
 from adaptive.policy import Policy
 from adaptive.runs import training
 from adaptive.telemetry.record import IntervalRecord

@@ -8,8 +8,8 @@ import pytest
 from toy_runs import nothing_is_left_behind  # noqa: F401 (fixture)
 
 from adaptive.config import TrainConfig
-from adaptive.data.synthetic import Synthetic
-from adaptive.data.synthetic_config import SyntheticConfig
+from adaptive.data.synthetic.config import SyntheticConfig
+from adaptive.data.synthetic.stream import Synthetic
 from adaptive.runs import train_run, training
 
 BUDGET = 0.0005

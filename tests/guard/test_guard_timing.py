@@ -4,8 +4,8 @@ import pytest
 from guarded_policies import Defer, DropHalf, Freeze
 
 from adaptive.config import GuardConfig, SkipConfig, TrainConfig
-from adaptive.guard.standing import Standing
-from adaptive.guard.timing import Timing
+from adaptive.guard.account import Standing
+from adaptive.guard.schedule import Timing
 from adaptive.policy import Policy
 from policies.slipstream import Slipstream
 

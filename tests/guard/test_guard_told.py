@@ -13,7 +13,7 @@ from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, par
 
 from adaptive.config import GuardConfig
 from adaptive.guard.guard import Guard
-from adaptive.recorder import Recorder
+from adaptive.telemetry.recorder import Recorder
 
 
 def test_every_decision_is_in_every_view(tmp_path: Path) -> None:

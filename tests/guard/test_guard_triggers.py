@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from adaptive.guard.alarm import Alarm
-from adaptive.guard.share import LeftOut
-from adaptive.guard.standing import Standing
-from adaptive.guard.triggers import LOOK, Triggers
+from adaptive.guard.account import LeftOut, Standing
+from adaptive.guard.schedule import LOOK, Alarm, Triggers
 
 
 def heard(losses: np.ndarray, positives: np.ndarray | float = 0.25) -> list[int]:

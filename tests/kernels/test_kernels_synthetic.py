@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from adaptive.data.synthetic import Synthetic, SyntheticConfig
-from adaptive.data.synthetic_fields import make_fields
+from adaptive.data.synthetic.fields import make_fields
+from adaptive.data.synthetic.stream import Synthetic, SyntheticConfig
 from adaptive.kernels.data import synthetic as kernels
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from adaptive.counters import Counter
-from adaptive.telemetry.counters import table_counts
-from adaptive.telemetry.record import Histogram, TableCounts, add_counts, sum_tables
+from adaptive.telemetry.record import Histogram, TableCounts, add_counts, sum_tables, table_counts
 
 
 def test_two_tables_written_out():

@@ -7,7 +7,7 @@ import pytest
 
 from adaptive.telemetry.record import IntervalRecord, TableCounts
 from adaptive.telemetry.report import RunTotals, run_summary, summary_text
-from adaptive.telemetry.text import bytes_text, count_text, duration_text, percent_text, score_text
+from adaptive.telemetry.wording import bytes_text, count_text, duration_text, percent_text, score_text
 
 SITE = TableCounts(
     lookups=1000,

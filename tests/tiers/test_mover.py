@@ -30,10 +30,15 @@ def test_any_order_that_events_allow_gives_the_same_bits(seed: int, case: Case) 
 
 Site = tuple[str, ...]  # a wait, and who asked for it on whose behalf
 REDUNDANT = {  # and why
-    ("await_brought", "Staged._land_next", "Staged.land", "TorchDevice.land"): "settle() has waited for all copies",
     (
         "await_brought",
-        "Direct.write_back",
+        "StagedTransfer._land_next",
+        "StagedTransfer.land",
+        "TorchDevice.land",
+    ): "settle() has waited for all copies",
+    (
+        "await_brought",
+        "DirectTransfer.write_back",
         "TorchDevice.write_back",
         "Pipeline.write_all_back",
     ): "it settles afterwards",

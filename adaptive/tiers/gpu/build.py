@@ -18,7 +18,7 @@ from adaptive.policy import Policy
 from adaptive.system import available_bytes
 from adaptive.tiers.gpu.device import TorchDevice
 from adaptive.tiers.gpu.pinned import Pinned
-from adaptive.tiers.gpu.transfer import Direct, RowArrays, Staged, Transfer
+from adaptive.tiers.gpu.transfer import DirectTransfer, RowArrays, StagedTransfer, Transfer
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
 
@@ -61,10 +61,10 @@ class TransferChoice:
     def transfer(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> Transfer:
         """The way of one host tier's rows."""
         if id(host) not in self.pinned:
-            return Staged(host, mover, kernels, optimizer)
+            return StagedTransfer(host, mover, kernels, optimizer)
         pair = self.pinned[id(host)]
         rows = RowArrays(pair[0].tensor, pair[1].tensor)
-        return Direct(host, mover, kernels, optimizer, rows, lands=self.lands, close=lambda: _close(pair))
+        return DirectTransfer(host, mover, kernels, optimizer, rows, lands=self.lands, close=lambda: _close(pair))
 
 
 def choose_transfer(

@@ -1,8 +1,9 @@
 """Rows between a device's slots and the host tier, on the copy stream. Two ways, with equal results:
 
-    Direct   kernels read and write the host's rows in place; its memory must be pinned (`adaptive.tiers.gpu.pinned`)
-    Staged   rows are gathered into pinned buffers, which are copied: for a host tier in a file, or memory that cannot
-             be pinned. Rows that are written back lie in a buffer until they *land*: until the host stores them.
+    DirectTransfer   kernels read and write the host's rows in place; its memory must be pinned (`gpu.pinned`)
+    StagedTransfer   rows are gathered into pinned buffers, which are copied: for a host tier in a file, or memory that
+                     cannot be pinned. Rows that are written back lie in a buffer until they *land*: until the host
+                     stores them.
 
 Rows that never changed do not cross at all: their initial values are computed on the device.
 """
@@ -105,7 +106,7 @@ class Transfer(ABC):
         """Debug: NaN into rows of the host."""
 
 
-class Direct(Transfer):
+class DirectTransfer(Transfer):
     """Rows cross in place: kernels on the device read and write the host tables' pinned memory.
 
     Args:
@@ -174,7 +175,7 @@ class _Landing:
     state: Floats
 
 
-class Staged(Transfer):
+class StagedTransfer(Transfer):
     """Rows cross in bounded pinned buffers, which the host fills and empties.
 
     What a plan writes back lands when the next one is carried out, or when buffers run out.

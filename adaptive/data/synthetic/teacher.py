@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from adaptive.data.synthetic_config import SyntheticConfig
-from adaptive.data.synthetic_fields import Stream, large_fields
+from adaptive.data.synthetic.config import SyntheticConfig
+from adaptive.data.synthetic.fields import Stream, large_fields
 from adaptive.kernels.data import synthetic as kernels
 
 CTR = 0.25

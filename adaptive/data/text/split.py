@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptive.data.text import Position, TextReader, TextSource
-from adaptive.data.text_format import Block
+from adaptive.data.text.format import Block
+from adaptive.data.text.reader import Position, TextReader, TextSource
 from adaptive.errors import InputError
 
 MARK_ROWS = 1 << 16

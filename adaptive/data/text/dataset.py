@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.shuffle import block_rows, shuffled
-from adaptive.data.split import Part, read_part, survey
-from adaptive.data.text import TextSource
-from adaptive.data.text_rows import Batcher, FeatureSource
+from adaptive.data.text.reader import TextSource
+from adaptive.data.text.rows import Batcher, FeatureSource
+from adaptive.data.text.split import Part, read_part, survey
 from adaptive.errors import InputError
 
 _COUNTED_BYTES = 1 << 26  # on disk; files up to here are counted when somebody asks

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.data.dataset import Dataset, Feature
-from adaptive.data.synthetic_config import SyntheticConfig
-from adaptive.data.synthetic_fields import key_of, make_fields
-from adaptive.data.synthetic_teacher import NUM_DENSE, calibrate, make_teacher
+from adaptive.data.synthetic.config import SyntheticConfig
+from adaptive.data.synthetic.fields import key_of, make_fields
+from adaptive.data.synthetic.teacher import NUM_DENSE, calibrate, make_teacher
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import synthetic as kernels
 

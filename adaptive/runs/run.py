@@ -3,29 +3,28 @@
 import contextlib
 import json
 import shlex
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TextIO
 
 from adaptive.build import Parts
-from adaptive.checkpoint import Checkpoint
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import InputError
 from adaptive.evaluation import Evaluation, evaluate
 from adaptive.guard.guard import Guard
-from adaptive.recorder import Recorder, Sink
-from adaptive.rundir import RunDirectory
-from adaptive.runs.checkpoints import Checkpoints
-from adaptive.runs.loop import Loop
-from adaptive.runs.place import Place
-from adaptive.runs.shared import quality_numbers, table_rows, total_steps
+from adaptive.runs.loop import Loop, Place
 from adaptive.runs.state import Reached, content, is_guarded, restore_recorder
+from adaptive.storage.checkpoint import Checkpoint
+from adaptive.storage.run_checkpoints import Checkpoints
+from adaptive.storage.run_directory import RunDirectory
 from adaptive.system import StopRequest, stop_request
 from adaptive.telemetry.jsonl import MetricsFile
 from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.record import ResumeRecord, RunRecord
+from adaptive.telemetry.recorder import Recorder, Sink
 from adaptive.telemetry.report import run_summary, summary_text
 from adaptive.telemetry.tensorboard import TensorBoardView
 from adaptive.trainer import Trainer
@@ -185,3 +184,20 @@ class Run:
             total = total_steps(self.config, self.dataset)
             sinks.append(Progress(stream, total, first_step=steps, first_samples=samples))
         return sinks
+
+
+def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
+    """Steps of the whole run, or None where nobody knows before reading the data."""
+    samples = dataset.num_train_samples()
+    if samples is None:
+        return config.steps
+    return min(config.epochs * -(-samples // config.batch_size), config.steps or sys.maxsize)
+
+
+def quality_numbers(found: Evaluation) -> dict[str, Any]:
+    numbers = asdict(found)
+    return {"auc_of": "evaluation", "eval_samples": numbers.pop("samples"), **numbers}
+
+
+def table_rows(parts: Parts) -> dict[str, int]:
+    return {table.name: table.num_embeddings for table in parts.tables}

@@ -8,15 +8,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.open import DataOptions
-from adaptive.data.rejects import Limits, RejectLog
-from adaptive.data.split import Part, Survey, split_last, split_time, survey
-from adaptive.data.text import TextSource
-from adaptive.data.text_dataset import Parts, TextDataset
-from adaptive.data.text_format import Block, TextFormat
-from adaptive.data.text_rows import Direct, FeatureSource, Fitted, Hashed, RowMap, bag_column
-from adaptive.data.text_source import TextFile, find_files
-from adaptive.data.vocabulary import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
+from adaptive.data.options import DataOptions
+from adaptive.data.text.dataset import Parts, TextDataset
+from adaptive.data.text.format import Block, TextFormat
+from adaptive.data.text.reader import TextSource
+from adaptive.data.text.rejects import Limits, RejectLog
+from adaptive.data.text.rows import Direct, FeatureSource, Fitted, Hashed, RowMap, bag_column
+from adaptive.data.text.source import TextFile, find_files
+from adaptive.data.text.split import Part, Survey, split_last, split_time, survey
+from adaptive.data.text.vocabulary import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
 from adaptive.errors import ConfigError
 
 

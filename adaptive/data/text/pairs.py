@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin, one_hot_batch
 from adaptive.data.dataset import Dataset, Feature
-from adaptive.data.open import DataOptions
-from adaptive.data.schema import UserItemsSchema
+from adaptive.data.options import DataOptions
 from adaptive.data.shuffle import block_rows, shuffled
-from adaptive.data.split import Part, read_part
-from adaptive.data.text import TextSource
-from adaptive.data.text_format import Block, Column, TextFormat
-from adaptive.data.text_open import open_source, settings_identity
-from adaptive.data.text_rows import Batcher, Direct, FeatureSource
+from adaptive.data.text.assemble import open_source, settings_identity
+from adaptive.data.text.format import Block, Column, TextFormat
+from adaptive.data.text.reader import TextSource
+from adaptive.data.text.rows import Batcher, Direct, FeatureSource
+from adaptive.data.text.schema import UserItemsSchema
+from adaptive.data.text.split import Part, read_part
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import pairs as kernels
 from adaptive.kernels.data import text as text_kernels

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.errors import ConfigError
-from adaptive.files import write_atomic
 from adaptive.kernels.data import text_rows as kernels
+from adaptive.storage.durable import write_atomic
 
 _INDEX = "vocabulary.json"
 _FORMAT = 1

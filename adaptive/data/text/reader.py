@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptive.data.rejects import BadLine, RejectLog
-from adaptive.data.text_format import Block, TextFormat
-from adaptive.data.text_source import ByteStream, TextFile
+from adaptive.data.text.format import Block, TextFormat
+from adaptive.data.text.rejects import BadLine, RejectLog
+from adaptive.data.text.source import ByteStream, TextFile
 from adaptive.kernels.data import text as kernels
 
 CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.synthetic_config import SyntheticConfig
+from adaptive.data.synthetic.config import SyntheticConfig
 from adaptive.kernels.data.synthetic import FIELD, hashed, uniform
 
 # Distinct values per categorical column of Criteo's Kaggle data set, C1 to C26.

@@ -17,8 +17,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.errors import CheckpointError, OutputError
-from adaptive.files import DISK, Disk, write_directory, write_new
-from adaptive.npy import Array, open_plain, read_array, write_array
+from adaptive.storage.arrays import Array, open_plain, read_array, write_array
+from adaptive.storage.durable import DISK, Disk, write_directory, write_new
 
 FORMAT: Final = "adaptive-checkpoint"
 VERSION: Final = 2

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.errors import CheckpointError
-from adaptive.files import Disk, write_new
+from adaptive.storage.durable import Disk, write_new
 
 DTYPES: Final = ("<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
 _CHUNK_BYTES: Final = 2**22

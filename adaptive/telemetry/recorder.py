@@ -17,10 +17,18 @@ from adaptive.engine.stopwatch import Stopwatch
 from adaptive.errors import PolicyError
 from adaptive.evaluation import Evaluation
 from adaptive.policy import Policy
-from adaptive.telemetry.counters import table_counts
+from adaptive.quality import StreamingAUC, StreamingLogLoss
 from adaptive.telemetry.jsonl import from_json, to_json
-from adaptive.telemetry.metrics import StreamingAUC, StreamingLogLoss
-from adaptive.telemetry.record import STAGES, EvalRecord, Histogram, IntervalRecord, Record, TableCounts, sum_tables
+from adaptive.telemetry.record import (
+    STAGES,
+    EvalRecord,
+    Histogram,
+    IntervalRecord,
+    Record,
+    TableCounts,
+    sum_tables,
+    table_counts,
+)
 from adaptive.telemetry.report import RunTotals
 
 

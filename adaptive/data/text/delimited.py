@@ -1,4 +1,4 @@
-"""Delimited files (csv, tsv, ...) with one sample per line, described by a schema; see `adaptive.data.schema`."""
+"""Delimited files (csv, tsv, ...) with one sample per line, described by a schema; see `adaptive.data.text.schema`."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from adaptive.data.dataset import Dataset
-from adaptive.data.open import DataOptions
-from adaptive.data.pairs import open_pairs
-from adaptive.data.schema import Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
-from adaptive.data.text_format import Column, TextFormat
-from adaptive.data.text_open import FeaturePlan, RowRule, TextPlan, open_source, open_text
-from adaptive.data.text_source import TextFile, find_files, first_line
+from adaptive.data.options import DataOptions
+from adaptive.data.text.assemble import FeaturePlan, RowRule, TextPlan, open_source, open_text
+from adaptive.data.text.format import Column, TextFormat
+from adaptive.data.text.pairs import open_pairs
+from adaptive.data.text.schema import Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
+from adaptive.data.text.source import TextFile, find_files, first_line
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import text as kernels
 from adaptive.kernels.data.text_fields import iso_time

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin
-from adaptive.data.text_format import Block
-from adaptive.data.vocabulary import Vocabulary
+from adaptive.data.text.format import Block
+from adaptive.data.text.vocabulary import Vocabulary
 from adaptive.errors import InputError
 from adaptive.kernels.data import text_rows as kernels
 

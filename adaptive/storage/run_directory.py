@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from adaptive.errors import CheckpointError, OutputError
-from adaptive.files import DISK, write_atomic
+from adaptive.storage.durable import DISK, write_atomic
 
 SCHEMA: Final = 1
 RECORD: Final = "run.json"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptive.data.open import DataOptions
-from adaptive.data.text_dataset import TextDataset
-from adaptive.data.text_format import Column, TextFormat
-from adaptive.data.text_open import FeaturePlan, RowRule, TextPlan, open_source, open_text
-from adaptive.data.text_source import TextFile, first_line
+from adaptive.data.options import DataOptions
+from adaptive.data.text.assemble import FeaturePlan, RowRule, TextPlan, open_source, open_text
+from adaptive.data.text.dataset import TextDataset
+from adaptive.data.text.format import Column, TextFormat
+from adaptive.data.text.source import TextFile, first_line
 from adaptive.errors import ConfigError
 from adaptive.kernels.data import text as kernels
 

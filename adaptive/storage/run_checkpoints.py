@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from adaptive.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from adaptive.errors import CheckpointError, OutputError
-from adaptive.files import DISK, Disk
-from adaptive.rundir import WEIGHTS, newest_checkpoint
+from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from adaptive.storage.durable import DISK, Disk
+from adaptive.storage.run_directory import WEIGHTS, newest_checkpoint
 
 _ANY: Final = re.compile(r"weights|checkpoint-\d+|(weights|checkpoint-\d+)\.tmp-\d+")
 

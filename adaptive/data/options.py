@@ -1,0 +1,47 @@
+"""`DataOptions`: settings of all sources of data."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from adaptive.config import Config
+from adaptive.data.synthetic.config import SyntheticConfig
+
+
+class DataOptions(Config):
+    """Settings of all sources of data; a source ignores what has no meaning for it."""
+
+    synthetic: SyntheticConfig = SyntheticConfig()
+    schema_path: Path | None = Field(default=None, description="schema.toml that describes the files of csv:PATH")
+    eval_data: str | None = Field(default=None, description="evaluate on these files: PATH[,PATH...] or a pattern")
+    holdout: float | None = Field(default=None, gt=0, lt=1, description="evaluate on this last fraction of the rows")
+    time_split: float | str | None = Field(
+        default=None, description="evaluate on rows from this time on (a number, or an ISO time for an iso column)"
+    )
+    hash_rows: int = Field(
+        default=100_000, ge=1, lt=2**32, description="rows per feature whose categories are hashed, without missing"
+    )
+    vocabulary: bool = Field(default=False, description="give frequent categories rows of their own; do not hash")
+    min_count: int = Field(default=1, ge=1, description="times a category must come to get a row of its own")
+    vocabulary_path: Path | None = Field(
+        default=None, description="folder of the fitted vocabulary; default: vocabulary/ in the run directory"
+    )
+    out_of_range: Literal["error", "oov"] = Field(
+        default="error", description="ids that are no rows: stop, or count them and use a row of their own"
+    )
+    shuffle_buffer: int = Field(
+        default=0, ge=0, le=2**26, description="training rows shuffled together; 0: the order of the files"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of the shuffle and of negative samples")
+    max_bad_fraction: float = Field(default=1e-4, ge=0, le=1, description="share of the lines that may be bad")
+    max_bad_label_fraction: float = Field(default=0.0, ge=0, le=1, description="share of lines with a bad label")
+    max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**30, description="longer lines are bad")
+    chunk_bytes: int = Field(default=1 << 18, ge=1, le=2**30, description="bytes read from a file at once")
+
+    @model_validator(mode="after")
+    def _one_split(self) -> Self:
+        given = [name for name in ("eval_data", "holdout", "time_split") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
+        return self

@@ -1,0 +1,142 @@
+"""When a check is due, and how long things take, in batches of the run's data.
+
+An `Alarm` watches predictions that the run makes anyway, each before its batch is learnt, and costs nothing. It only
+asks for a check: that predictions have become worse says that the data have changed, not what skipping costs. A log
+loss rises and falls with the share of positive labels, whatever the model knows. So it is measured in units of the log
+loss of always predicting that share, as the normalized entropy of He et al. (Practical Lessons from Predicting Clicks
+on Ads at Facebook, ADKDD 2014, section 2).
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.config import GuardConfig, TrainConfig
+from adaptive.guard.account import LeftOut, Standing
+from adaptive.policy import Policy
+
+READ_PER_TRAINED: Final = 10  # batches, at most as a rule, of a policy that drops inputs
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Counted from the settings alone, so that decisions count from the same batch whatever the threads do."""
+
+    warmup: int  # before anything is skipped
+    steps: int  # of a check
+    held_back: int  # judged at the end of a check
+    margin: int  # until what is decided can count: the look-ahead may have planned so many
+    window: int  # read before the batch that is planned
+    total: int | None  # of the run, or None where nobody knows
+
+    @classmethod
+    def of(cls, settings: GuardConfig, config: TrainConfig, policy: Policy, total: int | None) -> "Timing":
+        """Those of a run."""
+        planned = max(config.depth, config.skip.lag if config.skip is not None else 0) + 2
+        return cls(
+            warmup=max(settings.warmup, policy.warmup, policy.deferral.warmup if policy.deferral else 0),
+            steps=settings.steps,
+            held_back=-(-settings.holdout // config.batch_size),
+            margin=planned * READ_PER_TRAINED if policy.drops_inputs else planned,
+            window=0 if policy.drops_inputs else policy.window,
+            total=total,
+        )
+
+    def left(self, place: int) -> int | None:
+        """Batches from `place` to the end of the run."""
+        return None if self.total is None else max(self.total - place, 0)
+
+    @property
+    def check(self) -> int:
+        """Batches of a check, with half of what it wants to hold back: fewer do not suffice."""
+        return self.steps + self.held_back // 2
+
+    def too_late(self, place: int) -> bool:
+        """A check that begins at batch `place` would not come to its end."""
+        left = self.left(place)
+        return left is not None and left < self.check
+
+
+BEFORE: Final = 400  # batches with which the latest are compared, at most
+LEAST_BEFORE: Final = 100
+LATEST: Final = 25
+ERRORS: Final = 5.0  # by which the loss must rise; a false alarm in some 10^6 batches, were they independent
+
+
+class Alarm:
+    """Compares the latest 25 batches with the 400 before them."""
+
+    def __init__(self) -> None:
+        self._heard: deque[tuple[float, float]] = deque(maxlen=BEFORE + LATEST)
+
+    def hear(self, loss: float, positive: float) -> None:
+        """Of a batch: the mean log loss, predicted before it was learnt, and the share of positive labels."""
+        self._heard.append((loss, positive))
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._heard.clear()
+
+    def rings(self) -> bool:
+        """The loss has risen by more than the share of positives and chance explain."""
+        if len(self._heard) < LEAST_BEFORE + LATEST:
+            return False
+        losses, positives = np.array(self._heard).T
+        share, latest_share = positives[:-LATEST].mean(), positives[-LATEST:].mean()
+        if not (0 < share < 1 and 0 < latest_share < 1):
+            return False  # nothing to compare with
+        part = losses[:-LATEST].mean() / _uninformed(share, share)
+        rise = losses[-LATEST:].mean() - part * _uninformed(latest_share, latest_share)
+        unexplained = losses[:-LATEST] - part * _uninformed(positives[:-LATEST], share)
+        return bool(rise > ERRORS * unexplained.std(ddof=1) * math.sqrt(1 / len(unexplained) + 1 / LATEST))
+
+
+def _uninformed(positives: Any, share: float) -> NDArray[np.float64]:
+    """Mean log loss of always predicting `share`, of batches with such shares of positive labels."""
+    losses: NDArray[np.float64] = -(positives * np.log(share) + (1 - positives) * np.log1p(-share))
+    return losses
+
+
+LOOK: Final = 50  # batches between two looks at how much is skipped
+MORE: Final = 1.5  # what was judged at a share s stands for shares up to MORE * s + SOME
+SOME: Final = 0.01
+
+
+class Triggers:
+    """Told of every batch, and asked when a check is due while none is under way."""
+
+    def __init__(self) -> None:
+        self._alarm = Alarm()
+        self._at = 0  # batch of the latest look
+        self._before = LeftOut()
+
+    def hear(self, loss: float, positive: float) -> None:
+        """See `Alarm.hear`."""
+        self._alarm.hear(loss, positive)
+
+    def opened(self) -> None:
+        """A check has begun, and judges what has happened so far. What happens meanwhile may come too late for it."""
+        self._alarm.forget()
+
+    def passed(self, place: int, left_out: LeftOut) -> None:
+        """A check was passed at batch `place`."""
+        self._at, self._before = place, left_out
+
+    def due(self, standing: Standing, left_out: LeftOut) -> str:
+        """Why a check is due, or nothing if none is."""
+        if standing.passed is None:
+            return "the warm-up is over" if standing.place >= standing.due else ""
+        if standing.place >= standing.due:
+            return "the time has come"
+        if self._alarm.rings():
+            return "predictions have become worse"
+        if standing.place < self._at + LOOK:
+            return ""
+        share = left_out.share_since(self._before)
+        self._at, self._before = standing.place, left_out
+        more = share > MORE * standing.passed + SOME
+        return f"{share:.1%} is skipped, {standing.passed:.1%} was when it was judged" if more else ""

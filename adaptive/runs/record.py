@@ -1,0 +1,38 @@
+"""What the record of a run (`run.json`) says, for runs that go on from it or evaluate it: settings, and which data."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from adaptive.config import TrainConfig
+from adaptive.data.dataset import Dataset
+from adaptive.errors import CheckpointError, InputError
+from adaptive.telemetry.jsonl import plain
+
+
+def config_of(record: Mapping[str, Any], path: Path) -> TrainConfig:
+    """The settings in the record of the run in directory `path`.
+
+    Raises:
+        CheckpointError: if they are none.
+    """
+    try:
+        return TrainConfig.model_validate(record.get("config"))
+    except ValidationError as error:
+        raise CheckpointError(f"{path / 'run.json'}: config: {error.errors()[0]['msg']}") from error
+
+
+def check_same_data(path: Path, record: Mapping[str, Any], dataset: Dataset) -> None:
+    """
+    Raises:
+        InputError: if the data are not those of the run in directory `path`; says what differs.
+    """
+    recorded, found = record.get("data"), plain(dataset.fingerprint())
+    if recorded == found:
+        return
+    recorded = recorded if isinstance(recorded, dict) else {}
+    names = sorted(name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name))
+    differences = "; ".join(f"{name}: expected {recorded.get(name)}, found {found.get(name)}" for name in names)
+    raise InputError(f"the data are not those of {path}: {differences}")
