@@ -29,7 +29,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """What is trained."""
 
     tables: tuple[TableConfig, ...]
@@ -49,7 +49,7 @@ def first_batches(config: TrainConfig, dataset: Dataset) -> list[Batch]:
     return list(islice(dataset.train(config.batch_size), max(config.calibration_batches, 1)))
 
 
-def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -> Parts:
+def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -> Components:
     """Make the parts; initial values follow from `config.seed`.
 
     Args:
@@ -75,7 +75,7 @@ def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -
         sizes = {"num_dense": dataset.num_dense, "num_features": len(dataset.features)}
         model = embeddings.with_room(lambda: DLRM(model_config, **sizes, seed=config.seed).to(embeddings.device))
         optimizer = embeddings.with_room(lambda: dense_optimizer(config.dense_optimizer, model))  # may make its state
-        return Parts(tables, embeddings, model, optimizer)
+        return Components(tables, embeddings, model, optimizer)
     except BaseException:
         embeddings.close()
         raise

@@ -23,10 +23,10 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.build import build_engine, watch_rows
 from adaptive.engine.lookahead import look_ahead
-from adaptive.engine.pipeline import Ready
+from adaptive.engine.pipeline import ReadyBatch
 from adaptive.engine.saving import load_rows, overwrite_rows, save_rows
 from adaptive.engine.shrinking import give_back
-from adaptive.engine.statistics import Marks, Statistics
+from adaptive.engine.statistics import Statistics, StatisticsInterval
 from adaptive.errors import ConfigError
 from adaptive.optim import SGD, RowOptimizer
 from adaptive.planned import GroupWork, Planned
@@ -87,7 +87,7 @@ class TieredEmbeddingBag(nn.Module):
         self._tier, self._optimizer = tier, optimizer
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
         self._pending: dict[int, Planned] = {}
-        self._since = Marks(self._pipeline)
+        self._since = StatisticsInterval(self._pipeline)
         if engine.skip is not None:
             watched = engine.skip
             self.with_room(lambda: watch_rows(self._pipeline, watched, optimizer))
@@ -96,7 +96,7 @@ class TieredEmbeddingBag(nn.Module):
 
     def calibrate(self, sample: Sequence[Batch]) -> None:
         """Let the policy look at a sample of the training data before training."""
-        self._pipeline.referee.calibrate([self._pipeline.check(batch) for batch in sample], self.view)
+        self._pipeline.policy_caller.calibrate([self._pipeline.check(batch) for batch in sample], self.view)
 
     def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> Generator[Planned, None, None]:
         """Every batch of `batches`, in order, with its rows planned and fetched up to `depth` batches ahead.
@@ -108,10 +108,10 @@ class TieredEmbeddingBag(nn.Module):
         """
         if depth < 0:
             raise ConfigError(f"depth must be >= 0, found {depth}")
-        referee = self._pipeline.referee
+        policy_caller = self._pipeline.policy_caller
         try:
-            with referee.listening(), running_out("while rows moved"):
-                arranged = referee.arrange(iter(batches), self.view)
+            with policy_caller.listening(), running_out("while rows moved"):
+                arranged = policy_caller.arrange(iter(batches), self.view)
                 with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
                     for ready in coming:
                         planned = Planned(
@@ -125,7 +125,7 @@ class TieredEmbeddingBag(nn.Module):
         finally:
             self._since.count_resident()  # rows of batches that were planned and dropped are there, too
 
-    def _works(self, ready: Ready) -> list[GroupWork]:
+    def _works(self, ready: ReadyBatch) -> list[GroupWork]:
         parts = ready.parts or [()] * len(ready.plans)
         lanes = self._pipeline.lanes
         return [GroupWork(lane, plan, parts=own) for lane, plan, own in zip(lanes, ready.plans, parts, strict=True)]

@@ -76,7 +76,7 @@ class GroupWork:
         plan, device = self.plan, self._lane.device
         if self.gradients is None:  # the loss does not depend on this group
             return lambda: Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        rows, norms = [plan.grouping.rows], [device.update(plan.grouping, self.gradients)]
+        rows, norms = [plan.row_updates.rows], [device.update(plan.row_updates, self.gradients)]
         if plan.deferred is not None:
             rows.append(plan.deferred.due_rows)
             norms.append(device.defer(plan.deferred, self.gradients))

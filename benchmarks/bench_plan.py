@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from adaptive.batch import Batch
-from adaptive.planning.lookups import Outline, Outliner
+from adaptive.planning.lookups import Lookups, LookupsAhead
 from benchmarks import harness
 from benchmarks.harness import Report, paired
 from benchmarks.streams import kaggle_tables, make_batches
@@ -76,7 +76,7 @@ def _plan(ours: Ours, fill: Sequence[Batch], timed: Sequence[Batch]) -> tuple[fl
     spent: dict[str, list[float]] = {stage: [] for stage in STAGES}
     before = dict.fromkeys(STAGES, 0.0)
     for _ in ours.stream(timed):
-        found = ours.bag._pipeline.stopwatch.total_ms() | {"policy": ours.bag._pipeline.referee.seconds * 1e3}
+        found = ours.bag._pipeline.stopwatch.total_ms() | {"policy": ours.bag._pipeline.policy_caller.seconds * 1e3}
         for stage in STAGES:
             spent[stage].append(found.get(stage, 0.0) - before[stage])
             before[stage] = found.get(stage, 0.0)
@@ -92,11 +92,11 @@ def _check(ours: Ours, batch: Batch) -> None:
     (planned,) = list(ours.bag.look_ahead([batch], depth=0))
     plan: Any = planned.works[0].plan
     rows, counts = np.unique(ours.bag.view.rows(batch), return_counts=True)
-    order = np.argsort(plan.grouping.rows)
+    order = np.argsort(plan.row_updates.rows)
     if not (
-        np.array_equal(plan.grouping.rows[order], rows)
-        and np.array_equal(np.diff(plan.grouping.segments)[order], counts)
-        and np.array_equal(np.unique(plan.pooling.locations), np.sort(plan.grouping.locations))
+        np.array_equal(plan.row_updates.rows[order], rows)
+        and np.array_equal(np.diff(plan.row_updates.segments)[order], counts)
+        and np.array_equal(np.unique(plan.pooling.locations), np.sort(plan.row_updates.locations))
     ):
         raise harness.NotEqual("a plan does not hold the rows that numpy finds in its batch")
 
@@ -121,7 +121,7 @@ def _helpers(settings: Settings) -> Report:
             _all(ours, batches[:num_fill])
         for first in range(num_fill, len(batches), PER_ROUND):
             mine = batches[first : first + PER_ROUND]
-            variants[ENOUGH].bag._pipeline.outliner = _Made(variants[ENOUGH], mine)
+            variants[ENOUGH].bag._pipeline.lookups_ahead = _Made(variants[ENOUGH], mine)
             for name, ours in variants.items():
                 wall, plan = _all(ours, mine)
                 walls[name].append(wall)
@@ -134,14 +134,14 @@ def _helpers(settings: Settings) -> Report:
     return report
 
 
-class _Made(Outliner):
+class _Made(LookupsAhead):
     """Outlines made before the clock starts: what is left to the look-ahead thread if helpers have cores enough."""
 
     def __init__(self, ours: Ours, batches: Sequence[Batch]) -> None:
         super().__init__([lane.group for lane in ours.bag._pipeline.lanes], 0)
         self._made = {id(batch): super(_Made, self).start(batch) for batch in batches}
 
-    def start(self, batch: Batch) -> Callable[[], list[Outline]]:
+    def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
         return self._made[id(batch)]
 
 

@@ -32,8 +32,8 @@ class Account:
         """Count a batch that has just been trained; returns the rows it wrote."""
         plan: Any = planned.works[0].plan
         later = plan.deferred
-        rows = plan.grouping.rows if later is None else np.concatenate([plan.grouping.rows, later.due_rows])
-        places = plan.grouping.locations
+        rows = plan.row_updates.rows if later is None else np.concatenate([plan.row_updates.rows, later.due_rows])
+        places = plan.row_updates.locations
         places = places if later is None else np.concatenate([places, later.due_locations])
         self._steps += 1
         self._counts += plan.tally.sum(axis=0)
@@ -89,7 +89,7 @@ class Differences:
             visited = self._visited[every]
             changed[written] = True
             if plan.deferred is not None:
-                visited[plan.deferred.grouping.rows] = True
+                visited[plan.deferred.row_updates.rows] = True
             if self._steps % every == 0:
                 self.rows[every] += int(np.count_nonzero(changed))
                 self.sums[every] += int(np.count_nonzero(visited[self._waiting()]))

@@ -13,7 +13,7 @@ from toy import ToyData, toy_config
 from toy_runs import assert_equal, state
 
 from adaptive.batch import Batch
-from adaptive.build import Parts, build
+from adaptive.build import Components, build
 from adaptive.errors import NonFiniteError
 from adaptive.evaluation import evaluate, evaluating
 from adaptive.telemetry.record import TableCounts
@@ -22,7 +22,7 @@ from adaptive.trainer import Trainer
 POLICIES = ["lru", "lfu", "static", "hybrid", "device"]
 
 
-def make(**changed: Any) -> tuple[ToyData, Parts]:
+def make(**changed: Any) -> tuple[ToyData, Components]:
     data = ToyData()
     config = toy_config(tier={"device_rows": "auto"}, **changed)
     sample = list(data.train(32))[:2]
@@ -48,7 +48,7 @@ def test_numbers_equal_those_of_scikit_learn() -> None:
     assert found.normalised_entropy == pytest.approx(found.log_loss / entropy, abs=1e-9)
 
 
-def predictions(data: ToyData, parts: Parts) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+def predictions(data: ToyData, parts: Components) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     """Logits from the tables as they stand, without the tiers."""
     batch = next(data.evaluation(256))
     tables = [torch.from_numpy(parts.embeddings.table_weights(table.name)) for table in parts.tables]

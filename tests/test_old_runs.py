@@ -1,7 +1,7 @@
 """Run directories that earlier versions wrote: they load, are evaluated, and go on as they would have.
 
-Each archive in `golden/runs` holds the data, a run that was killed after its second checkpoint (`interrupted`), and the same
-run from beginning to end (`whole`), both trained by the commit in its name.
+Each archive in `golden/runs` holds the data, a run that was killed after its second checkpoint (`interrupted`), and the
+same run from beginning to end (`whole`), both trained by the commit in its name.
 """
 
 import json

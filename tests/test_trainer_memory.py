@@ -12,7 +12,7 @@ from toy_runs import assert_equal, everything
 import adaptive.build
 import adaptive.trainer
 from adaptive import trainer
-from adaptive.build import Parts, build
+from adaptive.build import Components, build
 from adaptive.errors import DeviceMemoryError
 from adaptive.evaluation import evaluate
 from adaptive.models.dlrm import DLRM
@@ -41,14 +41,14 @@ def out_of_memory(gradient: Tensor) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def made(depth: int = 2, **tier: object) -> Parts:
+def made(depth: int = 2, **tier: object) -> Components:
     toy = ToyData()
     tier = {"device": "cpu-torch", "device_rows": "100%", "poison": True} | tier
     config = toy_config(tier=tier, depth=depth, dense_optimizer={"name": "adam", "lr": 0.01})
     return build(config, toy, list(toy.train(32)))
 
 
-def train(calls: Sequence[int], where: str, *, depth: int = 2, **tier: object) -> tuple[Parts, int]:
+def train(calls: Sequence[int], where: str, *, depth: int = 2, **tier: object) -> tuple[Components, int]:
     toy, parts = ToyData(), made(depth, **tier)
     model = RunsOut(parts.model, calls, where)
     steps = Trainer(parts.embeddings, model, parts.optimizer).train(toy.train(32), depth=depth)
@@ -173,5 +173,5 @@ def test_an_evaluation_in_the_middle_of_training_gives_rows_back() -> None:
     assert_equal(everything(found), everything(expected))
 
 
-def evaluate_with(calls: Sequence[int], parts: Parts) -> object:
+def evaluate_with(calls: Sequence[int], parts: Components) -> object:
     return evaluate(parts.embeddings, RunsOut(parts.model, calls, "forward"), ToyData().evaluation(64))

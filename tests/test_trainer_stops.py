@@ -18,7 +18,7 @@ from toy import SIZES, ToyData, toy_config
 from toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.batch import Batch
-from adaptive.build import Parts
+from adaptive.build import Components
 from adaptive.errors import InputError, NonFiniteError, PolicyError
 from adaptive.planned import Planned
 from adaptive.policy import Policy, RowStats
@@ -32,7 +32,7 @@ from adaptive.trainer import Trainer
 # -- numbers that are not finite ----------------------------------------------------------------------------------
 
 
-def assert_stops(parts: Parts, toy: ToyData, message: str, *, good_steps: int) -> None:
+def assert_stops(parts: Components, toy: ToyData, message: str, *, good_steps: int) -> None:
     """Training stops with the message; all weights and states are as after the good steps."""
     trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
     after_good: dict[str, NDArray[Any]] = {}

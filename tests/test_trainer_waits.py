@@ -14,7 +14,7 @@ from toy import ToyData, toy_config
 from toy_runs import assert_equal, everything
 
 import adaptive.trainer
-from adaptive.build import Parts, build
+from adaptive.build import Components, build
 from adaptive.errors import NonFiniteError
 from adaptive.trainer import Trainer
 
@@ -40,7 +40,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[int, i
         yield lambda: (scalars.count, len(whole))
 
 
-def parts_on(device: str, policy: str = "lru") -> tuple[Parts, ToyData]:
+def parts_on(device: str, policy: str = "lru") -> tuple[Components, ToyData]:
     toy = ToyData()
     tier = {"device": device, "device_rows": "100%"}
     config = toy_config(tier=tier, policy=policy, dense_optimizer={"name": "sgd", "lr": 0.1})  # counts no steps

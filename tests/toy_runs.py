@@ -12,7 +12,7 @@ from torch import Tensor
 from toy import SIZES, ToyData, toy_config
 
 import adaptive.build
-from adaptive.build import Parts, build
+from adaptive.build import Components, build
 from adaptive.models.dlrm import DLRM
 from adaptive.runs import evaluating, resuming, training
 
@@ -57,7 +57,7 @@ class Hooked(DLRM):
     calls = 0  # in training mode
 
 
-def parts_of(**changed: Any) -> tuple[Parts, ToyData]:
+def parts_of(**changed: Any) -> tuple[Components, ToyData]:
     toy = ToyData()
     sample = list(toy.train(32))
     parts = build(toy_config(tier={"device_rows": "auto"}, **changed), toy, sample)
@@ -65,7 +65,7 @@ def parts_of(**changed: Any) -> tuple[Parts, ToyData]:
     return parts, toy
 
 
-def everything(parts: Parts) -> dict[str, NDArray[Any]]:
+def everything(parts: Components) -> dict[str, NDArray[Any]]:
     """All weights and all optimizer state, wherever rows lie."""
     values = {table.name: parts.embeddings.table_weights(table.name) for table in parts.tables}
     saved = parts.embeddings.state_arrays()
@@ -74,7 +74,7 @@ def everything(parts: Parts) -> dict[str, NDArray[Any]]:
     return values | {name: value for name, value in state(parts).items() if not name.startswith(("rows", "next"))}
 
 
-def state(parts: Parts) -> dict[str, NDArray[Any]]:
+def state(parts: Components) -> dict[str, NDArray[Any]]:
     dense = {f"dense {name}": value.numpy().copy() for name, value in parts.model.state_dict().items()}
     optimizer = {
         f"optimizer {number} {name}": value.numpy().copy()

@@ -13,7 +13,7 @@ from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group, make_groups
 from adaptive.planning.lookups import DistinctFinder
 from adaptive.planning.planner import Planner
-from adaptive.planning.policy_calls import Referee
+from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
 from adaptive.policy import Policy
 from adaptive.tiers.cpu_device import CpuDevice
@@ -50,30 +50,30 @@ def build_engine(
         ConfigError: for tables, sizes or combinations that cannot work.
         DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
     """
-    referee = Referee(policy, tier.policy_timeout_s)
+    policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     groups = make_groups(tables, seed)
     mover = Mover(streams_of(choose_device(tier.device)))
     defers = policy.deferral is not None
-    skip = skip if referee.watches_saturation or defers else None
+    skip = skip if policy_caller.watches_saturation or defers else None
     room = free_bytes(mover.device)
     if room is not None and skip is not None:
-        kept = watched_bytes(groups, skip, optimizer, snapshots=referee.watches_saturation, sums=defers)
+        kept = watched_bytes(groups, skip, optimizer, snapshots=policy_caller.watches_saturation, sums=defers)
         room = max(0, room - kept)
     sizes = choose_slots(groups, tier, optimizer, policy, room)
-    lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, referee, mover)
-    pipeline = Pipeline(lanes, referee, tier, skip, mover)
-    drops_updates = skip is not None and referee.watches_saturation
+    lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, policy_caller, mover)
+    pipeline = Pipeline(lanes, policy_caller, tier, skip, mover)
+    drops_updates = skip is not None and policy_caller.watches_saturation
     return Engine(pipeline, sizes, skip, drops_updates, skip is not None and defers)
 
 
 def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
     """Watch the hottest rows of every group from now on. May run out of device memory, and be called again then."""
-    referee = pipeline.referee
+    policy_caller = pipeline.policy_caller
     for lane in pipeline.lanes:
         capacity = hot_rows(lane.group, skip, optimizer)
         lane.planner.watch(capacity, skip, optimizer)
-        sums = referee.policy.deferral is not None
-        lane.device.watch(capacity, snapshots=referee.watches_saturation, sums=sums)
+        sums = policy_caller.policy.deferral is not None
+        lane.device.watch(capacity, snapshots=policy_caller.watches_saturation, sums=sums)
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -90,10 +90,15 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def _build_lanes(
-    groups: Sequence[Group], sizes: Sizes, tier: TierConfig, optimizer: RowOptimizer, referee: Referee, mover: Mover
+    groups: Sequence[Group],
+    sizes: Sizes,
+    tier: TierConfig,
+    optimizer: RowOptimizer,
+    policy_caller: PolicyCaller,
+    mover: Mover,
 ) -> tuple[list[Lane], Sizes]:
     """One lane for each group, and the sizes for which there was memory."""
-    in_place = referee.policy.misses == "host"
+    in_place = policy_caller.policy.misses == "host"
     own_pages = tier.transfer == "direct" or (tier.transfer == "auto" and mover.device.type == "cuda")
     hosts = [_make_host(group, optimizer, tier.host, in_place=in_place, own_pages=own_pages) for group in groups]
     devices: Sequence[DeviceTier]
@@ -101,13 +106,13 @@ def _build_lanes(
         slots = zip(hosts, sizes.slots, strict=True)
         devices = [CpuDevice(host, num_slots, optimizer, poison=tier.poison) for host, num_slots in slots]
     else:
-        devices, sizes = build_devices(hosts, sizes, tier, optimizer, referee.policy, mover)
+        devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover)
     lanes = [
         Lane(
             host.group,
             host,
             device,
-            Planner(host.group, device.num_slots, tier, referee, row_bytes(host.group, optimizer)),
+            Planner(host.group, device.num_slots, tier, policy_caller, row_bytes(host.group, optimizer)),
             DistinctFinder(host.group),
         )
         for host, device in zip(hosts, devices, strict=True)

@@ -7,7 +7,7 @@
     fetch      rows that come, host -> device           next batch: batch k counts as trained
 
 A batch in parts whose first part needs nothing that is fetched for it is handed over before its rows move: training
-starts with that part, and waits for the rest (`Ready.arrived`) when it comes to the next.
+starts with that part, and waits for the rest (`ReadyBatch.arrived`) when it comes to the next.
 
 The thread boundary is one queue and one number, `trained`. Batch n is planned, and its rows move, only when batch
 n - depth - 1 has been trained; holds are counted in batches, never tied to backward passes, so a forward without
@@ -22,18 +22,18 @@ from contextlib import nullcontext
 from itertools import islice
 
 from adaptive.batch import Batch
-from adaptive.engine.pipeline import Coming, Pipeline, Ready
+from adaptive.engine.pipeline import Coming, Pipeline, ReadyBatch
 from adaptive.errors import AdaptiveError, DeviceMemoryError
-from adaptive.planning.lookups import Outline
+from adaptive.planning.lookups import Lookups
 from adaptive.policy import arranges
 
 JOIN_SECONDS = 60.0  # a source that does not return within this time is reported instead of waited for
 
 
-def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[Ready, None, None]:
+def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[ReadyBatch, None, None]:
     """Yield every batch when it may be trained. Asking for the next one declares the last one trained."""
     pipeline.begin(depth)
-    with pipeline.outliner.working() if depth else nullcontext():
+    with pipeline.lookups_ahead.working() if depth else nullcontext():
         worker = _Worker(pipeline, batches, depth) if depth else None
         source = worker.ready() if worker else _carried_out(pipeline, batches, 0, lambda number: None)
         try:
@@ -54,8 +54,8 @@ def _carried_out(
     batches: Iterator[Batch],
     depth: int,
     wait_until_trained: Callable[[int], None],
-    start_early: Callable[[Ready], None] | None = None,
-) -> Iterator[Ready]:
+    start_early: Callable[[ReadyBatch], None] | None = None,
+) -> Iterator[ReadyBatch]:
     """Plan and move batch after batch; yield each when its rows have moved.
 
     `start_early` is given a batch whose first part may be trained while rows for the others are on their way; such a
@@ -95,25 +95,26 @@ def _read(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _windowed(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Coming]:
-    """Each batch with its outlines per group, and distinct rows of the policy's window behind it, nearest first.
+    """Each batch with its look-ups per group, and distinct rows of the policy's window behind it, nearest first.
 
-    More are read than the window holds while helpers make outlines, but not if the policy arranges batches: what
+    More are read than the window holds while helpers find look-ups, but not if the policy arranges batches: what
     it has learnt until then must not depend on how far they are read.
     """
-    policy = pipeline.referee.policy
+    policy = pipeline.policy_caller.policy
     window = policy.window
-    spare = 0 if arranges(policy) else pipeline.outliner.num_ahead
-    ahead: deque[tuple[Batch, Callable[[], list[Outline]]]] = deque()
+    spare = 0 if arranges(policy) else pipeline.lookups_ahead.num_ahead
+    ahead: deque[tuple[Batch, Callable[[], list[Lookups]]]] = deque()
 
     def first() -> Coming:
         with pipeline.stopwatch.stage("plan"):
-            batch, outlines = ahead.popleft()
+            batch, all_lookups = ahead.popleft()
             following = [later() for _, later in islice(ahead, window)]
-            return batch, outlines(), [[later[i].distinct for later in following] for i in range(len(pipeline.lanes))]
+            windows = [[later[i].distinct for later in following] for i in range(len(pipeline.lanes))]
+            return batch, all_lookups(), windows
 
     for batch in batches:
         with pipeline.stopwatch.stage("plan"):
-            ahead.append((batch, pipeline.outliner.start(batch)))
+            ahead.append((batch, pipeline.lookups_ahead.start(batch)))
         if len(ahead) > window + spare:
             yield first()
     while ahead:
@@ -131,7 +132,7 @@ class _Worker:
         self._pipeline = pipeline
         self._batches = batches
         self._depth = depth
-        self._queue: deque[Ready] = deque()
+        self._queue: deque[ReadyBatch] = deque()
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._done = False
@@ -139,7 +140,7 @@ class _Worker:
         self._thread = threading.Thread(target=self._run, name="adaptive-look-ahead", daemon=True)
         self._thread.start()
 
-    def ready(self) -> Iterator[Ready]:
+    def ready(self) -> Iterator[ReadyBatch]:
         """Batches as they become ready; then what went wrong in the thread, if anything did."""
         while True:
             with self._pipeline.stopwatch.stage("wait"), self._changed:
@@ -185,7 +186,7 @@ class _Worker:
                 self._done = True
                 self._changed.notify_all()
 
-    def _hand_over(self, ready: Ready) -> None:
+    def _hand_over(self, ready: ReadyBatch) -> None:
         with self._changed:
             self._queue.append(ready)
             self._changed.notify_all()

@@ -17,11 +17,11 @@ from adaptive.config import SkipConfig, TierConfig
 from adaptive.engine.stopwatch import Stopwatch
 from adaptive.errors import ConfigError
 from adaptive.planning.layout import Group
-from adaptive.planning.lookups import Distinct, DistinctFinder, Outline, Outliner, check_batch, plan_threads
+from adaptive.planning.lookups import Distinct, DistinctFinder, Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.planning.parts import GroupPart, describe_parts
 from adaptive.planning.plan import Feedback, GroupPlan, Moves
 from adaptive.planning.planner import Arrival, Planner
-from adaptive.planning.policy_calls import Referee
+from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.tiers.device import DeviceTier
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
@@ -41,12 +41,12 @@ class Lane:
     reader: DistinctFinder  # of the training thread, for evaluation
 
 
-Coming = tuple[Batch, list[Outline], list[list[Distinct]]]
-"""A batch to be planned, its outline for each lane, and the distinct rows of the batches behind it, for each lane."""
+Coming = tuple[Batch, list[Lookups], list[list[Distinct]]]
+"""A batch to be planned, its look-ups for each lane, and the distinct rows of the batches behind it, for each lane."""
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyBatch:
     """A planned batch whose rows are in place, or on their way: what the look-ahead hands to training."""
 
     batch: Batch
@@ -71,17 +71,17 @@ class Pipeline:
     def __init__(
         self,
         lanes: Sequence[Lane],
-        referee: Referee,
+        policy_caller: PolicyCaller,
         tier: TierConfig,
         skip: SkipConfig | None,
         mover: Mover,
     ) -> None:
         self.lanes = tuple(lanes)
-        self.referee = referee
+        self.policy_caller = policy_caller
         self.mover = mover
         self.groups = tuple(lane.group for lane in self.lanes)
         threads = plan_threads(tier, on_cpu=mover.device.type == "cpu")
-        self.outliner = Outliner(self.groups, threads - 1)
+        self.lookups_ahead = LookupsAhead(self.groups, threads - 1)
         self.lock = threading.Lock()
         self.stopwatch = Stopwatch()
         self.next_number = 0
@@ -92,7 +92,7 @@ class Pipeline:
         self._feedback: dict[int, list[Callable[[], Feedback]]] = {}
         self._losses: dict[int, float] = {}
         self.running = False  # a look-ahead is
-        self._planned: list[Ready] = []  # the latest, those in flight among them
+        self._planned: list[ReadyBatch] = []  # the latest, those in flight among them
         self._learnt = 0  # feedback of all batches before this one has been taken in
         self._observed = 0  # the policy knows the losses measured after all batches before this one
 
@@ -130,12 +130,12 @@ class Pipeline:
         self._feedback.clear()
         self._losses.clear()
 
-    def start_training(self, ready: Ready) -> None:
+    def start_training(self, ready: ReadyBatch) -> None:
         """From the training thread, which has got a batch and will ask the device to train it."""
         if not ready.may_start:
             self.mover.start_training(ready.number)
 
-    def end_training(self, ready: Ready) -> None:
+    def end_training(self, ready: ReadyBatch) -> None:
         """From the training thread, which asks the device for no more of this batch."""
         self.mover.end_training(ready.number)
         self.trained = ready.number
@@ -146,28 +146,28 @@ class Pipeline:
         """The batch itself, if it fits the tables. Raises InputError; see `check_batch`."""
         return check_batch(batch, self.groups)
 
-    def plan(self, coming: Coming, depth: int) -> Ready:
+    def plan(self, coming: Coming, depth: int) -> ReadyBatch:
         """Plan the next batch in every group. If that fails, nothing has changed. The caller holds the lock.
 
         `depth`: batches before it whose rows keep their slots. Follow it by `move`, under the same lock.
         """
-        batch, outlines, windows = coming
+        batch, all_lookups, windows = coming
         with self.stopwatch.stage("plan"):
             number = self.next_number
-            arrivals = self._prepare([outline.distinct for outline in outlines], number, depth, windows)
+            arrivals = self._prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
             plans = [
-                lane.planner.commit(outline, arrival)
-                for lane, outline, arrival in zip(self.lanes, outlines, arrivals, strict=True)
+                lane.planner.commit(lookups, arrival)
+                for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)
             ]
             parts = self._parts(batch, plans, arrivals) if batch.part_sizes else []
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             plans = [lane.device.ship(plan, buffer) for lane, plan in zip(self.lanes, plans, strict=True)]
-            ready = Ready(batch, plans, parts)
+            ready = ReadyBatch(batch, plans, parts)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
         return ready
 
-    def move(self, ready: Ready) -> None:
+    def move(self, ready: ReadyBatch) -> None:
         """Carry a plan out: write back, then fetch. The caller holds the lock. `ready.arrived` has its errors, too."""
         try:
             for lane, plan in zip(self.lanes, ready.plans, strict=True):
@@ -179,7 +179,7 @@ class Pipeline:
             raise
         ready.arrived.set_result(None)
 
-    def wait_for(self, ready: Ready) -> bool:
+    def wait_for(self, ready: ReadyBatch) -> bool:
         """Wait until all rows are in place; returns True if it had to. Raises what moving them raised."""
         if ready.arrived.done():
             ready.arrived.result()
@@ -218,9 +218,9 @@ class Pipeline:
                 device.poison_slots(plan.moves.back_slots)
         with self.stopwatch.stage("fetch"):
             device.fetch(plan.moves)
-            lane.host.expect(plan.grouping)
+            lane.host.expect(plan.row_updates)
             if device.poison:
-                device.poison_host(plan.grouping.rows[plan.grouping.locations >= 0])
+                device.poison_host(plan.row_updates.rows[plan.row_updates.locations >= 0])
 
     # --- feedback --------------------------------------------------------------------------------------------
 
@@ -254,12 +254,12 @@ class Pipeline:
         """Tell the policy the losses that were measured after batches before `number`."""
         for past in range(self._observed, number):
             if (loss := self._losses.pop(past, None)) is not None:
-                self.referee.observe(past, loss)
+                self.policy_caller.observe(past, loss)
         self._observed = max(self._observed, number)
 
     # --- rows at rest ----------------------------------------------------------------------------------------
 
-    def in_flight(self) -> list[Ready]:
+    def in_flight(self) -> list[ReadyBatch]:
         """Batches that are planned and not trained yet, of the look-ahead that is running."""
         return [ready for ready in self._planned if ready.number > self.trained]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.counters import Counter
-from adaptive.engine.pipeline import Lane, Pipeline, Ready
+from adaptive.engine.pipeline import Lane, Pipeline, ReadyBatch
 from adaptive.errors import DeviceMemoryError
 from adaptive.planning.plan import GroupPlan, Int64s, Moves
 from adaptive.planning.sizing import least_slots
@@ -67,7 +67,7 @@ def _plan(pipeline: Pipeline, lane: Lane, share: float, held_rows: int) -> _Shri
     num_slots = max(int((1 - share) * len(slots)), min(len(slots), least_slots(lane.group, held_rows)))
     shortage = max(0, len(slots) - slots.num_free - num_slots)
     idle = np.flatnonzero((slots.rows >= 0) & (slots.used <= pipeline.trained))
-    if len(idle) < shortage or pipeline.referee.policy.device_rows is not None:
+    if len(idle) < shortage or pipeline.policy_caller.policy.device_rows is not None:
         raise _cannot(pipeline, lane, len(slots), len(slots) - slots.num_free - len(idle))
     oldest_first = np.argsort(slots.used[idle], kind="stable")
     return _Shrinking(num_slots, idle[oldest_first[:shortage]])
@@ -81,7 +81,9 @@ def _cannot(pipeline: Pipeline, lane: Lane, have: int, needed: int) -> DeviceMem
     )
 
 
-def _shrink(pipeline: Pipeline, number: int, lane: Lane, job: _Shrinking, in_flight: list[Ready]) -> NDArray[np.int64]:
+def _shrink(
+    pipeline: Pipeline, number: int, lane: Lane, job: _Shrinking, in_flight: list[ReadyBatch]
+) -> NDArray[np.int64]:
     slots, device = lane.planner.slots, lane.device
     tally = np.zeros((len(lane.group.tables), len(Counter)), np.int64)
     back_slots, _ = slots.release(job.victims, tally)
@@ -99,13 +101,13 @@ def _shrink(pipeline: Pipeline, number: int, lane: Lane, job: _Shrinking, in_fli
             locations[on_device] = new_slots[locations[on_device]]
         device.ship_again(plan)
         if device.poison:
-            device.poison_host(plan.grouping.rows[plan.grouping.locations >= 0])
+            device.poison_host(plan.row_updates.rows[plan.row_updates.locations >= 0])
     return tally[:, Counter.DEMOTED]
 
 
-def _locations(ready: Ready, plan: GroupPlan, number: int) -> list[Int64s]:
+def _locations(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
     """All arrays of a batch and a group that name slots; they are changed in place."""
-    found = [plan.pooling.locations, plan.grouping.locations]
+    found = [plan.pooling.locations, plan.row_updates.locations]
     if plan.snapshots is not None:
         found.append(plan.snapshots.locations)
     if plan.deferred is not None:

@@ -27,7 +27,7 @@ class Statistics:
     batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
 
 
-class Marks:
+class StatisticsInterval:
     """Statistics between two calls: counts of trained batches, times and histograms as differences."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -69,7 +69,7 @@ class Marks:
     def take(self) -> Statistics:
         """What happened since the last call."""
         pipeline = self._pipeline
-        times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.referee.seconds * 1e3}
+        times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
         bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
         statistics = Statistics(
             batches=self._batches,

@@ -9,7 +9,7 @@ from adaptive.policy import Policy
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkipCounts:
     """Counts since the run began, or of a part of it."""
 
     updates: int = 0  # one per distinct row and batch
@@ -20,18 +20,18 @@ class LeftOut:
     inputs: int = 0
     dropped: int = 0
 
-    def __add__(self, other: "LeftOut") -> "LeftOut":
-        return LeftOut(**{name: count + getattr(other, name) for name, count in asdict(self).items()})
+    def __add__(self, other: "SkipCounts") -> "SkipCounts":
+        return SkipCounts(**{name: count + getattr(other, name) for name, count in asdict(self).items()})
 
-    def __sub__(self, other: "LeftOut") -> "LeftOut":
-        return LeftOut(**{name: count - getattr(other, name) for name, count in asdict(self).items()})
+    def __sub__(self, other: "SkipCounts") -> "SkipCounts":
+        return SkipCounts(**{name: count - getattr(other, name) for name, count in asdict(self).items()})
 
-    def share_since(self, before: "LeftOut") -> float:
+    def share_since(self, before: "SkipCounts") -> float:
         """The larger of the two shares."""
         since = self - before
         return max(_share(since.skipped, since.updates), _share(since.dropped, since.inputs))
 
-    def shares_of(self, whole: "LeftOut") -> dict[str, float]:
+    def shares_of(self, whole: "SkipCounts") -> dict[str, float]:
         """What is left out here as shares of all that was seen in the `whole`; keys as in the run's summary."""
         return {
             "skipped_update_share": _share(self.skipped, whole.updates),
@@ -41,10 +41,10 @@ class LeftOut:
         }
 
 
-def left_out(embeddings: TieredEmbeddingBag, inputs: int, kept: int) -> LeftOut:
+def left_out(embeddings: TieredEmbeddingBag, inputs: int, kept: int) -> SkipCounts:
     """As of now; `kept` of so many `inputs` were not dropped."""
     counts = embeddings.counts()
-    return LeftOut(
+    return SkipCounts(
         updates=int(counts[Counter.UNIQUE_ROWS]),
         skipped=int(counts[Counter.SKIPPED_UPDATES]),
         deferred=int(counts[Counter.DEFERRED_UPDATES]),
@@ -60,7 +60,7 @@ def _share(part: int, whole: int) -> float:
 
 
 @dataclass
-class Standing:
+class GuardState:
     """Batches are those of the data, numbered from 0 over all passes."""
 
     active: bool = True  # there is something to skip, and it has not been stopped
@@ -90,45 +90,45 @@ class Standing:
 
 
 class Account:
-    """Keeps the books of a `Standing`.
+    """Keeps the books of a `GuardState`.
 
     What happened to the rows of a batch is counted when the next batch is asked for. So where something begins or is
     undone behind a batch, the rows' counts up to there are known one step later, and read then.
     """
 
     def __init__(self) -> None:
-        self._latest: LeftOut | None = None  # what has been added to the books
-        self._start = LeftOut()  # up to where nothing can be undone any more
-        self._marks: list[tuple[bool, LeftOut]] = []  # still to be read: whether it is an undoing, and its inputs
+        self._latest: SkipCounts | None = None  # what has been added to the books
+        self._start = SkipCounts()  # up to where nothing can be undone any more
+        self._marks: list[tuple[bool, SkipCounts]] = []  # still to be read: whether it is an undoing, and its inputs
 
-    def begin(self, left_out: LeftOut) -> None:
+    def begin(self, left_out: SkipCounts) -> None:
         """What is left out from here on may be undone."""
         self._marks.append((False, left_out))
 
-    def undo(self, left_out: LeftOut) -> None:
+    def undo(self, left_out: SkipCounts) -> None:
         """All that was left out since the latest `begin` or `undo` is undone."""
         self._marks.append((True, left_out))
 
-    def read(self, now: Standing, left_out: LeftOut) -> None:
+    def read(self, now: GuardState, left_out: SkipCounts) -> None:
         """Bring the books up to date; at the beginning of a pass, after each step, and at the end of the run."""
         for undoing, marked in self._marks:
             here = replace(left_out, inputs=marked.inputs, dropped=marked.dropped)
             if undoing:
-                now.undone = asdict(LeftOut(**now.undone) + (here - self._start))
+                now.undone = asdict(SkipCounts(**now.undone) + (here - self._start))
             self._start = here
         self._marks.clear()
         if self._latest is not None:
-            now.left_out = asdict(LeftOut(**now.left_out) + (left_out - self._latest))
+            now.left_out = asdict(SkipCounts(**now.left_out) + (left_out - self._latest))
         self._latest = left_out
 
 
-def shares(now: Standing, policy: Policy) -> dict[str, Any]:
+def shares(now: GuardState, policy: Policy) -> dict[str, Any]:
     """For the run's summary: what is left out of what the run has trained, what was left out and then undone, and
     whether the run has trained what it would have trained without skipping anything, bit for bit.
 
     Where inputs were dropped, later batches hold other samples, also if the dropping was undone.
     """
-    all_, undone = LeftOut(**now.left_out), LeftOut(**now.undone)
+    all_, undone = SkipCounts(**now.left_out), SkipCounts(**now.undone)
     if policy.drops_inputs:  # its own numbers hold what filled no batch at the end of a pass
         all_ = replace(all_, inputs=policy.seen_inputs, dropped=policy.dropped_inputs)
     kept = all_ - undone

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
-from adaptive.build import Parts, dense_optimizer
+from adaptive.build import Components, dense_optimizer
 from adaptive.config import TierConfig, TrainConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.evaluation import evaluating
-from adaptive.guard.account import LeftOut
+from adaptive.guard.account import SkipCounts
 from adaptive.guard.judge import Evidence, compare
-from adaptive.guard.stream import Stream
+from adaptive.guard.stream import NumberedBatches
 from adaptive.optim import row_optimizer
 from adaptive.policy import Policy, RowStats
 from adaptive.telemetry.recorder import Recorder
@@ -31,20 +31,20 @@ class Fork:
     """Made between two steps of the run, and trained in the same thread.
 
     Attributes:
-        parts: what is trained.
+        components: what is trained.
         num_bytes: memory of its rows, their state and the dense weights.
     """
 
-    def __init__(self, run: Parts, config: TrainConfig) -> None:
+    def __init__(self, run: Components, config: TrainConfig) -> None:
         arrays = run.embeddings.state_arrays()
         tier = TierConfig(device=config.tier.device, device_rows="0", exact=config.tier.exact, policy_timeout_s=0)
         optimizer = row_optimizer(config.optimizer)
         embeddings = TieredEmbeddingBag(run.tables, tier, policy=_OnHost(), optimizer=optimizer, seed=config.seed)
         embeddings.load_state_arrays(arrays)
         model = copy.deepcopy(run.model)
-        self.parts = Parts(run.tables, embeddings, model, dense_optimizer(config.dense_optimizer, model))
-        self.parts.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
-        self._trainer = Trainer(embeddings, model, self.parts.optimizer, recorder=_Silent(embeddings))
+        self.components = Components(run.tables, embeddings, model, dense_optimizer(config.dense_optimizer, model))
+        self.components.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+        self._trainer = Trainer(embeddings, model, self.components.optimizer, recorder=_Silent(embeddings))
         dense = sum(weight.nbytes for weight in model.parameters())
         self.num_bytes = dense + sum(array.nbytes for array in arrays.values())
 
@@ -57,23 +57,23 @@ class Fork:
         with _own_random_numbers():
             self._trainer.train([batch], depth=0)
 
-    def overwrite(self, run: Parts) -> None:
+    def overwrite(self, run: Components) -> None:
         """Give the run the fork's values; the fork can go on."""
-        run.embeddings.overwrite_rows(self.parts.embeddings.state_arrays())
-        run.model.load_state_dict(self.parts.model.state_dict())
-        run.optimizer.load_state_dict(copy.deepcopy(self.parts.optimizer.state_dict()))
+        run.embeddings.overwrite_rows(self.components.embeddings.state_arrays())
+        run.model.load_state_dict(self.components.model.state_dict())
+        run.optimizer.load_state_dict(copy.deepcopy(self.components.optimizer.state_dict()))
 
     def close(self) -> None:
-        self.parts.embeddings.close()
+        self.components.embeddings.close()
 
 
-def predict(parts: Parts, batches: Sequence[Batch]) -> NDArray[np.float32]:
+def predict(components: Components, batches: Sequence[Batch]) -> NDArray[np.float32]:
     """(n,) logits of the samples of all batches; nothing is moved, counted or trained."""
     logits = [np.zeros(0, np.float32)]
-    with _own_random_numbers(), evaluating(parts.model), torch.no_grad():
+    with _own_random_numbers(), evaluating(components.model), torch.no_grad():
         for batch in batches:
-            planned = parts.embeddings.read(batch)
-            logits.append(parts.model(planned.dense, parts.embeddings.stack(planned)).float().cpu().numpy())
+            planned = components.embeddings.read(batch)
+            logits.append(components.model(planned.dense, components.embeddings.stack(planned)).float().cpu().numpy())
     return np.concatenate(logits)
 
 
@@ -106,7 +106,7 @@ class Pair:
         trained, judged: batches that the fork has trained, and that both have predicted.
     """
 
-    def __init__(self, run: Parts, config: TrainConfig, start: int, left_out: LeftOut) -> None:
+    def __init__(self, run: Components, config: TrainConfig, start: int, left_out: SkipCounts) -> None:
         self.start, self.left_out = start, left_out
         self.trained = self.judged = 0
         self._run, self._fork = run, Fork(run, config)
@@ -117,7 +117,7 @@ class Pair:
         """Memory of the fork."""
         return self._fork.num_bytes
 
-    def train_until(self, place: int, stream: Stream) -> None:
+    def train_until(self, place: int, stream: NumberedBatches) -> None:
         """Train the fork on all batches before `place`.
 
         Raises:
@@ -130,16 +130,16 @@ class Pair:
             self._place += 1
             self.trained += 1
 
-    def compare(self, stream: Stream, num_samples: int) -> Evidence | None:
+    def compare(self, stream: NumberedBatches, num_samples: int) -> Evidence | None:
         """The two on the samples that come next, which neither has trained on."""
         batches = stream.coming(self._place, num_samples)
         self.judged += len(batches)
         if not batches:
             return None
         labels = np.concatenate([batch.labels for batch in batches])
-        return compare(predict(self._run, batches), predict(self._fork.parts, batches), labels)
+        return compare(predict(self._run, batches), predict(self._fork.components, batches), labels)
 
-    def undo(self, left_out: LeftOut) -> None:
+    def undo(self, left_out: SkipCounts) -> None:
         """The run takes over the fork's values; both start again from there."""
         self._fork.overwrite(self._run)
         self.start, self.left_out = self._place, left_out

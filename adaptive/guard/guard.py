@@ -16,15 +16,15 @@ from dataclasses import asdict
 from typing import Any
 
 from adaptive.batch import Batch
-from adaptive.build import Parts
+from adaptive.build import Components
 from adaptive.config import GuardConfig, TrainConfig
 from adaptive.errors import ConfigError, NonFiniteError, PolicyError
-from adaptive.guard.account import Account, Standing, shares
+from adaptive.guard.account import Account, GuardState, shares
 from adaptive.guard.fork import Pair
-from adaptive.guard.judge import Allowed, Evidence, explain, look_out
-from adaptive.guard.log import NOTHING, Found, Log
+from adaptive.guard.judge import Allowance, Evidence, explain, look_out
+from adaptive.guard.log import NOTHING, CheckFindings, Log
 from adaptive.guard.schedule import Timing, Triggers
-from adaptive.guard.stream import Passes, Stream
+from adaptive.guard.stream import NumberedBatches, Passes
 from adaptive.optim import row_optimizer
 from adaptive.telemetry.recorder import Recorder
 
@@ -33,7 +33,7 @@ class Guard:
     """The guard of one run; to be closed."""
 
     def __init__(
-        self, settings: GuardConfig, config: TrainConfig, run: Parts, recorder: Recorder, total: int | None
+        self, settings: GuardConfig, config: TrainConfig, run: Components, recorder: Recorder, total: int | None
     ) -> None:
         """
         Args:
@@ -46,7 +46,7 @@ class Guard:
         self._settings, self._config, self._run, self._recorder = settings, config, run, recorder
         self._policy = run.embeddings.policy
         self._timing = Timing.of(settings, config, self._policy, total)
-        self._allowed = Allowed(run.embeddings, row_optimizer(config.optimizer), self._timing, settings.budget)
+        self._allowed = Allowance(run.embeddings, row_optimizer(config.optimizer), self._timing, settings.budget)
         if self._allowed.drops and total is None:
             raise length_unknown(config.policy)
         self._passes, self._triggers, self._account = Passes(run.embeddings, recorder), Triggers(), Account()
@@ -54,14 +54,14 @@ class Guard:
         self._pair: Pair | None = None
         self._trigger = ""  # of the check under way
         self._leave: int | None = None  # batch at which the run takes over the fork's values
-        self._now = Standing(due=self._timing.warmup)
+        self._now = GuardState(due=self._timing.warmup)
         if self._allowed.least is None:
             self._now.active = False
             self._log.write("idle", f"policy {config.policy} skips nothing: there is nothing to guard", self._now)
 
     # --- for the run -----------------------------------------------------------------------------------------
 
-    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def guarded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of the next pass over the data, to be trained in place of `batches`; no look-ahead is running."""
         now = self._now
         if self._passes.stream is not None:
@@ -119,7 +119,7 @@ class Guard:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Before the first `watch`. What was not judged is judged anew."""
-        self._now = Standing(**state)
+        self._now = GuardState(**state)
 
     def summary(self) -> dict[str, Any]:
         """Decisions, batches on top of the run's own, and what was left out or undone."""
@@ -127,7 +127,7 @@ class Guard:
 
     # --- what to do next -------------------------------------------------------------------------------------
 
-    def _prepare(self, stream: Stream) -> None:
+    def _prepare(self, stream: NumberedBatches) -> None:
         """Nothing is skipped before the warm-up is over; or at all, if nothing could be judged then."""
         now = self._now
         if self._timing.too_late(now.due):
@@ -136,7 +136,7 @@ class Guard:
         else:
             stream.switch(now.due + self._timing.window, now.allowance)
 
-    def _act(self, stream: Stream) -> None:
+    def _act(self, stream: NumberedBatches) -> None:
         now = self._now
         if not now.active:
             stream.forget(stream.taken)
@@ -147,7 +147,7 @@ class Guard:
             self._open(trigger, stream)
         stream.forget(now.place)
 
-    def _open(self, trigger: str, stream: Stream) -> None:
+    def _open(self, trigger: str, stream: NumberedBatches) -> None:
         """Begin to train side by side."""
         now, left_out = self._now, self._passes.left_out(self._now.place)
         if not now.begun and left_out.dropped:
@@ -162,7 +162,7 @@ class Guard:
         else:  # what has passed stands for the few batches that are left
             now.due = now.place + self._settings.every
 
-    def _go_on(self, pair: Pair, stream: Stream) -> None:
+    def _go_on(self, pair: Pair, stream: NumberedBatches) -> None:
         place = self._now.place
         if not self._catch_up(pair, stream):
             return
@@ -172,7 +172,7 @@ class Guard:
         elif place >= pair.start + self._settings.steps and not self._better_later(place):
             self._judge(pair, stream)
 
-    def _catch_up(self, pair: Pair, stream: Stream) -> bool:
+    def _catch_up(self, pair: Pair, stream: NumberedBatches) -> bool:
         """The fork trains what the run has trained; False if it cannot."""
         try:
             pair.train_until(self._now.place, stream)
@@ -187,23 +187,23 @@ class Guard:
 
     # --- decisions -------------------------------------------------------------------------------------------
 
-    def _judge(self, pair: Pair, stream: Stream) -> None:
+    def _judge(self, pair: Pair, stream: NumberedBatches) -> None:
         now, budget = self._now, self._settings.budget
         share = self._passes.left_out(now.place).share_since(pair.left_out)
         evidence = pair.compare(stream, self._settings.holdout)
         if evidence is None:
-            self._break_off(stream, 0.0, "too few held-back samples of a class to compare", Found(share=share))
+            self._break_off(stream, 0.0, "too few held-back samples of a class to compare", CheckFindings(share=share))
             return
         left = self._timing.left(now.place) if self._allowed.drops else None
         outlook = look_out(evidence, steps=now.place - pair.start, left=left, spent=now.cost_until(pair.start))
-        about, found = explain(outlook, budget), Found(evidence, outlook, share)
+        about, found = explain(outlook, budget), CheckFindings(evidence, outlook, share)
         if outlook.within(budget):
             self._keep(pair, evidence, about, found)
         else:
             allowance, addition = self._allowed.after(now, outlook)
             self._break_off(stream, allowance, about + addition, found)
 
-    def _keep(self, pair: Pair, evidence: Evidence, about: str, found: Found) -> None:
+    def _keep(self, pair: Pair, evidence: Evidence, about: str, found: CheckFindings) -> None:
         now, nothing = self._now, f"nothing was left out in {self._now.place - pair.start} batches"
         self._write("keep", nothing if evidence.equal else about, found=found)
         assert found.share is not None
@@ -212,14 +212,16 @@ class Guard:
         self._triggers.passed(now.place, self._passes.left_out(now.place))
         self.close()
 
-    def _break_off(self, stream: Stream, allowance: float, reason: str, found: Found = NOTHING) -> None:
+    def _break_off(
+        self, stream: NumberedBatches, allowance: float, reason: str, found: CheckFindings = NOTHING
+    ) -> None:
         """Less is skipped from a coming batch on, at which the run takes over the fork's values."""
         now, timing = self._now, self._timing
         self._leave = stream.switch(now.place + timing.margin + timing.window, allowance) - timing.window
         before, now.allowance = now.allowance, allowance
         self._write("reduce" if allowance else "stop", reason, before=before, from_step=self._leave, found=found)
 
-    def _give_up(self, stream: Stream, reason: str) -> None:
+    def _give_up(self, stream: NumberedBatches, reason: str) -> None:
         """Nothing is skipped any more, unjudged."""
         self._break_off(stream, 0.0, reason)
         self._leave, self._now.active = None, False

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.guard.account import Standing
+from adaptive.guard.account import GuardState
 from adaptive.guard.schedule import Timing
 from adaptive.optim import RowOptimizer
 from adaptive.planning.deferral import longest
@@ -159,7 +159,7 @@ def least_allowance(embeddings: TieredEmbeddingBag, optimizer: RowOptimizer) -> 
     return 1 / beyond
 
 
-class Allowed:
+class Allowance:
     """Of one policy under one optimizer; `least` as in `least_allowance`."""
 
     def __init__(self, embeddings: TieredEmbeddingBag, optimizer: RowOptimizer, timing: Timing, budget: float) -> None:
@@ -167,7 +167,7 @@ class Allowed:
         self.drops = embeddings.drops_updates or embeddings.policy.drops_inputs
         self._timing, self._budget = timing, budget
 
-    def after(self, now: Standing, outlook: Outlook) -> tuple[float, str]:
+    def after(self, now: GuardState, outlook: Outlook) -> tuple[float, str]:
         """The allowance once a check has found that the budget is broken, and what is to be said of it, if anything."""
         if self.drops and now.passed is not None:
             return 0.0, ""  # it was harmless once: the data have changed, and what was dropped is what is needed now

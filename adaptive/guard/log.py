@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from adaptive.guard.account import Standing
+from adaptive.guard.account import GuardState
 from adaptive.guard.fork import Pair
 from adaptive.guard.judge import Evidence, Outlook
 from adaptive.guard.schedule import Timing
@@ -13,7 +13,7 @@ from adaptive.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckFindings:
     """What a check found. Parts that could not be had are None."""
 
     evidence: Evidence | None = None
@@ -21,7 +21,7 @@ class Found:
     share: float | None = None  # skipped meanwhile
 
 
-NOTHING = Found()
+NOTHING = CheckFindings()
 
 
 class Log:
@@ -35,13 +35,13 @@ class Log:
         self,
         verdict: str,
         reason: str,
-        now: Standing,
+        now: GuardState,
         *,
         trigger: str = "",
         before: float | None = None,
         from_step: int | None = None,
         pair: Pair | None = None,
-        found: Found = NOTHING,
+        found: CheckFindings = NOTHING,
     ) -> None:
         """Record a decision after which things stand as `now` says; see `GuardRecord`."""
         evidence, outlook = found.evidence, found.outlook
@@ -72,7 +72,7 @@ class Log:
         self._decisions.append(record)
         self._recorder.write(record)
 
-    def summary(self, now: Standing) -> dict[str, Any]:
+    def summary(self, now: GuardState) -> dict[str, Any]:
         """For the run's summary."""
         return {
             "guard_allowance": now.allowance,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import GuardConfig, TrainConfig
-from adaptive.guard.account import LeftOut, Standing
+from adaptive.guard.account import GuardState, SkipCounts
 from adaptive.policy import Policy
 
 READ_PER_TRAINED: Final = 10  # batches, at most as a rule, of a policy that drops inputs
@@ -112,7 +112,7 @@ class Triggers:
     def __init__(self) -> None:
         self._alarm = Alarm()
         self._at = 0  # batch of the latest look
-        self._before = LeftOut()
+        self._before = SkipCounts()
 
     def hear(self, loss: float, positive: float) -> None:
         """See `Alarm.hear`."""
@@ -122,11 +122,11 @@ class Triggers:
         """A check has begun, and judges what has happened so far. What happens meanwhile may come too late for it."""
         self._alarm.forget()
 
-    def passed(self, place: int, left_out: LeftOut) -> None:
+    def passed(self, place: int, left_out: SkipCounts) -> None:
         """A check was passed at batch `place`."""
         self._at, self._before = place, left_out
 
-    def due(self, standing: Standing, left_out: LeftOut) -> str:
+    def due(self, standing: GuardState, left_out: SkipCounts) -> str:
         """Why a check is due, or nothing if none is."""
         if standing.passed is None:
             return "the warm-up is over" if standing.place >= standing.due else ""

@@ -1,4 +1,4 @@
-"""`Stream`: the training batches on their way to the look-ahead, numbered through, so that a guard can see them too.
+"""`NumberedBatches`: training batches on their way to the look-ahead, numbered through, so that a guard sees them too.
 
 The look-ahead thread takes batches, the training thread asks about them and does not wait while one is being read.
 What is handed out, and in which order, is the source's business alone.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.guard.account import LeftOut, left_out
+from adaptive.guard.account import SkipCounts, left_out
 from adaptive.policy import Policy
 from adaptive.telemetry.recorder import Recorder
 
@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
     kept: int
 
 
-class Stream(Iterator[Batch]):
+class NumberedBatches(Iterator[Batch]):
     """Batches of one pass over the data.
 
     Attributes:
@@ -160,15 +160,15 @@ class Passes:
     """Batches are numbered through over all passes."""
 
     def __init__(self, embeddings: TieredEmbeddingBag, recorder: Recorder) -> None:
-        self.stream: Stream | None = None
+        self.stream: NumberedBatches | None = None
         self._embeddings, self._recorder = embeddings, recorder
         self._earlier = Inputs(0, 0)  # of the passes that are over
         self._samples = 0  # trained in them
 
-    def begin(self, batches: Iterator[Batch], place: int) -> Stream:
+    def begin(self, batches: Iterator[Batch], place: int) -> NumberedBatches:
         """A pass begins at batch `place`."""
         self._samples = self._recorder.samples
-        self.stream = Stream(batches, self._embeddings.policy, place)
+        self.stream = NumberedBatches(batches, self._embeddings.policy, place)
         return self.stream
 
     def end(self) -> None:
@@ -192,7 +192,7 @@ class Passes:
         ahead = self.stream.coming(place, num_samples)
         return sum(batch.num_samples for batch in ahead) < num_samples and left > len(ahead)
 
-    def left_out(self, place: int) -> LeftOut:
+    def left_out(self, place: int) -> SkipCounts:
         """Of the batches before `place`, which is what `place()` gives now."""
         seen, kept = self._earlier
         if self.stream is not None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from adaptive.kernels.planning import watched
 from adaptive.kernels.rows.cpu.steps import SGD_
 from adaptive.optim import RowOptimizer
-from adaptive.planning.hot_set import Watched
+from adaptive.planning.hot_set import WatchedRows
 from adaptive.policy import Deferral
 
 AT_MOST, AT_MOST_SGD = 8, 4
@@ -29,7 +29,7 @@ def longest(deferral: Deferral, optimizer: RowOptimizer) -> int:
 
 
 @dataclass(frozen=True)
-class Summed:
+class SummedRows:
     """Of the distinct rows of a batch those whose gradient goes to a sum, in order."""
 
     entries: NDArray[np.int64]  # (n,)
@@ -50,13 +50,13 @@ class DeferralBook:
     def decide(
         self,
         number: int,
-        mine: Watched,
+        mine: WatchedRows,
         rows: NDArray[np.int64],
         counts: NDArray[np.int32],
         accesses: NDArray[np.uint32],
         fates: NDArray[np.uint8],
         allowance: float = 1.0,
-    ) -> Summed:
+    ) -> SummedRows:
         """For the watched ones of the distinct rows (U,) of batch `number`: whose gradient goes to a sum, and whose sum
         is due then. `fates` (U,) says who is skipped, and is told.
 
@@ -64,7 +64,7 @@ class DeferralBook:
         what a guard leaves of `at_most` beyond 1. accesses (all rows,): look-ups so far.
         """
         size = len(mine.places)
-        summed = Summed(np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64))
+        summed = SummedRows(np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64))
         at_most = 1 + int(allowance * (self.at_most - 1)) if number >= self.deferral.warmup else 1
         count, num_due = watched.defer_visits(
             rows,
@@ -81,7 +81,7 @@ class DeferralBook:
             summed.due,
             summed.due_at,
         )
-        return Summed(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
+        return SummedRows(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
 
     def restore(self, visits: NDArray[np.uint32], waiting: NDArray[np.uint32]) -> None:
         """The books of the first entries (n,)."""

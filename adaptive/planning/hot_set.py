@@ -35,7 +35,7 @@ COLUMNS = ENTRY.names or ()
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedRows:
     """The watched rows among the distinct rows of a batch."""
 
     places: NDArray[np.int32]  # (n,) which of the distinct rows, ascending
@@ -71,7 +71,7 @@ class HotSet:
         """Once all entries are taken."""
         return self._records.nbytes + _table_size(self.capacity) * PLACE.itemsize
 
-    def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> Watched:
+    def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> WatchedRows:
         """The watched among the distinct rows of a batch (U,); rows that have become popular enough are let in."""
         self._make_room(min(self.num_entries + len(rows), self.capacity), accesses)
         places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
@@ -89,12 +89,12 @@ class HotSet:
         )
         self.drift[before : self.num_entries] = np.nan
         self._epoch[before : self.num_entries] = -1
-        return Watched(places[:count], entries[:count])
+        return WatchedRows(places[:count], entries[:count])
 
     def visit(
         self,
         number: int,
-        mine: Watched,
+        mine: WatchedRows,
         counts: NDArray[np.int32],
         locations: NDArray[np.int64],
         fates: NDArray[np.uint8],

@@ -1,8 +1,7 @@
-"""`Outline`: all that can be said of a batch before it is known where its rows lie.
+"""`Lookups`: what a batch asks for; all that can be said of it before it is known where its rows lie.
 
-It depends on the batch alone, so outlines of several batches are made at once and ahead of planning, which takes them
-in order: `tier.plan_threads`, for fast devices with large batches. Without threads an outline is made when its batch
-is read.
+They depend on the batch alone, so those of several batches are found at once and ahead of planning, which takes them in
+order: `tier.plan_threads`, for fast devices with large batches. Without threads they are found when the batch is read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -133,7 +132,7 @@ class Bags:
 
 
 @dataclass(frozen=True)
-class Outline:
+class Lookups:
     """What one batch asks of one group of tables: its distinct rows, its bags, and its look-ups by row."""
 
     distinct: Distinct
@@ -150,12 +149,12 @@ def plan_threads(tier: TierConfig, *, on_cpu: bool) -> int:
     return 1 if on_cpu else max(1, min(3, usable_cores() // 4))
 
 
-class Outliner:
-    """Makes outlines for a look-ahead.
+class LookupsAhead:
+    """Finds the look-ups of batches for a look-ahead.
 
     Args:
-        groups: an outline is made for each.
-        helpers: threads that make them; 0: whoever asks.
+        groups: look-ups are found for each.
+        helpers: helper threads; 0: the calling thread.
     """
 
     def __init__(self, groups: Sequence[Group], helpers: int) -> None:
@@ -168,11 +167,11 @@ class Outliner:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Inside, the helpers are there. Outside, whoever asks makes the outline."""
+        """Inside, the helpers are there. Outside, whoever asks finds the look-ups."""
         if not self.helpers:
             yield
             return
-        with ThreadPoolExecutor(self.helpers, "adaptive-outline") as self._pool:
+        with ThreadPoolExecutor(self.helpers, "adaptive-lookups") as self._pool:
             try:
                 yield
             finally:
@@ -184,17 +183,17 @@ class Outliner:
         """Batches that are worth reading ahead, now."""
         return 0 if self._pool is None else self.helpers
 
-    def start(self, batch: Batch) -> Callable[[], list[Outline]]:
-        """Have the outlines made, one for each group; the result waits for them and raises what making them raised."""
+    def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
+        """Find the look-ups, one `Lookups` for each group; the result waits for them and raises what went wrong."""
         if self._pool is None:
             made = self._make(batch)
             return lambda: made
         return self._pool.submit(self._make, batch).result
 
-    def _make(self, batch: Batch) -> list[Outline]:
+    def _make(self, batch: Batch) -> list[Lookups]:
         finders = self._finders.get()
         try:
-            return [_outline(group, batch, finder) for group, finder in zip(self._groups, finders, strict=True)]
+            return [_find_lookups(group, batch, finder) for group, finder in zip(self._groups, finders, strict=True)]
         finally:
             self._finders.put(finders)
 
@@ -223,7 +222,7 @@ def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]
     return np.zeros(0, np.float32)
 
 
-def _outline(group: Group, batch: Batch, finder: DistinctFinder) -> Outline:
+def _find_lookups(group: Group, batch: Batch, finder: DistinctFinder) -> Lookups:
     distinct, bags = finder.find(batch), lay_out_bags(group, batch)
     num_rows, num_lookups = len(distinct.rows), len(distinct.inverse)
     cursors, segments = np.empty(num_rows, np.int64), np.empty(num_rows + 1, np.int64)
@@ -232,4 +231,4 @@ def _outline(group: Group, batch: Batch, finder: DistinctFinder) -> Outline:
         distinct.inverse, distinct.counts, bags.starts, bags.vectors, cursors, segments, vectors, origins
     )
     scales = bags.scales[origins] if len(bags.scales) else bags.scales
-    return Outline(distinct, bags, segments, vectors, scales)
+    return Lookups(distinct, bags, segments, vectors, scales)

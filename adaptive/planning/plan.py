@@ -29,7 +29,7 @@ class Pooling:
 
 
 @dataclass(frozen=True)
-class Grouping:
+class RowUpdates:
     """The update: which vectors' gradients belong to which row, in look-up order."""
 
     rows: Int64s  # (U,) local rows
@@ -65,10 +65,10 @@ class Snapshots:
 class Deferred:
     """Rows whose gradients go to a running sum instead of the row; some of the sums are due to be applied.
 
-    `grouping.locations` are entries: rows of the table of sums.
+    `row_updates.locations` are entries: rows of the table of sums.
     """
 
-    grouping: Grouping
+    row_updates: RowUpdates
     due_at: Int64s  # (n,) which of them are due after this batch
     due_rows: Int64s  # (n,) local rows
     due_locations: Int64s  # (n,)
@@ -81,7 +81,7 @@ class GroupPlan:
 
     number: int
     pooling: Pooling
-    grouping: Grouping
+    row_updates: RowUpdates
     moves: Moves
     tally: Int64s  # (tables of the group, counters)
     snapshots: Snapshots | None = None

@@ -19,9 +19,9 @@ from adaptive.errors import DeviceMemoryError
 from adaptive.kernels.planning import books
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
-from adaptive.planning.lookups import Bags, Distinct, Outline
+from adaptive.planning.lookups import Bags, Distinct, Lookups
 from adaptive.planning.plan import Feedback, GroupPlan, Moves, Pooling, no_rows
-from adaptive.planning.policy_calls import Referee
+from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
 from adaptive.planning.skipping import Fates, Skipper, group_updates
 from adaptive.planning.slots import SlotTable
@@ -41,23 +41,25 @@ class Planner:
         group: the tables.
         num_slots: of the device tier.
         tier: settings.
-        referee: asks the policy.
+        policy_caller: asks the policy.
         row_bytes: of a row with its optimizer state.
     """
 
-    def __init__(self, group: Group, num_slots: int, tier: TierConfig, referee: Referee, row_bytes: int) -> None:
+    def __init__(
+        self, group: Group, num_slots: int, tier: TierConfig, policy_caller: PolicyCaller, row_bytes: int
+    ) -> None:
         self.group = group
         self.tracker = Tracker(group.num_rows)
         self.slots = SlotTable(num_slots, group.table_starts, self.tracker)
         self.skipper: Skipper | None = None
         self._stats = StatsSource(group, self.tracker, self.slots)
         self._tier = tier
-        self._referee = referee
+        self._policy_caller = policy_caller
         self._row_bytes = row_bytes
 
     def watch(self, capacity: int, skip: SkipConfig, optimizer: RowOptimizer) -> None:
         """Watch the hottest rows from now on, and leave out or defer their updates as the policy says."""
-        self.skipper = Skipper(self.group, capacity, skip, optimizer, self._referee, self.tracker, self._stats)
+        self.skipper = Skipper(self.group, capacity, skip, optimizer, self._policy_caller, self.tracker, self._stats)
 
     @property
     def num_bytes(self) -> int:
@@ -88,7 +90,7 @@ class Planner:
         locations, missing = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         count = books.locate(rows, self.tracker.codes, locations, missing, number, self.slots.used)
         question = _Question(number, depth, window, rows, missing[:count])
-        staged = self._referee.policy.misses == "stage"
+        staged = self._policy_caller.policy.misses == "stage"
         takers, victims = self._stage(question) if staged else self._promote(question)
         return Arrival(number, distinct, locations, takers, victims)
 
@@ -98,18 +100,18 @@ class Planner:
         here = codes > 0
         self.slots.used[codes[here] - 1] = self.tracker.last_access[distinct.rows[here]] - 1
 
-    def commit(self, outline: Outline, arrival: "Arrival") -> GroupPlan:
+    def commit(self, lookups: Lookups, arrival: "Arrival") -> GroupPlan:
         """Make it so in the books, and describe the batch to the kernels."""
         distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
         tally, moves = self._settle_books(arrival)
         fates = Fates() if self.skipper is None else self.skipper.decide(number, distinct, locations, tally)
-        pooling = outline.bags.pooling(distinct.inverse, locations)
-        updates = group_updates(outline, locations, fates.fates)
+        pooling = lookups.bags.pooling(distinct.inverse, locations)
+        updates = group_updates(lookups, locations, fates.fates)
         deferred = updates.deferred(fates.summed, distinct.rows, locations)
         for updated in (updates.now, *(() if fates.summed is None else (fates.summed.due,))):
             books.mark_dirty(updated, locations, self.slots.flags)
         self._count_bytes(pooling, tally)
-        return GroupPlan(number, pooling, updates.grouping, moves, tally, fates.snapshots, deferred)
+        return GroupPlan(number, pooling, updates.row_updates, moves, tally, fates.snapshots, deferred)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
         """`commit` for simulation: the books of a batch that updates all its rows, which is not described to kernels.
@@ -136,7 +138,7 @@ class Planner:
         vectors = np.zeros(len(self.group.tables), np.int64)
         tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * self._row_bytes
         tally[:, Counter.BYTES_D2H] += tally[:, Counter.WRITTEN_BACK] * self._row_bytes
-        if self._referee.policy.misses == "host":
+        if self._policy_caller.policy.misses == "host":
             assert pooling is not None
             books.count_host_vectors(pooling.bag_tables, pooling.bag_starts, pooling.locations, vectors)
             tally[:, [Counter.BYTES_H2D, Counter.BYTES_D2H]] += 4 * self.group.embedding_dim * vectors[:, None]
@@ -169,7 +171,7 @@ class Planner:
         advice = f"raise device_rows to at least {have + lacking}, or lower the batch size"
         if depth > 0:
             advice += f", or lower depth (now {depth}), or set tier.when_full=shallower"
-        policy, width = type(self._referee.policy).__name__, self.group.embedding_dim
+        policy, width = type(self._policy_caller.policy).__name__, self.group.embedding_dim
         return DeviceMemoryError(
             f"batch {question.number}: {have + lacking} device rows of width {width} are needed to "
             f"hold the rows of the {depth + 1} batches in flight, {have} are there: {advice} (policy {policy})."
@@ -194,7 +196,7 @@ class Planner:
     def _score(self, rows: Int64s, question: "_Question") -> NDArray[np.float64]:
         skipper = self.skipper
         hot = skipper.hot if skipper is not None and skipper.watches_movement else None
-        return self._referee.score(self._stats.of(rows, question.number, question.window, hot=hot))
+        return self._policy_caller.score(self._stats.of(rows, question.number, question.window, hot=hot))
 
     def learn(self, feedback: Feedback) -> None:
         """Take in what training a batch told."""

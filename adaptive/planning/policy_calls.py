@@ -1,4 +1,4 @@
-"""`Referee`: asks the policy and checks the answers, in one place, before any row moves.
+"""`PolicyCaller`: asks the policy and checks the answers, in one place, before any row moves.
 
 Whatever valid thing a policy returns, only speed changes (and, for saturated rows, what the report says was
 skipped). Anything else, no answer included, stops training with a `PolicyError` that names policy, method and batch;
@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 _DONE: Final = object()
 
 
-class Referee:
+class PolicyCaller:
     """One policy, its answers checked and its time measured.
 
     Args:

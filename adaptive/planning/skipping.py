@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from adaptive.config import SkipConfig
 from adaptive.kernels.planning import books, watched
 from adaptive.optim import RowOptimizer
-from adaptive.planning.deferral import DeferralBook, Summed
+from adaptive.planning.deferral import DeferralBook, SummedRows
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
-from adaptive.planning.lookups import Distinct, Outline
-from adaptive.planning.plan import Deferred, Feedback, Grouping, Snapshots
-from adaptive.planning.policy_calls import Referee
+from adaptive.planning.lookups import Distinct, Lookups
+from adaptive.planning.plan import Deferred, Feedback, RowUpdates, Snapshots
+from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
 from adaptive.planning.tracker import Tracker
 
@@ -34,7 +34,7 @@ class Fates:
 
     fates: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # or empty: all update now
     snapshots: Snapshots | None = None
-    summed: Summed | None = None
+    summed: SummedRows | None = None
 
 
 class Skipper:
@@ -48,7 +48,7 @@ class Skipper:
         capacity: rows that can be watched.
         skip: settings.
         optimizer: of the rows.
-        referee: asks the policy.
+        policy_caller: asks the policy.
         tracker, stats: of the group's planner.
     """
 
@@ -61,19 +61,19 @@ class Skipper:
         capacity: int,
         skip: SkipConfig,
         optimizer: RowOptimizer,
-        referee: Referee,
+        policy_caller: PolicyCaller,
         tracker: Tracker,
         stats: StatsSource,
     ) -> None:
         self._group, self._capacity, self._skip, self._optimizer = group, capacity, skip, optimizer
-        self._referee, self._tracker, self._stats = referee, tracker, stats
-        self._allowance = referee.policy.allowance  # to which the verdicts have been cut
+        self._policy_caller, self._tracker, self._stats = policy_caller, tracker, stats
+        self._allowance = policy_caller.policy.allowance  # to which the verdicts have been cut
         self.forget()
 
     def forget(self) -> None:
         """Begin anew: other rows have been loaded, so what was known of movement and waiting gradients is void."""
         self.hot = HotSet(self._capacity, self._skip)
-        deferral = self._referee.policy.deferral
+        deferral = self._policy_caller.policy.deferral
         self.deferral = None if deferral is None else DeferralBook(self._capacity, deferral, self._optimizer)
         self._saturated_per_table = np.zeros(len(self._group.tables), np.int64)
 
@@ -84,7 +84,7 @@ class Skipper:
     @property
     def watches_movement(self) -> bool:
         """The policy is asked which rows are saturated, so snapshots are kept."""
-        return self._referee.watches_saturation
+        return self._policy_caller.watches_saturation
 
     def saturated_per_table(self) -> Int64s:
         """(tables of the group,) rows whose updates are left out now."""
@@ -110,7 +110,7 @@ class Skipper:
         entries = slice(0, self.hot.num_entries)
         rows, own = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
         stats = self._stats.of(rows, number, hot=self.hot, entries=own)
-        self._adopt(self._referee.saturated(stats))
+        self._adopt(self._policy_caller.saturated(stats))
 
     def learn(self, feedback: Feedback) -> None:
         """Take in what training a batch told of movement."""
@@ -123,7 +123,7 @@ class Skipper:
 
     def _obey_guard(self) -> None:
         """Verdicts stand until the policy is asked again; what a guard has forbidden since then does not."""
-        policy = self._referee.policy
+        policy = self._policy_caller.policy
         if policy.allowance != self._allowance:
             self._allowance = policy.allowance
             rows = self._group.to_global(self.hot.rows[: self.hot.num_entries])
@@ -137,36 +137,36 @@ class Skipper:
 
 
 @dataclass(frozen=True)
-class Updates:
+class UpdatesByFate:
     """The rows of a batch to update, in two groups; `now` and `later` are places among its distinct rows."""
 
-    grouping: Grouping  # of the rows `now`
+    row_updates: RowUpdates  # of the rows `now`
     now: Int64s
     later: Int64s
-    segments: Int64s  # of the rows `later`, as in `Grouping`
+    segments: Int64s  # of the rows `later`, as in `RowUpdates`
     vectors: NDArray[np.int32]
     scales: NDArray[np.float32]
 
-    def deferred(self, summed: Summed | None, rows: Int64s, locations: Int64s) -> Deferred | None:
+    def deferred(self, summed: SummedRows | None, rows: Int64s, locations: Int64s) -> Deferred | None:
         """The rows `later` as plans have them; None if there are none. rows and locations are of all distinct rows."""
         if summed is None or not len(summed.entries):
             return None
-        grouping = Grouping(rows[self.later], summed.entries, self.segments, self.vectors, self.scales)
+        row_updates = RowUpdates(rows[self.later], summed.entries, self.segments, self.vectors, self.scales)
         entries = summed.entries[summed.due_at]
-        return Deferred(grouping, summed.due_at, rows[summed.due], locations[summed.due], entries)
+        return Deferred(row_updates, summed.due_at, rows[summed.due], locations[summed.due], entries)
 
 
-def group_updates(outline: Outline, locations: Int64s, fates: NDArray[np.uint8]) -> Updates:
+def group_updates(lookups: Lookups, locations: Int64s, fates: NDArray[np.uint8]) -> UpdatesByFate:
     """The update of one group; rows at `locations` (U,).
 
     Args:
         fates: (U,), or empty: every row is updated now. See `kernels.planning.books`.
     """
-    rows, segments, vectors, scales = outline.distinct.rows, outline.segments, outline.vectors, outline.scales
+    rows, segments, vectors, scales = lookups.distinct.rows, lookups.segments, lookups.vectors, lookups.scales
     num_rows = len(rows)
     if not fates.any():
-        grouping = Grouping(rows, locations, segments, vectors, scales)
-        return Updates(grouping, np.arange(num_rows), rows[:0], segments[-1:] * 0, vectors[:0], scales[:0])
+        row_updates = RowUpdates(rows, locations, segments, vectors, scales)
+        return UpdatesByFate(row_updates, np.arange(num_rows), rows[:0], segments[-1:] * 0, vectors[:0], scales[:0])
     updated, chosen_segments = np.empty(num_rows, np.int64), np.empty(num_rows + 1, np.int64)
     chosen_vectors, chosen_scales = np.empty_like(vectors), np.empty_like(scales)
     kept, first = books.choose_segments(
@@ -174,11 +174,11 @@ def group_updates(outline: Outline, locations: Int64s, fates: NDArray[np.uint8])
     )
     now, middle, end = updated[:first], int(chosen_segments[first]), int(chosen_segments[kept])
     chosen_scales = chosen_scales[:end] if len(scales) else scales
-    grouping = Grouping(
+    row_updates = RowUpdates(
         rows[now], locations[now], chosen_segments[: first + 1], chosen_vectors[:middle], chosen_scales[:middle]
     )
-    return Updates(
-        grouping,
+    return UpdatesByFate(
+        row_updates,
         now,
         updated[first:kept],
         chosen_segments[first : kept + 1] - middle,

@@ -33,11 +33,11 @@ def evaluate_run(run_directory: Path | str, *, stream: TextIO | None = None) -> 
     dataset = open_data(_with_vocabulary(config, path / "vocabulary"))
     check_same_data(path, record, dataset)
     with torch_settings(config):
-        parts = build(_for_reading(config), dataset)
-        with parts.embeddings:
-            restore_weights(parts, checkpoint, where=where)
+        components = build(_for_reading(config), dataset)
+        with components.embeddings:
+            restore_weights(components, checkpoint, where=where)
             batches = dataset.evaluation(config.eval_batch_size)
-            found = evaluate(parts.embeddings, parts.model, batches)
+            found = evaluate(components.embeddings, components.model, batches)
     if not found.samples:
         raise InputError(f"the data of {path} ({config.data}) have no evaluation part")
     steps = checkpoint.meta["steps"]

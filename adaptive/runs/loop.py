@@ -19,7 +19,7 @@ from adaptive.system import StopRequest
 from adaptive.trainer import Trainer
 
 
-class Place(BaseModel):
+class DataPosition(BaseModel):
     """Between two stretches: no batch is on its way. Numbers count batches of the data, which a policy may regroup or
     drop; a checkpoint keeps them."""
 
@@ -92,7 +92,7 @@ class Loop:
         config: TrainConfig,
         dataset: Dataset,
         trainer: Trainer,
-        place: Place,
+        place: DataPosition,
         *,
         guard: Guard | None,
         save: Callable[[], None],
@@ -146,7 +146,7 @@ class Loop:
         left, taken = self.place.left(self._config.steps), self.place.taken
         epoch = self._dataset.train(self._config.batch_size, epoch=self.place.epoch)
         batches = islice(epoch, taken, None if left is None else taken + left)
-        return self._guard.watch(batches) if self._guard else batches
+        return self._guard.guarded(batches) if self._guard else batches
 
     def _until_save(self) -> int | None:
         """Batches of the data to the next save, 0: it is due; None: there will be none."""

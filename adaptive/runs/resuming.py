@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from adaptive.build import Parts, build, first_batches, open_data, torch_settings
+from adaptive.build import Components, build, first_batches, open_data, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import CheckpointError, ConfigError, OutputError
-from adaptive.runs.loop import Place
+from adaptive.runs.loop import DataPosition
 from adaptive.runs.record import check_same_data, config_of
-from adaptive.runs.run import Left, Run
+from adaptive.runs.run import ResumePoint, Run
 from adaptive.runs.state import reached_by, refuse_guarded_resume, restore
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.durable import temporary_name
@@ -50,12 +50,14 @@ def resume_run(
             with _rejects_anew(directory.rejects):
                 dataset = open_data(config, path)
                 check_same_data(path, record, dataset)
-            parts = _build(config, dataset)
-            with parts.embeddings:
-                refuse_guarded_resume(config, parts, path)
-                restore(parts, checkpoint, where)
-                left = Left(where, checkpoint, reached, _drop_records(directory, record, checkpoint, reached.place))
-                run = Run(config, directory, dataset, parts, stream, left)
+            components = _build(config, dataset)
+            with components.embeddings:
+                refuse_guarded_resume(config, components, path)
+                restore(components, checkpoint, where)
+                left = ResumePoint(
+                    where, checkpoint, reached, _drop_records(directory, record, checkpoint, reached.place)
+                )
+                run = Run(config, directory, dataset, components, stream, left)
                 directory.record = record
                 directory.go_on(step=checkpoint.meta["steps"], config=config.model_dump(mode="json"))
                 _tell(stream, left, record)
@@ -77,7 +79,7 @@ def _config(record: Mapping[str, Any], path: Path, changed: Mapping[str, int | N
     return config_of(record, path).model_copy(update=given)
 
 
-def _check_length(config: TrainConfig, path: Path, place: Place, record: Mapping[str, Any]) -> None:
+def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Mapping[str, Any]) -> None:
     """
     Raises:
         ConfigError: if the run is longer already than it is to be, or was finished and is to be no longer.
@@ -92,15 +94,15 @@ def _check_length(config: TrainConfig, path: Path, place: Place, record: Mapping
         raise ConfigError(f"{path}: the run is finished after {trained} steps; to train on, raise --steps or --epochs")
 
 
-def _build(config: TrainConfig, dataset: Dataset) -> Parts:
+def _build(config: TrainConfig, dataset: Dataset) -> Components:
     """What a policy has learnt from the sample it gets back from the checkpoint, as far as it has said what that is."""
     sample = first_batches(config, dataset)
-    parts = build(config, dataset, sample)
+    components = build(config, dataset, sample)
     try:
-        parts.embeddings.calibrate(sample[: config.calibration_batches])
-        return parts
+        components.embeddings.calibrate(sample[: config.calibration_batches])
+        return components
     except BaseException:
-        parts.embeddings.close()
+        components.embeddings.close()
         raise
 
 
@@ -120,7 +122,9 @@ def _rejects_anew(path: Path) -> Iterator[None]:
     aside.unlink(missing_ok=True)
 
 
-def _drop_records(directory: RunDirectory, record: Mapping[str, Any], checkpoint: Checkpoint, place: Place) -> int:
+def _drop_records(
+    directory: RunDirectory, record: Mapping[str, Any], checkpoint: Checkpoint, place: DataPosition
+) -> int:
     """The evaluation behind the last step is made again, unless that was the end of a run that now goes on."""
     again = record.get("status") != "finished" or place.over
     try:
@@ -129,7 +133,7 @@ def _drop_records(directory: RunDirectory, record: Mapping[str, Any], checkpoint
         raise OutputError(f"{directory.metrics} cannot be written: {error}") from error
 
 
-def _tell(stream: TextIO | None, left: Left, record: Mapping[str, Any]) -> None:
+def _tell(stream: TextIO | None, left: ResumePoint, record: Mapping[str, Any]) -> None:
     if stream is None:
         return
     text = f"resumed after step {left.checkpoint.meta['steps']} from {left.where}"

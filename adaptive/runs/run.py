@@ -9,14 +9,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TextIO
 
-from adaptive.build import Parts
+from adaptive.build import Components
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import InputError
 from adaptive.evaluation import Evaluation, evaluate
 from adaptive.guard.guard import Guard
-from adaptive.runs.loop import Loop, Place
-from adaptive.runs.state import Reached, content, is_guarded, restore_recorder
+from adaptive.runs.loop import DataPosition, Loop
+from adaptive.runs.state import SavedProgress, content, is_guarded, restore_recorder
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_checkpoints import Checkpoints
 from adaptive.storage.run_directory import RunDirectory
@@ -31,34 +31,36 @@ from adaptive.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class Left:
+class ResumePoint:
     """Where a run was left."""
 
     where: Path  # the checkpoint
     checkpoint: Checkpoint
-    reached: Reached
+    reached: SavedProgress
     dropped: int  # records of batches that are trained again
 
 
 class Run:
-    """One training run in its directory. `parts` are as at the beginning, or as they were `left`."""
+    """One training run in its directory. `components` are as at the beginning, or as they were `left`."""
 
     def __init__(
         self,
         config: TrainConfig,
         directory: RunDirectory,
         dataset: Dataset,
-        parts: Parts,
+        components: Components,
         stream: TextIO | None,
-        left: Left | None = None,
+        left: ResumePoint | None = None,
     ) -> None:
-        self.config, self.directory, self.dataset, self.parts, self.left = config, directory, dataset, parts, left
-        self.recorder = Recorder(parts.embeddings, log_every=config.log_every)
+        self.config, self.directory, self.dataset, self.components = config, directory, dataset, components
+        self.left = left
+        self.guard: Guard | None = None
+        self.recorder = Recorder(components.embeddings, log_every=config.log_every)
         if left:
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where)
         self._stream = stream
         self.recorder.sinks = self._sinks(stream)
-        self.trainer = Trainer(parts.embeddings, parts.model, parts.optimizer, recorder=self.recorder)
+        self.trainer = Trainer(components.embeddings, components.model, components.optimizer, recorder=self.recorder)
         self.checkpoints = Checkpoints(directory.path)
 
     def train(self) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class Run:
             raise
         summary = self._summary(found)
         self.directory.finish(summary)
-        text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.parts))
+        text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.components))
         return {**summary, "table": f"{text}\nrun directory: {self.directory.path}"}
 
     def _train(self) -> Evaluation | None:
@@ -96,7 +98,7 @@ class Run:
         path = self.directory.path
         if not self.config.save:
             kept = "nothing was saved, as save=false says"
-        elif is_guarded(self.config, self.parts):
+        elif is_guarded(self.config, self.components):
             kept = f"weights are saved in {path}; a guarded run cannot be resumed"
         else:
             kept = f"saved; go on with: adaptive-train run --resume {shlex.quote(str(path))}"
@@ -107,7 +109,8 @@ class Run:
     def _write_beginning(self) -> None:
         if self.left is None or not self.directory.metrics.exists():
             text = json.dumps(self.config.model_dump(mode="json"), indent=1)
-            self.recorder.write(RunRecord(policy=self.config.policy, table_rows=table_rows(self.parts), config=text))
+            rows = table_rows(self.components)
+            self.recorder.write(RunRecord(policy=self.config.policy, table_rows=rows, config=text))
         if self.left:
             self.recorder.write(ResumeRecord(step=self.recorder.steps, dropped=self.left.dropped))
 
@@ -115,14 +118,14 @@ class Run:
         if self.config.guard is None:
             return None
         total = total_steps(self.config, self.dataset)
-        return Guard(self.config.guard, self.config, self.parts, self.recorder, total)
+        return Guard(self.config.guard, self.config, self.components, self.recorder, total)
 
     def _make_loop(self, stop: StopRequest) -> Loop:
         loop = Loop(
             self.config,
             self.dataset,
             self.trainer,
-            self.left.reached.place if self.left else Place(),
+            self.left.reached.place if self.left else DataPosition(),
             guard=self.guard,
             save=self._save,
             evaluate=lambda: self._evaluate(stop),
@@ -135,19 +138,19 @@ class Run:
         self.checkpoints.add(self.loop.place.total, self._content())
 
     def _content(self) -> dict[str, Any]:
-        return content(self.parts, self.recorder, self.loop, self.guard)
+        return content(self.components, self.recorder, self.loop, self.guard)
 
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
         """None if there is no evaluation part, or not the time for it."""
         batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
-        found = evaluate(self.parts.embeddings, self.parts.model, batches)
+        found = evaluate(self.components.embeddings, self.components.model, batches)
         if stop or not found.samples:
             return None
         self.recorder.write_evaluation(found)
         return found
 
     def _summary(self, found: Evaluation | None) -> dict[str, Any]:
-        policy = self.parts.embeddings.policy
+        policy = self.components.embeddings.policy
         auc, log_loss = self.recorder.auc.value(), self.recorder.log_loss.value()
         quality = {"auc_of": "training", "auc": auc, "log_loss": log_loss, "eval_samples": 0}
         if found is not None:
@@ -158,7 +161,7 @@ class Run:
             **(self.guard.summary() if self.guard else {}),
             **self._file_traffic(),
             "skipped_input_share": policy.dropped_inputs / policy.seen_inputs if policy.dropped_inputs else 0.0,
-            "device_rows": self.parts.embeddings.view.device_rows,
+            "device_rows": self.components.embeddings.view.device_rows,
             "seed": self.config.seed,
             "rejected_lines": self.dataset.rejects(),
             "out_of_range_ids": self.dataset.out_of_range(),
@@ -168,7 +171,7 @@ class Run:
     def _file_traffic(self) -> dict[str, int]:
         """Nothing where no rows lie in files, nor where they are used in place and nobody sees what the system reads:
         a number of 0 would be wrong."""
-        if self.config.tier.host == "memory" or self.parts.embeddings.policy.misses == "host":
+        if self.config.tier.host == "memory" or self.components.embeddings.policy.misses == "host":
             return {}
         return {f"host_{name}": size for name, size in self.loop.file_bytes.items()}
 
@@ -176,7 +179,7 @@ class Run:
         sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
         steps, samples = self.recorder.steps, self.recorder.samples
         if self.config.tensorboard:
-            rows = table_rows(self.parts)
+            rows = table_rows(self.components)
             purge_from = steps + 1 if self.left else None
             directory = self.directory.tensorboard
             sinks.append(TensorBoardView(directory, list(rows), list(rows.values()), purge_from=purge_from))
@@ -199,5 +202,5 @@ def quality_numbers(found: Evaluation) -> dict[str, Any]:
     return {"auc_of": "evaluation", "eval_samples": numbers.pop("samples"), **numbers}
 
 
-def table_rows(parts: Parts) -> dict[str, int]:
-    return {table.name: table.num_embeddings for table in parts.tables}
+def table_rows(components: Components) -> dict[str, int]:
+    return {table.name: table.num_embeddings for table in components.tables}

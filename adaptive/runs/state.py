@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from adaptive.build import Parts
+from adaptive.build import Components
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.guard.guard import Guard
-from adaptive.runs.loop import Loop, Place
+from adaptive.runs.loop import DataPosition, Loop
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RECORD
 from adaptive.telemetry.recorder import Recorder
@@ -59,36 +59,36 @@ AUC, RANDOM, CUDA = "auc_counts", "torch_random", "cuda_random_"
 _GUARDED: Final = "the guard's copy of the run, and what it has judged, are in no checkpoint"
 
 
-class Reached(BaseModel):
+class SavedProgress(BaseModel):
     """How far a run had come; `progress` in a checkpoint's `meta`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    place: Place
+    place: DataPosition
     recorder: dict[str, Any]
     file_bytes: dict[str, int]
 
 
-def content(parts: Parts, recorder: Recorder, loop: Loop, guard: Guard | None) -> dict[str, Any]:
+def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> dict[str, Any]:
     """Arguments of `save_checkpoint`. Between two stretches of the loop."""
-    reached = Reached(place=loop.place, recorder=recorder.state(), file_bytes=loop.file_bytes)
+    reached = SavedProgress(place=loop.place, recorder=recorder.state(), file_bytes=loop.file_bytes)
     return {
-        "rows": parts.embeddings.state_arrays(),
-        "dense": parts.model.state_dict(),
-        "policy": parts.embeddings.policy.state_dict(),
-        "optimizer": optimizer_arrays(parts.optimizer),
+        "rows": components.embeddings.state_arrays(),
+        "dense": components.model.state_dict(),
+        "policy": components.embeddings.policy.state_dict(),
+        "optimizer": optimizer_arrays(components.optimizer),
         "run": {AUC: recorder.auc.counts, **_random()},
         "meta": {
             "steps": recorder.steps,
             "samples": recorder.samples,
-            "tables": table_facts(parts),
+            "tables": table_facts(components),
             "progress": reached.model_dump(mode="json"),
             **({"guard": guard.state()} if guard else {}),
         },
     }
 
 
-def reached_by(checkpoint: Checkpoint, where: Path) -> Reached:
+def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
     """
     Raises:
         CheckpointError: if no run can go on from the checkpoint.
@@ -99,26 +99,26 @@ def reached_by(checkpoint: Checkpoint, where: Path) -> Reached:
             f"with --config {where.parent / RECORD}"
         )
     try:
-        return Reached.model_validate(checkpoint.meta["progress"])
+        return SavedProgress.model_validate(checkpoint.meta["progress"])
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, ("meta", "progress", *first["loc"])))
         raise CheckpointError(f"{where}: {place}: {first['msg']}, found {str(first['input'])[:200]!r}") from error
 
 
-def restore(parts: Parts, checkpoint: Checkpoint, where: Path) -> None:
+def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None:
     """Rows, dense part, policy and torch's random numbers as they were.
 
     Raises:
         CheckpointError: if the checkpoint is of another run.
     """
-    restore_weights(parts, checkpoint, where=where)
+    restore_weights(components, checkpoint, where=where)
     try:
-        load_optimizer_arrays(parts.optimizer, checkpoint.optimizer)
+        load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
         _set_random(checkpoint.run)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error
-    policy = parts.embeddings.policy
+    policy = components.embeddings.policy
     try:
         policy.load_state_dict(checkpoint.policy)
     except Exception as error:  # it is the user's code
@@ -126,7 +126,7 @@ def restore(parts: Parts, checkpoint: Checkpoint, where: Path) -> None:
         raise CheckpointError(f"{where}: saved by another version of the policy? {about}") from error
 
 
-def restore_recorder(recorder: Recorder, reached: Reached, checkpoint: Checkpoint, where: Path) -> None:
+def restore_recorder(recorder: Recorder, reached: SavedProgress, checkpoint: Checkpoint, where: Path) -> None:
     """
     Raises:
         CheckpointError: if the checkpoint does not hold a recorder's numbers.
@@ -137,30 +137,30 @@ def restore_recorder(recorder: Recorder, reached: Reached, checkpoint: Checkpoin
         raise CheckpointError(f"{where}: meta.progress.recorder: {type(error).__name__}: {error}") from error
 
 
-def refuse_guarded_saves(config: TrainConfig, parts: Parts) -> None:
+def refuse_guarded_saves(config: TrainConfig, components: Components) -> None:
     """
     Raises:
         ConfigError: if checkpoints are to be made of a run that a guard could not go on guarding.
     """
-    if config.save_every is not None and is_guarded(config, parts):
+    if config.save_every is not None and is_guarded(config, components):
         raise ConfigError(f"save_every={config.save_every}: {_GUARDED}; set guard or save_every to null")
 
 
-def refuse_guarded_resume(config: TrainConfig, parts: Parts, where: Path) -> None:
+def refuse_guarded_resume(config: TrainConfig, components: Components, where: Path) -> None:
     """
     Raises:
         ConfigError: if a guard would have to go on guarding.
     """
-    if is_guarded(config, parts):
+    if is_guarded(config, components):
         raise ConfigError(
             f"{where}: the run is guarded and cannot be resumed: {_GUARDED}; evaluate it, or train anew, without "
             "a guard (guard=null) if it is to be resumed one day"
         )
 
 
-def is_guarded(config: TrainConfig, parts: Parts) -> bool:
+def is_guarded(config: TrainConfig, components: Components) -> bool:
     """A guard that has nothing to guard knows nothing that could be lost."""
-    embeddings = parts.embeddings
+    embeddings = components.embeddings
     skips = embeddings.drops_updates or embeddings.defers or embeddings.policy.drops_inputs
     return config.guard is not None and skips
 
@@ -177,14 +177,13 @@ def _set_random(arrays: dict[str, NDArray[Any]]) -> None:
             torch.cuda.set_rng_state(torch.from_numpy(arrays[name]), number)
 
 
-def table_facts(parts: Parts) -> list[dict[str, Any]]:
+def table_facts(components: Components) -> list[dict[str, Any]]:
     """What must be equal for saved rows to fit."""
-    return [
-        {"name": t.name, "num_embeddings": t.num_embeddings, "embedding_dim": t.embedding_dim} for t in parts.tables
-    ]
+    names = ("name", "num_embeddings", "embedding_dim")
+    return [{name: getattr(table, name) for name in names} for table in components.tables]
 
 
-def restore_weights(parts: Parts, checkpoint: Checkpoint, *, where: Path) -> None:
+def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Path) -> None:
     """Rows and dense weights.
 
     Raises:
@@ -192,11 +191,11 @@ def restore_weights(parts: Parts, checkpoint: Checkpoint, *, where: Path) -> Non
     """
     if not isinstance(checkpoint.meta.get("steps"), int):
         raise CheckpointError(f"{where}: expected the number of steps trained, found {checkpoint.meta.get('steps')!r}")
-    needed, found = table_facts(parts), checkpoint.meta.get("tables")
+    needed, found = table_facts(components), checkpoint.meta.get("tables")
     if found != needed:
         raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {found}")
     try:
-        parts.embeddings.load_state_arrays(checkpoint.rows)
-        parts.model.load_state_dict(checkpoint.dense)
+        components.embeddings.load_state_arrays(checkpoint.rows)
+        components.model.load_state_dict(checkpoint.dense)
     except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:  # torch: RuntimeError for shapes
         raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error

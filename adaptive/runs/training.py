@@ -28,34 +28,36 @@ def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | 
     with _run_directory(config, overwrite) as directory, torch_settings(config):
         dataset = open_data(config, directory.path)
         sample = first_batches(config, dataset)
-        parts = build(config, dataset, sample)
-        with parts.embeddings:
-            refuse_guarded_saves(config, parts)
-            parts.embeddings.calibrate(sample[: config.calibration_batches])
+        components = build(config, dataset, sample)
+        with components.embeddings:
+            refuse_guarded_saves(config, components)
+            components.embeddings.calibrate(sample[: config.calibration_batches])
             directory.begin(
-                config=config.model_dump(mode="json"), data=dataset.fingerprint(), device=str(parts.embeddings.device)
+                config=config.model_dump(mode="json"),
+                data=dataset.fingerprint(),
+                device=str(components.embeddings.device),
             )
-            return Run(config, directory, dataset, parts, stream).train()
+            return Run(config, directory, dataset, components, stream).train()
 
 
 def plan_run(config: TrainConfig) -> dict[str, Any]:
     """What `train_run` would take: memory, device rows, steps. Writes nothing."""
     dataset = open_data(config)
     in_memory = config.model_copy(update={"tier": config.tier.model_copy(update={"host": "memory"})})
-    parts = build(in_memory, dataset, first_batches(config, dataset))  # memory that is not touched is not taken
-    with parts.embeddings as embeddings:
-        refuse_guarded_saves(config, parts)
+    components = build(in_memory, dataset, first_batches(config, dataset))  # memory that is not touched is not taken
+    with components.embeddings as embeddings:
+        refuse_guarded_saves(config, components)
         return {
             "schema": SCHEMA,
             "dry_run": True,
             "policy": config.policy,
             "device": str(embeddings.device),
-            "tables": len(parts.tables),
+            "tables": len(components.tables),
             "rows": embeddings.view.num_rows,
             "device_rows": embeddings.view.device_rows,
             "device_rows_why": embeddings.device_rows_text(),
             "memory_bytes": embeddings.memory(),
-            "dense_parameters": sum(weight.numel() for weight in parts.model.parameters()),
+            "dense_parameters": sum(weight.numel() for weight in components.model.parameters()),
             "samples": dataset.num_train_samples(),
             "steps": total_steps(config, dataset),
         }

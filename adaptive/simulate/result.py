@@ -9,7 +9,7 @@ from adaptive.counters import Counter
 from adaptive.planning.sizing import row_bytes
 from adaptive.simulate.machine import Machine, Traffic, step_ms
 from adaptive.simulate.run import Setup, SimulatedRun
-from adaptive.simulate.stream import Stream
+from adaptive.simulate.stream import SharedTrace
 
 SCHEMA: Final = 1
 _FOUND: Final = (
@@ -18,7 +18,7 @@ _FOUND: Final = (
 )
 
 
-def simulation_result(setup: Setup, streams: Sequence[Stream], machine: Machine) -> dict[str, Any]:
+def simulation_result(setup: Setup, streams: Sequence[SharedTrace], machine: Machine) -> dict[str, Any]:
     """Facts of the data, the described machine and every run."""
     runs = [run for stream in streams for _, _, run in stream.runs]
     planned = sum(int(run.tally[:, Counter.LOOKUPS].sum()) for run in runs)
@@ -49,7 +49,7 @@ def simulation_result(setup: Setup, streams: Sequence[Stream], machine: Machine)
 
 
 def _run_facts(
-    setup: Setup, stream: Stream, label: str, size_text: str, run: SimulatedRun, machine: Machine
+    setup: Setup, stream: SharedTrace, label: str, size_text: str, run: SimulatedRun, machine: Machine
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "policy": label,

@@ -21,7 +21,7 @@ from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, lay_out_bags
 from adaptive.planning.planner import Arrival, Planner
-from adaptive.planning.policy_calls import Referee
+from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.sizing import choose_slots, row_bytes
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, arranges
@@ -56,9 +56,9 @@ class SimulatedRun:
         sizes = choose_slots((setup.group,), tier, setup.optimizer, policy)
         self.setup, self.policy = setup, policy
         self.num_slots = sizes.slots[0]
-        self.referee = Referee(policy, tier.policy_timeout_s)
+        self.policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
         row_size = row_bytes(setup.group, setup.optimizer)
-        self.planner = Planner(setup.group, self.num_slots, tier, self.referee, row_size)
+        self.planner = Planner(setup.group, self.num_slots, tier, self.policy_caller, row_size)
         self.view = RowView([self.planner])
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
         self.batches = self.samples = self.popular = self.host_vectors = 0
@@ -74,16 +74,16 @@ class SimulatedRun:
     @property
     def arranges(self) -> bool:
         """The policy regroups or drops inputs, so that its batches are its own."""
-        return arranges(self.referee.policy)
+        return arranges(self.policy_caller.policy)
 
     def calibrate(self, sample: Sequence[Batch]) -> None:
         """Show the policy a sample of the training data."""
         with self.timed():
-            self.referee.calibrate(sample, self.view)
+            self.policy_caller.calibrate(sample, self.view)
 
     def arranged(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches as the policy arranges them."""
-        return self.referee.arrange(batches, self.view)
+        return self.policy_caller.arrange(batches, self.view)
 
     def add(self, batch: Batch, distinct: Distinct) -> None:
         """The next batch has been read; plan the one whose window it completes."""

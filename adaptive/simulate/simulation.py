@@ -21,7 +21,7 @@ from adaptive.policy_loading import make_policy
 from adaptive.simulate.machine import Machine
 from adaptive.simulate.result import simulation_result
 from adaptive.simulate.run import Setup, SimulatedRun
-from adaptive.simulate.stream import Stream, Told
+from adaptive.simulate.stream import SharedTrace, Told
 
 Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and the settings with that policy
 
@@ -59,7 +59,7 @@ def simulate(
             for _, _, run in stream.runs:
                 run.calibrate(sample[: config.calibration_batches])
                 if run.error is None:
-                    listening.enter_context(run.referee.listening())
+                    listening.enter_context(run.policy_caller.listening())
             stream.read(dataset, config, told or (lambda batches: None))
     _refuse_failure(streams)
     return simulation_result(setup, streams, machine)
@@ -75,15 +75,15 @@ def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
             raise ConfigError(f"device rows: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
 
-def _streams(setup: Setup, cases: Sequence[Case], sizes: Sequence[str]) -> list[Stream]:
+def _streams(setup: Setup, cases: Sequence[Case], sizes: Sequence[str]) -> list[SharedTrace]:
     runs = [
         (label, size, SimulatedRun(setup, make_policy(config.policy, config.policy_options), size))
         for label, config in cases
         for size in _sizes_for(config, sizes)
     ]
     shared = [entry for entry in runs if not entry[2].arranges]
-    own = [Stream([entry], setup) for entry in runs if entry[2].arranges]
-    return [Stream(shared, setup), *own] if shared else own
+    own = [SharedTrace([entry], setup) for entry in runs if entry[2].arranges]
+    return [SharedTrace(shared, setup), *own] if shared else own
 
 
 def _sizes_for(config: TrainConfig, sizes: Sequence[str]) -> Sequence[str]:
@@ -91,7 +91,7 @@ def _sizes_for(config: TrainConfig, sizes: Sequence[str]) -> Sequence[str]:
     return sizes if fixed is None else [fixed]
 
 
-def _refuse_failure(streams: Sequence[Stream]) -> None:
+def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
     entries = [entry for stream in streams for entry in stream.runs]
     if any(run.error is None for _, _, run in entries):
         return

@@ -1,4 +1,4 @@
-"""`Stream`: runs that plan the same batches, in chunks, with the trace of those batches."""
+"""`SharedTrace`: runs that plan the same batches, in chunks, with the trace of those batches."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ Told = Callable[[int], None]  # how many batches have been planned
 
 
 @dataclass
-class Stream:
+class SharedTrace:
     """Runs that see the same batches, and the trace of those."""
 
     runs: list[tuple[str, str, SimulatedRun]]  # policy and device size as written

@@ -15,7 +15,7 @@ from torch import Tensor
 from adaptive.kernels.aligned import empty_rows, full_rows
 from adaptive.kernels.rows.cpu import drift
 from adaptive.optim import RowOptimizer
-from adaptive.planning.plan import Deferred, Grouping, Moves, Pooling, Snapshots
+from adaptive.planning.plan import Deferred, Moves, Pooling, RowUpdates, Snapshots
 from adaptive.tiers.cpu_rows import CpuRows
 from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, WatchedValues
 from adaptive.tiers.host import HostTier
@@ -75,8 +75,8 @@ class CpuDevice(DeviceTier):
         self._rows.pool(out.numpy(), pooling, rows)
         return out
 
-    def update(self, grouping: Grouping, gradients: Tensor) -> Later:
-        norms = self._rows.update(grouping, gradients.numpy())
+    def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:
+        norms = self._rows.update(row_updates, gradients.numpy())
         return lambda: norms
 
     def defer(self, deferred: Deferred, gradients: Tensor) -> Later:

@@ -12,7 +12,7 @@ from adaptive.kernels.aligned import full_rows, update_scratch
 from adaptive.kernels.rows.cpu import deferred as deferred_kernels
 from adaptive.kernels.rows.cpu import pool, update
 from adaptive.optim import RowOptimizer
-from adaptive.planning.plan import Deferred, Grouping, Int64s, Pooling
+from adaptive.planning.plan import Deferred, Int64s, Pooling, RowUpdates
 from adaptive.tiers.host import HostTier
 
 Floats = NDArray[np.float32]
@@ -50,14 +50,14 @@ class CpuRows:
             len(self.scratch),
         )
 
-    def update(self, grouping: Grouping, gradients: Floats) -> Floats:
+    def update(self, row_updates: RowUpdates, gradients: Floats) -> Floats:
         """Update rows where they lie from gradients (V, D); returns the L2 norm of each update (U,)."""
-        norms = np.empty(len(grouping.rows), np.float32)
+        norms = np.empty(len(row_updates.rows), np.float32)
         update.update(
-            grouping.locations,
-            grouping.segments,
-            grouping.vectors,
-            grouping.scales,
+            row_updates.locations,
+            row_updates.segments,
+            row_updates.vectors,
+            row_updates.scales,
             gradients,
             self.weights,
             self.state,
@@ -76,13 +76,13 @@ class CpuRows:
 
         Returns the L2 norm of each update (n,).
         """
-        grouping = deferred.grouping
+        row_updates = deferred.row_updates
         norms = np.empty(len(deferred.due_rows), np.float32)
         deferred_kernels.defer(
-            grouping.locations,
-            grouping.segments,
-            grouping.vectors,
-            grouping.scales,
+            row_updates.locations,
+            row_updates.segments,
+            row_updates.vectors,
+            row_updates.scales,
             gradients,
             sums,
             squares,

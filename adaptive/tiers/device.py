@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
+from adaptive.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates, Snapshots
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -76,7 +76,7 @@ class DeviceTier(ABC):
         """(V, D) the vectors of one batch, from slots and host, or from `rows` (U, D) that were read out."""
 
     @abstractmethod
-    def update(self, grouping: Grouping, gradients: Tensor) -> Later:
+    def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:
         """Update rows from the gradients of the vectors (V, D); returns the L2 norm of each update (U,)."""
 
     @abstractmethod

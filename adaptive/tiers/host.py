@@ -16,7 +16,7 @@ from adaptive.kernels.aligned import empty_rows
 from adaptive.kernels.rows.cpu import initial, move, steps
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
-from adaptive.planning.plan import Grouping
+from adaptive.planning.plan import RowUpdates
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -84,7 +84,7 @@ class HostTier(ABC):
         self.write(rows, weights, state)
 
     @abstractmethod
-    def expect(self, grouping: Grouping) -> None:
+    def expect(self, row_updates: RowUpdates) -> None:
         """A batch will soon use rows in place; a hint, for tiers that can fetch them ahead."""
 
     def initial(self, weights: Floats, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
@@ -141,7 +141,7 @@ class MemoryHost(HostTier):
     def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
         move.copy_rows(self.weights, self.state, rows, weights, state, from_rows)
 
-    def expect(self, grouping: Grouping) -> None:
+    def expect(self, row_updates: RowUpdates) -> None:
         pass
 
     def store_initial(self, rows: Int64s) -> None:

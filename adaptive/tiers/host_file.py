@@ -21,7 +21,7 @@ from adaptive.errors import ConfigError, StorageError
 from adaptive.kernels.files import records
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
-from adaptive.planning.plan import Grouping
+from adaptive.planning.plan import RowUpdates
 from adaptive.tiers.host import Floats, HostTier, Int64s
 
 STAGING_BYTES = 4 << 20
@@ -93,9 +93,9 @@ class FileHost(HostTier):
                 self._write_runs()
                 done += staged
 
-    def expect(self, grouping: Grouping) -> None:
+    def expect(self, row_updates: RowUpdates) -> None:
         if len(self.weights):
-            rows = np.sort(grouping.rows[grouping.locations < 0])
+            rows = np.sort(row_updates.rows[row_updates.locations < 0])
             with self._lock:
                 self._must_work()
                 records.expect(self._fd, rows, self._row_bytes)

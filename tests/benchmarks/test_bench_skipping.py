@@ -107,7 +107,7 @@ def test_differences_by_hand() -> None:
     written = iter([np.array([0, 1]), np.array([0, 2])])
     account: Any = SimpleNamespace(_lane=lane, row_bytes=12, sum_bytes=12, see=lambda planned: next(written))
     differences = Differences(account, (1, 2), 6)
-    planned: Any = SimpleNamespace(works=[SimpleNamespace(plan=SimpleNamespace(deferred=grouping([2])))])
+    planned: Any = SimpleNamespace(works=[SimpleNamespace(plan=SimpleNamespace(deferred=row_updates([2])))])
     differences.see(planned)
     book.waiting[:] = 0
     differences.see(planned)
@@ -115,8 +115,8 @@ def test_differences_by_hand() -> None:
     assert differences.bytes(2) == (3 * 20, 3 * 20)
 
 
-def grouping(rows: list[int]) -> SimpleNamespace:
-    return SimpleNamespace(grouping=SimpleNamespace(rows=np.array(rows)))
+def row_updates(rows: list[int]) -> SimpleNamespace:
+    return SimpleNamespace(row_updates=SimpleNamespace(rows=np.array(rows)))
 
 
 def test_overhead() -> None:

@@ -11,7 +11,7 @@ from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, par
 
 from adaptive.batch import Batch
 from adaptive.errors import NonFiniteError
-from adaptive.guard.account import Account, LeftOut, Standing, shares
+from adaptive.guard.account import Account, GuardState, SkipCounts, shares
 from adaptive.guard.fork import Fork
 from adaptive.policy import Policy
 from adaptive.telemetry.record import IntervalRecord
@@ -88,13 +88,13 @@ def test_a_fork_that_failed_has_undone_nothing(tmp_path: Path, monkeypatch: pyte
 # -- the books ----------------------------------------------------------------------------------------------------
 
 
-def counted(skipped: int, dropped: int = 0) -> LeftOut:
-    return LeftOut(updates=10 * skipped, skipped=skipped, lookups=100 * skipped, inputs=1000, dropped=dropped)
+def counted(skipped: int, dropped: int = 0) -> SkipCounts:
+    return SkipCounts(updates=10 * skipped, skipped=skipped, lookups=100 * skipped, inputs=1000, dropped=dropped)
 
 
 def test_rows_are_counted_a_step_late_and_inputs_at_once() -> None:
     """Of 7 skipped updates one came before the check, 4 in it, of which one is counted late, and 2 afterwards."""
-    account, now = Account(), Standing()
+    account, now = Account(), GuardState()
     account.read(now, counted(0))
     account.begin(counted(0, dropped=3))
     account.read(now, counted(1, dropped=5))
@@ -110,7 +110,7 @@ def test_rows_are_counted_a_step_late_and_inputs_at_once() -> None:
 
 
 def test_after_an_undoing_what_follows_may_be_undone_too() -> None:
-    account, now = Account(), Standing()
+    account, now = Account(), GuardState()
     account.read(now, counted(0))
     account.begin(counted(0))
     account.read(now, counted(0))
@@ -124,7 +124,7 @@ def test_after_an_undoing_what_follows_may_be_undone_too() -> None:
 def test_a_run_that_goes_on_counts_on() -> None:
     """Counters begin at 0 or where they were, as the case may be; both are the same run."""
     for start in (0, 50):
-        now = Standing(left_out={"updates": 50, "skipped": 5}, undone={"skipped": 5})
+        now = GuardState(left_out={"updates": 50, "skipped": 5}, undone={"skipped": 5})
         account = Account()
         account.read(now, counted(start))
         assert shares(now, Plain())["guard_exact"]

@@ -17,7 +17,7 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels.planning.books import WAITS
 from adaptive.optim import SGD
 from adaptive.planning.deferral import DeferralBook
-from adaptive.planning.hot_set import Watched
+from adaptive.planning.hot_set import WatchedRows
 from adaptive.policy import Deferral, Policy
 from policies.random_drop import RandomDrop
 from policies.slipstream import Slipstream
@@ -98,7 +98,7 @@ def test_verdicts_that_are_cut_are_counted() -> None:
 @pytest.mark.parametrize(("allowance", "longest"), [(1.0, 8), (0.99, 7), (0.5, 4), (0.2, 2), (0.1, 1), (0.0, 1)])
 def test_deferral_waits_for_fewer_visits(allowance: float, longest: int) -> None:
     book = DeferralBook(1, Deferral(every=1, at_most=8, warmup=0), SGD())
-    watched, due = Watched(np.zeros(1, np.int32), np.zeros(1, np.int32)), []
+    watched, due = WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)), []
     for number in range(40):
         fates = np.zeros(1, np.uint8)
         book.decide(

@@ -14,7 +14,7 @@ from adaptive.guard.judge import least_allowance
 from adaptive.kernels.planning.books import WAITS
 from adaptive.optim import SGD, Adagrad, RowOptimizer
 from adaptive.planning.deferral import DeferralBook, longest
-from adaptive.planning.hot_set import Watched
+from adaptive.planning.hot_set import WatchedRows
 from adaptive.policy import Deferral, Policy
 from policies.random_drop import RandomDrop
 from policies.slipstream import Slipstream
@@ -23,7 +23,7 @@ from policies.slipstream import Slipstream
 def deferred(deferral: Deferral, optimizer: RowOptimizer, allowance: float) -> bool:
     """Whether any of 40 visits of a popular row waits."""
     book = DeferralBook(1, deferral, optimizer)
-    watched, fates = Watched(np.zeros(1, np.int32), np.zeros(1, np.int32)), np.zeros(1, np.uint8)
+    watched, fates = WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)), np.zeros(1, np.uint8)
     for number in range(40):
         fates[0] = 0
         accesses = np.full(1, 10**6, np.uint32)

@@ -11,7 +11,7 @@ from guarded_policies import Defer, Freeze, OnHost, Plain
 from toy import ToyData, toy_config
 from toy_runs import assert_equal, everything, in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
-from adaptive.build import Parts, build
+from adaptive.build import Components, build
 from adaptive.guard.fork import Fork, predict
 from adaptive.policy import Policy
 from adaptive.trainer import Trainer
@@ -31,8 +31,8 @@ def run(
     policy: type[Policy],
     settings: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-    at: dict[int, Callable[[Parts], None]],
-) -> Parts:
+    at: dict[int, Callable[[Components], None]],
+) -> Components:
     """Train up to `END`, and do what `at` says after so many steps, in the middle of a look-ahead."""
     monkeypatch.setattr("adaptive.build.make_policy", lambda *_: policy())
     parts = build(toy_config(skip=SKIP, **settings), TOY, BATCHES[:4])
@@ -50,14 +50,14 @@ def run(
 def test_a_fork_trains_as_the_run_would(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     forks: list[Fork] = []
 
-    def fork(parts: Parts) -> None:
+    def fork(parts: Components) -> None:
         forks.append(Fork(parts, toy_config(skip=SKIP, **settings)))
         for batch in BATCHES[AT:END]:
             forks[0].train(batch)
 
     parts = run(Plain, settings, monkeypatch, {AT: fork})
-    assert_equal(everything(forks[0].parts), everything(parts))
-    np.testing.assert_array_equal(predict(forks[0].parts, BATCHES[40:42]), predict(parts, BATCHES[40:42]))
+    assert_equal(everything(forks[0].components), everything(parts))
+    np.testing.assert_array_equal(predict(forks[0].components, BATCHES[40:42]), predict(parts, BATCHES[40:42]))
     assert predict(parts, []).shape == (0,)
 
 
@@ -71,7 +71,7 @@ def test_a_run_does_not_notice_its_forks(policy: type[Policy], monkeypatch: pyte
     in_model(monkeypatch, draw)
     torch.manual_seed(0)
 
-    def fork(parts: Parts) -> None:
+    def fork(parts: Components) -> None:
         made = Fork(parts, toy_config(skip=SKIP))
         assert made.num_bytes > 0
         for batch in BATCHES[40:45]:
@@ -90,7 +90,7 @@ def test_what_waits_in_the_run_is_applied_in_the_fork(monkeypatch: pytest.Monkey
     run(Defer, {}, monkeypatch, {END: lambda parts: forks.append(Fork(parts, toy_config(skip=SKIP)))})
     parts = run(Defer, {}, monkeypatch, {})
     assert parts.embeddings.counts()[-1] > 0  # deferred
-    assert_equal(everything(forks[0].parts), everything(parts))
+    assert_equal(everything(forks[0].components), everything(parts))
 
 
 @pytest.mark.parametrize(
@@ -106,17 +106,17 @@ def test_a_run_goes_on_from_the_values_of_a_fork(
         settings = {"tier": settings["tier"] | {"host": f"mmap:{tmp_path}"}}
     forks: list[Fork] = []
 
-    def fork(parts: Parts) -> None:
+    def fork(parts: Components) -> None:
         forks.append(Fork(parts, toy_config(skip=SKIP, **settings)))
         for batch in BATCHES[40:] + BATCHES[AT - 10 : AT]:
             forks[0].train(batch)
 
-    def overwrite(parts: Parts) -> None:
+    def overwrite(parts: Components) -> None:
         forks[0].overwrite(parts)
-        assert_equal(everything(parts), everything(forks[0].parts))
+        assert_equal(everything(parts), everything(forks[0].components))
         for batch in BATCHES[AT:END]:
             forks[0].train(batch)
 
     parts = run(policy, settings, monkeypatch, {AT - 10: fork, AT: overwrite})
     with parts.embeddings:
-        assert_equal(everything(parts), everything(forks[0].parts))
+        assert_equal(everything(parts), everything(forks[0].components))

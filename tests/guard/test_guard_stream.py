@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.errors import InputError
-from adaptive.guard.stream import Inputs, Stream
+from adaptive.guard.stream import Inputs, NumberedBatches
 from adaptive.policy import Policy
 
 SIZES = [4, 4, 4, 2]
@@ -30,7 +30,7 @@ def number_of(batch: Batch | None) -> int | None:
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "get", "coming", "forget"]), st.integers(0, 12)), max_size=40))
 def test_what_is_handed_out_is_the_source_whatever_is_asked_in_between(calls: list[tuple[str, int]]) -> None:
-    stream, taken, oldest = Stream(batches([3] * 8), Plain()), [], 0
+    stream, taken, oldest = NumberedBatches(batches([3] * 8), Plain()), [], 0
     for call, number in calls:
         if call == "take":
             taken.append(number_of(next(stream, None)))
@@ -47,7 +47,7 @@ def test_what_is_handed_out_is_the_source_whatever_is_asked_in_between(calls: li
 
 
 def test_numbers_go_on_in_the_next_pass() -> None:
-    stream = Stream(batches(), Plain(), first=10)
+    stream = NumberedBatches(batches(), Plain(), first=10)
     assert number_of(stream.get(11)) == 1 and stream.taken == 10
     assert [number_of(next(stream)), number_of(next(stream))] == [0, 1]
     assert stream.taken == 12 and stream.place(4) == 11 and stream.place(8) == 12
@@ -55,7 +55,7 @@ def test_numbers_go_on_in_the_next_pass() -> None:
 
 
 def test_the_place_of_trained_samples() -> None:
-    stream = Stream(batches(), Plain())
+    stream = NumberedBatches(batches(), Plain())
     list(stream)
     assert [stream.place(samples) for samples in (4, 8, 12, 14)] == [1, 2, 3, 4]
     assert [stream.inputs(number).seen for number in (1, 2, 3, 4)] == [4, 8, 12, 14]
@@ -85,7 +85,7 @@ def test_the_place_where_inputs_are_dropped() -> None:
     """3 samples of batch 0, none of batch 1, 3 of batch 2, 2 of batch 3. What is not needed yet does not count."""
     policy = DropAllOfSome()
     policy.seen_inputs, policy.dropped_inputs = 100, 40  # from an earlier pass
-    stream = Stream(batches(), policy)
+    stream = NumberedBatches(batches(), policy)
     arranged = policy.arrange(stream)
     found = []
     for trained in (3, 6, 8):
@@ -97,7 +97,7 @@ def test_the_place_where_inputs_are_dropped() -> None:
 
 def test_an_allowance_is_set_when_its_batch_is_taken() -> None:
     policy = DropHalf()
-    stream = Stream(batches(), policy)
+    stream = NumberedBatches(batches(), policy)
     assert stream.switch(1, 0.25) == 1
     next(stream)
     assert policy.allowance == 1
@@ -116,7 +116,7 @@ def spoilt() -> Iterator[Batch]:
 
 
 def test_an_error_of_the_source_comes_in_its_turn() -> None:
-    stream = Stream(spoilt(), Plain())
+    stream = NumberedBatches(spoilt(), Plain())
     assert len(stream.coming(0, 100)) == 2 and stream.get(2) is None
     assert [number_of(next(stream)), number_of(next(stream))] == [0, 1]
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_an_error_of_the_source_comes_in_its_turn() -> None:
 
 
 def test_nothing_is_remembered_that_was_forgotten() -> None:
-    stream = Stream(batches([2] * 100), Plain())
+    stream = NumberedBatches(batches([2] * 100), Plain())
     for number, _ in enumerate(stream):
         stream.forget(number)
         assert len(stream._batches) <= 2 and len(stream._inputs) <= 2
@@ -133,7 +133,7 @@ def test_nothing_is_remembered_that_was_forgotten() -> None:
 
 @pytest.mark.parametrize("behind", [0, 3])
 def test_two_threads(behind: int) -> None:
-    stream = Stream(batches([2] * 500), Plain())
+    stream = NumberedBatches(batches([2] * 500), Plain())
     taken: list[int | None] = []
     thread = threading.Thread(target=lambda: taken.extend(number_of(batch) for batch in stream))
     thread.start()
@@ -157,7 +157,7 @@ def test_the_training_thread_does_not_wait_while_a_batch_is_read() -> None:
             yield batch
 
     policy = Plain()
-    stream = Stream(slow(), policy)
+    stream = NumberedBatches(slow(), policy)
     thread = threading.Thread(target=lambda: list(stream))
     thread.start()
     assert reading.wait(30)
@@ -177,7 +177,7 @@ def test_a_batch_that_two_threads_want_is_read_once() -> None:
         assert go_on.wait(30)
         yield from batches()
 
-    stream = Stream(slow(), Plain())
+    stream = NumberedBatches(slow(), Plain())
     threads = [threading.Thread(target=stream.get, args=(0,)) for _ in range(2)]
     threads[0].start()
     assert reading.wait(30)

@@ -4,7 +4,7 @@ import pytest
 from guarded_policies import Defer, DropHalf, Freeze
 
 from adaptive.config import GuardConfig, SkipConfig, TrainConfig
-from adaptive.guard.account import Standing
+from adaptive.guard.account import GuardState
 from adaptive.guard.schedule import Timing
 from adaptive.policy import Policy
 from policies.slipstream import Slipstream
@@ -48,7 +48,7 @@ def test_a_check_needs_its_batches_and_half_of_what_it_holds_back() -> None:
 
 
 def test_what_was_kept_costs_until_it_is_judged_again() -> None:
-    standing = Standing(spent=0.001, rate=1e-5, passed=0.1, passed_at=200)
+    standing = GuardState(spent=0.001, rate=1e-5, passed=0.1, passed_at=200)
     assert standing.cost_until(200) == 0.001
     assert standing.cost_until(300) == pytest.approx(0.002)
     standing.passed = None  # undone: nothing is skipped unjudged

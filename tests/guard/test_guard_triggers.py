@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adaptive.guard.account import LeftOut, Standing
+from adaptive.guard.account import GuardState, SkipCounts
 from adaptive.guard.schedule import LOOK, Alarm, Triggers
 
 
@@ -71,40 +71,40 @@ def test_the_alarm_needs_something_to_compare_with_and_forgets() -> None:
 
 
 def test_before_the_first_check_only_the_warm_up_counts() -> None:
-    triggers, standing = Triggers(), Standing(due=100)
-    assert triggers.due(standing, LeftOut(100, 100)) == ""
+    triggers, standing = Triggers(), GuardState(due=100)
+    assert triggers.due(standing, SkipCounts(100, 100)) == ""
     standing.place = 100
-    assert "warm-up" in triggers.due(standing, LeftOut())
+    assert "warm-up" in triggers.due(standing, SkipCounts())
 
 
 def test_after_it_time_counts_and_the_share() -> None:
     triggers = Triggers()
-    standing = Standing(place=500, due=1000, passed=0.10)
-    triggers.passed(500, LeftOut(updates=1000, skipped=100))
+    standing = GuardState(place=500, due=1000, passed=0.10)
+    triggers.passed(500, SkipCounts(updates=1000, skipped=100))
     standing.place = 500 + LOOK - 1
-    assert triggers.due(standing, LeftOut(2000, 1100)) == ""  # not looked at yet
+    assert triggers.due(standing, SkipCounts(2000, 1100)) == ""  # not looked at yet
     standing.place = 500 + LOOK
-    assert triggers.due(standing, LeftOut(2000, 259)) == ""  # 15.9 %: up to 1.5 * 10 % + 1 %
+    assert triggers.due(standing, SkipCounts(2000, 259)) == ""  # 15.9 %: up to 1.5 * 10 % + 1 %
     standing.place = 500 + 2 * LOOK
-    assert triggers.due(standing, LeftOut(3000, 420)).startswith("16.1% is skipped, 10.0%")
+    assert triggers.due(standing, SkipCounts(3000, 420)).startswith("16.1% is skipped, 10.0%")
     standing.place = 1000
-    assert triggers.due(standing, LeftOut(3000, 420)) == "the time has come"
+    assert triggers.due(standing, SkipCounts(3000, 420)) == "the time has come"
 
 
 def test_inputs_count_as_updates_do() -> None:
-    assert LeftOut(100, 10, inputs=50, dropped=20).share_since(LeftOut()) == 0.4
-    assert LeftOut(100, 60, inputs=50, dropped=20).share_since(LeftOut(50, 20, inputs=50, dropped=20)) == 0.8
-    assert LeftOut().share_since(LeftOut()) == 0
+    assert SkipCounts(100, 10, inputs=50, dropped=20).share_since(SkipCounts()) == 0.4
+    assert SkipCounts(100, 60, inputs=50, dropped=20).share_since(SkipCounts(50, 20, inputs=50, dropped=20)) == 0.8
+    assert SkipCounts().share_since(SkipCounts()) == 0
 
 
 def test_worse_predictions_ask_for_a_check() -> None:
     """Once, if a check begins then; also if they became worse while the last one was under way."""
-    triggers, standing = Triggers(), Standing(place=0, due=10_000, passed=0.1)
+    triggers, standing = Triggers(), GuardState(place=0, due=10_000, passed=0.1)
     for loss in [0.4, 0.5] * 100 + [0.9] * 25:
         triggers.hear(loss, 0.25)
         standing.place += 1
-    triggers.passed(standing.place, LeftOut())
-    assert triggers.due(standing, LeftOut()) == "predictions have become worse"
+    triggers.passed(standing.place, SkipCounts())
+    assert triggers.due(standing, SkipCounts()) == "predictions have become worse"
     triggers.opened()
     standing.place += LOOK
-    assert triggers.due(standing, LeftOut()) == ""
+    assert triggers.due(standing, SkipCounts()) == ""

@@ -62,7 +62,7 @@ def numbers(count: int) -> Tensor:
     return torch.arange(count)
 
 
-def groupings(width: int) -> Iterator[tuple[Tensor, ...]]:
+def all_row_updates(width: int) -> Iterator[tuple[Tensor, ...]]:
     """(rows, segments, vectors, gradients) of batches of all sizes: 1 and multiples of 16 are what Triton looks for."""
     for rows, each in ((1, 1), (16, 1), (17, 3), (48, 40), (1, 2000), (5000, 1)):
         yield numbers(rows), numbers(rows + 1) * each, torch.zeros(rows * each, dtype=torch.int32), torch.ones(7, width)
@@ -72,7 +72,7 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
     weights, state, none = torch.zeros(5000, width), torch.zeros(5000, state_width), torch.zeros(0)
     squares_width = {steps.ADAGRAD: width, steps.ROWWISE_ADAGRAD: 1}.get(kind, 0)
     corrections = torch.ones(3 if kind == steps.ADAM else 0)
-    for rows, segments, vectors, gradients in groupings(width):
+    for rows, segments, vectors, gradients in all_row_updates(width):
         num, bags = len(rows), len(segments) - 1
         pool(weights, None, vectors.long(), numbers(bags).int(), segments, none, torch.zeros(bags, width))
         table = weights, state, None, None, rows, segments, vectors, none, gradients, kind, SETTINGS, corrections

@@ -146,8 +146,8 @@ class Rows:
         device, device_state, host, host_state = self.arrays
         optimizer, norms = self.optimizer, np.full(len(locations), np.nan, np.float32)
         on_host = (Pinned(host), Pinned(host_state)) if (locations < 0).any() else (None, None)
-        grouping = np.arange(len(locations) + 1), entries.astype(np.int32), NO_SCALES, sums
-        tensors = device, device_state, *on_host, locations, *grouping
+        row_updates = np.arange(len(locations) + 1), entries.astype(np.int32), NO_SCALES, sums
+        tensors = device, device_state, *on_host, locations, *row_updates
         tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms
 
         def update(squares: Any, *arguments: Any) -> None:
@@ -233,11 +233,11 @@ def test_a_sum_of_one_visit_has_the_bits_of_the_update(kernels: Kernels, optimiz
     segments, locations, entries = np.array([0, 3, 4, 9]), np.array([1, 3, 0]), np.array([4, 0, 2])
     for _ in range(2):
         vectors, gradients = rng.integers(0, 6, 9).astype(np.int32), random_rows(rng, 6, dim)
-        grouping, sums = (segments, vectors, NO_SCALES, gradients), Sums(5, dim, optimizer.squares_width(dim))
-        sums.visit(kernels, entries, *grouping)
+        row_updates, sums = (segments, vectors, NO_SCALES, gradients), Sums(5, dim, optimizer.squares_width(dim))
+        sums.visit(kernels, entries, *row_updates)
         found, expected = rows.apply(kernels, locations, entries, *sums.device[:2]), np.empty(3, np.float32)
         update.update(
-            locations, *grouping, *plain.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
+            locations, *row_updates, *plain.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
             expected, np.empty((1, 2, dim), np.float32),
         )  # fmt: skip
         assert_same_bits(found, expected)

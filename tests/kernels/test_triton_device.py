@@ -55,13 +55,13 @@ class Case:
         sizes = np.minimum(rng.zipf(1.5, len(self.locations)), 3000 if not INTERPRETED else 40)
         segments = np.concatenate([[0], np.cumsum(sizes)])
         vectors = rng.integers(0, NUM_VECTORS, segments[-1]).astype(np.int32)
-        self.grouping = segments, vectors, random_rows(rng, segments[-1]), random_rows(rng, NUM_VECTORS, dim)
+        self.row_updates = segments, vectors, random_rows(rng, segments[-1]), random_rows(rng, NUM_VECTORS, dim)
 
     def update(self, *, exact: bool) -> list[Any]:
         """[weights, state, host weights, host state, norms] after one update on the device."""
         device, device_state, host, host_state = (array.copy() for array in self.rows)
         tensors = [*on_device(device, device_state), pinned(host), pinned(host_state)]
-        tensors += on_device(self.locations, *self.grouping)
+        tensors += on_device(self.locations, *self.row_updates)
         corrections, norms = on_device(self.optimizer.corrections(), np.empty(len(self.locations), np.float32))
         with ready():
             triton_setup.update(
@@ -71,7 +71,7 @@ class Case:
 
     def visits(self, num: int) -> list[Any]:
         """(entries, segments, vectors, scales) of two visits of sums (num, D); the first `num` rows are the case's."""
-        rng, (segments, vectors, scales, _) = np.random.default_rng(0), self.grouping
+        rng, (segments, vectors, scales, _) = np.random.default_rng(0), self.row_updates
         half, stop = num // 2, segments[num // 2]
         return [(rng.permutation(num)[:half], segments[: half + 1], vectors[:stop], scales[:stop]) for _ in range(2)]
 
@@ -85,7 +85,7 @@ class Case:
         device, device_state, host, host_state = (array.copy() for array in self.rows)
         rows = [*on_device(device, device_state), pinned(host), pinned(host_state)]
         sums, squares, pending = on_device(*self.empty_sums(num))
-        (gradients,), where = on_device(self.grouping[3]), on_device(self.locations[:num])
+        (gradients,), where = on_device(self.row_updates[3]), on_device(self.locations[:num])
         due = on_device(np.arange(num + 1), np.arange(num, dtype=np.int32), np.zeros(0, np.float32))
         corrections, norms = on_device(self.optimizer.corrections(), np.empty(num, np.float32))
         numbers = self.optimizer.kind, settings_of(self.optimizer), corrections, norms
@@ -99,7 +99,7 @@ class Case:
         rows, norms = [array.copy() for array in self.rows], np.empty(num, np.float32)
         (sums, squares, pending), g = self.empty_sums(num), np.empty((1, self.dim), np.float32)
         for visit in self.visits(num):
-            deferred.accumulate(0, num // 2, *visit, self.grouping[3], sums, squares, pending, g)
+            deferred.accumulate(0, num // 2, *visit, self.row_updates[3], sums, squares, pending, g)
         optimizer = self.optimizer
         numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, g
         for flip, tier in ((0, rows[:2]), (-1, rows[2:])):
@@ -110,7 +110,7 @@ class Case:
         rows, norms = [array.copy() for array in self.rows], np.empty(len(self.locations), np.float32)
         optimizer, scratch = self.optimizer, np.empty((1, 2, self.dim), np.float32)
         update.update(
-            self.locations, *self.grouping, *rows,
+            self.locations, *self.row_updates, *rows,
             optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, scratch,
         )  # fmt: skip
         return [*rows, norms]

@@ -62,12 +62,12 @@ def test_pool_reads_and_writes_the_last_row(huge: Tensor) -> None:
 
 def test_update_steps_the_last_row_and_its_state(huge: Tensor) -> None:
     last(huge)[:] = row(5)[0]
-    grouping = on_device(0, 1), on_device(0, kind=torch.int32), NONE, row()
+    row_updates = on_device(0, 1), on_device(0, kind=torch.int32), NONE, row()
     for optimizer, state in ((SGD(0.5), torch.zeros(1, 0, device=DEVICE)), (Adagrad(0.5), huge)):
         norms = torch.empty(1, device=DEVICE)
         tail = optimizer.kind, settings_of(optimizer), NONE, norms
         with ready():
-            triton_setup.update(huge, state, None, None, on_device(LAST), *grouping, *tail)
+            triton_setup.update(huge, state, None, None, on_device(LAST), *row_updates, *tail)
         if isinstance(optimizer, SGD):
             assert torch.equal(last(huge)[None], row(5) - 0.5 * row())
     assert norms.isfinite().all()
@@ -87,16 +87,19 @@ def test_gradients_lie_beyond_2_31_values(huge: Tensor) -> None:
 
 def test_sums_and_their_squares_lie_beyond_2_31_values(huge: Tensor) -> None:
     """In the same place: the square is stored behind the sum."""
-    pending, grouping = torch.zeros(NUM, dtype=torch.bool, device=DEVICE), (on_device(0, 1), on_device(0), NONE, row())
+    pending, row_updates = (
+        torch.zeros(NUM, dtype=torch.bool, device=DEVICE),
+        (on_device(0, 1), on_device(0), NONE, row()),
+    )
     with ready():
-        triton_setup.accumulate(on_device(LAST), *grouping, huge, huge, pending)
+        triton_setup.accumulate(on_device(LAST), *row_updates, huge, huge, pending)
     assert torch.equal(last(huge)[None], row().square())
     assert pending.nonzero().tolist() == [[LAST]]
     weights, state = 2 * torch.ones(1, DIM, device=DEVICE), torch.zeros(1, DIM, device=DEVICE)
-    grouping = on_device(0, 1), on_device(LAST, kind=torch.int32), NONE, huge
+    row_updates = on_device(0, 1), on_device(LAST, kind=torch.int32), NONE, huge
     tail = Adagrad.kind, settings_of(Adagrad(1.0, eps=0.0)), NONE, torch.empty(1, device=DEVICE)
     with ready():
-        triton_setup.update(weights, state, None, None, on_device(0), *grouping, *tail, squares=huge)
+        triton_setup.update(weights, state, None, None, on_device(0), *row_updates, *tail, squares=huge)
     assert torch.equal(state, row().square())
     assert torch.equal(weights, 2 - row())  # by n * n / sqrt(n * n)
 

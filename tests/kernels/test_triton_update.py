@@ -39,27 +39,27 @@ class Rows:
         for num in (self.num_slots, self.num_host):
             self.arrays += [random_rows(rng, num, self.dim), np.tile(state, (num, 1))]
 
-    def update(self, locations: Any, *grouping: Any, **options: Any) -> Floats:
-        """grouping: segments, vectors, scales, gradients. Returns the norms."""
+    def update(self, locations: Any, *row_updates: Any, **options: Any) -> Floats:
+        """row_updates: segments, vectors, scales, gradients. Returns the norms."""
         norms = np.full(len(locations), np.nan, np.float32)
         device, device_state, host, host_state = self.arrays
         optimizer = self.optimizer
         run(
-            triton_setup.update, device, device_state, Pinned(host), Pinned(host_state), locations, *grouping,
+            triton_setup.update, device, device_state, Pinned(host), Pinned(host_state), locations, *row_updates,
             optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms, **options,
         )  # fmt: skip
         return norms
 
-    def update_by_twin(self, locations: Any, *grouping: Any) -> Floats:
+    def update_by_twin(self, locations: Any, *row_updates: Any) -> Floats:
         norms, optimizer = np.full(len(locations), np.nan, np.float32), self.optimizer
         update.update(
-            locations, *grouping, *self.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
+            locations, *row_updates, *self.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
             norms, np.empty((1, 2, self.dim), np.float32),
         )  # fmt: skip
         return norms
 
 
-def random_grouping(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool = False) -> tuple[Any, ...]:
+def random_row_updates(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool = False) -> tuple[Any, ...]:
     """(segments, vectors, scales, gradients)"""
     segments = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     gradients = random_rows(rng, 6, dim)
@@ -67,11 +67,11 @@ def random_grouping(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool
     return segments, vectors, random_rows(rng, segments[-1] if scaled else 0), gradients
 
 
-def assert_equals_twin(optimizer: RowOptimizer, dim: int, locations: Any, grouping: Any, times: int = 2) -> Rows:
+def assert_equals_twin(optimizer: RowOptimizer, dim: int, locations: Any, row_updates: Any, times: int = 2) -> Rows:
     """Updates in a row, so that state counts."""
     rows, twin = Rows(optimizer, dim), Rows(optimizer, dim)
     for _ in range(times):
-        assert_same_bits(rows.update(locations, *grouping), twin.update_by_twin(locations, *grouping))
+        assert_same_bits(rows.update(locations, *row_updates), twin.update_by_twin(locations, *row_updates))
         for found, expected in zip(rows.arrays, twin.arrays, strict=True):
             assert_same_bits(found, expected)
     return rows
@@ -86,8 +86,8 @@ def test_each_rows_gradients_are_summed() -> None:
     for array in rows.arrays:
         array.fill(0)
     gradients = np.array([[2, 4], [6, 8], [4, 4]], np.float32)
-    grouping = np.array([0, 2, 3]), np.array([0, 2, 1], np.int32), np.zeros(0, np.float32), gradients
-    norms = rows.update(np.array([1, ~0]), *grouping)
+    row_updates = np.array([0, 2, 3]), np.array([0, 2, 1], np.int32), np.zeros(0, np.float32), gradients
+    norms = rows.update(np.array([1, ~0]), *row_updates)
     assert_same_bits(rows.arrays[0], [[0, 0], [-3, -4]])
     assert_same_bits(rows.arrays[2], [[-3, -4], [0, 0]])
     assert_same_bits(norms, [5, 5])
@@ -101,26 +101,26 @@ def test_the_four_formulas_on_one_number() -> None:
         RowwiseAdagrad(0.5, eps=0.0, initial_accumulator=12.0): (0.75, [16]),
         Adam(0.5, eps=0.0, beta1=0.5, beta2=0.75): (0.5, [1, 1, 1]),  # 0.5 * sqrt(.25) / .5 * 1 / sqrt(1)
     }
-    grouping = np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), np.array([[2]], np.float32)
+    row_updates = np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), np.array([[2]], np.float32)
     for optimizer, (weight, state) in expected.items():
         rows = Rows(optimizer, 1)
         rows.arrays[0].fill(1)
-        norms = rows.update(np.array([2]), *grouping)
+        norms = rows.update(np.array([2]), *row_updates)
         assert_same_bits(rows.arrays[0], [[1], [1], [weight]])
         assert_same_bits(rows.arrays[1][2], state)
         assert_same_bits(norms, [1 - weight])
 
 
 def test_an_empty_update_changes_nothing() -> None:
-    assert_equals_twin(SGD(), 5, np.zeros(0, np.int64), random_grouping(np.random.default_rng(0), 5, []))
+    assert_equals_twin(SGD(), 5, np.zeros(0, np.int64), random_row_updates(np.random.default_rng(0), 5, []))
 
 
 def test_a_row_of_a_tier_that_was_not_given_is_never_written() -> None:
     if triton_setup.INTERPRETED:
-        rows, grouping = Rows(SGD(), 1), random_grouping(np.random.default_rng(0), 1, [1])
+        rows, row_updates = Rows(SGD(), 1), random_row_updates(np.random.default_rng(0), 1, [1])
         tail = (SGD.kind, settings_of(SGD()), SGD().corrections(), np.zeros(1, np.float32))
         with pytest.raises(AssertionError):
-            run(triton_setup.update, *rows.arrays[:2], None, None, np.array([~0]), *grouping, *tail)
+            run(triton_setup.update, *rows.arrays[:2], None, None, np.array([~0]), *row_updates, *tail)
 
 
 # --- against the twin ---------------------------------------------------------------------------------------------
@@ -130,15 +130,15 @@ def test_a_row_of_a_tier_that_was_not_given_is_never_written() -> None:
 @pytest.mark.parametrize("dim", [1, 3, 16, 17, 64, 100])
 def test_every_width_equals_the_twin(optimizer: RowOptimizer, dim: int) -> None:
     rng = np.random.default_rng(dim)
-    grouping = random_grouping(rng, dim, [1, 1, 9, 2, 1, 1], scaled=dim % 2 == 1)
-    assert_equals_twin(optimizer, dim, np.array([2, ~3, 0, ~1, ~0, 1]), grouping)
+    row_updates = random_row_updates(rng, dim, [1, 1, 9, 2, 1, 1], scaled=dim % 2 == 1)
+    assert_equals_twin(optimizer, dim, np.array([2, ~3, 0, ~1, ~0, 1]), row_updates)
 
 
 @every_optimizer
 def test_the_widest_row_equals_the_twin(optimizer: RowOptimizer) -> None:
     dim = 1024 if isinstance(optimizer, RowwiseAdagrad) else 130  # interpreting a sum of squares takes its time
-    grouping = random_grouping(np.random.default_rng(1), dim, [2])
-    assert_equals_twin(optimizer, dim, np.array([1]), grouping, times=1)
+    row_updates = random_row_updates(np.random.default_rng(1), dim, [2])
+    assert_equals_twin(optimizer, dim, np.array([1]), row_updates, times=1)
 
 
 @settings(max_examples=6, deadline=None)
@@ -153,14 +153,14 @@ def test_the_widest_row_equals_the_twin(optimizer: RowOptimizer) -> None:
 def test_any_update_equals_the_twin(
     optimizer: RowOptimizer, dim: int, locations: list[int], sizes: list[int], scaled: bool, seed: int
 ) -> None:
-    grouping = random_grouping(np.random.default_rng(seed), dim, sizes, scaled)
-    assert_equals_twin(optimizer, dim, np.array(locations[: len(sizes)]), grouping)
+    row_updates = random_row_updates(np.random.default_rng(seed), dim, sizes, scaled)
+    assert_equals_twin(optimizer, dim, np.array(locations[: len(sizes)]), row_updates)
 
 
 @every_optimizer
 def test_gradients_that_are_not_finite_equal_the_twin(optimizer: RowOptimizer) -> None:
     """NaN and infinities, squares that overflow (1e30) or vanish (1e-30), numbers below 2**-126."""
-    segments, vectors, scales, gradients = random_grouping(np.random.default_rng(0), 3, [1, 1, 1, 1, 2, 2])
+    segments, vectors, scales, gradients = random_row_updates(np.random.default_rng(0), 3, [1, 1, 1, 1, 2, 2])
     gradients[:5, 1] = (np.nan, np.inf, 1e30, 1e-30, -np.inf)
     gradients[5] = 1e-41
     vectors[:] = (0, 1, 2, 3, 1, 4, 5, 5)
@@ -170,8 +170,8 @@ def test_gradients_that_are_not_finite_equal_the_twin(optimizer: RowOptimizer) -
 def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scratch is used again, by rows in another tile."""
     monkeypatch.setattr(adaptive.kernels.rows.gpu.update, "MAX_PROGRAMS", 2)
-    grouping = random_grouping(np.random.default_rng(2), 130, [1, 2, 1, 1, 3, 1, 1])
-    assert_equals_twin(RowwiseAdagrad(), 130, np.arange(-4, 3), grouping, times=1)
+    row_updates = random_row_updates(np.random.default_rng(2), 130, [1, 2, 1, 1, 3, 1, 1])
+    assert_equals_twin(RowwiseAdagrad(), 130, np.arange(-4, 3), row_updates, times=1)
 
 
 # --- chunks -------------------------------------------------------------------------------------------------------
@@ -185,37 +185,37 @@ def sum_by_chunks(terms: Floats) -> Floats:
     return reference.weighted_sum(terms)
 
 
-def summed(grouping: Any) -> Floats:
+def summed(row_updates: Any) -> Floats:
     """(U, D) sums of gradients by chunks: SGD with a rate of 1 takes them from rows of zeros."""
-    num = len(grouping[0]) - 1
-    rows = Rows(SGD(1.0), grouping[3].shape[1], num, 1)
+    num = len(row_updates[0]) - 1
+    rows = Rows(SGD(1.0), row_updates[3].shape[1], num, 1)
     rows.arrays[0].fill(0)
-    rows.update(np.arange(num), *grouping, exact=False)
+    rows.update(np.arange(num), *row_updates, exact=False)
     return -rows.arrays[0]
 
 
-def terms_of(grouping: Any) -> list[Floats]:
+def terms_of(row_updates: Any) -> list[Floats]:
     """For each row (n, D) what is summed."""
-    segments, vectors, scales, gradients = grouping
+    segments, vectors, scales, gradients = row_updates
     terms = gradients[vectors] * (scales[:, None] if len(scales) else np.float32(1))
     return np.split(terms, segments[1:-1])
 
 
-def assert_sums_by_chunks(grouping: Any) -> None:
-    expected = np.stack([sum_by_chunks(terms) for terms in terms_of(grouping)])
-    np.testing.assert_array_equal(summed(grouping), expected)
+def assert_sums_by_chunks(row_updates: Any) -> None:
+    expected = np.stack([sum_by_chunks(terms) for terms in terms_of(row_updates)])
+    np.testing.assert_array_equal(summed(row_updates), expected)
 
 
 @pytest.mark.parametrize("dim", [2, 17])
 def test_long_rows_are_summed_by_chunks_that_start_with_the_row(dim: int) -> None:
     """Rows that end before, at and after the end of a chunk, and start anywhere in a cell."""
     sizes = [1, 32, 33, 1, 30, 64, 65, 3, 31, 100, 95, 1, 33, 34, 1024, 2]
-    assert_sums_by_chunks(random_grouping(np.random.default_rng(dim), dim, sizes, scaled=dim == 17))
+    assert_sums_by_chunks(random_row_updates(np.random.default_rng(dim), dim, sizes, scaled=dim == 17))
 
 
 def test_very_long_rows_are_summed_by_chunks_of_chunks() -> None:
     sizes = [5, 1025, 1024, 1, 2200, 40, 2048, 1023]
-    assert_sums_by_chunks(random_grouping(np.random.default_rng(3), 2, sizes))
+    assert_sums_by_chunks(random_row_updates(np.random.default_rng(3), 2, sizes))
 
 
 @settings(max_examples=6, deadline=None)
@@ -224,11 +224,11 @@ def test_very_long_rows_are_summed_by_chunks_of_chunks() -> None:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_rows_are_summed_by_chunks(sizes: list[int], seed: int) -> None:
-    assert_sums_by_chunks(random_grouping(np.random.default_rng(seed), 1, sizes))
+    assert_sums_by_chunks(random_row_updates(np.random.default_rng(seed), 1, sizes))
 
 
 def test_a_row_is_summed_alike_whatever_stands_before_it() -> None:
-    segments, vectors, scales, gradients = random_grouping(np.random.default_rng(4), 3, [70])
+    segments, vectors, scales, gradients = random_row_updates(np.random.default_rng(4), 3, [70])
     (expected,) = summed((segments, vectors, scales, gradients))
     for before in ([1], [40, 7], [32], [1500]):
         other = np.zeros(sum(before), np.int32)
@@ -238,8 +238,8 @@ def test_a_row_is_summed_alike_whatever_stands_before_it() -> None:
 
 def test_chunks_stay_within_the_documented_bound_of_the_order_of_the_cpu() -> None:
     """|difference| <= 2 n 2**-24 sum|term|; and it is a difference: the order is another one."""
-    grouping = random_grouping(np.random.default_rng(5), 4, [70, 1500, 500], scaled=True)
-    for terms, found in zip(terms_of(grouping), summed(grouping), strict=True):
+    row_updates = random_row_updates(np.random.default_rng(5), 4, [70, 1500, 500], scaled=True)
+    for terms, found in zip(terms_of(row_updates), summed(row_updates), strict=True):
         expected = reference.weighted_sum(terms)
         bound = 2 * len(terms) * 2.0**-24 * np.abs(terms).astype(np.float64).sum(axis=0)
         assert (np.abs(expected.astype(np.float64) - found) <= bound).all()
@@ -248,10 +248,10 @@ def test_chunks_stay_within_the_documented_bound_of_the_order_of_the_cpu() -> No
 
 @every_optimizer
 def test_short_rows_have_the_bits_of_the_exact_order(optimizer: RowOptimizer) -> None:
-    grouping = random_grouping(np.random.default_rng(6), 5, [32, 1, 32])
+    row_updates = random_row_updates(np.random.default_rng(6), 5, [32, 1, 32])
     rows, twin, locations = Rows(optimizer, 5), Rows(optimizer, 5), np.array([0, ~2, 1])
-    norms = rows.update(locations, *grouping, exact=False)
-    assert_same_bits(norms, twin.update_by_twin(locations, *grouping))
+    norms = rows.update(locations, *row_updates, exact=False)
+    assert_same_bits(norms, twin.update_by_twin(locations, *row_updates))
     for found, expected in zip(rows.arrays, twin.arrays, strict=True):
         assert_same_bits(found, expected)
 
@@ -265,10 +265,10 @@ def test_narrow_rows_are_stepped_in_float32_and_rounded(optimizer: RowOptimizer,
     twin = Rows(optimizer, 6)
     narrow = torch.from_numpy(twin.arrays[0]).to(kind)
     twin.arrays[0], state = narrow.float().numpy(), torch.from_numpy(twin.arrays[1].copy()).to(DEVICE)
-    narrow, grouping = narrow.to(DEVICE), random_grouping(np.random.default_rng(7), 6, [1, 3])
-    expected = twin.update_by_twin(np.array([2, 0]), *grouping)
+    narrow, row_updates = narrow.to(DEVICE), random_row_updates(np.random.default_rng(7), 6, [1, 3])
+    expected = twin.update_by_twin(np.array([2, 0]), *row_updates)
     norms = torch.empty(2, device=DEVICE)
-    tensors = [torch.from_numpy(array).to(DEVICE) for array in (np.array([2, 0]), *grouping)]
+    tensors = [torch.from_numpy(array).to(DEVICE) for array in (np.array([2, 0]), *row_updates)]
     corrections = torch.from_numpy(optimizer.corrections()).to(DEVICE)
     with ready():
         triton_setup.update(

@@ -244,7 +244,7 @@ def test_defer_keeps_sums_and_no_snapshots_and_asks_nothing() -> None:
     embeddings, weights = train(policy)
     counts = embeddings.take_statistics().counts.sum(axis=0)
     assert counts[Counter.DEFERRED_UPDATES] == counts[Counter.SKIPPED_UPDATES] > 100
-    assert not embeddings._pipeline.referee.watches_saturation
+    assert not embeddings._pipeline.policy_caller.watches_saturation
     assert (weights != train(LFU())[1]).any()
     np.testing.assert_array_equal(train(policy, depth=0, rows="100%")[1], weights)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from adaptive import SGD, Adagrad, Deferral
 from adaptive.kernels.planning.books import DUE, NOW, SKIPPED, WAITS
 from adaptive.planning.deferral import DeferralBook
-from adaptive.planning.hot_set import Watched
+from adaptive.planning.hot_set import WatchedRows
 
 
 def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1) -> str:
@@ -18,7 +18,7 @@ def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1)
         fates = np.zeros(1, np.uint8)
         summed = book.decide(
             number,
-            Watched(np.zeros(1, np.int32), np.zeros(1, np.int32)),
+            WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)),
             np.array([3]),
             np.ones(1, np.int32),
             np.array([0, 0, 0, accesses], np.uint32),
@@ -56,7 +56,7 @@ def test_saturated_rows_and_rows_that_are_not_watched_do_not_visit() -> None:
     """Of three distinct rows the first is not watched and the last is saturated: only entry 1, the second's, visits."""
     mine = DeferralBook(3, Deferral(every=4, at_most=3, warmup=0), Adagrad())
     fates = np.array([NOW, NOW, SKIPPED], np.uint8)
-    watched = Watched(np.array([1, 2], np.int32), np.array([1, 0], np.int32))
+    watched = WatchedRows(np.array([1, 2], np.int32), np.array([1, 0], np.int32))
     summed = mine.decide(5, watched, np.arange(3), np.ones(3, np.int32), np.full(3, 99, np.uint32), fates)
     assert fates.tolist() == [NOW, WAITS, SKIPPED]
     assert (summed.entries.tolist(), summed.due.tolist()) == ([1], [])
@@ -68,7 +68,7 @@ def test_due_rows_are_told_by_their_place_among_the_rows_and_among_the_sums() ->
     mine.visits[:] = 50
     mine.waiting[:] = [0, 1, 0, 1]
     fates = np.zeros(6, np.uint8)
-    watched = Watched(np.array([0, 2, 3, 5], np.int32), np.array([2, 1, 0, 3], np.int32))
+    watched = WatchedRows(np.array([0, 2, 3, 5], np.int32), np.array([2, 1, 0, 3], np.int32))
     summed = mine.decide(0, watched, np.arange(6), np.ones(6, np.int32), np.zeros(6, np.uint32), fates)
     assert fates.tolist() == [WAITS, NOW, DUE, WAITS, NOW, DUE]
     assert summed.entries.tolist() == [2, 1, 0, 3]

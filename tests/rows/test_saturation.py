@@ -14,7 +14,7 @@ from adaptive.planning.hot_set import HotSet
 from adaptive.planning.plan import Feedback, Snapshots
 
 
-class Watched:
+class WatchedRows:
     """A hot set and the access counts it reads, driven batch by batch."""
 
     def __init__(self, capacity: int = 4, *, interval: int = 3, min_accesses: int = 2, num_rows: int = 50) -> None:
@@ -46,7 +46,7 @@ def told(snapshots: Snapshots) -> list[tuple[int, int, bool, int]]:
 
 
 def test_a_row_is_admitted_when_it_has_been_looked_up_often_enough() -> None:
-    watched = Watched(min_accesses=3)
+    watched = WatchedRows(min_accesses=3)
     watched.visit(5, 6, counts=[2, 3])
     assert watched.hot.rows[: watched.hot.num_entries].tolist() == [6]
     watched.visit(5)
@@ -54,7 +54,7 @@ def test_a_row_is_admitted_when_it_has_been_looked_up_often_enough() -> None:
 
 
 def test_admission_ends_when_the_set_is_full() -> None:
-    watched = Watched(capacity=2, min_accesses=1)
+    watched = WatchedRows(capacity=2, min_accesses=1)
     watched.visit(9, 8, 7)
     watched.visit(7, 6, 9)
     assert watched.hot.num_entries == 2
@@ -64,7 +64,7 @@ def test_admission_ends_when_the_set_is_full() -> None:
 
 def test_snapshots_are_due_at_the_first_look_up_of_each_interval() -> None:
     """Interval of 3 batches: row 5 in batches 0, 1, 3, 8; row 6 comes in batch 4."""
-    watched = Watched(interval=3, min_accesses=1)
+    watched = WatchedRows(interval=3, min_accesses=1)
     assert told(watched.visit(5)[1]) == [(50, 0, False, 1)]
     assert told(watched.visit(5, counts=[4])[1]) == []
     assert told(watched.visit(5, counts=[2], number=3)[1]) == [(50, 0, True, 6)]
@@ -73,13 +73,13 @@ def test_snapshots_are_due_at_the_first_look_up_of_each_interval() -> None:
 
 
 def test_an_interval_without_a_look_up_is_passed_over() -> None:
-    watched = Watched(interval=2, min_accesses=1)
+    watched = WatchedRows(interval=2, min_accesses=1)
     watched.visit(5)
     assert told(watched.visit(5, counts=[3], number=11)[1]) == [(50, 0, True, 3)]
 
 
 def test_learning_stores_drift_with_the_look_ups_it_took() -> None:
-    watched = Watched(interval=1, min_accesses=1)
+    watched = WatchedRows(interval=1, min_accesses=1)
     _, first = watched.visit(5, 6)
     watched.measure(first, np.nan, np.nan)
     assert np.isnan(watched.hot.drift[:2]).all()
@@ -91,14 +91,14 @@ def test_learning_stores_drift_with_the_look_ups_it_took() -> None:
 
 
 def test_feedback_without_snapshots_teaches_nothing() -> None:
-    watched = Watched(min_accesses=1)
+    watched = WatchedRows(min_accesses=1)
     watched.visit(5)
     watched.hot.learn(Feedback(np.array([5]), np.array([1.0], np.float32)))
     assert np.isnan(watched.hot.drift[:1]).all()
 
 
 def test_verdicts_skip_watched_rows_only_and_measuring_goes_on() -> None:
-    watched = Watched(interval=1, min_accesses=1, capacity=2)
+    watched = WatchedRows(interval=1, min_accesses=1, capacity=2)
     assert watched.visit(5, 6, 7)[0].tolist() == [False] * 3
     watched.hot.saturated[1] = True
     skipped, snapshots = watched.visit(7, 6, 5)
@@ -107,7 +107,7 @@ def test_verdicts_skip_watched_rows_only_and_measuring_goes_on() -> None:
 
 
 def test_entries_of_rows_in_any_order() -> None:
-    watched = Watched(capacity=4, min_accesses=1)
+    watched = WatchedRows(capacity=4, min_accesses=1)
     empty = watched.hot.entries_of(np.array([0, 5]))
     assert empty.tolist() == [-1, -1]
     watched.visit(30, 10, 20)
@@ -118,7 +118,7 @@ def test_entries_of_rows_in_any_order() -> None:
 @pytest.mark.parametrize("capacity", [1, 8, 9, 300])
 def test_many_rows_fill_the_set_exactly(capacity: int) -> None:
     """The hash table has room for every row, collisions and all."""
-    watched = Watched(capacity, min_accesses=1, num_rows=3000)
+    watched = WatchedRows(capacity, min_accesses=1, num_rows=3000)
     rows = np.random.default_rng(capacity).permutation(3000)
     for part in np.split(rows, 10):
         watched.visit(*part.tolist())
@@ -129,17 +129,17 @@ def test_many_rows_fill_the_set_exactly(capacity: int) -> None:
 
 
 def test_batches_without_rows() -> None:
-    skipped, snapshots = Watched().visit()
+    skipped, snapshots = WatchedRows().visit()
     assert len(skipped) == 0 and told(snapshots) == []
 
 
 def test_a_restored_set_goes_on_as_the_saved_one() -> None:
-    saved = Watched(capacity=6, min_accesses=1, interval=4)
+    saved = WatchedRows(capacity=6, min_accesses=1, interval=4)
     saved.hot.saturated[:1] = True
     for number in range(6):
         _, due = saved.visit(number, number + 1, 40, number=number)
         saved.measure(due, *(0.25 * number for _ in due.entries))
-    restored = Watched(capacity=6, min_accesses=1, interval=4)
+    restored = WatchedRows(capacity=6, min_accesses=1, interval=4)
     restored.accesses[:], restored.number = saved.accesses, saved.number
     restored.hot.restore(saved.hot.columns(), restored.accesses)
     rows = np.arange(50)

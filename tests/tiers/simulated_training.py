@@ -21,7 +21,7 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine import build as build_module
 from adaptive.engine.lookahead import _carried_out
-from adaptive.engine.pipeline import Ready
+from adaptive.engine.pipeline import ReadyBatch
 from adaptive.kernels.planning import books
 from adaptive.optim import Adagrad, Adam
 from adaptive.planned import GroupWork
@@ -128,7 +128,7 @@ class Run:
     def train(self, num_batches: int = len(BATCHES)) -> Arrays:
         pipeline = self.embeddings._pipeline
         pipeline.begin(self.depth)
-        coming, source = deque[Ready](), _carried_out(pipeline, iter(BATCHES), self.depth, self.assert_trained)
+        coming, source = deque[ReadyBatch](), _carried_out(pipeline, iter(BATCHES), self.depth, self.assert_trained)
         try:
             while pipeline.trained < num_batches - 1:
                 if self.may_plan() and (not coming or self.random.random() < 0.5):
@@ -166,7 +166,7 @@ class Run:
     def assert_trained(self, number: int) -> None:
         assert self.embeddings._pipeline.trained >= number
 
-    def train_one(self, ready: Ready) -> None:
+    def train_one(self, ready: ReadyBatch) -> None:
         pipeline = self.embeddings._pipeline
         pipeline.start_training(ready)
         works = [GroupWork(lane, plan) for lane, plan in zip(pipeline.lanes, ready.plans, strict=True)]

@@ -41,12 +41,12 @@ def make(device: str, policy: type[Policy], transfer: str = "staged") -> TieredE
 
 
 def test_a_parcel_takes_pinned_memory_and_as_much_of_the_device() -> None:
-    parcel = TransferBuffer(Mover(inline(torch.device("cpu"))))
-    assert (parcel.num_bytes, parcel.size) == ((0, 0), 0)
-    parcel.take([(np.int64, 3), (np.float32, (2, 5))])
-    assert (parcel.num_bytes, parcel.size) == ((SMALLEST, SMALLEST), 32 + 48)
-    parcel.take([(np.int64, 1)])
-    assert (parcel.num_bytes, parcel.size) == ((SMALLEST, SMALLEST), 16)
+    transfer_buffer = TransferBuffer(Mover(inline(torch.device("cpu"))))
+    assert (transfer_buffer.num_bytes, transfer_buffer.size) == ((0, 0), 0)
+    transfer_buffer.take([(np.int64, 3), (np.float32, (2, 5))])
+    assert (transfer_buffer.num_bytes, transfer_buffer.size) == ((SMALLEST, SMALLEST), 32 + 48)
+    transfer_buffer.take([(np.int64, 1)])
+    assert (transfer_buffer.num_bytes, transfer_buffer.size) == ((SMALLEST, SMALLEST), 16)
 
 
 def test_a_link_counts_blocks_in_either_direction_that_are_used_again() -> None:
@@ -107,7 +107,7 @@ def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypat
     sizes: list[int] = []
 
     def noted(plan: Any) -> Any:
-        sizes.append(sum(-(-tensor.nbytes // 16) * 16 for tensor in plan.parcel.tensors))
+        sizes.append(sum(-(-tensor.nbytes // 16) * 16 for tensor in plan.transfer_buffer.tensors))
         return sent_plan.counted(plan)
 
     monkeypatch.setattr(device_module, "counted", noted)

@@ -158,8 +158,8 @@ def test_rows_used_in_place_are_asked_for_ahead(
     device_rows = policy.device_rows or "6"
     with one_table(20, device_rows, policy, host=f"mmap:{tmp_path}") as embeddings:
         done = step_all(embeddings, batches, depth=1)
-        groupings = [planned.works[0].plan.grouping for planned in done if planned.works[0].plan]
-    on_host = [sorted(g.rows[g.locations < 0].tolist()) for g in groupings]
+        all_row_updates = [planned.works[0].plan.row_updates for planned in done if planned.works[0].plan]
+    on_host = [sorted(g.rows[g.locations < 0].tolist()) for g in all_row_updates]
     assert asked == ([] if policy is Scattered else on_host)
     assert policy is not Hybrid or all(map(len, on_host))
 

@@ -29,7 +29,7 @@ from adaptive.errors import InputError
 from adaptive.planning import lookups as distinct_module
 from adaptive.planning import lookups as outline_module
 from adaptive.planning.layout import make_groups
-from adaptive.planning.lookups import Outliner, plan_threads
+from adaptive.planning.lookups import LookupsAhead, plan_threads
 from adaptive.policy import Deferral, Policy
 from policies.lru import LRU
 
@@ -59,29 +59,29 @@ def nobody_is_left_behind() -> Iterator[None]:
     assert set(threading.enumerate()) == before
 
 
-# --- outlines --------------------------------------------------------------------------------------------------------
+# --- what a batch asks for -------------------------------------------------------------------------------------------
 
 
-def outlines(batch: Batch) -> list[Any]:
-    return Outliner(make_groups(TABLES, 0), 0).start(batch)()
+def all_lookups(batch: Batch) -> list[Any]:
+    return LookupsAhead(make_groups(TABLES, 0), 0).start(batch)()
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_an_outline_says_what_its_batch_asks_for(batch: Batch) -> None:
-    for group, outline in zip(make_groups(TABLES, 0), outlines(batch), strict=True):
+    for group, lookups in zip(make_groups(TABLES, 0), all_lookups(batch), strict=True):
         spans = [batch.feature_span(feature.position) for feature in group.features]
         firsts = [group.table_starts[feature.table] for feature in group.features]
         looked_up = np.concatenate([batch.ids[span] + first for span, first in zip(spans, firsts, strict=True)])
-        distinct = outline.distinct
+        distinct = lookups.distinct
         assert distinct.rows[distinct.inverse].tolist() == looked_up.tolist()
         assert sorted(set(looked_up.tolist())) == sorted(distinct.rows.tolist())
         assert distinct.counts.tolist() == np.bincount(distinct.inverse, minlength=len(distinct.rows)).tolist()
-        vectors = np.repeat(outline.bags.vectors, np.diff(outline.bags.starts))  # of each look-up
+        vectors = np.repeat(lookups.bags.vectors, np.diff(lookups.bags.starts))  # of each look-up
         order = np.argsort(distinct.inverse, kind="stable")
-        assert outline.vectors.tolist() == vectors[order].tolist()
-        assert outline.segments.tolist() == [0, *np.cumsum(distinct.counts).tolist()]
-        assert outline.scales.tolist() == (outline.bags.scales[order].tolist() if len(outline.bags.scales) else [])
-        assert set(outline.bags.vectors.tolist()) == set(range(outline.bags.num_vectors))
+        assert lookups.vectors.tolist() == vectors[order].tolist()
+        assert lookups.segments.tolist() == [0, *np.cumsum(distinct.counts).tolist()]
+        assert lookups.scales.tolist() == (lookups.bags.scales[order].tolist() if len(lookups.bags.scales) else [])
+        assert set(lookups.bags.vectors.tolist()) == set(range(lookups.bags.num_vectors))
 
 
 def test_weights_of_look_ups_go_with_them() -> None:
@@ -89,32 +89,32 @@ def test_weights_of_look_ups_go_with_them() -> None:
     weights = np.arange(len(batch.ids), dtype=np.float32)
     weighted = Batch(batch.dense, batch.ids, batch.offsets, batch.labels, weights)
     groups = make_groups(TABLES[:2], 0)
-    (outline,) = Outliner(groups, 0).start(weighted)()
-    order = np.argsort(outline.distinct.inverse, kind="stable")
-    assert outline.scales.tolist() == outline.bags.scales[order].tolist() == weights[order].tolist()
+    (lookups,) = LookupsAhead(groups, 0).start(weighted)()
+    order = np.argsort(lookups.distinct.inverse, kind="stable")
+    assert lookups.scales.tolist() == lookups.bags.scales[order].tolist() == weights[order].tolist()
 
 
 def test_a_finder_starts_again_before_its_numbers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = make_groups(TABLES, 0)
-    expected = [outlines(batch)[0].distinct.rows.tolist() for batch in BATCHES]
+    expected = [all_lookups(batch)[0].distinct.rows.tolist() for batch in BATCHES]
     monkeypatch.setattr(distinct_module, "MOST_USES", 60)
-    outliner = Outliner(groups, 0)
-    assert [outliner.start(batch)()[0].distinct.rows.tolist() for batch in BATCHES] == expected
+    lookups_ahead = LookupsAhead(groups, 0)
+    assert [lookups_ahead.start(batch)()[0].distinct.rows.tolist() for batch in BATCHES] == expected
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
 def test_helpers_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = [outlines(batch)[0].distinct.rows.tolist() for batch in BATCHES[:3]]
-    together, make = threading.Barrier(3, timeout=10), Outliner._make
-    monkeypatch.setattr(Outliner, "_make", lambda self, batch: (together.wait(), make(self, batch))[1])
-    outliner = Outliner(make_groups(TABLES, 0), 3)
-    with outliner.working():
-        assert outliner.num_ahead == 3
-        promises = [outliner.start(batch) for batch in BATCHES[:3]]
+    expected = [all_lookups(batch)[0].distinct.rows.tolist() for batch in BATCHES[:3]]
+    together, make = threading.Barrier(3, timeout=10), LookupsAhead._make
+    monkeypatch.setattr(LookupsAhead, "_make", lambda self, batch: (together.wait(), make(self, batch))[1])
+    lookups_ahead = LookupsAhead(make_groups(TABLES, 0), 3)
+    with lookups_ahead.working():
+        assert lookups_ahead.num_ahead == 3
+        promises = [lookups_ahead.start(batch) for batch in BATCHES[:3]]
         found = [promise()[0].distinct.rows.tolist() for promise in promises]
-    assert outliner.num_ahead == 0
+    assert lookups_ahead.num_ahead == 0
     assert found == expected
 
 
@@ -246,7 +246,7 @@ def test_helpers_end_with_the_look_ahead_however_it_ends() -> None:
     embeddings = one_table(100, "60", plan_threads=4)
     coming = embeddings.look_ahead([bags([row]) for row in range(20)], depth=2)
     next(coming)
-    assert any(thread.name.startswith("adaptive-outline") for thread in threading.enumerate())
+    assert any(thread.name.startswith("adaptive-lookups") for thread in threading.enumerate())
     coming.close()
     assert set(threading.enumerate()) == before
     with pytest.raises(InputError):

@@ -32,7 +32,7 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine import lookahead
-from adaptive.engine.pipeline import Pipeline, Ready
+from adaptive.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.errors import StorageError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planned import Planned
@@ -186,7 +186,7 @@ class Schedule:
         self.waited_for = threading.Semaphore(0)
         hand_over, wait = lookahead._Worker._hand_over, Pipeline.wait_for
 
-        def hand_over_and_stop(worker: lookahead._Worker, ready: Ready) -> None:
+        def hand_over_and_stop(worker: lookahead._Worker, ready: ReadyBatch) -> None:
             early = not ready.arrived.done()
             if early:
                 self.early.append(ready.number)
@@ -194,7 +194,7 @@ class Schedule:
             while early and not worker._stopping and not self.waited_for.acquire(timeout=0.01):
                 pass
 
-        def go_on_and_wait(pipeline: Pipeline, ready: Ready) -> bool:
+        def go_on_and_wait(pipeline: Pipeline, ready: ReadyBatch) -> bool:
             early = not ready.arrived.done()
             if early:
                 self.waited_for.release()

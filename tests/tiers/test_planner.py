@@ -66,9 +66,9 @@ def test_rows_get_slots_in_the_order_in_which_they_are_first_looked_up() -> None
     assert fetched(plan) == {3: 0, 1: 1, 2: 2}
     assert plan.moves.fetch_initial.tolist() == [True, True, True]
     assert plan.pooling.locations.tolist() == [0, 1, 2, 0]
-    assert plan.grouping.rows.tolist() == [3, 1, 2]
-    assert plan.grouping.segments.tolist() == [0, 2, 3, 4]
-    assert plan.grouping.vectors.tolist() == [0, 1, 0, 1]  # row 3 twice: in the first and the second sample
+    assert plan.row_updates.rows.tolist() == [3, 1, 2]
+    assert plan.row_updates.segments.tolist() == [0, 2, 3, 4]
+    assert plan.row_updates.vectors.tolist() == [0, 1, 0, 1]  # row 3 twice: in the first and the second sample
     assert written_back(plan) == {}
 
 
@@ -87,7 +87,7 @@ def test_features_that_share_a_table_share_its_rows() -> None:
     assert plan.pooling.locations.tolist() == [0, 1, 2, 1, 0, 0]
     # Vectors lie sample by sample: seen, bought of sample 0, then of sample 1.
     assert plan.pooling.bag_vectors.tolist() == [0, 2, 1, 3]
-    assert plan.grouping.vectors.tolist() == [0, 3, 3, 0, 1, 2]
+    assert plan.row_updates.vectors.tolist() == [0, 3, 3, 0, 1, 2]
 
 
 def test_tables_of_one_width_share_slots_and_other_widths_have_their_own() -> None:

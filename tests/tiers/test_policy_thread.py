@@ -140,7 +140,7 @@ def test_a_policy_that_hangs_is_named_and_nothing_is_lost(policy_class: type[Han
     with pytest.raises(PolicyError, match="a method that was given up still runs; make another instance"):
         train(embeddings, BATCHES, depth, stepped)
     policy.end()
-    embeddings._pipeline.referee._timeout = 60.0  # on a busy machine any method may take a while
+    embeddings._pipeline.policy_caller._timeout = 60.0  # on a busy machine any method may take a while
     rest = BATCHES[len(stepped) :]
     train(embeddings, rest, depth, stepped)  # it has come to its senses
     step_all(expected, rest)

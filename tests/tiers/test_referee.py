@@ -1,4 +1,4 @@
-"""The lowest scores, ties included, and what the referee lets pass."""
+"""The lowest scores, ties included, and what the caller of the policy lets pass."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.planning.planner import lowest
-from adaptive.planning.policy_calls import Referee
+from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.policy import Policy, RowStats, TierView
 from policies.lru import LRU
 
@@ -52,7 +52,7 @@ def test_any_real_numbers_are_scores(dtype: type) -> None:
         def score(self, rows: RowStats) -> NDArray[Any]:
             return np.ones(len(rows), dtype)
 
-    scores = Referee(Scores()).score(row_stats(3))
+    scores = PolicyCaller(Scores()).score(row_stats(3))
     assert scores.dtype == np.float64
     assert scores.tolist() == [1.0, 1.0, 1.0]
 
@@ -63,7 +63,7 @@ def test_a_message_names_policy_method_batch_and_row() -> None:
             return np.array([1.0, np.nan, np.nan])
 
     with pytest.raises(PolicyError) as error:
-        Referee(Unsure()).score(row_stats(3, step=7, rows=[5, 6, 8]))
+        PolicyCaller(Unsure()).score(row_stats(3, step=7, rows=[5, 6, 8]))
     assert str(error.value).startswith(
         "policy Unsure.score at batch 7 must return no NaN, found 2, the first for row 6. Nothing was moved"
     )
@@ -78,7 +78,7 @@ def test_verdicts_are_bools(answer: object) -> None:
             return answer
 
     with pytest.raises(PolicyError, match=r"policy Verdicts\.saturated at batch 4 must return an array"):
-        Referee(Verdicts()).saturated(row_stats(3, step=4))
+        PolicyCaller(Verdicts()).saturated(row_stats(3, step=4))
 
 
 def test_only_a_policy_with_verdicts_is_watched() -> None:
@@ -86,8 +86,8 @@ def test_only_a_policy_with_verdicts_is_watched() -> None:
         def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
             return np.ones(len(rows), np.bool_)
 
-    assert Referee(Verdicts()).watches_saturation
-    assert not Referee(LRU()).watches_saturation
+    assert PolicyCaller(Verdicts()).watches_saturation
+    assert not PolicyCaller(LRU()).watches_saturation
 
 
 def test_an_error_of_ours_passes_as_it_is() -> None:
@@ -96,7 +96,7 @@ def test_an_error_of_ours_passes_as_it_is() -> None:
             raise ConfigError("another device")
 
     with pytest.raises(ConfigError, match="another device"):
-        Referee(Refuses()).score(row_stats(1))
+        PolicyCaller(Refuses()).score(row_stats(1))
 
 
 class LeavesInScore(LRU):

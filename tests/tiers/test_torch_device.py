@@ -135,16 +135,20 @@ def test_a_parcel_is_one_copy_whatever_it_holds() -> None:
     for name in ("run", "empty", "record", "after"):
         setattr(mover.copies, name, getattr(streams.copies, name))
     mover.copies.copy = lambda to, source: (copied.append(len(to)), to.copy_(source))  # type: ignore[method-assign]
-    parcel = TransferBuffer(mover)
+    transfer_buffer = TransferBuffer(mover)
     for size in (3, 500, 2):
-        parcel.take([(np.int64, size), (np.bool_, 1), (np.float32, (size, 2)), (np.int32, 0)])
-        parcel.arrays[0][...] = np.arange(size)
-        parcel.arrays[1][...] = True
-        parcel.arrays[2][...] = 0.5
-        parcel.send()
-        assert parcel.tensors[0].tolist() == list(range(size)) and parcel.tensors[1].tolist() == [True]
-        assert parcel.tensors[2].tolist() == [[0.5, 0.5]] * size and parcel.tensors[3].shape == (0,)
-        assert all(tensor.data_ptr() % 16 == parcel.tensors[0].data_ptr() % 16 for tensor in parcel.tensors)
+        transfer_buffer.take([(np.int64, size), (np.bool_, 1), (np.float32, (size, 2)), (np.int32, 0)])
+        transfer_buffer.arrays[0][...] = np.arange(size)
+        transfer_buffer.arrays[1][...] = True
+        transfer_buffer.arrays[2][...] = 0.5
+        transfer_buffer.send()
+        assert transfer_buffer.tensors[0].tolist() == list(range(size)) and transfer_buffer.tensors[1].tolist() == [
+            True
+        ]
+        assert transfer_buffer.tensors[2].tolist() == [[0.5, 0.5]] * size and transfer_buffer.tensors[3].shape == (0,)
+        assert all(
+            tensor.data_ptr() % 16 == transfer_buffer.tensors[0].data_ptr() % 16 for tensor in transfer_buffer.tensors
+        )
     assert copied == [8 * 4 + 16 + 32, 8 * 500 + 16 + 8 * 500, 16 + 16 + 16]
 
 

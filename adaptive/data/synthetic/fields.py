@@ -22,7 +22,7 @@ NUM_DEFAULT_FIELDS = 6
 MAX_SINGLETON_LOOKUPS = 0.1  # of a feature's look-ups
 
 
-class Stream:
+class KeyedNumbers:
     """Numbers in (0, 1) in a fixed order that depends on the seed and a name only, on every machine."""
 
     def __init__(self, seed: int, name: str) -> None:
@@ -100,7 +100,7 @@ def _scaled(share: float, keep: int) -> list[int]:
 
 
 def _set_keys(fields: NDArray[np.void], seed: int) -> None:
-    stream = Stream(seed, "keys")
+    stream = KeyedNumbers(seed, "keys")
     for field in fields:
         for name in ("draw_key", "main_key", "product_key", "drift_key"):
             field[name] = stream.key()
@@ -119,7 +119,7 @@ def _set_singletons(fields: NDArray[np.void], config: SyntheticConfig) -> None:
 
 def _set_popularity(fields: NDArray[np.void], config: SyntheticConfig) -> None:
     """s ~ U(.85, 1.2) but not within .01 of 1 (the inverse has a pole there), q ~ U(0, 3)."""
-    stream = Stream(config.seed, "popularity")
+    stream = KeyedNumbers(config.seed, "popularity")
     for field in fields:
         s, q = stream.uniform(0.85, 1.2), stream.uniform(0.0, 3.0)
         if abs(s - 1.0) < 0.01:
@@ -132,7 +132,7 @@ def _set_popularity(fields: NDArray[np.void], config: SyntheticConfig) -> None:
 
 def _set_layout(fields: NDArray[np.void], config: SyntheticConfig) -> None:
     """Scatters popular ids over the table; the default id is 0."""
-    stream = Stream(config.seed, "layout")
+    stream = KeyedNumbers(config.seed, "layout")
     with_default = np.argsort([stream.uniform() for _ in fields])[:NUM_DEFAULT_FIELDS]
     for index, field in enumerate(fields):
         size = int(field["size"])

@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from adaptive.data.synthetic.config import SyntheticConfig
-from adaptive.data.synthetic.fields import Stream, large_fields
+from adaptive.data.synthetic.fields import KeyedNumbers, large_fields
 from adaptive.kernels.data import synthetic as kernels
 
 CTR = 0.25
@@ -85,7 +85,7 @@ class Calibration:
 def make_teacher(config: SyntheticConfig, fields: NDArray[np.void]) -> Teacher:
     """Draws the weights of a seed."""
     setting = SETTINGS[config.setting]
-    stream = Stream(config.seed, "teacher")
+    stream = KeyedNumbers(config.seed, "teacher")
     damping = np.where(large_fields(config), setting.large_weight, 1.0)
     main = np.array([stream.weight() for _ in fields]) * damping
     linear = np.array([stream.uniform(-1.0, 1.0) for _ in range(NUM_DENSE)])
@@ -132,7 +132,7 @@ def _solve_bias(signal: NDArray[np.float64]) -> float:
     return float(brentq(lambda bias: float(expit(signal + bias).mean()) - CTR, -span, span, xtol=1e-6))
 
 
-def _draw_pairs(stream: Stream, count: int, damping: NDArray[np.float64]) -> NDArray[np.void]:
+def _draw_pairs(stream: KeyedNumbers, count: int, damping: NDArray[np.float64]) -> NDArray[np.void]:
     """Distinct pairs of fields; one in five holds a field with a large table, the others none."""
     large, small = np.flatnonzero(damping < 1.0), np.flatnonzero(damping == 1.0)
     num_large = round(LARGE_PAIRS * count)
@@ -146,7 +146,7 @@ def _draw_pairs(stream: Stream, count: int, damping: NDArray[np.float64]) -> NDA
     return np.array([(*pair, weight) for pair, weight in chosen.items()], kernels.PAIR)
 
 
-def _draw_products(stream: Stream, damping: NDArray[np.float64]) -> NDArray[np.void]:
+def _draw_products(stream: KeyedNumbers, damping: NDArray[np.float64]) -> NDArray[np.void]:
     small = np.flatnonzero(damping == 1.0)
     return np.array(
         [

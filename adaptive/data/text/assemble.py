@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.options import DataOptions
-from adaptive.data.text.dataset import Parts, TextDataset
+from adaptive.data.text.dataset import Splits, TextDataset
 from adaptive.data.text.format import Block, TextFormat
 from adaptive.data.text.reader import TextSource
 from adaptive.data.text.rejects import Limits, RejectLog
 from adaptive.data.text.rows import Direct, FeatureSource, Fitted, Hashed, RowMap, bag_column
 from adaptive.data.text.source import TextFile, find_files
-from adaptive.data.text.split import Part, Survey, split_last, split_time, survey
+from adaptive.data.text.split import Split, Survey, split_last, split_time, survey
 from adaptive.data.text.vocabulary import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
 from adaptive.errors import ConfigError
 
@@ -153,12 +153,12 @@ def _parts(
     found: Survey | None,
     time_cut: float | None,
     options: DataOptions,
-) -> Parts:
+) -> Splits:
     if options.holdout is not None:
         assert found is not None
         first, last = split_last(found, train, options.holdout)
-        return Parts(first, last, first.limit)
+        return Splits(first, last, first.limit)
     if time_cut is not None:
-        return Parts(*split_time(train, time_cut))
+        return Splits(*split_time(train, time_cut))
     num_train = found.num_rows if found is not None else None
-    return Parts(Part(train), Part(evaluation) if evaluation else None, num_train)
+    return Splits(Split(train), Split(evaluation) if evaluation else None, num_train)

@@ -11,18 +11,18 @@ from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.shuffle import block_rows, shuffled
 from adaptive.data.text.reader import TextSource
 from adaptive.data.text.rows import Batcher, FeatureSource
-from adaptive.data.text.split import Part, read_part, survey
+from adaptive.data.text.split import Split, read_part, survey
 from adaptive.errors import InputError
 
 _COUNTED_BYTES = 1 << 26  # on disk; files up to here are counted when somebody asks
 
 
 @dataclass(frozen=True)
-class Parts:
+class Splits:
     """The rows of a data set for training and, where there are any, for evaluation; `num_train` if known."""
 
-    train: Part
-    evaluation: Part | None = None
+    train: Split
+    evaluation: Split | None = None
     num_train: int | None = None
 
 
@@ -43,7 +43,7 @@ class TextDataset(Dataset):
         features: Sequence[FeatureSource],
         is_log: NDArray[np.bool_],
         *,
-        parts: Parts,
+        parts: Splits,
         shuffle: tuple[int, int] = (0, 0),
         identity: dict[str, object] | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class TextDataset(Dataset):
         """Batches of the evaluation part in file order; labels are NaN where a file has none."""
         return iter(()) if self._parts.evaluation is None else self._batches(self._parts.evaluation, batch_size)
 
-    def _batches(self, part: Part, rows: int) -> Iterator[Batch]:
+    def _batches(self, part: Split, rows: int) -> Iterator[Batch]:
         for block in read_part(self._source, part, rows):
             yield self._batcher.batch(block)
 

@@ -24,7 +24,7 @@ from adaptive.data.text.format import Block, Column, TextFormat
 from adaptive.data.text.reader import TextSource
 from adaptive.data.text.rows import Batcher, Direct, FeatureSource
 from adaptive.data.text.schema import UserItemsSchema
-from adaptive.data.text.split import Part, read_part
+from adaptive.data.text.split import Split, read_part
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import pairs as kernels
 from adaptive.kernels.data import text as text_kernels
@@ -146,7 +146,7 @@ class Pairs(Dataset):
         )
 
     def _samples(self, files: tuple[int, ...], draw: kernels.Draw) -> Iterator[Samples]:
-        for block in read_part(self._source, Part(files), _LINES):
+        for block in read_part(self._source, Split(files), _LINES):
             users, items, ends = self._checked(block)
             out = np.empty((len(items) * (1 + draw.num_negatives), 5), np.int64)
             count = kernels.expand(users, items, ends, draw, out)

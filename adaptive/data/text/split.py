@@ -18,7 +18,7 @@ MARK_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Part:
+class Split:
     """Rows of some files: from `start`, without the first `skip`, at most `limit`, with a time in `window`."""
 
     files: tuple[int, ...]
@@ -65,21 +65,21 @@ def survey(
     return Survey(num_rows, tuple(marks))
 
 
-def split_last(found: Survey, files: tuple[int, ...], fraction: float) -> tuple[Part, Part]:
+def split_last(found: Survey, files: tuple[int, ...], fraction: float) -> tuple[Split, Split]:
     """Training rows and the last `fraction` of the rows (rounded up) for evaluation."""
     num_train = found.num_rows - math.ceil(found.num_rows * fraction)
     if not num_train:
         raise InputError(f"data.holdout = {fraction:g} of {found.num_rows:,} rows leaves none for training; lower it")
     before, start = max(mark for mark in found.marks if mark[0] <= num_train)
-    return Part(files, limit=num_train), Part(files, start=start, skip=num_train - before)
+    return Split(files, limit=num_train), Split(files, start=start, skip=num_train - before)
 
 
-def split_time(files: tuple[int, ...], cut: float) -> tuple[Part, Part]:
+def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
     """Rows before the time `cut` for training, those from it on for evaluation."""
-    return Part(files, window=(-np.inf, cut)), Part(files, window=(cut, np.inf))
+    return Split(files, window=(-np.inf, cut)), Split(files, window=(cut, np.inf))
 
 
-def read_part(source: TextSource, part: Part, rows: int) -> Iterator[Block]:
+def read_part(source: TextSource, part: Split, rows: int) -> Iterator[Block]:
     """The rows of a part in blocks of `rows`; only the last one may be smaller. A block is valid until the next."""
     form = source.formats[part.files[0]]
     with TextReader(source, part.files, start=part.start, window=part.window) as reader:

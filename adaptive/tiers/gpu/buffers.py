@@ -122,15 +122,15 @@ class Ring:
     """Parcels used in turn."""
 
     def __init__(self, mover: Mover, size: int) -> None:
-        self._parcels = deque(TransferBuffer(mover) for _ in range(size))
+        self._transfer_buffers = deque(TransferBuffer(mover) for _ in range(size))
 
     def next(self) -> TransferBuffer:
-        self._parcels.rotate(-1)
-        return self._parcels[0]
+        self._transfer_buffers.rotate(-1)
+        return self._transfer_buffers[0]
 
     @property
     def num_bytes(self) -> Bytes:
-        return added(parcel.num_bytes for parcel in list(self._parcels))
+        return added(transfer_buffer.num_bytes for transfer_buffer in list(self._transfer_buffers))
 
 
 class IndexSender:
@@ -146,12 +146,12 @@ class IndexSender:
         """Lists of one length on the device, a stretch of all of them at a time."""
         for first in range(0, len(numbers[0]), LIST_ROWS):
             parts = [array[first : first + LIST_ROWS] for array in numbers]
-            parcel = self._ring.next()
-            parcel.take([(np.int64, part.shape) for part in parts])
-            for to, part in zip(parcel.arrays, parts, strict=True):
+            transfer_buffer = self._ring.next()
+            transfer_buffer.take([(np.int64, part.shape) for part in parts])
+            for to, part in zip(transfer_buffer.arrays, parts, strict=True):
                 to[...] = part
-            parcel.send()
-            yield parcel.tensors
+            transfer_buffer.send()
+            yield transfer_buffer.tensors
 
     @property
     def num_bytes(self) -> Bytes:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adaptive.kernels.rows.choose import RowKernels
 from adaptive.optim import RowOptimizer
-from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Moves, Pooling, Snapshots
+from adaptive.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates, Snapshots
 from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, WatchedValues
 from adaptive.tiers.gpu.buffers import Bytes, TransferBuffer, added, take_rows
 from adaptive.tiers.gpu.host_rows import HostRows
@@ -28,9 +28,9 @@ from adaptive.tiers.gpu.link import ArrivingArray, ComputeLink
 from adaptive.tiers.gpu.sent_plan import (
     Segments,
     SentDeferred,
-    SentGrouping,
     SentPlan,
     SentPooling,
+    SentRowUpdates,
     SentSnapshots,
     counted,
     send_plan,
@@ -69,7 +69,7 @@ class TorchDevice(DeviceTier):
         self._corrections = torch.from_numpy(optimizer.corrections()).to(mover.device)
         self._widths = host.weights.shape[1], host.state.shape[1]
         self.squares_width = optimizer.squares_width(host.weights.shape[1])
-        self._parcels: list[TransferBuffer] = []
+        self._transfer_buffers: list[TransferBuffer] = []
         self.resize(num_slots)
         self.watch(0, snapshots=False, sums=False)
 
@@ -93,13 +93,13 @@ class TorchDevice(DeviceTier):
         return self._link.send(array)
 
     def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
-        while len(self._parcels) <= buffer:
-            self._parcels.append(TransferBuffer(self._mover))
-        return counted(send_plan(plan, self._parcels[buffer]))
+        while len(self._transfer_buffers) <= buffer:
+            self._transfer_buffers.append(TransferBuffer(self._mover))
+        return counted(send_plan(plan, self._transfer_buffers[buffer]))
 
     def ship_again(self, plan: GroupPlan) -> None:
         assert isinstance(plan, SentPlan)
-        send_plan(plan.original, plan.parcel)
+        send_plan(plan.original, plan.transfer_buffer)
 
     def write_back(self, moves: Moves) -> None:
         self._transfer.write_back(self.slots, moves)
@@ -141,27 +141,31 @@ class TorchDevice(DeviceTier):
             self._mover.compute.run(lambda: _put_rows(out, places, vectors))
         return out
 
-    def update(self, grouping: Grouping, gradients: Tensor) -> Later:
+    def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:
         """Rows on the host are updated when this returns, rows in slots when the device comes to it."""
-        assert isinstance(grouping, SentGrouping)
-        return self._update(grouping, self._host_rows.update, gradients)
+        assert isinstance(row_updates, SentRowUpdates)
+        return self._update(row_updates, self._host_rows.update, gradients)
 
     def _update(
-        self, grouping: SentGrouping, there: Callable[..., Floats], gradients: Tensor, squares: Tensor | None = None
+        self,
+        row_updates: SentRowUpdates,
+        there: Callable[..., Floats],
+        gradients: Tensor,
+        squares: Tensor | None = None,
     ) -> Later:
         """`there` updates rows on the host: from the gradients that they need, and from those rows of squares."""
         tables = (gradients,) if squares is None else (gradients, squares)
-        coming = [self._bring(grouping.needed, table) for table in tables if len(grouping.there)]
-        norms = self._update_slots(grouping.segments_here, gradients, squares)
+        coming = [self._bring(row_updates.needed, table) for table in tables if len(row_updates.there)]
+        norms = self._update_slots(row_updates.segments_here, gradients, squares)
         if not coming:
             return norms
-        norms_there = there(grouping.on_host, *(brought.view() for brought in coming))
+        norms_there = there(row_updates.on_host, *(brought.view() for brought in coming))
         for brought in coming:
             brought.done()
 
         def all_norms() -> Floats:
-            found = np.empty(len(grouping.rows), np.float32)
-            found[grouping.here], found[grouping.there] = norms(), norms_there
+            found = np.empty(len(row_updates.rows), np.float32)
+            found[row_updates.here], found[row_updates.there] = norms(), norms_there
             return found
 
         return all_norms
@@ -252,7 +256,7 @@ class TorchDevice(DeviceTier):
 
     @property
     def buffer_bytes(self) -> Bytes:
-        plans = (parcel.num_bytes for parcel in list(self._parcels))
+        plans = (transfer_buffer.num_bytes for transfer_buffer in list(self._transfer_buffers))
         return added([self._transfer.num_bytes, (self._link.num_bytes, 0), *plans])
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.optim import RowOptimizer
-from adaptive.planning.plan import Grouping, Int64s, Pooling
+from adaptive.planning.plan import Int64s, Pooling, RowUpdates
 from adaptive.tiers.cpu_rows import CpuRows
 from adaptive.tiers.gpu.link import ComputeLink
 from adaptive.tiers.host import HostTier
@@ -43,11 +43,11 @@ class HostRows:
 
         return self._link.send_filled(np.float32, (len(rows), self._width), fill)
 
-    def update(self, grouping: Grouping, gradients: Floats) -> Floats:
+    def update(self, row_updates: RowUpdates, gradients: Floats) -> Floats:
         """Update rows of the host from gradients (V, D); returns the L2 norm of each update (U,)."""
-        return self._rows.update(grouping, gradients)
+        return self._rows.update(row_updates, gradients)
 
-    def update_from_sums(self, due: Grouping, sums: Floats, squares: Floats) -> Floats:
+    def update_from_sums(self, due: RowUpdates, sums: Floats, squares: Floats) -> Floats:
         """Update rows of the host from sums (n, D) and their squares (n, S), one row of these each: `due.vectors`.
 
         Returns the L2 norm of each update (U,).

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.counters import Counter
-from adaptive.planning.plan import Deferred, Grouping, GroupPlan, Int64s, Pooling, Snapshots, no_rows
+from adaptive.planning.plan import Deferred, GroupPlan, Int64s, Pooling, RowUpdates, Snapshots, no_rows
 from adaptive.tiers.gpu.buffers import TransferBuffer
 from adaptive.tiers.gpu.link import ComputeLink
 
@@ -57,13 +57,13 @@ class Segments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentGrouping(Grouping):
+class SentRowUpdates(RowUpdates):
     """An update cut in two. `here` and `there` are positions in `rows`."""
 
     here: Int64s
     segments_here: Segments
     there: Int64s
-    on_host: Grouping  # the rows `there`
+    on_host: RowUpdates  # the rows `there`
     needed: Tensor | None  # the vectors whose gradients the host needs, numbered 0 ... in `on_host`; None: all
 
 
@@ -88,43 +88,43 @@ class SentSnapshots(Snapshots):
 class SentDeferred(Deferred):
     """Sums with their arguments on the device."""
 
-    segments_sent: Segments  # of `grouping`; locations are entries
-    due: SentGrouping  # its vectors are entries: rows of the table of sums
+    segments_sent: Segments  # of `row_updates`; locations are entries
+    due: SentRowUpdates  # its vectors are entries: rows of the table of sums
     due_sent: Tensor  # entries whose sum is applied
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentPlan(GroupPlan):
-    """A plan whose `pooling`, `grouping`, `snapshots` and `deferred` are the classes above."""
+    """A plan whose `pooling`, `row_updates`, `snapshots` and `deferred` are the classes above."""
 
     original: GroupPlan  # over the same arrays
-    parcel: TransferBuffer
+    transfer_buffer: TransferBuffer
 
 
-def send_plan(plan: GroupPlan, parcel: TransferBuffer) -> SentPlan:
-    """Send a plan, by one copy. A plan that changed in slots only can be sent again to its parcel: its tensors stay."""
+def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer) -> SentPlan:
+    """Send a plan, by one copy. A plan that changed in slots only can be sent again: its tensors stay."""
     packing = _Packing()
     pooling = _cut_pooling(plan.pooling, packing)
-    grouping = _cut_grouping(plan.grouping, plan.pooling.num_vectors, packing)
+    row_updates = _cut_row_updates(plan.row_updates, plan.pooling.num_vectors, packing)
     snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
     deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
-    sent = packing.send(parcel)
+    sent = packing.send(transfer_buffer)
     return SentPlan(
         number=plan.number,
         pooling=pooling(sent),
-        grouping=grouping(sent),
+        row_updates=row_updates(sent),
         moves=plan.moves,
         tally=plan.tally,
         snapshots=None if snapshots is None else snapshots(sent),
         deferred=None if deferred is None else deferred(sent),
         original=plan,
-        parcel=parcel,
+        transfer_buffer=transfer_buffer,
     )
 
 
 def counted(plan: SentPlan) -> SentPlan:
     """The plan, its own bytes counted as sent to the device: each table's share is that of its look-ups."""
-    plan.tally[:, Counter.BYTES_H2D] += shared_out(plan.parcel.size, plan.tally[:, Counter.LOOKUPS])
+    plan.tally[:, Counter.BYTES_H2D] += shared_out(plan.transfer_buffer.size, plan.tally[:, Counter.LOOKUPS])
     return plan
 
 
@@ -152,12 +152,12 @@ class _Packing:
         self.arrays += arrays
         return slice(len(self.arrays) - len(arrays), len(self.arrays))
 
-    def send(self, parcel: TransferBuffer) -> list[Tensor]:
-        parcel.take([(array.dtype, array.shape) for array in self.arrays])
-        for to, array in zip(parcel.arrays, self.arrays, strict=True):
+    def send(self, transfer_buffer: TransferBuffer) -> list[Tensor]:
+        transfer_buffer.take([(array.dtype, array.shape) for array in self.arrays])
+        for to, array in zip(transfer_buffer.arrays, self.arrays, strict=True):
             to[...] = array
-        parcel.send()
-        return parcel.tensors
+        transfer_buffer.send()
+        return transfer_buffer.tensors
 
 
 def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
@@ -195,9 +195,9 @@ def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
     return Pooling(pooling.num_vectors, vectors, starts, tables, pooling.locations[lookups], scales)
 
 
-def _cut_grouping(grouping: Grouping, num_vectors: int, packing: _Packing) -> Sent[SentGrouping]:
-    on_host = grouping.locations < 0
-    here, there = _take_rows(grouping, ~on_host), _take_rows(grouping, on_host)
+def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[SentRowUpdates]:
+    on_host = row_updates.locations < 0
+    here, there = _take_rows(row_updates, ~on_host), _take_rows(row_updates, on_host)
     segments = packing.add(here.locations, here.segments, here.vectors, here.scales)
     needed: slice | None = None
     if on_host.any() and not on_host.all():
@@ -205,8 +205,8 @@ def _cut_grouping(grouping: Grouping, num_vectors: int, packing: _Packing) -> Se
         wanted[there.vectors] = True
         needed = packing.add(np.flatnonzero(wanted))
         there = replace(there, vectors=(np.cumsum(wanted, dtype=np.int32) - 1)[there.vectors])
-    return lambda sent: SentGrouping(
-        **vars(grouping),
+    return lambda sent: SentRowUpdates(
+        **vars(row_updates),
         here=np.flatnonzero(~on_host),
         segments_here=Segments(*sent[segments]),
         there=np.flatnonzero(on_host),
@@ -215,15 +215,15 @@ def _cut_grouping(grouping: Grouping, num_vectors: int, packing: _Packing) -> Se
     )
 
 
-def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentGrouping]:
+def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
     """The update from sums that are due, one each; the host gets those of its rows."""
     starts, entries = np.arange(len(deferred.due_rows) + 1), deferred.due_entries.astype(np.int32)
-    due = Grouping(deferred.due_rows, deferred.due_locations, starts, entries, np.zeros(0, np.float32))
+    due = RowUpdates(deferred.due_rows, deferred.due_locations, starts, entries, np.zeros(0, np.float32))
     on_host = due.locations < 0
     here, there = _take_rows(due, ~on_host), _take_rows(due, on_host)
     segments = packing.add(here.locations, here.segments, here.vectors, here.scales)
     needed = packing.add(there.vectors)
-    return lambda sent: SentGrouping(
+    return lambda sent: SentRowUpdates(
         **vars(due),
         here=np.flatnonzero(~on_host),
         segments_here=Segments(*sent[segments]),
@@ -233,12 +233,14 @@ def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentGrouping]:
     )
 
 
-def _take_rows(grouping: Grouping, which: NDArray[np.bool_]) -> Grouping:
+def _take_rows(row_updates: RowUpdates, which: NDArray[np.bool_]) -> RowUpdates:
     if which.all():
-        return grouping
-    lookups, segments = _spans(grouping.segments, np.flatnonzero(which))
-    scales = grouping.scales[lookups] if len(grouping.scales) else grouping.scales
-    return Grouping(grouping.rows[which], grouping.locations[which], segments, grouping.vectors[lookups], scales)
+        return row_updates
+    lookups, segments = _spans(row_updates.segments, np.flatnonzero(which))
+    scales = row_updates.scales[lookups] if len(row_updates.scales) else row_updates.scales
+    return RowUpdates(
+        row_updates.rows[which], row_updates.locations[which], segments, row_updates.vectors[lookups], scales
+    )
 
 
 def _send_snapshots(snapshots: Snapshots, packing: _Packing) -> Sent[SentSnapshots]:
@@ -248,8 +250,8 @@ def _send_snapshots(snapshots: Snapshots, packing: _Packing) -> Sent[SentSnapsho
 
 
 def _send_deferred(deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
-    grouping, due = deferred.grouping, _cut_sums(deferred, packing)
-    segments = packing.add(grouping.locations, grouping.segments, grouping.vectors, grouping.scales)
+    row_updates, due = deferred.row_updates, _cut_sums(deferred, packing)
+    segments = packing.add(row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales)
     entries = packing.add(deferred.due_entries)
     return lambda sent: SentDeferred(
         **vars(deferred), segments_sent=Segments(*sent[segments]), due=due(sent), due_sent=sent[entries][0]

@@ -203,15 +203,15 @@ class StagedTransfer(Transfer):
             self._leave(slots, moves.back_slots[part], moves.back_rows[part])
 
     def _leave(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
-        parcel = self._leaving.next()
-        self._take(parcel, places)
-        parcel.send(1)
-        sent, weights, state = parcel.tensors
+        transfer_buffer = self._leaving.next()
+        self._take(transfer_buffer, places)
+        transfer_buffer.send(1)
+        sent, weights, state = transfer_buffer.tensors
         count = self._count[: len(rows)]
         self._mover.copies.run(
             lambda: self._kernels.write_back(slots.weights, slots.state, sent, weights, state, count)
         )
-        self._landings.append(_Landing(parcel.bring(1), rows, *parcel.arrays[1:]))
+        self._landings.append(_Landing(transfer_buffer.bring(1), rows, *transfer_buffer.arrays[1:]))
 
     def land(self) -> None:
         while self._landings:
@@ -228,18 +228,18 @@ class StagedTransfer(Transfer):
             self._come(slots, places[part], rows[part])
 
     def _come(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
-        parcel = self._coming.next()
-        self._take(parcel, places)
-        self._host.copy_out(rows, parcel.arrays[1], parcel.arrays[2], np.arange(len(rows)))
-        parcel.send()
-        sent, weights, state = parcel.tensors
+        transfer_buffer = self._coming.next()
+        self._take(transfer_buffer, places)
+        self._host.copy_out(rows, transfer_buffer.arrays[1], transfer_buffer.arrays[2], np.arange(len(rows)))
+        transfer_buffer.send()
+        sent, weights, state = transfer_buffer.tensors
         count = self._count[: len(rows)]
         self._mover.copies.run(lambda: self._kernels.fetch(slots.weights, slots.state, sent, weights, state, count))
 
-    def _take(self, parcel: TransferBuffer, places: Int64s) -> None:
+    def _take(self, transfer_buffer: TransferBuffer, places: Int64s) -> None:
         size = len(places)
-        parcel.take([(np.int64, size), *((np.float32, (size, width)) for width in self._widths)])
-        parcel.arrays[0][...] = places
+        transfer_buffer.take([(np.int64, size), *((np.float32, (size, width)) for width in self._widths)])
+        transfer_buffer.arrays[0][...] = places
 
     def poison_host(self, rows: Int64s) -> None:
         self._host.poison(rows)
