@@ -50,7 +50,8 @@ def test_delays_in_every_stream_and_thread_change_nothing(device: str, seed: int
 def test_another_process_gets_the_same_bits(device: str) -> None:
     here = digest(device)
     code = f"from test_gpu_determinism import digest; print('digest', digest({device!r}))"
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    tests = Path(__file__).parents[1]
+    paths = [str(tests / "support"), str(tests), str(tests.parent)]
     script = f"import sys; sys.path[:0] = {paths!r}; {code}"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert f"digest {here}" in found.stdout

@@ -1,4 +1,4 @@
-"""Forks: a copy that trains as a run without skipping would, leaves the run alone, and can take its place."""
+"""The fork: it trains what a run without skipping would, and its values can be taken over at any time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 import torch
 from guarded import SKIP
 from guarded_policies import Defer, Freeze, OnHost, Plain
+from simulated_training import CASES, Arrays, Case, Run, simulated, small_buffers
 from toy import ToyData, toy_config
 from toy_runs import assert_equal, everything, in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
@@ -120,3 +121,44 @@ def test_a_run_goes_on_from_the_values_of_a_fork(
     parts = run(policy, settings, monkeypatch, {AT - 10: fork, AT: overwrite})
     with parts.embeddings:
         assert_equal(everything(parts), everything(forks[0].components))
+
+
+AFTER = 9  # batches, whatever is under way
+
+
+class Overwritten(Run):
+    """Takes over the values that the whole training ends with, where rows that wait have been settled."""
+
+    def __init__(
+        self, case: Case, random: np.random.Generator, values: Arrays, device: str, *, looks: bool = True
+    ) -> None:
+        super().__init__(case.build(device), case.depth, random, {}, case.shrinks)
+        self.values, self.looks = values, looks
+
+    def look_around(self) -> None:
+        if self.embeddings._pipeline.trained == AFTER:
+            self.embeddings.overwrite_rows(self.values)
+            if self.looks:
+                self.assert_overwritten()
+        super().look_around()
+
+    def assert_overwritten(self) -> None:
+        found = self.embeddings.state_arrays()
+        for name, value in self.values.items():
+            if name.endswith((".weights", ".state")):
+                rows, theirs = (arrays[name.split(".")[0] + ".changed"] for arrays in (found, self.values))
+                assert np.isin(theirs, rows).all()
+                assert np.array_equal(found[name][np.isin(rows, theirs)], value), name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy.__name__}-{case.depth}-{case.way}")
+def test_the_order_of_streams_does_not_matter(case: Case) -> None:
+    values = Run(case.build("cpu"), case.depth, np.random.default_rng(0), {}, False).train()
+    expected = Overwritten(case, np.random.default_rng(0), values, "cpu").train()
+    for seed in range(3):
+        with simulated(seed) as simulation, small_buffers(case.ample):
+            looks = seed == 0  # that waits for everything
+            found = Overwritten(case, simulation.random, values, "cpu-torch", looks=looks).train()
+        for name, value in expected.items():
+            assert np.array_equal(found[name], value, equal_nan=value.dtype.kind == "f"), (seed, name)
+    assert not all(np.array_equal(expected[name], value) for name, value in values.items() if "watched" not in name)

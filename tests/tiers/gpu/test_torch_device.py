@@ -306,8 +306,8 @@ def test_tritons_kernels_give_the_same_bits() -> None:
     """Interpreted, in a process of its own: to others a CPU must not look like a GPU."""
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed; it comes with CUDA builds of torch")
-    tests = Path(__file__).parent
-    code = UNDER_TRITON.format(paths=[str(tests), str(tests.parent), str(tests.parent.parent)])
+    tests = Path(__file__).parents[2]
+    code = UNDER_TRITON.format(paths=[str(tests / "support"), str(tests), str(tests.parent)])
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)

@@ -1,4 +1,4 @@
-"""Writes `ranks.npy`, from which both golden traces follow: `python tests/golden/make_trace.py`.
+"""Writes `ranks.npy`, from which both golden traces follow: `python tests/support/make_trace.py`.
 
 A trace looks up two tables (6000 and 400 rows) whose popularity follows Zipf's law. In `still_trace` a rank of
 popularity belongs to one row; in `drifting_trace` every rank gets another row each 100 batches, at a time of its own,
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-RANKS = Path(__file__).with_name("ranks.npy")
+RANKS = Path(__file__).parents[1] / "golden/ranks.npy"
 NUM_EMBEDDINGS = (6000, 400)
 NUM_BATCHES, BATCH_SIZE = 200, 192
 _EXPONENTS = (1.05, 0.9)

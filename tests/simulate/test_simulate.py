@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_twins import belady_hits as belady_twin
 from contract import POLICIES, policy_id
-from golden.cache_twins import belady_hits as belady_twin
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.variants import both
 from toy import SIZES, ToyData, toy_config
+from variants import both
 
 import adaptive.simulate.simulation
 from adaptive.batch import Batch

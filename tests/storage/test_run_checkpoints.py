@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing_disk import FailingDisk, fails_at_each
 from interrupted import Killed, assert_equal, config_of, interrupted, numbers, resume_run, run, small_world
+from manifests import edit_manifest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_files import FailingDisk, fails_at_each
 from toy import ToyData, toy_config
 from toy_runs import in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
@@ -350,8 +351,6 @@ def test_where_there_is_nothing_to_go_on_from(world: pytest.MonkeyPatch, tmp_pat
 
 
 def edit_meta(folder: Path, change: Any) -> None:
-    from test_checkpoint import edit_manifest
-
     edit_manifest(folder, lambda manifest: change(manifest["meta"]))
 
 

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("triton_setup", reason="Triton is not installed; it comes with CUDA builds of torch")
 
-HERE = Path(__file__).parent
-SCRIPT, LAUNCHES = HERE / "compile_triton.py", HERE / "launch_triton.py"
+SUPPORT = Path(__file__).parents[2] / "support"
+SCRIPT, LAUNCHES = SUPPORT / "compile_triton.py", SUPPORT / "launch_triton.py"
 
 
 def examined(cache: Path, capability: int, which: str, *widths: int) -> list[dict[str, Any]]:
@@ -24,7 +24,7 @@ def examined(cache: Path, capability: int, which: str, *widths: int) -> list[dic
 
 def printed(script: Path, cache: Path, *arguments: str) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(HERE.parents[1])}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(SUPPORT.parents[1])}
     run = subprocess.run(
         [sys.executable, script, *arguments], env=environment, capture_output=True, text=True, check=False
     )

@@ -1,7 +1,6 @@
 """Saved weights: what comes back, every flipped byte noticed, hostile folders refused, no code run."""
 
 import contextlib
-import json
 import os
 import pickle
 import re
@@ -12,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from failing_disk import fails_at_each
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from test_files import fails_at_each
+from manifests import edit_manifest
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint, save_checkpoint
@@ -31,18 +31,6 @@ def save(directory: Path, **changed: Any) -> Path:
     parts: dict[str, Any] = {"rows": ROWS, "dense": DENSE, "policy": {}, "meta": {"step": 3}} | changed
     save_checkpoint(directory, **parts)
     return directory
-
-
-def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest and sign it anew: what an attacker would do."""
-    import hashlib
-
-    manifest = json.loads((directory / MANIFEST).read_text())
-    change(manifest)
-    manifest["sha256"] = ""
-    raw = json.dumps(manifest, indent=1)
-    digest = hashlib.sha256(raw.encode()).hexdigest()
-    (directory / MANIFEST).write_text(raw.replace('"sha256": ""', f'"sha256": "{digest}"', 1))
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:

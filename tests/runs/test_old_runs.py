@@ -15,7 +15,7 @@ import pytest
 from adaptive.runs import evaluate_run, resume_run
 from adaptive.storage.checkpoint import load_checkpoint
 
-ARCHIVES = sorted((Path(__file__).parent / "golden/runs").glob("*.zip"))
+ARCHIVES = sorted((Path(__file__).parents[1] / "golden/runs").glob("*.zip"))
 SHARES = ("skipped_update_share", "deferred_update_share", "skipped_lookup_share", "steps", "samples")
 
 

@@ -11,7 +11,7 @@ from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import pairs as kernels
 
-SCHEMAS = Path(__file__).parents[2] / "examples" / "schemas"
+SCHEMAS = Path(__file__).parents[3] / "examples" / "schemas"
 
 
 def opened(tmp_path, text, *, num_users=10, num_items=50, num_negatives=2, **options):
