@@ -1,0 +1,111 @@
+"""What the first page and the pages it leads to say is true: code prints what is shown, flags and files are there."""
+
+import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import typer
+
+from adaptive.cli.app import EXIT_CODES, STOPPED, app
+from adaptive.data.open import DataOptions, open_dataset
+from adaptive.data.schema import load_schema
+from adaptive.errors import AdaptiveError
+from adaptive.settings import load_settings
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("data", "guard", "limits", "running")),
+]
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of the fenced blocks."""
+    return re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+SHOWN = [
+    (code, output) for (kind, code), (then, output) in pairwise(blocks(README)) if (kind, then) == ("python", "text")
+]
+
+
+def test_the_first_block_of_the_readme_shows_what_it_prints() -> None:
+    assert [kind for kind, _ in blocks(README)[:2]] == ["python", "text"]
+    assert len(SHOWN) == 2
+
+
+@pytest.mark.parametrize(("code", "output"), SHOWN, ids=["training", "batch"])
+def test_code_prints_what_is_shown(code: str, output: str) -> None:
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == output
+
+
+def test_the_schema_of_the_readme_reads_the_file_it_is_for(tmp_path: Path) -> None:
+    (schema,) = (text for kind, text in blocks(README) if kind == "toml")
+    (header,) = re.findall(r"a file that begins with\s+`(.*?)`", README.read_text())
+    (tmp_path / "clicks.toml").write_text(schema)
+    (tmp_path / "clicks.csv").write_text(f"{header}\n1,ann,pen,2.5\n0,bob,ink,4\n")
+    data = open_dataset(f"csv:{tmp_path}/clicks.csv", DataOptions(schema_path=tmp_path / "clicks.toml"))
+    (batch,) = data.train(10)
+    assert [feature.name for feature in data.features] == ["user", "item"]
+    assert batch.labels.tolist() == [1, 0] and batch.dense.tolist() == [[2.5], [4]]
+
+
+def test_the_schema_that_explains_the_language_is_one(tmp_path: Path) -> None:
+    page = ROOT / "docs/data.md"
+    (schema,) = (text for kind, text in blocks(page) if kind == "toml")
+    (tmp_path / "schema.toml").write_text(schema)
+    load_schema(tmp_path / "schema.toml")
+    for name in DataOptions.model_fields:
+        assert f"| `{name}` |" in page.read_text() or name == "synthetic", name
+
+
+def commands() -> list[list[str]]:
+    """The words of each `adaptive-train` line of an indented block."""
+    lines = [line for page in PAGES for line in page.read_text().splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("    adaptive-train ")]
+
+
+def test_commands_have_the_flags_and_keys_that_are_shown() -> None:
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert len(commands()) > 10
+    for words in commands():
+        flags = {flag for parameter in known[words[1]].params for flag in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= flags, words
+        sets = [value for word, value in pairwise(words) if word == "--set"]
+        load_settings(file=None, sets=sets, flags={}, flag_names={}, environ={})
+
+
+def test_every_exit_code_has_a_line() -> None:
+    text = (ROOT / "docs/running.md").read_text()
+    for code in map(int, re.findall(r"(\d+) [a-z]", EXIT_CODES)):
+        assert re.search(rf"^\| (\d+, )*{code}(, \d+)* \|", text, re.M), code
+    for cls in AdaptiveError.__subclasses__():
+        assert re.search(rf"^\| {cls.exit_code} \| .* \| `{cls.__name__}` \|$", text, re.M), cls
+    assert f"| {', '.join(map(str, STOPPED))} |" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)(.*?)\)", page.read_text()):
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.is_file(), target
+        headings = re.findall(r"^#+ (.*)$", path.read_text(), re.M) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], target
+
+
+def test_the_policies_that_the_readme_names_are_those_of_the_policies_page() -> None:
+    (names,) = re.findall(r"each\s+with its paper: (.*?)\.\n", README.read_text(), re.S)
+    listed = re.findall(
+        r"^\| `(\w+)` \| .* \| .* \|$", (ROOT / "policies/README.md").read_text().split("## The policies here")[1], re.M
+    )
+    assert sorted(re.findall(r"`(\w+)`", names)) == sorted(listed)
+    assert f"lists the {len(listed)} that are here" in " ".join(README.read_text().split())
