@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
+from adaptive import DataOptions, open_dataset
 from adaptive.cli.app import EXIT_CODES, STOPPED, app
-from adaptive.data.open import DataOptions, open_dataset
-from adaptive.data.schema import load_schema
 from adaptive.errors import AdaptiveError
 from adaptive.settings import load_settings
 
@@ -58,11 +57,15 @@ def test_the_schema_of_the_readme_reads_the_file_it_is_for(tmp_path: Path) -> No
     assert batch.labels.tolist() == [1, 0] and batch.dense.tolist() == [[2.5], [4]]
 
 
-def test_the_schema_that_explains_the_language_is_one(tmp_path: Path) -> None:
+def test_the_schema_that_explains_the_language_is_one_and_no_option_is_missing(tmp_path: Path) -> None:
     page = ROOT / "docs/data.md"
     (schema,) = (text for kind, text in blocks(page) if kind == "toml")
     (tmp_path / "schema.toml").write_text(schema)
-    load_schema(tmp_path / "schema.toml")
+    header = "rating,price,user_affinity_a,user,genres,timestamp"
+    (tmp_path / "ratings.csv").write_text(f"{header}\n4,2.5,1,17,drama|crime,2026-01-01\n3,1,0,4999,,2026-01-02\n")
+    data = open_dataset(f"csv:{tmp_path}/ratings.csv", DataOptions(schema_path=tmp_path / "schema.toml"))
+    (batch,) = data.train(10)
+    assert batch.labels.tolist() == [1, 0] and batch.offsets.tolist() == [0, 1, 2, 4, 4]
     for name in DataOptions.model_fields:
         assert f"| `{name}` |" in page.read_text() or name == "synthetic", name
 
