@@ -37,7 +37,7 @@ from adaptive.planning.sizing import SHRINK, resized
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, TierView, arranges
 from adaptive.policy_loading import make_policy
-from adaptive.tiers.gpu.memory import is_out_of_memory, running_out
+from adaptive.system import is_out_of_memory, running_out
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])

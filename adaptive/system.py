@@ -1,16 +1,24 @@
-"""The machine and its signals: usable cores, free memory, and requests to stop. No torch: `--help` loads this.
+"""The machine and its signals: usable cores, free memory, memory that ran out, requests to stop.
+
+It is loaded for `--help`, so it imports torch only where an error of torch's is at hand.
 
 SIGTERM, SIGINT and SIGHUP end a run after its step, so that weights can be saved; a second one ends it at once.
 """
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+from adaptive.errors import DeviceMemoryError
+
+# What libraries say that ask CUDA for memory themselves: Triton and torch ("CUDA error: out of memory"), cuBLAS.
+FULL = re.compile(r"CUDA\]?( error)?: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def usable_cores() -> int:
@@ -50,6 +58,29 @@ def _of_groups(root: Path, membership: Path) -> Iterator[int]:
                     limit, used = (int((folder / name).read_text()) for name in names[:2])
                     cached = [line for line in (folder / "memory.stat").read_text().splitlines() if names[2] in line]
                     yield max(0, limit - used + sum(int(line.split()[1]) for line in cached[:1]))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU's memory was full, whoever found it so: torch has a class for its own allocations only."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and FULL.search(str(error)) is not None
+    )
+
+
+@contextmanager
+def running_out(when: str) -> Iterator[None]:
+    """Out of memory where nothing can be run again is an error for the user."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        found = str(error).splitlines()[0]
+        raise DeviceMemoryError(
+            f"out of GPU memory {when}: {found}. Set fewer device_rows or a larger tier.reserve, or lower batch_size"
+        ) from error
 
 
 def is_hangup_heard() -> bool:

@@ -33,8 +33,8 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.evaluation import evaluate
 from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.planned import Planned
+from adaptive.system import running_out
 from adaptive.telemetry.recorder import Recorder
-from adaptive.tiers.gpu.memory import running_out
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from adaptive.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, w
 from adaptive.policy import Policy
 from adaptive.tiers.cpu_device import CpuDevice
 from adaptive.tiers.device import DeviceTier
-from adaptive.tiers.gpu.build import build_devices
-from adaptive.tiers.gpu.memory import free_bytes
+from adaptive.tiers.gpu.build import build_devices, free_bytes
 from adaptive.tiers.host import HostTier, MemoryHost
 from adaptive.tiers.host_file import FileHost
 from adaptive.tiers.mover import Mover, streams_of

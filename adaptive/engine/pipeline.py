@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
-from adaptive.engine.stopwatch import Stopwatch
+from adaptive.counters import Stopwatch
 from adaptive.errors import ConfigError
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, DistinctFinder, Lookups, LookupsAhead, check_batch, plan_threads

@@ -16,7 +16,7 @@ from adaptive.engine.pipeline import Lane, Pipeline, ReadyBatch
 from adaptive.errors import DeviceMemoryError
 from adaptive.planning.plan import GroupPlan, Int64s, Moves
 from adaptive.planning.sizing import least_slots
-from adaptive.tiers.gpu.memory import running_out
+from adaptive.system import running_out
 
 logger = logging.getLogger("adaptive.engine")
 

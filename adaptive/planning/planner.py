@@ -18,14 +18,13 @@ from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels.planning import books
 from adaptive.optim import RowOptimizer
+from adaptive.planning.books import SlotTable, Tracker
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Bags, Distinct, Lookups
 from adaptive.planning.plan import Feedback, GroupPlan, Moves, Pooling, no_rows
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
 from adaptive.planning.skipping import Fates, Skipper, group_updates
-from adaptive.planning.slots import SlotTable
-from adaptive.planning.tracker import Tracker
 
 Int64s = NDArray[np.int64]
 

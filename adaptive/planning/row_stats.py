@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels.planning import books
+from adaptive.planning.books import SlotTable, Tracker
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct
-from adaptive.planning.slots import SlotTable
-from adaptive.planning.tracker import Tracker
 from adaptive.policy import NEVER, RowStats
 
 Int64s = NDArray[np.int64]

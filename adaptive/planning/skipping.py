@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from adaptive.config import SkipConfig
 from adaptive.kernels.planning import books, watched
 from adaptive.optim import RowOptimizer
+from adaptive.planning.books import Tracker
 from adaptive.planning.deferral import DeferralBook, SummedRows
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
@@ -23,7 +24,6 @@ from adaptive.planning.lookups import Distinct, Lookups
 from adaptive.planning.plan import Deferred, Feedback, RowUpdates, Snapshots
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
-from adaptive.planning.tracker import Tracker
 
 Int64s = NDArray[np.int64]
 

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.counters import Stopwatch
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine.statistics import Statistics
-from adaptive.engine.stopwatch import Stopwatch
 from adaptive.errors import PolicyError
 from adaptive.evaluation import Evaluation
 from adaptive.policy import Policy

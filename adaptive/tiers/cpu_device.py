@@ -15,7 +15,7 @@ from torch import Tensor
 from adaptive.kernels.aligned import empty_rows, full_rows
 from adaptive.kernels.rows.cpu import drift
 from adaptive.optim import RowOptimizer
-from adaptive.planning.plan import Deferred, Moves, Pooling, RowUpdates, Snapshots
+from adaptive.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates, Snapshots
 from adaptive.tiers.cpu_rows import CpuRows
 from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, WatchedValues
 from adaptive.tiers.host import HostTier
@@ -47,6 +47,22 @@ class CpuDevice(DeviceTier):
     def state(self) -> Floats:
         """(slots, S) their optimizer state."""
         return self._rows.state
+
+    def send(self, array: Floats) -> Tensor:
+        # torch refuses read-only memory; a copy keeps the promise that batches do not change.
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+    def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
+        return plan
+
+    def ship_again(self, plan: GroupPlan) -> None:
+        return
+
+    def land(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
 
     def resize(self, num_slots: int) -> None:
         self._rows.resize(num_slots, self._fill)
@@ -126,6 +142,10 @@ class CpuDevice(DeviceTier):
         self._snapshots[: len(kept.snapshots)] = kept.snapshots
         self._sums[kept.waiting], self._squares[kept.waiting] = kept.sums, kept.squares
         self._pending[kept.waiting] = True
+
+    @property
+    def buffer_bytes(self) -> tuple[int, int]:
+        return 0, 0
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,21 +34,20 @@ class DeviceTier(ABC):
 
     num_slots: int
     squares_width: int  # float32 values beside each sum, see `RowOptimizer.squares_width`
-    poison: bool = False
-    pools_parts: bool = False  # parts of a batch can be pooled alone, while rows for the others are on their way
+    poison: bool
+    pools_parts: bool  # parts of a batch can be pooled alone, while rows for the others are on their way
 
+    @abstractmethod
     def send(self, array: Floats) -> Tensor:
         """A batch's own numbers on the device; they do not change when the array does."""
-        # torch refuses read-only memory; a copy keeps the promise that batches do not change.
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
 
+    @abstractmethod
     def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
         """The plan with all that training needs of it on the device. `buffer`: see `Mover.start_moves`."""
-        return plan
 
+    @abstractmethod
     def ship_again(self, plan: GroupPlan) -> None:
         """A shipped plan's rows have other slots now, which its arrays tell."""
-        return
 
     @abstractmethod
     def write_back(self, moves: Moves) -> None:
@@ -59,13 +57,13 @@ class DeviceTier(ABC):
     def fetch(self, moves: Moves) -> None:
         """Copy, or make, the rows `moves.fetch_rows` into their slots; give `moves.fresh_rows` their initial values."""
 
+    @abstractmethod
     def land(self) -> None:
         """All copies are done: return when the host has stored what they brought."""
-        return
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of the host's memory, at rest. Closing twice is fine."""
-        return
 
     @abstractmethod
     def resize(self, num_slots: int) -> None:
@@ -120,9 +118,9 @@ class DeviceTier(ABC):
         """Replace all snapshots and waiting sums by `kept`. There is room for it."""
 
     @property
+    @abstractmethod
     def buffer_bytes(self) -> tuple[int, int]:
         """Bytes of what rows and plans cross in: of pinned memory on the host, of device memory."""
-        return 0, 0
 
     @property
     @abstractmethod

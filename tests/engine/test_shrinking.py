@@ -30,7 +30,8 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
 from adaptive.optim import Adagrad, Adam
 from adaptive.policy import Deferral, Policy
-from adaptive.tiers.gpu import build, memory
+from adaptive.system import is_out_of_memory, running_out
+from adaptive.tiers.gpu import build
 from policies.device import Device
 from policies.lru import LRU
 
@@ -207,7 +208,7 @@ def test_out_of_memory_with_a_policy_that_needs_every_row(monkeypatch: pytest.Mo
 def test_out_of_memory_where_nothing_can_be_run_again() -> None:
     with (
         pytest.raises(DeviceMemoryError, match=r"out of GPU memory here: CUDA out. Set fewer device_rows"),
-        memory.running_out("here"),
+        running_out("here"),
     ):
         raise torch.OutOfMemoryError("CUDA out\nmore lines")
 
@@ -224,8 +225,8 @@ def test_out_of_memory_where_nothing_can_be_run_again() -> None:
     ],
 )
 def test_libraries_have_their_own_words_for_memory_that_is_full(error: Exception, full: bool) -> None:
-    assert memory.is_out_of_memory(error) == full
-    with pytest.raises(DeviceMemoryError if full else type(error)), memory.running_out("here"):
+    assert is_out_of_memory(error) == full
+    with pytest.raises(DeviceMemoryError if full else type(error)), running_out("here"):
         raise error
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.planning.books import SlotTable, Tracker
 from adaptive.planning.hot_set import HotSet
-from adaptive.planning.slots import SlotTable
-from adaptive.planning.tracker import Tracker
 
 HOST_ROW_BYTES, SLOT_BYTES = 16, 24
 

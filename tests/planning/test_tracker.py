@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.kernels.planning import books
-from adaptive.planning.tracker import MANY_ROWS, NUM_BINS, RECORD, Tracker
+from adaptive.planning.books import MANY_ROWS, NUM_BINS, RECORD, Tracker
 
 
 def test_a_record_is_16_bytes_and_its_columns_are_views() -> None:

@@ -109,3 +109,16 @@ def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device) -
 def _close(pair: tuple[Pinned, Pinned]) -> None:
     for pinned in pair:
         pinned.close()
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on a GPU; None where the device tier is ordinary memory.
+
+    The tiers are made before the model, so what model, activations and gradients will take is not known yet: a share
+    of what is free is kept for them (`tier.reserve`). Running out later is no disaster: slots are given back.
+    """
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    kept_by_torch: int = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + kept_by_torch

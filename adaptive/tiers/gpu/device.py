@@ -48,6 +48,8 @@ class TorchDevice(DeviceTier):
     Bit-equal to `CpuDevice` unless `exact` is false; see the module for what that means on a GPU.
     """
 
+    pools_parts = False
+
     def __init__(
         self,
         host: HostTier,

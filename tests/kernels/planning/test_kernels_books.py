@@ -17,8 +17,8 @@ from variants import both
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
 from adaptive.kernels.planning import books
+from adaptive.planning.books import bin_guesses
 from adaptive.planning.layout import make_groups
-from adaptive.planning.tracker import bin_guesses
 
 Choose = Callable[[Any], Callable[..., Any]]
 Int64s = NDArray[np.int64]

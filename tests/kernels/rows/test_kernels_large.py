@@ -15,8 +15,8 @@ from adaptive.kernels.rows.cpu import initial, move, pool, update
 from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums
 from adaptive.kernels.rows.cpu.drift import drift
 from adaptive.optim import SGD, Adagrad
+from adaptive.planning.books import Tracker
 from adaptive.planning.layout import make_groups
-from adaptive.planning.tracker import Tracker
 
 Choose = Callable[[Any], Callable[..., Any]]
 

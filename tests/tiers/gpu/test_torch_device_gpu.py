@@ -19,7 +19,7 @@ from adaptive.engine import build as build_module
 from adaptive.errors import DeviceMemoryError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
-from adaptive.tiers.gpu.memory import free_bytes
+from adaptive.tiers.gpu.build import free_bytes
 from adaptive.tiers.gpu.pinned import Pinned
 from adaptive.tiers.host import whole_pages
 from adaptive.tiers.mover import Stream, Streams, streams_of

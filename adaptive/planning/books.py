@@ -1,10 +1,99 @@
-"""`SlotTable`: which row holds which slot of the device tier. 21 bytes a slot, owned by the look-ahead thread."""
+"""The books of one group: the record of every row, 16 bytes (`Tracker`), and of every slot, 21 bytes (`SlotTable`).
+
+Their owner is the look-ahead thread.
+
+Accesses and latest access are counted when a batch is planned; sizes of updates arrive a fixed number of batches
+after training. So what a policy sees at batch k does not depend on threads or clocks. Records are zero until a row
+is first touched and memory is only taken then: a billion rows cost nothing to construct. Evaluation does not count.
+"""
+
+import mmap
+import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels.planning import books
-from adaptive.planning.tracker import Tracker
+
+RECORD = np.dtype(
+    [
+        ("code", np.int32),  # where the row lies, see kernels.planning.books
+        ("accesses", np.uint32),  # look-ups so far
+        ("last_access", np.int32),  # latest batch that looked the row up, + 1
+        ("update_norm", np.float32),  # sum of the L2 norms of its updates
+    ]
+)
+assert RECORD.itemsize == 16
+
+NUM_BINS = 64
+MANY_ROWS = 1 << 26  # 1 GiB of records
+MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
+
+
+class Records(NamedTuple):
+    """Copies of the records of rows (n,)."""
+
+    accesses: NDArray[np.int64]
+    last_access: NDArray[np.int64]  # latest batch, or -1
+    update_norm: NDArray[np.float32]
+    codes: NDArray[np.int32]
+
+
+class Tracker:
+    """Records of the rows of one group, and a histogram of update sizes."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.records = _zeros(num_rows)
+        self.codes: NDArray[np.int32] = self.records["code"]
+        self.accesses: NDArray[np.uint32] = self.records["accesses"]
+        self.last_access: NDArray[np.int32] = self.records["last_access"]
+        self.update_norm: NDArray[np.float32] = self.records["update_norm"]
+        # Bins of half a power of two from 2**-24 to 2**8; what lies outside counts in the first or last bin.
+        self.bin_edges = np.exp2(np.linspace(-24, 8, NUM_BINS + 1)).astype(np.float32)
+        self.bin_counts = np.zeros(NUM_BINS, np.int64)
+        self._bin_guesses = bin_guesses(self.bin_edges)
+        self.norm_sum = 0.0
+
+    def add_norms(self, rows: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
+        """Account for the updates of one trained batch; rows are distinct."""
+        self.norm_sum += books.add_update_norms(
+            rows, norms, self.update_norm, self.bin_edges, self._bin_guesses, self.bin_counts
+        )
+
+    def gather(self, rows: NDArray[np.int64]) -> Records:
+        """The records of rows (n,)."""
+        size = len(rows)
+        found = Records(
+            np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.float32), np.empty(size, np.int32)
+        )
+        books.gather_records(rows, self.codes, self.accesses, self.last_access, self.update_norm, *found)
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        return self.records.nbytes
+
+
+def bin_guesses(edges: NDArray[np.float32]) -> NDArray[np.int32]:
+    """(1024,) the bin of the smallest number whose sign, exponent and leading digit are these 10 bits."""
+    smallest = (np.arange(1024, dtype=np.uint32) << np.uint32(22)).view(np.float32)
+    smallest[512:] = 0  # norms are not negative
+    return np.clip(np.searchsorted(edges, smallest, side="right") - 1, 0, len(edges) - 2).astype(np.int32)
+
+
+def _zeros(num_rows: int) -> NDArray[Any]:
+    """Records of zeros. numpy asks for pages of 2 MiB, which are faster, but of a billion records' 16 GB a few
+    thousand scattered rows would take all; so many rows lie in small pages."""
+    if num_rows < MANY_ROWS:
+        return np.zeros(num_rows, RECORD)
+    # Not reserved: what is mapped may exceed the memory, as long as what is touched does not.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (MAP_NORESERVE if sys.platform == "linux" else 0)
+    pages = mmap.mmap(-1, num_rows * RECORD.itemsize, flags=flags)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, RECORD)
+
 
 Int64s = NDArray[np.int64]
 
