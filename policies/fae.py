@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
+from policies.fae_shuffle import START, ShuffleScheduler, hold_back
+from policies.fae_threshold import find_threshold
 from policies.inputs import ByRow, Refill, count_lookups
-from policies.shuffle import START, ShuffleScheduler, hold_back
-from policies.threshold import find_threshold
 
 
 class FAE(Policy):

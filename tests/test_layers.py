@@ -42,8 +42,8 @@ MODULES = sorted(
 )
 SHARED_BY_POLICIES = {
     "policies.inputs",
-    "policies.shuffle",
-    "policies.threshold",
+    "policies.fae_shuffle",
+    "policies.fae_threshold",
 }  # no policies; those do not know each other
 OUTSIDE = sorted([*(ROOT / "policies").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 

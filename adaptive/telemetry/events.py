@@ -93,7 +93,7 @@ class EventFile:
 
     def _open(self) -> BinaryIO:
         self.directory.mkdir(parents=True, exist_ok=True)
-        number = f"{os.getpid()}.{next(_file_numbers)}"
+        number = f"{os.getpid()}.{next(_file_numbers):06d}"  # TensorBoard reads files in the order of their names
         return open(
             self.directory / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{number}", "xb"
         )

@@ -59,7 +59,7 @@ def test_test_installs_what_developers_need_and_runs_every_check(script: Script,
         "ruff format --check .",
         "ruff check .",
         "mypy --strict adaptive policies",
-        "python -m pytest -x",
+        "python -m pytest --numprocesses auto --maxprocesses 4 -x",
     ]
     assert script("scripts/run", ADAPTIVE_VENV="venv")[1] == ["adaptive-train run --policy slipstream"]
 
@@ -82,7 +82,7 @@ def test_failed_installation_is_no_installation(script: Script) -> None:
 def test_ci_uses_a_fresh_environment_and_tells_failure(script: Script, tmp_path: Path, failing: str) -> None:
     before = sorted(tmp_path.iterdir())
     code, calls = script(".ci/run")
-    assert code == 0 and calls[-1] == "python -m pytest"
+    assert code == 0 and calls[-1] == "python -m pytest --numprocesses auto --maxprocesses 4"
     assert calls[0].startswith(f"python3 -m venv {tmp_path}/")
     code, calls = script(".ci/run", FAILING=failing)
     assert code == 5 and failing in calls[-1]

@@ -16,7 +16,7 @@ from adaptive.batch import Batch
 from adaptive.errors import PolicyError
 from adaptive.policy_loading import make_policy
 from policies.fae import FAE
-from policies.shuffle import ShuffleScheduler
+from policies.fae_shuffle import ShuffleScheduler
 
 
 def tables(sizes: Sequence[int], device_rows: int) -> View:

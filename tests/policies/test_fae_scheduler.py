@@ -18,8 +18,8 @@ from adaptive.evaluation import evaluate
 from adaptive.policy import TierView
 from adaptive.trainer import Trainer
 from policies.fae import FAE
+from policies.fae_shuffle import ShuffleScheduler, hold_back
 from policies.lru import LRU
-from policies.shuffle import ShuffleScheduler, hold_back
 
 # --- what is held back -------------------------------------------------------------------------------------------
 

@@ -54,7 +54,12 @@ def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cl
     assert re.search(r"https://(arxiv|doi)\.org/", ast.get_docstring(tree) or "")
     imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module}
     ours = {module for module in imported if module.split(".")[0] in ("adaptive", "policies")}
-    assert "adaptive" in ours and ours <= {"adaptive", "policies.inputs", "policies.shuffle", "policies.threshold"}
+    assert "adaptive" in ours and ours <= {
+        "adaptive",
+        "policies.inputs",
+        "policies.fae_shuffle",
+        "policies.fae_threshold",
+    }
 
 
 def test_the_example_beats_lru(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """The TensorBoard view, read back with TensorBoard's own reader."""
 
+import itertools
 import logging
 import resource
 import shutil
@@ -362,3 +363,14 @@ def test_a_run_that_is_gone_on_with_shows_each_step_once(tmp_path):
     assert [event.step for event in shown.Scalars("train/loss")] == [10, 20, 50, 60]
     (text,) = shown.Tensors("resumed")
     assert text.tensor_proto.string_val == [b"resumed after step 20"] and text.step == 20
+
+
+def test_files_of_one_second_are_read_in_the_order_in_which_they_were_begun(tmp_path, monkeypatch):
+    """TensorBoard sorts them by name, as text: 10 would come before 9."""
+    monkeypatch.setattr(events, "_file_numbers", itertools.count(9))
+    monkeypatch.setattr(events.time, "time", lambda: 1_000_000_000.0)
+    for step in (10, 20):
+        view = TensorBoardView(tmp_path, ["site"])
+        view.write(interval(step))
+        view.close()
+    assert steps(tmp_path) == [10, 20]
