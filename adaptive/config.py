@@ -149,7 +149,7 @@ class SkipConfig(Config):
         default="auto",
         description="rows watched by policies that skip: rows, per cent, bytes, or auto (5%, at least 100,000)",
     )
-    min_accesses: int = Field(default=64, ge=1, description="look-ups after which a row is tracked")
+    min_accesses: int = Field(default=64, ge=1, description="look-ups after which a row is watched")
     lag: int = Field(
         default=8,
         ge=0,
