@@ -1,4 +1,4 @@
-"""Messages about numbers that are not finite, and which gradients are found bad; runs are in test_trainer.py."""
+"""Messages about numbers that are not finite, and which gradients are found bad; runs are in test_trainer_stops.py."""
 
 import numpy as np
 import pytest

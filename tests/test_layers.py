@@ -61,7 +61,7 @@ def imports(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def room_of(module: str, name: str) -> str:
-    """`adaptive.planning.plan` -> tiers; `from adaptive import files` -> files; a public name -> its home."""
+    """`adaptive.planning.plan` -> planning; `from adaptive import batch` -> batch; a public name -> its home."""
     if module == "adaptive":
         module = f"adaptive.{adaptive._HOMES.get(name, name)}"
     return module.split(".")[1]

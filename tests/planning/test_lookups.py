@@ -1,4 +1,4 @@
-"""Outlines of batches, made ahead by helpers or not: as numpy finds, and plans are equal for any number of threads."""
+"""Look-ups of batches, found ahead by helpers or not: as numpy finds, and plans are equal for any number of threads."""
 
 import threading
 import time
@@ -119,7 +119,7 @@ def test_helpers_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_goes_wrong_is_raised_in_its_turn() -> None:
-    """Batch 2 has a bad id; batches 0 and 1 are trained, though all three are outlined before."""
+    """Batch 2 has a bad id; batches 0 and 1 are trained, though the look-ups of all three are found before."""
     embeddings = one_table(100, "60", plan_threads=4)
     coming = embeddings.look_ahead([bags([1]), bags([2]), bags([100]), bags([3])], depth=1)
     assert [next(coming).number for _ in range(2)] == [0, 1]

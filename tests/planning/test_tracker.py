@@ -87,7 +87,7 @@ def test_no_updates_change_nothing() -> None:
 
 
 def test_very_many_records_are_zeros_that_can_be_written() -> None:
-    """They lie in a mapping of their own; see also the table of a billion rows in test_sizes.py."""
+    """They lie in a mapping of their own; see also the table of a billion rows in test_bytes_of_books.py."""
     tracker = Tracker(MANY_ROWS)
     rows = np.array([0, MANY_ROWS - 1])
     tracker.add_norms(rows, np.array([1, 2], np.float32))
