@@ -248,7 +248,7 @@ def _check(name: str, array: object, dtype: type, ndim: int) -> None:
 
 
 def as_batch(found: object) -> Batch:
-    """What a source gave, which must be a batch.
+    """The argument itself, if it is a batch.
 
     Raises:
         InputError: if it is something else.

@@ -1,4 +1,4 @@
-"""From a `TrainConfig` and a data set to the parts of a run: tables, embeddings, model, optimizer."""
+"""From a `TrainConfig` and a data set to the components of a run: tables, embeddings, model, optimizer."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Components:
-    """What is trained."""
+    """What a run trains: tables, their embeddings, the model and its optimizer."""
 
     tables: tuple[TableConfig, ...]
     embeddings: TieredEmbeddingBag  # to be closed
@@ -50,7 +50,7 @@ def first_batches(config: TrainConfig, dataset: Dataset) -> list[Batch]:
 
 
 def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -> Components:
-    """Make the parts; initial values follow from `config.seed`.
+    """Make the components; initial values follow from `config.seed`.
 
     Args:
         sample: batches of the training data, from which `device_rows = "auto"` learns what look-ahead must hold.

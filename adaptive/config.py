@@ -62,7 +62,7 @@ class Config(BaseModel):
 
 
 class TableConfig(Config):
-    """One embedding table."""
+    """One embedding table: its name and size, the features that look it up, how they are pooled."""
 
     name: str = Field(description="name in reports and TensorBoard")
     num_embeddings: int = Field(ge=1, le=2**40, description="rows; ids lie in [0, num_embeddings)")
@@ -85,7 +85,7 @@ class TableConfig(Config):
 
 
 class TierConfig(Config):
-    """Where rows lie."""
+    """Settings of the two tiers: where rows lie, and on which device."""
 
     device_rows: Size = Field(
         default="auto",
@@ -158,7 +158,7 @@ class SkipConfig(Config):
 
 
 class GuardConfig(Config):
-    """Whether what a policy skips stays within a loss of AUC: judged against a copy of the run that skips nothing.
+    """The quality guard: keeps skipping within a loss of AUC, judged against a copy of the run that skips nothing.
 
     The copy (*fork*) takes as much memory as the rows trained so far, twice that for a moment, and trains every batch
     as long as it lives.
@@ -194,7 +194,7 @@ class DenseOptimizerConfig(Config):
 
 
 class TrainConfig(Config):
-    """One training run."""
+    """All settings of one training run."""
 
     policy: str = Field(default="lru", description="name, module:Class or file.py:Class")
     policy_options: dict[str, Any] = Field(default_factory=dict, description="parameters of the policy")

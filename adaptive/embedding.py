@@ -227,7 +227,7 @@ class TieredEmbeddingBag(nn.Module):
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-            self.make_room()  # out here the error is let go of, which holds on to the tensors of the attempt
+            self.make_room()  # outside `except`: the error would keep the attempt's tensors alive
 
     def make_room(self) -> None:
         """The device ran out of memory in a forward or backward pass: give a tenth of the device rows back and forget
@@ -280,16 +280,16 @@ class TieredEmbeddingBag(nn.Module):
         raise AssertionError(name)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """What a checkpoint needs, as flat arrays: values, state and records of the rows that ever changed, with what
-        waits applied. With no look-ahead running also what is deferred and watched, so that tables that load it go on
-        as these would (`adaptive.engine.saving`)."""
+        """What a checkpoint needs, as flat arrays: values, state and records of rows that ever changed, with waiting
+        gradients applied. With no look-ahead running, also what is deferred and watched, so that tables that load it
+        go on as these would (`adaptive.engine.saving`)."""
         return save_rows(self._pipeline)
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `state_arrays` gave, into tables of the same shapes; rows start on the host.
 
         Tables that watch and defer as those did get back what was watched and deferred, too. Others, such as tables
-        without `skip`, get the values with what waits applied, and begin to watch anew.
+        without `skip`, get the values with waiting gradients applied, and begin to watch anew.
 
         Raises:
             CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
@@ -298,9 +298,9 @@ class TieredEmbeddingBag(nn.Module):
         self._since.count_resident()
 
     def overwrite_rows(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Give the rows of `state_arrays` of other tables of the same shapes the values they have there, where they
-        lie: between two steps, also while a look-ahead is running. Rows that never changed there are left alone, and
-        so are records, slots and verdicts; what is deferred is void.
+        """Overwrite rows where they lie with `state_arrays` of other tables of the same shapes. Call it between two
+        steps; a look-ahead may be running. Rows that never changed there stay as they are, and so do records, slots
+        and verdicts; gradients that wait are dropped.
 
         Raises:
             CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
@@ -319,7 +319,7 @@ class TieredEmbeddingBag(nn.Module):
 
     def memory(self) -> dict[str, int]:
         """Bytes: of both tiers if every row were written, of records and slots, of snapshots and deferred sums, and of
-        the buffers that rows and plans cross in, pinned and on the device; these grow with use."""
+        the transfer buffers, pinned and on the device; these grow with use."""
         names = (
             "host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots",
             "pinned_buffers", "device_buffers",
@@ -384,18 +384,20 @@ class _Pool(torch.autograd.Function):
 
 
 def check_planned(planned: object) -> None:
-    """
+    """Check that the argument is a batch of a look-ahead.
+
     Raises:
-        ConfigError: if it is no batch of a look-ahead.
+        ConfigError: if it is something else.
     """
     if not isinstance(planned, Planned):
         raise ConfigError(f"a batch of look_ahead() or read() is needed, found {type(planned).__name__}")
 
 
 def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: RowOptimizer, skip: Any) -> None:
-    """
+    """Check that arguments are of the kinds that `TieredEmbeddingBag` takes.
+
     Raises:
-        ConfigError: for the first argument that is of another kind.
+        ConfigError: for the first one that is not.
     """
     given: list[tuple[str, object, type]] = [
         *((f"tables[{number}]", table, TableConfig) for number, table in enumerate(tables)),

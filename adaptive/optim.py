@@ -20,7 +20,7 @@ from adaptive.kernels.rows.cpu.steps import ADAGRAD, ADAM, ROWWISE_ADAGRAD, SGD_
 
 @dataclass(frozen=True)
 class RowOptimizer(ABC):
-    """Interface. `kind` selects the formula in the kernels."""
+    """Interface of the optimizers of rows. `kind` selects the formula in the kernels."""
 
     kind: ClassVar[int]
 
@@ -58,7 +58,7 @@ def _settings(
 
 @dataclass(frozen=True)
 class SGD(RowOptimizer):
-    """w -= lr * g."""
+    """Plain SGD: w -= lr * g."""
 
     kind: ClassVar[int] = SGD_
     lr: float = 0.1
@@ -72,7 +72,7 @@ class SGD(RowOptimizer):
 
 @dataclass(frozen=True)
 class Adagrad(RowOptimizer):
-    """s += g * g; w -= lr * g / (sqrt(s) + eps), element by element, as torch.optim.Adagrad."""
+    """Adagrad: s += g * g; w -= lr * g / (sqrt(s) + eps), element by element, as torch.optim.Adagrad."""
 
     kind: ClassVar[int] = ADAGRAD
     lr: float = 0.05

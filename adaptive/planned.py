@@ -40,7 +40,7 @@ class GroupWork:
         return self._lane.device.pool(self._pooling, self._weights)
 
     def forget(self) -> None:
-        """The batch will be run again: nothing of it is kept."""
+        """Drop all that was kept of the batch, which will be run again."""
         self.gradients = self._pooled = None
 
     def add_gradients(self, gradients: Tensor) -> None:
@@ -111,7 +111,7 @@ class GroupWork:
 
 
 class PartWork(GroupWork):
-    """The same for some samples of the batch: pooled alone, updated with the batch."""
+    """The rows of one group in one part of a batch: pooled alone, updated with the batch."""
 
     def __init__(self, whole: GroupWork, part: GroupPart) -> None:
         super().__init__(whole._lane, whole.plan)
@@ -133,7 +133,7 @@ class Planned:
     """
 
     share = 1.0
-    """Of the whole batch's samples: the weight of a mean loss over this part."""
+    """Share of the whole batch's samples: the weight of a mean loss over this part."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Planned:
     ) -> None:
         self._batch = batch
         self._arrived = arrived
-        self.waited = False  # a part had to
+        self.waited = False  # whether a part had to wait for its rows
         self.works = tuple(works)
         self.dense = send(batch.dense)
         self.labels = send(batch.labels)

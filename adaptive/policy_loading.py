@@ -1,4 +1,4 @@
-"""How policies are found by name or place, and made from their settings."""
+"""How policies are found by name, module or file, and made from their settings."""
 
 import importlib
 import importlib.util

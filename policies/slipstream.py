@@ -175,7 +175,7 @@ class Slipstream(Policy):
 
     def _filtered(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         refill = Refill()
-        self._recent.clear()  # a run that is gone on with has seen no inputs either
+        self._recent.clear()  # a resumed run has seen no inputs either
         for facts in (self._watched, self._saturated, self._moved):
             facts.reserve(view.num_rows)
         for batch in batches:

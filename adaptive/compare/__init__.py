@@ -1,1 +1,1 @@
-"""Policies trained side by side on the same data, and what skipping cost."""
+"""Policies trained side by side on the same data, and a verdict on what skipping cost. One training is in `runs`."""

@@ -114,7 +114,7 @@ def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Con
 
 
 def with_seed(config: TrainConfig, number: int) -> TrainConfig:
-    """The settings for seed `number` of a comparison; see the module."""
+    """The settings for seed `number` of a comparison: seeds of weights and data moved on by `number`."""
     options = dict(config.data_options)
     if config.data == "synthetic":
         synthetic = dict(options.get("synthetic", {}))

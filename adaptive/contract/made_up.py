@@ -66,7 +66,7 @@ def made_up_batches(num: int | None) -> Iterator[Batch]:
 
 
 def samples_of(batch: Batch) -> Iterator[tuple[int, tuple[object, ...]]]:
-    """Number and content of every sample."""
+    """The number and content of every sample."""
     for sample in range(batch.num_samples):
         bags = range(sample, batch.num_samples * batch.num_features, batch.num_samples)
         ids = tuple(tuple(batch.ids[batch.offsets[bag] : batch.offsets[bag + 1]].tolist()) for bag in bags)

@@ -48,5 +48,5 @@ class Dataset(ABC):
         return {}
 
     def out_of_range(self) -> dict[str, int]:
-        """Ids so far that were no rows and went to a row of their own, by feature; empty where that cannot be."""
+        """Out-of-range ids so far, which went to the row for unknown ids, by feature; empty where that cannot be."""
         return {}

@@ -1,4 +1,4 @@
-"""Bounded shuffle: rows change places inside consecutive blocks, in an order that depends on seed and epoch only."""
+"""Bounded shuffle: rows are shuffled inside consecutive blocks, in an order that depends on seed and epoch only."""
 
 from collections.abc import Iterable, Iterator
 

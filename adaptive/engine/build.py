@@ -26,11 +26,11 @@ from adaptive.tiers.mover import Mover, streams_of
 
 @dataclass(frozen=True)
 class Engine:
-    """What `TieredEmbeddingBag` drives."""
+    """All that `TieredEmbeddingBag` drives: the pipeline, the sizes of its tiers, and what is skipped."""
 
     pipeline: Pipeline
     sizes: Sizes
-    skip: SkipConfig | None  # None: no update is ever left out or deferred, as set or because the policy asks for none
+    skip: SkipConfig | None  # None: no update is left out or deferred, by the settings or by the policy
     drops_updates: bool  # updates of saturated rows are left out
     defers: bool
 
@@ -43,7 +43,7 @@ def build_engine(
     skip: SkipConfig | None,
     seed: int,
 ) -> Engine:
-    """Tiers with all rows at their initial values, and what plans and moves them. No row is watched yet: `watch_rows`.
+    """Make tiers, with all rows at their initial values, and what plans and moves. `watch_rows` begins to watch rows.
 
     Raises:
         ConfigError: for tables, sizes or combinations that cannot work.
@@ -66,7 +66,7 @@ def build_engine(
 
 
 def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
-    """Watch the hottest rows of every group from now on. May run out of device memory, and be called again then."""
+    """Watch the hottest rows of every group from now on. If device memory runs out, it may be called again."""
     policy_caller = pipeline.policy_caller
     for lane in pipeline.lanes:
         capacity = hot_rows(lane.group, skip, optimizer)
@@ -76,7 +76,7 @@ def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) ->
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The torch device a setting means.
+    """The torch device that `tier.device` means.
 
     Raises:
         ConfigError: if `cuda` is asked for and there is none.
@@ -96,7 +96,7 @@ def _build_lanes(
     policy_caller: PolicyCaller,
     mover: Mover,
 ) -> tuple[list[Lane], Sizes]:
-    """One lane for each group, and the sizes for which there was memory."""
+    """One lane for each group, and the sizes that fitted into memory."""
     in_place = policy_caller.policy.misses == "host"
     own_pages = tier.transfer == "direct" or (tier.transfer == "auto" and mover.device.type == "cuda")
     hosts = [_make_host(group, optimizer, tier.host, in_place=in_place, own_pages=own_pages) for group in groups]

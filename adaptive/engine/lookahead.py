@@ -6,8 +6,8 @@
     write back rows that leave, device -> host          ...        forward, backward, update
     fetch      rows that come, host -> device           next batch: batch k counts as trained
 
-A batch in parts whose first part needs nothing that is fetched for it is handed over before its rows move: training
-starts with that part, and waits for the rest (`ReadyBatch.arrived`) when it comes to the next.
+If the first part of a batch in parts needs no row that is fetched for it, the batch is handed over before its rows
+move: training starts with that part, and waits for the rest (`ReadyBatch.arrived`) before the next one.
 
 The thread boundary is one queue and one number, `trained`. Batch n is planned, and its rows move, only when batch
 n - depth - 1 has been trained; holds are counted in batches, never tied to backward passes, so a forward without
@@ -31,7 +31,7 @@ JOIN_SECONDS = 60.0  # a source that does not return within this time is reporte
 
 
 def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Generator[ReadyBatch, None, None]:
-    """Yield every batch when it may be trained. Asking for the next one declares the last one trained."""
+    """Yield each batch when it may be trained. Asking for the next one means that the last one is trained."""
     pipeline.begin(depth)
     with pipeline.lookups_ahead.working() if depth else nullcontext():
         worker = _Worker(pipeline, batches, depth) if depth else None
@@ -95,10 +95,10 @@ def _read(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _windowed(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Coming]:
-    """Each batch with its look-ups per group, and distinct rows of the policy's window behind it, nearest first.
+    """Each batch with its look-ups per group, and the distinct rows of the window's batches after it, nearest first.
 
-    More are read than the window holds while helpers find look-ups, but not if the policy arranges batches: what
-    it has learnt until then must not depend on how far they are read.
+    With helper threads, batches are read further ahead than the window. Not if the policy arranges batches: what it
+    has learnt must not depend on how far ahead they are read.
     """
     policy = pipeline.policy_caller.policy
     window = policy.window
@@ -126,7 +126,7 @@ class _Stopped(Exception):  # noqa: N818 (not an error: the training thread want
 
 
 class _Worker:
-    """The look-ahead thread, its queue and its end."""
+    """The look-ahead thread, and the queue of batches that it hands to training."""
 
     def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> None:
         self._pipeline = pipeline
@@ -141,7 +141,7 @@ class _Worker:
         self._thread.start()
 
     def ready(self) -> Iterator[ReadyBatch]:
-        """Batches as they become ready; then what went wrong in the thread, if anything did."""
+        """Yield batches as they become ready; then raise the thread's error, if there is one."""
         while True:
             with self._pipeline.stopwatch.stage("wait"), self._changed:
                 self._changed.wait_for(lambda: self._queue or self._done)

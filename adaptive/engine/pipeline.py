@@ -27,12 +27,12 @@ from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
 
 Int64s = NDArray[np.int64]
-LOSS_LAG = 8  # batches after which the policy learns of a loss, at least: decisions are equal for any depth up to it
+LOSS_LAG = 8  # a policy learns of a loss at least so many batches later: equal decisions for any depth up to it
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One group with its tiers and its planner."""
+    """One group of tables with its host tier, its device tier and its planner."""
 
     group: Group
     host: HostTier
@@ -42,7 +42,7 @@ class Lane:
 
 
 Coming = tuple[Batch, list[Lookups], list[list[Distinct]]]
-"""A batch to be planned, its look-ups for each lane, and the distinct rows of the batches behind it, for each lane."""
+"""A batch to be planned; for each lane, its look-ups and the distinct rows of the batches that follow it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ReadyBatch:
 
     @property
     def may_start(self) -> bool:
-        """The first part needs no row that is on its way."""
+        """Whether the first part can be trained already: it needs no row that is on its way."""
         return bool(self.parts) and not any(parts[0].waits for parts in self.parts)
 
 
@@ -91,8 +91,8 @@ class Pipeline:
         self._skip = skip
         self._feedback: dict[int, list[Callable[[], Feedback]]] = {}
         self._losses: dict[int, float] = {}
-        self.running = False  # a look-ahead is
-        self._planned: list[ReadyBatch] = []  # the latest, those in flight among them
+        self.running = False  # whether a look-ahead is
+        self._planned: list[ReadyBatch] = []  # the latest ones, with all that are in flight
         self._learnt = 0  # feedback of all batches before this one has been taken in
         self._observed = 0  # the policy knows the losses measured after all batches before this one
 
@@ -104,7 +104,7 @@ class Pipeline:
         """A look-ahead starts: every batch so far counts as trained.
 
         Raises:
-            ConfigError: if another one is running, whose batches are not.
+            ConfigError: if another look-ahead is running.
         """
         if self.running:
             raise ConfigError("a look-ahead is running already; exhaust or close its iterator before the next one")
@@ -123,7 +123,7 @@ class Pipeline:
             self.finish_copies()
 
     def restart(self, number: int) -> None:
-        """Other rows have been loaded; batches are counted from `number` on."""
+        """Count batches from `number` on, after other rows have been loaded."""
         assert not self.running
         self.next_number = self._learnt = self._observed = number
         self.trained = number - 1
@@ -131,12 +131,12 @@ class Pipeline:
         self._losses.clear()
 
     def start_training(self, ready: ReadyBatch) -> None:
-        """From the training thread, which has got a batch and will ask the device to train it."""
+        """Called by the training thread before it asks the device to train a batch."""
         if not ready.may_start:
             self.mover.start_training(ready.number)
 
     def end_training(self, ready: ReadyBatch) -> None:
-        """From the training thread, which asks the device for no more of this batch."""
+        """Called by the training thread when it will ask the device for no more of a batch."""
         self.mover.end_training(ready.number)
         self.trained = ready.number
 
@@ -168,7 +168,7 @@ class Pipeline:
         return ready
 
     def move(self, ready: ReadyBatch) -> None:
-        """Carry a plan out: write back, then fetch. The caller holds the lock. `ready.arrived` has its errors, too."""
+        """Carry a plan out: write back, then fetch. Errors also go to `ready.arrived`. The caller holds the lock."""
         try:
             for lane, plan in zip(self.lanes, ready.plans, strict=True):
                 self._move_rows(lane, plan)
@@ -225,16 +225,16 @@ class Pipeline:
     # --- feedback --------------------------------------------------------------------------------------------
 
     def report(self, number: int, feedback: list[Callable[[], Feedback]]) -> None:
-        """From the training thread: what batch `number` did, once it is known. Read by the planning thread, a fixed
-        age later."""
+        """Called by the training thread: how to get what batch `number` did. The planning thread asks a fixed number
+        of batches later."""
         self._feedback[number] = feedback
 
     def report_loss(self, number: int, loss: float) -> None:
-        """From the training thread: the loss on held-back samples once batch `number` was trained."""
+        """Called by the training thread: the loss on held-back samples, measured after batch `number`."""
         self._losses[number] = loss
 
     def learn(self) -> None:
-        """Before planning: take in feedback of exactly the batches that are old enough, whatever the timing."""
+        """Take in the feedback of exactly the batches that are old enough, whatever the timing; before planning."""
         lag = max(self._depth, self._skip.lag if self._skip else 0)
         self.learn_until(self.next_number - lag)
         self.observe_until(self.next_number - max(self._depth, LOSS_LAG))
@@ -260,11 +260,11 @@ class Pipeline:
     # --- rows at rest ----------------------------------------------------------------------------------------
 
     def in_flight(self) -> list[ReadyBatch]:
-        """Batches that are planned and not trained yet, of the look-ahead that is running."""
+        """Batches of the running look-ahead that are planned and not trained yet."""
         return [ready for ready in self._planned if ready.number > self.trained]
 
     def finish_copies(self) -> None:
-        """Wait until every row that was moved is where it was moved to. The caller holds the lock."""
+        """Wait until all copies of rows are done. The caller holds the lock."""
         self.mover.finish_copies()
         for lane in self.lanes:
             lane.device.land()
@@ -272,8 +272,8 @@ class Pipeline:
     def values(
         self, lane: Lane, rows: Int64s, *, with_waiting: bool = True
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(weights, state) copies of local rows (n,), wherever they lie; `with_waiting`: gradients that wait for them
-        are applied to the copies. The caller holds the lock.
+        """Copies (weights, state) of local rows (n,), wherever they lie; `with_waiting`: with waiting gradients applied
+        to the copies. The caller holds the lock.
         """
         self.finish_copies()
         codes = lane.planner.tracker.codes[rows]
@@ -297,7 +297,7 @@ class Pipeline:
                 lane.host.flush()
 
     def write_all_back(self) -> None:
-        """Changed rows go to the host and keep their slots. The caller holds the lock."""
+        """Write changed rows back to the host; they keep their slots. The caller holds the lock."""
         self.mover.catch_up()
         for lane in self.lanes:
             slots = lane.planner.slots.dirty()

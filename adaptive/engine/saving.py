@@ -1,12 +1,12 @@
 """Rows as flat arrays, for checkpoints: only rows that ever changed, wherever they lie, with state and records.
 
 Arrays of group g are named `rows<g>.<what>`. Rows that never changed are not stored; their initial values follow
-from the tables' names and the seed, which is stored and compared. Values are those with what waits applied, so they
+from the tables' names and the seed, which is stored and compared. Waiting gradients are applied to the values, so they
 can be used as they are.
 
-Beside them stands what is known of watched rows: verdicts, snapshots, visits, and gradients that wait. Loaded into
-tables that watch and defer as those did that were saved, all of it is restored, and training goes on as it would have.
-Loaded into any others it is left aside: nothing is known of movement. Names, behind the group's prefix:
+What is known of watched rows is saved, too: verdicts, snapshots, visits, and gradients that wait. Tables that watch and
+defer as the saved ones did restore all of it, and training goes on as it would have. Other tables ignore it: they know
+nothing of movement. Names, after the group's prefix:
 
     watched.interval (1,) of `SkipConfig`              watched.<column> (n,) of the hot set's entries, in order
     watched.snapshots (n, D) if movement is watched
@@ -37,9 +37,9 @@ RECORDS = ("accesses", "last_access", "update_norm")
 
 
 def save_rows(pipeline: Pipeline) -> Arrays:
-    """Call between batches of a look-ahead, or with none running.
+    """The arrays of all groups. Call it between two batches of a look-ahead, or with none running.
 
-    While one is, the books of watched rows tell of batches that are not trained yet, and are left out.
+    While one is running, watched rows are left out: their books are ahead of training.
     """
     arrays: Arrays = {"next_batch": np.array([pipeline.trained + 1], np.int64)}
     with pipeline.lock:
@@ -68,7 +68,7 @@ def _save_lane(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
 
 
 def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """See `TieredEmbeddingBag.load_state_arrays`."""
+    """Restore what `save_rows` gave; see `TieredEmbeddingBag.load_state_arrays`."""
     if pipeline.running:
         raise ConfigError("rows cannot be loaded while a look-ahead is running; exhaust or close its iterator first")
     parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
@@ -84,7 +84,7 @@ def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """See `TieredEmbeddingBag.overwrite_rows`. Called by the training thread between two steps."""
+    """Give rows other values; see `TieredEmbeddingBag.overwrite_rows`. For the training thread, between two steps."""
     parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
     for lane, part in zip(pipeline.lanes, parts, strict=True):
         _check(lane, part)
@@ -111,7 +111,7 @@ def _parts(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
     missing = [prefix + name for name in names if prefix + name not in arrays]
     if missing or "next_batch" not in arrays:
         raise CheckpointError(f"checkpoint lacks {', '.join(missing or ['next_batch'])}; it is not of these tables")
-    return {name: np.ascontiguousarray(arrays[prefix + name]) for name in names}  # as kernels need rows to lie
+    return {name: np.ascontiguousarray(arrays[prefix + name]) for name in names}  # as kernels need them
 
 
 def _check(lane: Lane, part: Arrays) -> None:
@@ -167,7 +167,7 @@ def _save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
 
 
 def _watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
-    """What is to be restored of a lane's watched rows: all, or nothing if others were watched, or otherwise."""
+    """The arrays of a lane's watched rows, or none if the saved tables did not watch and defer as this lane does."""
     prefix += WATCHED
     found = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
     skipper = lane.planner.skipper
@@ -188,9 +188,10 @@ def _names(skipper: Skipper) -> set[str]:
 
 
 def _check_watched(lane: Lane, part: Arrays) -> None:
-    """
+    """Check the arrays of a lane's watched rows.
+
     Raises:
-        CheckpointError: if the arrays are not what `_save_watched` makes for these tables.
+        CheckpointError: if they are not what `_save_watched` makes for these tables.
     """
     if not part:
         return
@@ -231,7 +232,7 @@ def _expected(lane: Lane, part: Arrays) -> dict[str, tuple[tuple[int, ...], np.d
 
 
 def _load_watched(lane: Lane, part: Arrays) -> None:
-    """Into a lane that has just been given the values of rows, and knows nothing of watched ones."""
+    """Restore watched rows in a lane whose rows have just been loaded and which watches none yet."""
     if not part:
         return
     planner, none = lane.planner, np.zeros((0, lane.host.weights.shape[1]), np.float32)

@@ -1,8 +1,8 @@
-"""The device's memory ran out: give back a share of the slots, with batches in flight.
+"""Gives back a share of the slots when the device's memory runs out, even with batches in flight.
 
-Every changed row goes to the host first. Rows that no batch in flight needs leave, those used longest ago first; the
-policy is not asked, for it may keep a state of what it was asked. The rows that stay come into fewer slots, and plans
-that are not trained yet are told the new ones. So a batch can be run again after it, with the same result.
+Every changed row is written to the host first. Then rows leave that no batch in flight needs, least recently used
+first; the policy is not asked, since it may remember what it was asked. The rows that stay move into fewer slots, and
+plans that are not trained yet get the new slots. So a batch can be run again afterwards, with the same result.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger("adaptive.engine")
 
 @dataclass(frozen=True)
 class _Shrinking:
-    """What one group gives back."""
+    """How many slots one group keeps, and whose rows leave."""
 
     num_slots: int  # that it keeps
     victims: Int64s  # slots whose rows leave

@@ -13,7 +13,7 @@ from adaptive.planning.plan import GroupPlan
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts belong to trained batches; gauges (`*_rows`) are of now. Tables are in the order of `table_names`."""
+    """Counts, times and update sizes of the batches trained in an interval; `*_rows` as of now, tables as named."""
 
     batches: int
     counts: NDArray[np.int64]  # (tables, len(Counter))
@@ -49,7 +49,7 @@ class StatisticsInterval:
         return bins
 
     def add(self, plans: Sequence[GroupPlan], *, in_parts: bool, waited: bool) -> None:
-        """A batch was trained, in parts or not; `waited`: for rows between two parts."""
+        """Count a trained batch; `waited`: training had to wait for rows between two of its parts."""
         self._batches += 1
         self._in_parts += in_parts
         self._waited += waited
@@ -59,11 +59,11 @@ class StatisticsInterval:
         self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED]
 
     def lose(self, left: NDArray[np.int64]) -> None:
-        """Rows (tables,) that left the device outside of a batch."""
+        """Count rows (tables,) that left the device outside of a batch."""
         self._resident -= left
 
     def count_resident(self) -> None:
-        """No batch is in flight: what lies in slots is what is resident."""
+        """Count the rows in slots as resident. No batch is in flight."""
         self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
 
     def take(self) -> Statistics:

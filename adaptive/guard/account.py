@@ -1,4 +1,4 @@
-"""What a guard knows, and the account it gives: how much was left out of a run, and what of it has been undone."""
+"""What a guard knows, and its report: how much was left out of a run, and how much of that was undone."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -10,7 +10,7 @@ from adaptive.policy import Policy
 
 @dataclass(frozen=True)
 class SkipCounts:
-    """Counts since the run began, or of a part of it."""
+    """How many updates, look-ups and inputs there were and were skipped, in a run so far or in a stretch of it."""
 
     updates: int = 0  # one per distinct row and batch
     skipped: int = 0  # of the updates: dropped, or deferred
@@ -27,12 +27,12 @@ class SkipCounts:
         return SkipCounts(**{name: count - getattr(other, name) for name, count in asdict(self).items()})
 
     def share_since(self, before: "SkipCounts") -> float:
-        """The larger of the two shares."""
+        """The larger of the shares of updates skipped and of inputs dropped since `before`."""
         since = self - before
         return max(_share(since.skipped, since.updates), _share(since.dropped, since.inputs))
 
     def shares_of(self, whole: "SkipCounts") -> dict[str, float]:
-        """What is left out here as shares of all that was seen in the `whole`; keys as in the run's summary."""
+        """What was skipped here, as shares of what there was in `whole`; keys as in the run's summary."""
         return {
             "skipped_update_share": _share(self.skipped, whole.updates),
             "deferred_update_share": _share(self.deferred, whole.updates),
@@ -42,7 +42,7 @@ class SkipCounts:
 
 
 def left_out(embeddings: TieredEmbeddingBag, inputs: int, kept: int) -> SkipCounts:
-    """As of now; `kept` of so many `inputs` were not dropped."""
+    """The counts as of now; `kept` of the `inputs` were not dropped."""
     counts = embeddings.counts()
     return SkipCounts(
         updates=int(counts[Counter.UNIQUE_ROWS]),
@@ -61,7 +61,7 @@ def _share(part: int, whole: int) -> float:
 
 @dataclass
 class GuardState:
-    """Batches are those of the data, numbered from 0 over all passes."""
+    """What a guard knows between two steps. Batches are those of the data, numbered from 0 over all passes."""
 
     active: bool = True  # there is something to skip, and it has not been stopped
     place: int = 0  # batches trained
@@ -70,47 +70,47 @@ class GuardState:
     allowance: float = 1.0
     passed: float | None = None  # share skipped when this allowance was judged to be within the budget
     passed_at: int = 0
-    rate: float = 0.0  # AUC that a batch is held to cost
-    spent: float = 0.0  # AUC that all up to `passed_at` is held to have cost
+    rate: float = 0.0  # AUC that each batch is taken to cost
+    spent: float = 0.0  # AUC that all batches up to `passed_at` are taken to have cost
     fork_batches: int = 0  # trained by forks
     judged_batches: int = 0  # predicted by run and fork
     undone_batches: int = 0  # whose skipping was undone
-    left_out: dict[str, int] = field(default_factory=dict)  # fields of `share.LeftOut`: all, also what was undone
-    undone: dict[str, int] = field(default_factory=dict)  # of these what was undone
+    left_out: dict[str, int] = field(default_factory=dict)  # fields of `SkipCounts`: all, also what was undone
+    undone: dict[str, int] = field(default_factory=dict)  # those of them that were undone
 
     def keep(self, share: float, *, since: int, cost: float) -> None:
-        """A check that began at batch `since` was passed: skipping such a share has cost so much AUC meanwhile."""
+        """Note a passed check that began at batch `since`: since then a `share` was skipped, which cost `cost` AUC."""
         self.spent = self.cost_until(since) + cost
         self.rate = cost / (self.place - since)
         self.passed, self.passed_at = share, self.place
 
     def cost_until(self, place: int) -> float:
-        """AUC that all up to a batch is held to cost."""
+        """AUC that all batches up to `place` are taken to cost."""
         return self.spent + (self.rate * (place - self.passed_at) if self.passed is not None else 0.0)
 
 
 class Account:
-    """Keeps the books of a `GuardState`.
+    """Counts for a `GuardState` what was left out of the run, and what of that was undone.
 
-    What happened to the rows of a batch is counted when the next batch is asked for. So where something begins or is
-    undone behind a batch, the rows' counts up to there are known one step later, and read then.
+    A batch's row counts arrive one step late, when the next batch is asked for. So `begin` and `undo` leave marks, and
+    the counts up to there are read at the next step.
     """
 
     def __init__(self) -> None:
         self._latest: SkipCounts | None = None  # what has been added to the books
-        self._start = SkipCounts()  # up to where nothing can be undone any more
-        self._marks: list[tuple[bool, SkipCounts]] = []  # still to be read: whether it is an undoing, and its inputs
+        self._start = SkipCounts()  # counts up to here can no longer be undone
+        self._marks: list[tuple[bool, SkipCounts]] = []  # not read yet: (whether it is an undo, inputs then)
 
     def begin(self, left_out: SkipCounts) -> None:
-        """What is left out from here on may be undone."""
+        """Mark the point from which on skipping may be undone."""
         self._marks.append((False, left_out))
 
     def undo(self, left_out: SkipCounts) -> None:
-        """All that was left out since the latest `begin` or `undo` is undone."""
+        """Mark as undone all that was left out since the latest `begin` or `undo`."""
         self._marks.append((True, left_out))
 
     def read(self, now: GuardState, left_out: SkipCounts) -> None:
-        """Bring the books up to date; at the beginning of a pass, after each step, and at the end of the run."""
+        """Bring the books up to date. Called at the beginning of a pass, after each step, and at the end of the run."""
         for undoing, marked in self._marks:
             here = replace(left_out, inputs=marked.inputs, dropped=marked.dropped)
             if undoing:
@@ -123,13 +123,13 @@ class Account:
 
 
 def shares(now: GuardState, policy: Policy) -> dict[str, Any]:
-    """For the run's summary: what is left out of what the run has trained, what was left out and then undone, and
-    whether the run has trained what it would have trained without skipping anything, bit for bit.
+    """For the run's summary: the shares skipped in the trained run, the shares skipped and then undone, and whether
+    the result is, bit for bit, that of a run that skips nothing.
 
-    Where inputs were dropped, later batches hold other samples, also if the dropping was undone.
+    It is not if inputs were dropped, even if that was undone: later batches then hold other samples.
     """
     all_, undone = SkipCounts(**now.left_out), SkipCounts(**now.undone)
-    if policy.drops_inputs:  # its own numbers hold what filled no batch at the end of a pass
+    if policy.drops_inputs:  # its own counts include inputs that filled no batch at the end of a pass
         all_ = replace(all_, inputs=policy.seen_inputs, dropped=policy.dropped_inputs)
     kept = all_ - undone
     return {

@@ -1,7 +1,7 @@
 """`Fork`: a copy of a run that skips nothing, in memory.
 
 Its rows lie on the host, whatever the run's tiers are: placement does not change the numbers, and the device keeps its
-memory. Gradients that wait in the run are applied in the fork.
+memory. Gradients that wait in the run are applied to the fork's rows.
 """
 
 import copy
@@ -28,7 +28,7 @@ from adaptive.trainer import Trainer
 
 
 class Fork:
-    """Made between two steps of the run, and trained in the same thread.
+    """A copy of a run that skips nothing. Made between two steps of the run, and trained in the same thread.
 
     Attributes:
         components: what is trained.
@@ -78,7 +78,7 @@ def predict(components: Components, batches: Sequence[Batch]) -> NDArray[np.floa
 
 
 def _own_random_numbers() -> AbstractContextManager[None]:
-    """The run draws the numbers that it would draw without a fork."""
+    """Inside, random numbers are the fork's: the run draws the numbers that it would draw without it."""
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
 
 
@@ -98,11 +98,11 @@ class _Silent(Recorder):
 
 
 class Pair:
-    """To be closed.
+    """A run and its fork, trained on the same batches and then compared. To be closed.
 
     Attributes:
         start: batch at which both were equal.
-        left_out: by the run until then.
+        left_out: what the run had left out until then.
         trained, judged: batches that the fork has trained, and that both have predicted.
     """
 
@@ -131,7 +131,7 @@ class Pair:
             self.trained += 1
 
     def compare(self, stream: NumberedBatches, num_samples: int) -> Evidence | None:
-        """The two on the samples that come next, which neither has trained on."""
+        """Compare the two on the next samples, which neither has trained on."""
         batches = stream.coming(self._place, num_samples)
         self.judged += len(batches)
         if not batches:

@@ -2,13 +2,13 @@
 
     batches  warm-up        steps                  margin
     run      skips nothing  skips                  skips       kept:   goes on; the next check comes after `every`
-    fork     -              skips nothing  judged  (broken)            batches, or when `triggers` ask for it
+    fork     -              skips nothing  judged  (broken)            batches, or when `Triggers` ask for it
                                                                broken: takes over the fork's values; what may be
                                                                        skipped from then on is judged at once
 
-Everything follows from numbers of batches, not from clocks: a guarded run gives the same numbers each time. A guard
-that finds nothing to change changes nothing: batches and numbers are those of a run without one. All methods are
-called by the training thread.
+Decisions follow from batch numbers, not from clocks: a guarded run gives the same numbers each time. While a guard
+finds nothing to change, batches and numbers are those of a run without one. All methods are called by the training
+thread.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from adaptive.telemetry.recorder import Recorder
 
 
 class Guard:
-    """The guard of one run; to be closed."""
+    """Checks what skipping costs one run, undoes what costs too much, and limits it. To be closed."""
 
     def __init__(
         self, settings: GuardConfig, config: TrainConfig, run: Components, recorder: Recorder, total: int | None
@@ -38,7 +38,7 @@ class Guard:
         """
         Args:
             settings: those of `config`.
-            total: batches of the whole run, or None where nobody knows.
+            total: batches of the whole run, or None if not known.
 
         Raises:
             ConfigError: if the policy drops something and the length of the run is not known.
@@ -92,7 +92,7 @@ class Guard:
             self._act(stream)
 
     def finish(self) -> None:
-        """Training has ended; no look-ahead is running. The skipping of a check under way is undone."""
+        """End after training, with no look-ahead running. What was skipped during an unfinished check is undone."""
         now = self._now
         self._read()
         if self._pair is not None:
@@ -114,21 +114,21 @@ class Guard:
             self._pair = None
 
     def state(self) -> dict[str, Any]:
-        """JSON values from which `restore` goes on, in a run with the same settings; a fork is not among them."""
+        """JSON values from which `restore` goes on, in a run with the same settings; a fork is not saved."""
         return asdict(self._now)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Before the first `watch`. What was not judged is judged anew."""
+        """Restore what `state` gave, before the first `guarded`. What was not judged is judged anew."""
         self._now = GuardState(**state)
 
     def summary(self) -> dict[str, Any]:
-        """Decisions, batches on top of the run's own, and what was left out or undone."""
+        """For the run's summary: decisions, extra batches, and what was left out or undone."""
         return {**self._log.summary(self._now), **shares(self._now, self._policy)}
 
     # --- what to do next -------------------------------------------------------------------------------------
 
     def _prepare(self, stream: NumberedBatches) -> None:
-        """Nothing is skipped before the warm-up is over; or at all, if nothing could be judged then."""
+        """Let skipping begin after the warm-up; or not at all, if the run is too short for a check after it."""
         now = self._now
         if self._timing.too_late(now.due):
             before, now.allowance, now.active = now.allowance, 0.0, False
@@ -148,7 +148,7 @@ class Guard:
         stream.forget(now.place)
 
     def _open(self, trigger: str, stream: NumberedBatches) -> None:
-        """Begin to train side by side."""
+        """Begin a check: make a fork, if enough batches are left to judge it."""
         now, left_out = self._now, self._passes.left_out(self._now.place)
         if not now.begun and left_out.dropped:
             raise not_obeyed(self._config.policy, left_out.dropped, now.place)
@@ -159,7 +159,7 @@ class Guard:
             self._triggers.opened()
         elif now.passed is None or now.place < now.due:
             self._give_up(stream, f"{trigger}, and fewer batches are left than a check takes")
-        else:  # what has passed stands for the few batches that are left
+        else:  # what passed the last check is taken to hold for the few batches left
             now.due = now.place + self._settings.every
 
     def _go_on(self, pair: Pair, stream: NumberedBatches) -> None:
@@ -173,7 +173,7 @@ class Guard:
             self._judge(pair, stream)
 
     def _catch_up(self, pair: Pair, stream: NumberedBatches) -> bool:
-        """The fork trains what the run has trained; False if it cannot."""
+        """Train the fork on what the run has trained; False if it fails."""
         try:
             pair.train_until(self._now.place, stream)
         except NonFiniteError as error:
@@ -182,7 +182,7 @@ class Guard:
         return True
 
     def _better_later(self, place: int) -> bool:
-        """Less than half of the samples wanted are left in this pass over the data, and another one follows."""
+        """Whether this pass has less than half of the samples wanted left, and another pass follows."""
         return self._passes.ends_within(place, self._settings.holdout // 2, self._timing.left(place))
 
     # --- decisions -------------------------------------------------------------------------------------------
@@ -215,14 +215,14 @@ class Guard:
     def _break_off(
         self, stream: NumberedBatches, allowance: float, reason: str, found: CheckFindings = NOTHING
     ) -> None:
-        """Less is skipped from a coming batch on, at which the run takes over the fork's values."""
+        """Skip less from a coming batch on, at which the run takes over the fork's values."""
         now, timing = self._now, self._timing
         self._leave = stream.switch(now.place + timing.margin + timing.window, allowance) - timing.window
         before, now.allowance = now.allowance, allowance
         self._write("reduce" if allowance else "stop", reason, before=before, from_step=self._leave, found=found)
 
     def _give_up(self, stream: NumberedBatches, reason: str) -> None:
-        """Nothing is skipped any more, unjudged."""
+        """Stop skipping for good, without a judgement."""
         self._break_off(stream, 0.0, reason)
         self._leave, self._now.active = None, False
         self.close()
@@ -247,7 +247,7 @@ class Guard:
 
 
 def length_unknown(policy: str) -> ConfigError:
-    """What is dropped costs more the longer the run goes on."""
+    """The error for a run of unknown length: what dropping costs grows with it."""
     return ConfigError(
         f"guard: policy {policy} drops updates or inputs, and what that costs depends on the length of the run, which "
         f"nobody knows before the data are read: set steps; an upper bound will do"
@@ -255,7 +255,7 @@ def length_unknown(policy: str) -> ConfigError:
 
 
 def not_obeyed(policy: str, dropped: int, place: int) -> PolicyError:
-    """Dropped inputs are the policy's own doing; nobody else can bring them back."""
+    """The error for a policy that dropped inputs which a guard does not allow it to drop."""
     return PolicyError(
         f"policy {policy} dropped {dropped} inputs before batch {place} although a guard allows none in the warm-up: "
         f"arrange() must keep every input that Policy.allows() is False for"
@@ -263,7 +263,7 @@ def not_obeyed(policy: str, dropped: int, place: int) -> PolicyError:
 
 
 def too_short(needed: int, total: int | None) -> str:
-    """So nothing is skipped."""
+    """The reason to skip nothing in a run that ends before a check could."""
     return (
         f"the run is too short: it has {total} batches, its warm-up and a check take {needed} (guard.warmup, "
         f"guard.steps, guard.holdout): nothing is skipped"

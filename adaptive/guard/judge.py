@@ -1,12 +1,11 @@
 """From two models' predictions of the same samples to what the policy may skip from then on.
 
-Letters: n samples, P of them positive, N negative. How the harm grows is a model, chosen so that it errs towards too
-much:
+Letters: n samples, P of them positive, N negative. How the harm grows is a model that errs on the high side:
 
-dropping   A row that is left alone, or an input that is left out, is missed the more the longer it goes on. What
-           `steps` batches cost is taken to be paid again in each later stretch of that length: factor
-           (steps + left) / steps. What was kept before (`spent`) is added.
-deferral   Nothing is lost, it comes late; the difference does not grow. Factor 1.
+dropping   Leaving a row alone, or an input out, does more harm the longer it goes on. Each later stretch of `steps`
+           batches is taken to cost as much again: factor (steps + left) / steps. What skipping that passed earlier
+           checks cost (`spent`) is added.
+deferral   Nothing is lost, only late; the difference does not grow. Factor 1.
 
 Harm is taken to be proportional to the allowance, which chooses among rows and inputs by a hash.
 """
@@ -34,7 +33,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Differences run minus fork, with their standard errors."""
+    """Differences of AUC and log loss, run minus fork, with their standard errors."""
 
     samples: int
     auc: float
@@ -52,7 +51,7 @@ class Evidence:
 
     @property
     def equal(self) -> bool:
-        """Both predict the same: nothing was left out."""
+        """Whether both predict the same, that is, nothing was left out."""
         return self.auc == self.auc_error == self.log_loss == self.log_loss_error == 0
 
 
@@ -107,7 +106,7 @@ LEAST: Final = 1 / 16  # an allowance below this is not worth its forks
 
 @dataclass(frozen=True)
 class Outlook:
-    """The change of AUC to be expected by the end of the run."""
+    """The change of AUC expected by the end of the run."""
 
     change: float
     interval: Interval
@@ -121,7 +120,7 @@ def look_out(evidence: Evidence, *, steps: int, left: int | None, spent: float) 
 
     Args:
         left: batches still to come, or None if the harm does not grow.
-        spent: AUC that what was kept before is held to have cost.
+        spent: AUC that skipping which passed earlier checks is taken to have cost.
     """
     factor = 1.0 if left is None else (steps + left) / steps
     low, high = evidence.auc_interval
@@ -129,13 +128,13 @@ def look_out(evidence: Evidence, *, steps: int, left: int | None, spent: float) 
 
 
 def lower(allowance: float, outlook: Outlook, budget: float) -> float:
-    """What remains of an allowance that broke the budget: at most half, and what would have kept it; or 0."""
+    """The allowance after one that broke the budget: at most half of it and at most what would have kept it, or 0."""
     remaining = allowance * min(0.5, budget / -outlook.interval[0])
     return remaining if remaining >= LEAST else 0.0
 
 
 def explain(outlook: Outlook, budget: float) -> str:
-    """One sentence."""
+    """The outlook against the budget, in one sentence."""
     low, high = outlook.interval
     about = f"expected change of AUC by the end {outlook.change:+.5f} ({low:+.5f} to {high:+.5f} with {CONFIDENCE:.0%})"
     if outlook.within(budget):
@@ -146,10 +145,10 @@ def explain(outlook: Outlook, budget: float) -> str:
 
 
 def least_allowance(embeddings: TieredEmbeddingBag, optimizer: RowOptimizer) -> float | None:
-    """0 if any allowance skips something, None if none does.
+    """The smallest allowance that skips something: 0 if any does, None if none does.
 
-    A share of rows or inputs may be as small as one likes. Of deferral an allowance leaves so much of k beyond 1, in
-    whole numbers: below 1 / (longest - 1) every update is the plain one.
+    A share of rows or inputs may be arbitrarily small. Under deferral an allowance scales k - 1, in whole numbers:
+    below 1 / (longest - 1) every update is the plain one.
     """
     policy = embeddings.policy
     if embeddings.drops_updates or policy.drops_inputs:
@@ -160,7 +159,7 @@ def least_allowance(embeddings: TieredEmbeddingBag, optimizer: RowOptimizer) -> 
 
 
 class Allowance:
-    """Of one policy under one optimizer; `least` as in `least_allowance`."""
+    """Lowers how much one policy may skip under one optimizer; `least` is its `least_allowance`."""
 
     def __init__(self, embeddings: TieredEmbeddingBag, optimizer: RowOptimizer, timing: Timing, budget: float) -> None:
         self.least = least_allowance(embeddings, optimizer)
@@ -168,9 +167,9 @@ class Allowance:
         self._timing, self._budget = timing, budget
 
     def after(self, now: GuardState, outlook: Outlook) -> tuple[float, str]:
-        """The allowance once a check has found that the budget is broken, and what is to be said of it, if anything."""
+        """The allowance after a check found the budget broken, and an addition to the reason, or nothing."""
         if self.drops and now.passed is not None:
-            return 0.0, ""  # it was harmless once: the data have changed, and what was dropped is what is needed now
+            return 0.0, ""  # harmless before, so the data have changed: what was dropped is needed now
         if self._timing.too_late(now.place + self._timing.margin):
             return 0.0, ""
         allowance = lower(now.allowance, outlook, self._budget)

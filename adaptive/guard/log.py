@@ -14,7 +14,7 @@ from adaptive.telemetry.recorder import Recorder
 
 @dataclass(frozen=True)
 class CheckFindings:
-    """What a check found. Parts that could not be had are None."""
+    """What a check found. What could not be measured is None."""
 
     evidence: Evidence | None = None
     outlook: Outlook | None = None
@@ -25,7 +25,7 @@ NOTHING = CheckFindings()
 
 
 class Log:
-    """Decisions so far."""
+    """The decisions of a guard so far, each recorded when it is made."""
 
     def __init__(self, recorder: Recorder, budget: float, timing: Timing) -> None:
         self._recorder, self._budget, self._timing = recorder, budget, timing
@@ -43,7 +43,7 @@ class Log:
         pair: Pair | None = None,
         found: CheckFindings = NOTHING,
     ) -> None:
-        """Record a decision after which things stand as `now` says; see `GuardRecord`."""
+        """Record a decision; `now` is the state after it. See `GuardRecord`."""
         evidence, outlook = found.evidence, found.outlook
         record = GuardRecord(
             step=self._recorder.steps,

@@ -19,23 +19,23 @@ from adaptive.config import GuardConfig, TrainConfig
 from adaptive.guard.account import GuardState, SkipCounts
 from adaptive.policy import Policy
 
-READ_PER_TRAINED: Final = 10  # batches, at most as a rule, of a policy that drops inputs
+READ_PER_TRAINED: Final = 10  # batches that a policy which drops inputs reads for each one trained, at most as a rule
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Counted from the settings alone, so that decisions count from the same batch whatever the threads do."""
+    """Lengths of a guard's stages, in batches. They follow from the settings alone, not from the timing of threads."""
 
     warmup: int  # before anything is skipped
     steps: int  # of a check
     held_back: int  # judged at the end of a check
     margin: int  # until what is decided can count: the look-ahead may have planned so many
     window: int  # read before the batch that is planned
-    total: int | None  # of the run, or None where nobody knows
+    total: int | None  # of the run, or None if not known
 
     @classmethod
     def of(cls, settings: GuardConfig, config: TrainConfig, policy: Policy, total: int | None) -> "Timing":
-        """Those of a run."""
+        """The timing of a run."""
         planned = max(config.depth, config.skip.lag if config.skip is not None else 0) + 2
         return cls(
             warmup=max(settings.warmup, policy.warmup, policy.deferral.warmup if policy.deferral else 0),
@@ -52,11 +52,11 @@ class Timing:
 
     @property
     def check(self) -> int:
-        """Batches of a check, with half of what it wants to hold back: fewer do not suffice."""
+        """The fewest batches a check can do with: it holds back half of what it wants to."""
         return self.steps + self.held_back // 2
 
     def too_late(self, place: int) -> bool:
-        """A check that begins at batch `place` would not come to its end."""
+        """Whether the run ends before a check that begins at batch `place` would."""
         left = self.left(place)
         return left is not None and left < self.check
 
@@ -74,7 +74,7 @@ class Alarm:
         self._heard: deque[tuple[float, float]] = deque(maxlen=BEFORE + LATEST)
 
     def hear(self, loss: float, positive: float) -> None:
-        """Of a batch: the mean log loss, predicted before it was learnt, and the share of positive labels."""
+        """Take in a batch: its mean log loss, predicted before it was learnt, and its share of positive labels."""
         self._heard.append((loss, positive))
 
     def forget(self) -> None:
@@ -82,7 +82,7 @@ class Alarm:
         self._heard.clear()
 
     def rings(self) -> bool:
-        """The loss has risen by more than the share of positives and chance explain."""
+        """Whether the loss has risen by more than the share of positives and chance explain."""
         if len(self._heard) < LEAST_BEFORE + LATEST:
             return False
         losses, positives = np.array(self._heard).T
@@ -107,7 +107,7 @@ SOME: Final = 0.01
 
 
 class Triggers:
-    """Told of every batch, and asked when a check is due while none is under way."""
+    """Decides when the next check is due. Hears of every batch; is asked while no check is under way."""
 
     def __init__(self) -> None:
         self._alarm = Alarm()
@@ -115,11 +115,11 @@ class Triggers:
         self._before = SkipCounts()
 
     def hear(self, loss: float, positive: float) -> None:
-        """See `Alarm.hear`."""
+        """Take in a batch; see `Alarm.hear`."""
         self._alarm.hear(loss, positive)
 
     def opened(self) -> None:
-        """A check has begun, and judges what has happened so far. What happens meanwhile may come too late for it."""
+        """A check has begun that judges what has happened so far; later changes may come too late for it."""
         self._alarm.forget()
 
     def passed(self, place: int, left_out: SkipCounts) -> None:

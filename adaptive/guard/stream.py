@@ -1,7 +1,7 @@
-"""`NumberedBatches`: training batches on their way to the look-ahead, numbered through, so that a guard sees them too.
+"""`NumberedBatches`: numbers training batches on their way to the look-ahead, so that a guard can read them too.
 
 The look-ahead thread takes batches, the training thread asks about them and does not wait while one is being read.
-What is handed out, and in which order, is the source's business alone.
+The source alone decides which batches are handed out, and in which order.
 """
 
 import threading
@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
 
 
 class NumberedBatches(Iterator[Batch]):
-    """Batches of one pass over the data.
+    """The batches of one pass over the data, numbered, and kept for the guard until it has no use for them.
 
     Attributes:
         first: number of the first batch; numbers go on from pass to pass.
@@ -46,8 +46,8 @@ class NumberedBatches(Iterator[Batch]):
         self._ended = False
         self._error: Exception | None = None
         self._switch: tuple[int, float] | None = None
-        self._lock = threading.Lock()  # the books
-        self._reading = threading.Lock()  # the source
+        self._lock = threading.Lock()  # for the books
+        self._reading = threading.Lock()  # for the source
 
     def __next__(self) -> Batch:
         """For the look-ahead: the next batch. The policy has seen all before it."""
@@ -64,7 +64,7 @@ class NumberedBatches(Iterator[Batch]):
         return batch
 
     def switch(self, number: int, allowance: float) -> int:
-        """Set the policy's allowance when batch `number` is taken, or, if it was already, the next; returns which."""
+        """Set the policy's allowance from batch `number` on, or from the next one not taken yet; returns which."""
         with self._lock:
             number = max(number, self.taken)
             self._switch = number, allowance
@@ -73,12 +73,12 @@ class NumberedBatches(Iterator[Batch]):
     # --- for the training thread -----------------------------------------------------------------------------
 
     def get(self, number: int) -> Batch | None:
-        """Batch `number`, read ahead if need be, or None behind the end. An error of the source is kept for the
+        """Batch `number`, read ahead if need be; None after the last one. An error of the source is kept for the
         look-ahead, which raises it when the batch's turn comes."""
         return self._find(number)
 
     def labels(self, number: int) -> NDArray[np.float32]:
-        """(B,) of batch `number`, which has been taken."""
+        """Labels (B,) of batch `number`, which has been taken."""
         batch = self._find(number)
         assert batch is not None, number
         return batch.labels
@@ -92,9 +92,9 @@ class NumberedBatches(Iterator[Batch]):
         return found
 
     def place(self, trained: int) -> int:
-        """Number of the first batch that was not needed to train so many samples of this pass.
+        """Number of the first batch not needed for the first `trained` samples of this pass.
 
-        Of a policy that drops inputs, part of the last batch may still wait to be trained.
+        If the policy drops inputs, part of the batch before it may still wait to be trained.
         """
         with self._lock:
             if self._forgotten.kept >= trained:
@@ -105,7 +105,7 @@ class NumberedBatches(Iterator[Batch]):
             return self.taken
 
     def inputs(self, number: int) -> Inputs:
-        """Of the batches before `number`, which is one that `place` gave."""
+        """Counts of inputs in the batches before `number`, a result of `place`."""
         with self._lock:
             at = number - self._oldest - 1
             if at < 0:
@@ -146,7 +146,7 @@ class NumberedBatches(Iterator[Batch]):
                 self._num_read += 1
 
     def _latest(self) -> Inputs:
-        """With the lock held: up to the batch that was taken last."""
+        """Counts of inputs up to the latest batch handed out. The caller holds the lock."""
         policy = self._policy
         if policy.drops_inputs:
             kept = policy.seen_inputs - policy.dropped_inputs - self._before.kept
@@ -157,7 +157,7 @@ class NumberedBatches(Iterator[Batch]):
 
 
 class Passes:
-    """Batches are numbered through over all passes."""
+    """The passes of a run over the data, one after the other; batches are numbered through all of them."""
 
     def __init__(self, embeddings: TieredEmbeddingBag, recorder: Recorder) -> None:
         self.stream: NumberedBatches | None = None
@@ -166,13 +166,13 @@ class Passes:
         self._samples = 0  # trained in them
 
     def begin(self, batches: Iterator[Batch], place: int) -> NumberedBatches:
-        """A pass begins at batch `place`."""
+        """Begin a pass at batch `place`."""
         self._samples = self._recorder.samples
         self.stream = NumberedBatches(batches, self._embeddings.policy, place)
         return self.stream
 
     def end(self) -> None:
-        """The pass is over, if there is one; no look-ahead is running."""
+        """End the pass, if there is one; no look-ahead is running."""
         if self.stream is not None:
             inputs = self.stream.inputs(self.stream.taken)
             self._earlier = Inputs(self._earlier.seen + inputs.seen, self._earlier.kept + inputs.kept)
@@ -184,8 +184,8 @@ class Passes:
         return self.stream.place(self._recorder.samples - self._samples)
 
     def ends_within(self, place: int, num_samples: int, left: int | None) -> bool:
-        """Fewer than so many samples follow in this pass from batch `place` on, and another pass comes, as `left`
-        batches are left of the run. False at its beginning, where waiting for the next would gain nothing."""
+        """Whether this pass has fewer than `num_samples` samples from batch `place` on and another one follows, with
+        `left` batches left of the run. False at a pass's beginning: waiting for the next one would gain nothing."""
         assert self.stream is not None
         if left is None or place <= self.stream.first + 1:
             return False
@@ -193,7 +193,7 @@ class Passes:
         return sum(batch.num_samples for batch in ahead) < num_samples and left > len(ahead)
 
     def left_out(self, place: int) -> SkipCounts:
-        """Of the batches before `place`, which is what `place()` gives now."""
+        """What was left out of the batches before `place`, which is what `place()` gives now."""
         seen, kept = self._earlier
         if self.stream is not None:
             inputs = self.stream.inputs(place)

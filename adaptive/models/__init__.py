@@ -1,1 +1,1 @@
-"""Models: the dense part, from pooled vectors to logits."""
+"""Dense models: from dense inputs and pooled vectors to logits. Embedding tables are in `adaptive.embedding`."""

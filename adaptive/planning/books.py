@@ -99,7 +99,7 @@ Int64s = NDArray[np.int64]
 
 
 class SlotTable:
-    """Slots of one group. The other direction, row -> slot, is the code in the tracker's record."""
+    """Which row each slot of one group holds. Row -> slot is the code in the tracker's record."""
 
     def __init__(self, num_slots: int, table_starts: Int64s, tracker: Tracker) -> None:
         self.rows = np.full(num_slots, -1, np.int64)  # row in each slot, -1 = free
@@ -175,11 +175,11 @@ class SlotTable:
         return np.flatnonzero((self.flags & books.DIRTY) != 0)
 
     def clean(self, slots: Int64s) -> None:
-        """The rows in `slots` have been copied to the host and stay."""
+        """Mark `slots` as unchanged: their rows have been copied to the host and stay."""
         self.flags[slots] = books.CHANGED
 
     def compact(self, num_slots: int) -> Int64s:
-        """Have fewer slots, with the rows in the first of them, in order; returns (slots,) old -> new."""
+        """Shrink to `num_slots` slots, the rows in the first of them, in order; returns (slots,) old -> new."""
         taken = np.flatnonzero(self.rows >= 0)
         new = np.full(len(self), -1, np.int64)
         new[taken] = np.arange(len(taken))

@@ -3,7 +3,7 @@
 Decisions count visits, one for each batch that looks a row up, and follow from batch numbers alone; so they are equal
 for any look-ahead, any thread count and any placement. The sums themselves, and the squares beside them, belong
 to the training thread (`adaptive.tiers.device`) and are keyed by the row's entry in the hot set: a row that leaves the
-device leaves its sum where it is, so demotion need not apply it, and stays clean if nothing was written.
+device leaves its sum behind, so nothing need be applied then, and it stays clean if nothing was written.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def longest(deferral: Deferral, optimizer: RowOptimizer) -> int:
 
 @dataclass(frozen=True)
 class SummedRows:
-    """Of the distinct rows of a batch those whose gradient goes to a sum, in order."""
+    """The distinct rows of a batch whose gradient goes to a sum, in order."""
 
     entries: NDArray[np.int64]  # (n,)
     due: NDArray[np.int64]  # (m,) distinct rows whose sum is applied after the batch
@@ -57,11 +57,11 @@ class DeferralBook:
         fates: NDArray[np.uint8],
         allowance: float = 1.0,
     ) -> SummedRows:
-        """For the watched ones of the distinct rows (U,) of batch `number`: whose gradient goes to a sum, and whose sum
-        is due then. `fates` (U,) says who is skipped, and is told.
+        """Decide for the watched rows among the distinct ones (U,) of batch `number`: whose gradient goes to a sum, and
+        whose sum is due then. Reads and updates `fates` (U,).
 
         A row counts its visits during the warm-up too; nothing waits until it is over. `allowance`, from 0 to 1, is
-        what a guard leaves of `at_most` beyond 1. accesses (all rows,): look-ups so far.
+        the share of `at_most` - 1 that a guard allows. accesses (all rows,): look-ups so far.
         """
         size = len(mine.places)
         summed = SummedRows(np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64))
@@ -84,7 +84,7 @@ class DeferralBook:
         return SummedRows(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
 
     def restore(self, visits: NDArray[np.uint32], waiting: NDArray[np.uint32]) -> None:
-        """The books of the first entries (n,)."""
+        """Restore the books of the first n entries."""
         self.visits[: len(visits)], self.waiting[: len(waiting)] = visits, waiting
 
     @property

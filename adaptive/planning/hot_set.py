@@ -17,7 +17,7 @@ from adaptive.config import SkipConfig
 from adaptive.kernels.planning import watched
 from adaptive.planning.plan import Feedback, Snapshots
 
-PLACE = np.dtype([("row", np.int64), ("entry", np.int32), ("unused", np.int32)])  # of the hash table
+PLACE = np.dtype([("row", np.int64), ("entry", np.int32), ("unused", np.int32)])  # a cell of the hash table
 ENTRY = np.dtype(
     [
         ("row", np.int64),
@@ -38,7 +38,7 @@ COLUMNS = ENTRY.names or ()
 class WatchedRows:
     """The watched rows among the distinct rows of a batch."""
 
-    places: NDArray[np.int32]  # (n,) which of the distinct rows, ascending
+    places: NDArray[np.int32]  # (n,) positions among the distinct rows, ascending
     entries: NDArray[np.int32]  # (n,)
 
 
@@ -68,7 +68,7 @@ class HotSet:
 
     @property
     def num_bytes(self) -> int:
-        """Once all entries are taken."""
+        """Bytes once all entries are taken."""
         return self._records.nbytes + _table_size(self.capacity) * PLACE.itemsize
 
     def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> WatchedRows:
@@ -144,7 +144,7 @@ class HotSet:
         return {name: self._records[name][: self.num_entries].copy() for name in COLUMNS}
 
     def restore(self, columns: Mapping[str, NDArray[Any]], accesses: NDArray[np.uint32]) -> None:
-        """Into an empty set: the entries whose `columns` these are, distinct rows, at most `capacity` of them.
+        """Restore the entries with these `columns` in an empty set: distinct rows, at most `capacity` of them.
 
         accesses (all rows,): look-ups so far.
         """
@@ -162,7 +162,7 @@ class HotSet:
             self._enter_all(accesses, num_entries)
 
     def _enter_all(self, accesses: NDArray[np.uint32], num_entries: int = 0) -> None:
-        """Into a new table with room for so many entries, at least for those that there are."""
+        """Enter all rows into a new table with room for `num_entries`, or at least for those that there are."""
         rows = self.rows[: self.num_entries].copy()
         self._new_table(max(num_entries, len(rows)))
         places, entries = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)

@@ -53,13 +53,13 @@ class Group:
         return sum(feature.column >= 0 for feature in self.features)
 
     def to_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) numbers through all tables of local rows (n,): the numbering of policies and reports. Not a copy where
-        both are the same."""
+        """(n,) numbers through all tables of local rows (n,): the numbering of policies and reports. `rows` itself
+        if both are the same."""
         return rows + self.first_row if self.first_row else rows
 
     def to_local(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) local numbers of rows (n,) numbered through all tables; outside 0 ... num_rows - 1 for other groups'
-        rows. Not a copy where both are the same."""
+        rows. `rows` itself if both are the same."""
         return rows - self.first_row if self.first_row else rows
 
     @cached_property

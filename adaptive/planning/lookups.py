@@ -1,7 +1,7 @@
-"""`Lookups`: what a batch asks for; all that can be said of it before it is known where its rows lie.
+"""`Lookups`: what a batch looks up, as far as that does not depend on where its rows lie.
 
-They depend on the batch alone, so those of several batches are found at once and ahead of planning, which takes them in
-order: `tier.plan_threads`, for fast devices with large batches. Without threads they are found when the batch is read.
+They depend on the batch alone. So helper threads (`tier.plan_threads`, for fast devices with large batches) find those
+of several batches at once, ahead of planning. Without helpers they are found when the batch is read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
     """The batch itself, if it fits the tables.
 
     Raises:
-        InputError: if it is none, has another number of features, no sample, or weights for mean pooling.
+        InputError: if it is no `Batch`, has another number of features, no sample, or weights for mean pooling.
     """
     batch = as_batch(batch)
     num_features = sum(len(group.features) for group in groups)
@@ -54,7 +54,7 @@ class Distinct:
 
 
 class DistinctFinder:
-    """Finds them with a hash table of its own: one finder for each thread that needs one."""
+    """Finds the distinct rows of batches with a hash table of its own: one finder for each thread."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -116,7 +116,7 @@ class DistinctFinder:
 
 @dataclass(frozen=True)
 class Bags:
-    """Which look-ups make which vectors, of one group."""
+    """The bags of a batch in one group: which look-ups make which vector."""
 
     num_vectors: int
     vectors: NDArray[np.int32]  # (bags,)
@@ -125,7 +125,7 @@ class Bags:
     scales: NDArray[np.float32]  # (N,), or empty: all 1
 
     def pooling(self, inverse: NDArray[np.int32], locations: Int64s) -> Pooling:
-        """The forward pass, with the distinct rows at `locations` (U,)."""
+        """The forward pass with the distinct rows at `locations` (U,)."""
         found = np.empty(len(inverse), np.int64)
         books.lookup_locations(inverse, locations, found)
         return Pooling(self.num_vectors, self.vectors, self.starts, self.tables, found, self.scales)
@@ -143,7 +143,7 @@ class Lookups:
 
 
 def plan_threads(tier: TierConfig, *, on_cpu: bool) -> int:
-    """The threads that `tier.plan_threads` means, the look-ahead thread included; `on_cpu`: the device tier is."""
+    """How many threads `tier.plan_threads` means, the look-ahead thread included; `on_cpu`: the device tier is."""
     if tier.plan_threads != "auto":
         return tier.plan_threads
     return 1 if on_cpu else max(1, min(3, usable_cores() // 4))
@@ -167,7 +167,7 @@ class LookupsAhead:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Inside, the helpers are there. Outside, whoever asks finds the look-ups."""
+        """Inside, helper threads find the look-ups. Outside, the calling thread does."""
         if not self.helpers:
             yield
             return
@@ -180,11 +180,11 @@ class LookupsAhead:
 
     @property
     def num_ahead(self) -> int:
-        """Batches that are worth reading ahead, now."""
+        """How many batches are worth reading ahead now."""
         return 0 if self._pool is None else self.helpers
 
     def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
-        """Find the look-ups, one `Lookups` for each group; the result waits for them and raises what went wrong."""
+        """Start to find look-ups, one `Lookups` for each group. Call the result to wait for them; it raises errors."""
         if self._pool is None:
             made = self._make(batch)
             return lambda: made
@@ -213,7 +213,7 @@ def lay_out_bags(group: Group, batch: Batch) -> Bags:
 
 
 def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]:
-    """(N,) weights of look-ups in the group's order; places for those of mean pooling; empty where all are 1."""
+    """(N,) weights of look-ups in the group's order; with mean pooling, ones to be overwritten; empty if all are 1."""
     if batch.weights is not None:
         parts = [batch.weights[batch.feature_span(feature.position)] for feature in group.features]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)

@@ -43,7 +43,7 @@ def describe_parts(
         batch: of the plan.
         plan: of the whole batch.
         arrival: which of its distinct rows get slots with this batch.
-        alone: parts are to be pooled alone, so that one of them need not wait for the rows of the others.
+        alone: pool each part alone, so that it need not wait for the rows of the others.
     """
     found = []
     coming = np.zeros(len(arrival.distinct.rows), np.bool_)
@@ -59,7 +59,7 @@ def describe_parts(
 
 
 def _on_host(pooling: Pooling, plan: GroupPlan) -> bool:
-    """It may use rows on the host that are given their initial values for this batch."""
+    """Whether the part may use rows on the host that are given their initial values for this batch."""
     return len(plan.moves.fresh_rows) > 0 and bool((pooling.locations < 0).any())
 
 

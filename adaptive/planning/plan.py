@@ -53,7 +53,7 @@ class Moves:
 
 @dataclass(frozen=True)
 class Snapshots:
-    """Tracked rows whose snapshot is due after this batch."""
+    """Watched rows whose snapshot is due after this batch."""
 
     locations: Int64s  # (n,)
     entries: NDArray[np.int32]  # (n,)

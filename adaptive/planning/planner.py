@@ -28,8 +28,8 @@ from adaptive.planning.skipping import Fates, Skipper, group_updates
 
 Int64s = NDArray[np.int64]
 
-# Idle rows looked at for each slot that is short. Looking at all of them costs as much as the rest of planning and, on
-# the built-in stream at 10 %, gains no hit in a thousand.
+# Idle rows considered for each missing slot. Considering all of them costs as much as the rest of planning and, on the
+# built-in stream at 10 %, gains less than one hit in a thousand.
 CANDIDATES_PER_SLOT = 8
 
 
@@ -100,7 +100,7 @@ class Planner:
         self.slots.used[codes[here] - 1] = self.tracker.last_access[distinct.rows[here]] - 1
 
     def commit(self, lookups: Lookups, arrival: "Arrival") -> GroupPlan:
-        """Make it so in the books, and describe the batch to the kernels."""
+        """Enter what `prepare` decided into the books; returns the batch's plan for the kernels."""
         distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
         tally, moves = self._settle_books(arrival)
         fates = Fates() if self.skipper is None else self.skipper.decide(number, distinct, locations, tally)
@@ -113,7 +113,7 @@ class Planner:
         return GroupPlan(number, pooling, updates.row_updates, moves, tally, fates.snapshots, deferred)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
-        """`commit` for simulation: the books of a batch that updates all its rows, which is not described to kernels.
+        """`commit` for simulation: enters a batch that updates all its rows into the books, and makes no plan.
 
         `bags` are needed where rows may stay on the host. Returns the tally, and (tables of the group,) how many bags
         have a row there.
@@ -133,7 +133,7 @@ class Planner:
         return tally, moves
 
     def _count_bytes(self, pooling: Pooling | None, tally: Int64s) -> Int64s:
-        """What crosses; returns (tables of the group,) bags with a row on the host, 0 where none can lie there."""
+        """Count what crosses; returns (tables of the group,) bags with a row on the host, 0 if none can lie there."""
         vectors = np.zeros(len(self.group.tables), np.int64)
         tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * self._row_bytes
         tally[:, Counter.BYTES_D2H] += tally[:, Counter.WRITTEN_BACK] * self._row_bytes
@@ -154,7 +154,7 @@ class Planner:
     # --- rows that are not on the device ---------------------------------------------------------------------
 
     def _stage(self, question: "_Question") -> tuple[Int64s, Int64s]:
-        """Every missing row comes in; the policy's lowest idle rows make room. Returns (takers, victims)."""
+        """Bring in every missing row; the idle rows that score lowest make room. Returns (takers, victims)."""
         shortage = len(question.missing) - self.slots.num_free
         if shortage <= 0:
             return question.missing, no_rows()
@@ -177,7 +177,7 @@ class Planner:
         )
 
     def _promote(self, question: "_Question") -> tuple[Int64s, Int64s]:
-        """Missing rows stay on the host, except for free slots and those scored above the lowest idle rows."""
+        """Bring in missing rows for free slots, and those that score above the lowest idle rows; the others stay."""
         movable = self._movable(question)
         if not len(movable) or not len(self.slots):
             return no_rows(), no_rows()
@@ -198,7 +198,7 @@ class Planner:
         return self._policy_caller.score(self._stats.of(rows, question.number, question.window, hot=hot))
 
     def learn(self, feedback: Feedback) -> None:
-        """Take in what training a batch told."""
+        """Take in the feedback of a trained batch."""
         self.tracker.add_norms(feedback.rows, feedback.norms)
         if self.skipper is not None:
             self.skipper.learn(feedback)
@@ -206,7 +206,7 @@ class Planner:
 
 @dataclass(frozen=True)
 class _Question:
-    """What has to find a place: the distinct rows of a batch, and which of them (`missing`) have no slot."""
+    """What `prepare` decides about: the distinct rows of a batch, and which of them (`missing`) have no slot."""
 
     number: int
     depth: int
@@ -221,7 +221,7 @@ class _Question:
 
 @dataclass(frozen=True)
 class Arrival:
-    """What has been decided: distinct rows `takers` get slots, the rows of slots `victims` leave."""
+    """What `prepare` decided: distinct rows `takers` get slots, the rows of slots `victims` leave."""
 
     number: int
     distinct: Distinct
@@ -231,7 +231,7 @@ class Arrival:
 
 
 def _swaps(movable: Int64s, idle: Int64s, scores: NDArray[np.float64], num_free: int) -> tuple[Int64s, Int64s]:
-    """Who comes in, and whose slots they take: free slots first, then pairwise while the newcomer scores higher."""
+    """Which rows come in, and whose slots they take: free ones first, then in pairs while the new row scores higher."""
     coming, staying = scores[: len(movable)], scores[len(movable) :]
     best = np.argsort(-coming, kind="stable")
     worst = np.argsort(staying, kind="stable")

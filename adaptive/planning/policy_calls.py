@@ -1,8 +1,8 @@
 """`PolicyCaller`: asks the policy and checks the answers, in one place, before any row moves.
 
-Whatever valid thing a policy returns, only speed changes (and, for saturated rows, what the report says was
-skipped). Anything else, no answer included, stops training with a `PolicyError` that names policy, method and batch;
-rows and slots are then as they were.
+A valid answer changes speed only (and, for saturated rows, what the report says was skipped). An invalid one, or none
+in time, stops training with a `PolicyError` that names policy, method and batch; rows and slots are then as they
+were.
 """
 
 import time
@@ -24,7 +24,7 @@ _DONE: Final = object()
 
 
 class PolicyCaller:
-    """One policy, its answers checked and its time measured.
+    """Calls the methods of one policy; checks their answers and limits their time.
 
     Args:
         policy: to be asked.
@@ -37,7 +37,7 @@ class PolicyCaller:
         self.watches_saturation = policy.watches and type(policy).saturated is not Policy.saturated
         self._timeout = timeout
         self._thread: PolicyThread | None = None
-        self._stuck: PolicyThread | None = None  # has been left behind
+        self._stuck: PolicyThread | None = None  # was left behind
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -71,7 +71,7 @@ class PolicyCaller:
         return scores
 
     def saturated(self, stats: RowStats) -> NDArray[np.bool_]:
-        """(n,) bool verdicts, of which no more stand than a guard allows."""
+        """(n,) bool verdicts, cut to those that a guard allows."""
         answer = self._ask("saturated", stats.step, lambda: self.policy.saturated(_read_only(stats)))
         array = self._array("saturated", stats, answer)
         if array.dtype != np.bool_:
@@ -112,7 +112,7 @@ class PolicyCaller:
             self._check_samples(source, num_samples)
 
     def _check_samples(self, source: "_Source", num_samples: int) -> None:
-        """What is left out without a word would be a loss that no report tells of."""
+        """Check that all samples came back: no report would tell of those left out without `drops_inputs`."""
         given = source.num_samples
         unread = next(source, None) is not None
         if unread or num_samples != given:
@@ -129,7 +129,7 @@ class PolicyCaller:
             self._ask("calibrate", -1, lambda: self.policy.calibrate(sample, view))
 
     def observe(self, number: int, loss: float) -> None:
-        """Tell it of a loss, unless it has been given up."""
+        """Tell the policy of a loss, unless it has been given up."""
         if self._thread is None or not self._thread.is_stuck:
             self._ask("observe", number, lambda: self.policy.observe(number, loss))
 
@@ -179,7 +179,7 @@ class PolicyCaller:
 
 
 class _Source(Iterator[Batch]):
-    """Batches on their way to the policy; an error of theirs, and the time they take, is not the policy's."""
+    """Batches on their way to the policy. Their errors, and the time to read them, do not count as the policy's."""
 
     def __init__(self, batches: Iterator[Batch], thread: PolicyThread | None) -> None:
         self.error: Exception | None = None

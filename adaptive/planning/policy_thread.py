@@ -30,7 +30,7 @@ def overdue_text(policy: str, method: str, step: int, seconds: float) -> str:
 
 
 class PolicyThread:
-    """Answers questions one at a time.
+    """A thread that calls a policy's methods (*questions*) one at a time, each within a time limit.
 
     Args:
         seconds: allowed for an answer; time spent in `elsewhere` does not count.
@@ -81,7 +81,7 @@ class PolicyThread:
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """From inside a question: what is done here is not the policy's doing, and its time begins anew after it."""
+        """Called inside a question: time spent here does not count, and the limit begins anew after it."""
         self._away = True
         try:
             yield

@@ -16,7 +16,7 @@ Int64s = NDArray[np.int64]
 
 
 class StatsSource:
-    """Of one group of tables."""
+    """Makes `RowStats` of rows of one group of tables."""
 
     def __init__(self, group: Group, tracker: Tracker, slots: SlotTable) -> None:
         self._group, self._tracker, self._slots = group, tracker, slots
@@ -35,7 +35,7 @@ class StatsSource:
 
         Args:
             window: the batches that follow, nearest first.
-            hot: where movement is known, if the policy asks about it; `entries` (n,) of the rows there, if known.
+            hot: the hot set, if the policy asks about movement; `entries` (n,) of the rows in it, if known.
         """
         group, records = self._group, self._tracker.gather(rows)
         drift, drift_accesses, saturated = self._movement(rows, hot, entries)

@@ -1,4 +1,4 @@
-"""How many slots each group gets: the one dial, `device_rows`, spelt out."""
+"""How many slots each group gets for a setting of `tier.device_rows`."""
 
 import itertools
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def choose_slots(
         groups: the tables.
         tier: settings.
         optimizer: of the rows; its state takes memory too.
-        policy: may know its size.
+        policy: may fix its size.
         room: bytes free on a GPU, for `device_rows = "auto"`; None: the device tier is ordinary memory.
 
     Raises:
@@ -86,7 +86,7 @@ def _bytes(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimize
 def _auto_on_gpu(
     groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, room: int
 ) -> tuple[list[int], str]:
-    """As many as there is room for beside the reserve; what must be held comes first."""
+    """As many slots as there is room for beside the reserve, but no fewer than look-ahead must hold."""
     kept = reserve_bytes(tier.reserve, room)
     share = (room - kept) / _bytes(groups, [group.num_rows for group in groups], optimizer)
     fitting = [min(group.num_rows, int(share * group.num_rows)) for group in groups]
@@ -112,15 +112,15 @@ def reserve_bytes(reserve: str, free: int) -> int:
 
 
 def least_slots(group: Group, held_rows: int) -> int:
-    """What a group cannot do without: what the look-ahead must hold, as far as it is known."""
+    """The fewest slots a group can work with: the rows that look-ahead must hold, as far as known."""
     return min(group.num_rows, max(held_rows, 1))
 
 
 def shrunk(sizes: Sizes, groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, policy: Policy) -> Sizes:
-    """A tenth less, because the device's memory ran out.
+    """Sizes with a tenth fewer slots, after the device's memory ran out.
 
     Raises:
-        DeviceMemoryError: if less would not hold what it must.
+        DeviceMemoryError: if fewer slots would not hold the rows that must be held.
     """
     floors = [least_slots(group, tier.held_rows) for group in groups]
     slots = [max(int((1 - SHRINK) * n), min(n, floor)) for n, floor in zip(sizes.slots, floors, strict=True)]
@@ -133,7 +133,7 @@ def shrunk(sizes: Sizes, groups: Sequence[Group], tier: TierConfig, optimizer: R
 
 
 def resized(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer) -> Sizes:
-    """Fewer slots than were wanted, because the device's memory ran out."""
+    """Sizes with fewer slots than were wanted, after the device's memory ran out."""
     return _sizes(groups, slots, optimizer, "fewer than wanted: out of GPU memory")
 
 
@@ -142,7 +142,7 @@ def _gib(size: int) -> str:
 
 
 def _auto(group: Group, held_rows: int) -> int:
-    """A group may have to hold all of them, as far as it has that many rows."""
+    """Slots of a group under `auto`: a share of its rows, and room for all held rows, which may all be its own."""
     share = parse_size(AUTO_SHARE, row_bytes=1, num_rows=group.num_rows)
     return max(share, min(group.num_rows, held_rows))
 
@@ -182,7 +182,7 @@ def watched_bytes(
 
 
 def held_rows(sample: Sequence[Batch], depth: int) -> int:
-    """Rows that `depth` + 1 batches like those of the sample may hold: the largest batch's, times the batches.
+    """Rows that `depth` + 1 batches like those of the sample may hold: the largest batch's times `depth` + 1.
 
     Counted per feature; features that share a table count double. The true need is smaller where batches share rows.
     """

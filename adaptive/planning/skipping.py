@@ -113,7 +113,7 @@ class Skipper:
         self._adopt(self._policy_caller.saturated(stats))
 
     def learn(self, feedback: Feedback) -> None:
-        """Take in what training a batch told of movement."""
+        """Take in the drifts that were measured with a trained batch."""
         self.hot.learn(feedback)
 
     def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -122,7 +122,7 @@ class Skipper:
         self._adopt(self.hot.saturated[: self.hot.num_entries].copy())
 
     def _obey_guard(self) -> None:
-        """Verdicts stand until the policy is asked again; what a guard has forbidden since then does not."""
+        """Drop verdicts that a guard has forbidden since the policy was asked; the others stand."""
         policy = self._policy_caller.policy
         if policy.allowance != self._allowance:
             self._allowance = policy.allowance
@@ -138,7 +138,7 @@ class Skipper:
 
 @dataclass(frozen=True)
 class UpdatesByFate:
-    """The rows of a batch to update, in two groups; `now` and `later` are places among its distinct rows."""
+    """The rows of a batch to update, in two groups; `now` and `later` are positions among its distinct rows."""
 
     row_updates: RowUpdates  # of the rows `now`
     now: Int64s
@@ -148,7 +148,7 @@ class UpdatesByFate:
     scales: NDArray[np.float32]
 
     def deferred(self, summed: SummedRows | None, rows: Int64s, locations: Int64s) -> Deferred | None:
-        """The rows `later` as plans have them; None if there are none. rows and locations are of all distinct rows."""
+        """The rows `later` as a plan has them; None if there are none. rows and locations are of all distinct rows."""
         if summed is None or not len(summed.entries):
             return None
         row_updates = RowUpdates(rows[self.later], summed.entries, self.segments, self.vectors, self.scales)

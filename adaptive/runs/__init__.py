@@ -1,4 +1,7 @@
-"""A run and its directory: train it, go on with it, say what it would take, evaluate it again."""
+"""A run and its directory: train it, resume it, say what it would take, evaluate it again.
+
+The training step is in `adaptive.trainer`, the files are in `adaptive.storage`.
+"""
 
 from adaptive.runs.evaluating import evaluate_run
 from adaptive.runs.resuming import resume_run

@@ -48,13 +48,13 @@ def evaluate_run(run_directory: Path | str, *, stream: TextIO | None = None) -> 
 
 
 def _with_vocabulary(config: TrainConfig, folder: Path) -> TrainConfig:
-    """Categories are mapped as in the run, not fitted anew, if the run had a fitted vocabulary of its own."""
+    """The settings with the run's own vocabulary, if it fitted one, so that categories are mapped as in the run."""
     if not folder.is_dir():
         return config
     return config.model_copy(update={"data_options": {"vocabulary_path": folder, **config.data_options}})
 
 
 def _for_reading(config: TrainConfig) -> TrainConfig:
-    """The settings with which rows are only read: all on the host, and no plug-in that a file names is run."""
+    """The settings for reading rows only: all on the host, and the code of the run's policy is not loaded."""
     tier = config.tier.model_copy(update={"device_rows": "auto", "host": "memory"})
     return config.model_copy(update={"policy": "hybrid", "policy_options": {}, "skip": None, "tier": tier})

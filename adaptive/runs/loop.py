@@ -1,9 +1,9 @@
 """`Loop`: the epochs of a run, in stretches. Between two stretches nothing is on its way, and the run can be saved.
 
-A stretch ends the look-ahead in an orderly way: its batches are all that the look-ahead is given, so every batch that
-is planned is trained. A signal ends training after its step where that costs nothing: batches that were planned and not
-trained are planned again when the run goes on. Where a policy skips, defers or arranges, its books, and the batches it
-holds back, are ahead of the training: no more are handed out then, and those on their way are still trained.
+The look-ahead is given the batches of one stretch only, so every batch that is planned is trained. A signal ends
+training after the current step, and batches planned but not trained are planned again when the run is resumed. If the
+policy skips, defers or arranges, its books and the batches it holds back are ahead of training: then no more batches
+are handed out, and those on their way are still trained.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,19 +20,19 @@ from adaptive.trainer import Trainer
 
 
 class DataPosition(BaseModel):
-    """Between two stretches: no batch is on its way. Numbers count batches of the data, which a policy may regroup or
-    drop; a checkpoint keeps them."""
+    """Where a run is in its data, between two stretches. Numbers count batches of the data, which a policy may regroup
+    or drop; checkpoints hold them."""
 
     model_config = ConfigDict(extra="forbid", strict=True, validate_assignment=False)
 
     epoch: int = Field(default=0, ge=0)
-    taken: int = Field(default=0, ge=0)  # of this epoch, and done with
-    total: int = Field(default=0, ge=0)  # of all epochs
+    taken: int = Field(default=0, ge=0)  # batches of this epoch that are done
+    total: int = Field(default=0, ge=0)  # batches of all epochs that are done
     before: int = Field(default=0, ge=0)  # steps trained in earlier epochs
-    over: bool = False  # this epoch has no more
+    over: bool = False  # this epoch has no more batches
 
     def left(self, steps: int | None) -> int | None:
-        """Batches that this epoch may still take where `steps` are wanted in all; None: as many as there are."""
+        """Batches that this epoch may still take if the run is to train `steps`; None: as many as there are."""
         return None if steps is None else max(steps - self.before - self.taken, 0)
 
     def advance(self, number: int) -> None:
@@ -58,7 +58,7 @@ class Source:
         self._ended = False
 
     def more(self) -> bool:
-        """Whether there is another batch, which is read for that. While no stretch is being read."""
+        """Whether there is another batch; reads it to find out. Call it while no stretch is being read."""
         if self._coming is None and not self._ended:
             self._coming = next(self._batches, None)
         return self._coming is not None
@@ -79,12 +79,12 @@ class Source:
 
 
 class Loop:
-    """Trains what is left of a run.
+    """Trains what is left of a run, stretch by stretch; calls for saves and evaluations in between.
 
     Attributes:
-        place: where the run is.
-        file_bytes: what crossed between rows and their files while training. Saving and evaluating read every row,
-            whatever the policy, and would hide what it moves.
+        place: the run's position in the data.
+        file_bytes: bytes read from and written to the rows' files by training. Saving and evaluating read every row,
+            whatever the policy, and are left out.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Loop:
     ) -> None:
         """
         Args:
-            place: where to go on.
+            place: the position in the data to go on from.
             save: called every `config.save_every` batches of the data, unless nothing follows.
             evaluate: called between two epochs.
         """
@@ -115,7 +115,7 @@ class Loop:
             self._train_epoch(stop)
 
     def is_done(self) -> bool:
-        """There is nothing left to train."""
+        """Whether there is nothing left to train."""
         here = not self.place.over and self.place.left(self._config.steps) != 0
         return not (here or self._has_another_epoch())
 
@@ -124,7 +124,7 @@ class Loop:
         return self.place.epoch + 1 < self._config.epochs and (steps is None or self._trainer.recorder.steps < steps)
 
     def _enter_epoch(self, stop: StopRequest) -> bool:
-        """Whether there is something to train in this epoch, or in the next one, which is then entered."""
+        """Whether this epoch has more to train, or else the next one, which is then entered."""
         if self.is_done():
             return False
         if self.place.over or self.place.left(self._config.steps) == 0:
@@ -149,7 +149,7 @@ class Loop:
         return self._guard.guarded(batches) if self._guard else batches
 
     def _until_save(self) -> int | None:
-        """Batches of the data to the next save, 0: it is due; None: there will be none."""
+        """Batches of the data until the next save; 0: it is due; None: no save is wanted."""
         every = self._config.save_every
         return None if every is None else -self.place.total % every
 
@@ -172,4 +172,4 @@ class Loop:
         if not stop:
             return False
         source.end()
-        return self._guard is not None or self._trainer.embeddings.may_plan_again  # no guarded run is gone on with
+        return self._guard is not None or self._trainer.embeddings.may_plan_again  # guarded runs cannot be resumed

@@ -1,4 +1,4 @@
-"""What the record of a run (`run.json`) says, for runs that go on from it or evaluate it: settings, and which data."""
+"""What the record of a run (`run.json`) says of its settings and data, for resuming and evaluating it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,9 +25,10 @@ def config_of(record: Mapping[str, Any], path: Path) -> TrainConfig:
 
 
 def check_same_data(path: Path, record: Mapping[str, Any], dataset: Dataset) -> None:
-    """
+    """Check that the data are those of the run in directory `path`.
+
     Raises:
-        InputError: if the data are not those of the run in directory `path`; says what differs.
+        InputError: if they are not; says what differs.
     """
     recorded, found = record.get("data"), plain(dataset.fingerprint())
     if recorded == found:

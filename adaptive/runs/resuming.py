@@ -1,4 +1,4 @@
-"""Go on with a run in its directory, from its newest checkpoint."""
+"""Resume a run in its directory, from its newest checkpoint."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -23,14 +23,14 @@ from adaptive.telemetry.jsonl import drop_after
 def resume_run(
     run_directory: Path | str, *, steps: int | None = None, epochs: int | None = None, stream: TextIO | None = None
 ) -> dict[str, Any]:
-    """Go on with a run to its end; returns what `train_run` would have returned, had the run not been interrupted.
+    """Resume a run and train it to its end; returns what `train_run` would have returned without the interruption.
 
     All numbers are those of a run that was not interrupted, bit for bit: see docs/design.md for the exceptions. Batches
     of the data that were trained are read again and passed over. Settings are those of the run.
 
     Args:
         run_directory: of a run that was stopped, killed, or finished and is to train longer.
-        steps, epochs: to train in all, where the run is to be longer or shorter than it was to be.
+        steps, epochs: new totals, if the run is to be longer or shorter than it was to be.
         stream: where progress is shown, usually stderr.
 
     Raises:
@@ -80,9 +80,10 @@ def _config(record: Mapping[str, Any], path: Path, changed: Mapping[str, int | N
 
 
 def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Mapping[str, Any]) -> None:
-    """
+    """Check that the settings leave the run something to train.
+
     Raises:
-        ConfigError: if the run is longer already than it is to be, or was finished and is to be no longer.
+        ConfigError: if it is longer already than it is to be, or was finished and is to be no longer.
     """
     trained = place.before + place.taken
     if config.steps is not None and config.steps < trained:
@@ -95,7 +96,7 @@ def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: 
 
 
 def _build(config: TrainConfig, dataset: Dataset) -> Components:
-    """What a policy has learnt from the sample it gets back from the checkpoint, as far as it has said what that is."""
+    """Calibrated anew: a checkpoint holds only those results of calibration that the policy's `state_dict` gives."""
     sample = first_batches(config, dataset)
     components = build(config, dataset, sample)
     try:
@@ -108,8 +109,8 @@ def _build(config: TrainConfig, dataset: Dataset) -> Components:
 
 @contextlib.contextmanager
 def _rejects_anew(path: Path) -> Iterator[None]:
-    """Lines that were read are read again, and the bad ones among them written down again. An error inside leaves the
-    file as it was."""
+    """Inside, the log of bad lines is written anew, since lines that were read are read again. An error leaves the old
+    file."""
     aside = temporary_name(path)
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)
@@ -125,7 +126,7 @@ def _rejects_anew(path: Path) -> Iterator[None]:
 def _drop_records(
     directory: RunDirectory, record: Mapping[str, Any], checkpoint: Checkpoint, place: DataPosition
 ) -> int:
-    """The evaluation behind the last step is made again, unless that was the end of a run that now goes on."""
+    """Drop records after the checkpoint, and the evaluation at its step, unless it ended a run that now goes on."""
     again = record.get("status") != "finished" or place.over
     try:
         return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=again)

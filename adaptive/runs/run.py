@@ -1,4 +1,4 @@
-"""`Run`: what is done in a run directory, from the beginning or from a checkpoint on: train, save, evaluate, tell."""
+"""`Run`: what is done in a run directory, from the beginning or from a checkpoint on: train, save, evaluate, report."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ from adaptive.trainer import Trainer
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run was left."""
+    """The checkpoint from which a run is resumed, and how far the run had come."""
 
     where: Path  # the checkpoint
     checkpoint: Checkpoint
@@ -41,7 +41,7 @@ class ResumePoint:
 
 
 class Run:
-    """One training run in its directory. `components` are as at the beginning, or as they were `left`."""
+    """One training run in its directory. `components` are new, or restored from the checkpoint in `left`."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Run:
         return found
 
     def _tell_stopped(self) -> None:
-        """Once the progress line is gone: what is left of the run, and how it goes on."""
+        """Say what is left of a stopped run and how to resume it, once the progress line is gone."""
         path = self.directory.path
         if not self.config.save:
             kept = "nothing was saved, as save=false says"
@@ -141,7 +141,7 @@ class Run:
         return content(self.components, self.recorder, self.loop, self.guard)
 
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
-        """None if there is no evaluation part, or not the time for it."""
+        """None if there is no evaluation part, or the run is to stop."""
         batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
         found = evaluate(self.components.embeddings, self.components.model, batches)
         if stop or not found.samples:
@@ -169,8 +169,8 @@ class Run:
         }
 
     def _file_traffic(self) -> dict[str, int]:
-        """Nothing where no rows lie in files, nor where they are used in place and nobody sees what the system reads:
-        a number of 0 would be wrong."""
+        """Bytes of files read and written. Nothing if no rows lie in files, or if they are used in place: then what the
+        system reads is not known, and 0 would be wrong."""
         if self.config.tier.host == "memory" or self.components.embeddings.policy.misses == "host":
             return {}
         return {f"host_{name}": size for name, size in self.loop.file_bytes.items()}
@@ -190,7 +190,7 @@ class Run:
 
 
 def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
-    """Steps of the whole run, or None where nobody knows before reading the data."""
+    """Steps of the whole run, or None if they are not known before the data are read."""
     samples = dataset.num_train_samples()
     if samples is None:
         return config.steps

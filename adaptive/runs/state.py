@@ -1,8 +1,8 @@
 """All that a run needs to go on, as the content of a checkpoint, and back.
 
-What it is worth: a run that goes on from it trains what it would have trained, bit for bit. Rows, with what waits and
-what is watched, the dense part, the policy's state, torch's random numbers, and the place in the data decide about
-that; totals, AUC and file traffic are for the report. torch's optimizers are kept as named arrays: no pickle.
+A resumed run trains what it would have trained, bit for bit. For that a checkpoint holds rows, with waiting gradients
+and what is known of watched rows, the dense part, the policy's state, torch's random numbers, and the position in the
+data. Totals, AUC and file traffic are for the report. torch's optimizers are kept as named arrays: no pickle.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ class SavedProgress(BaseModel):
 
 
 def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> dict[str, Any]:
-    """Arguments of `save_checkpoint`. Between two stretches of the loop."""
+    """Arguments of `save_checkpoint`. Call it between two stretches of the loop."""
     reached = SavedProgress(place=loop.place, recorder=recorder.state(), file_bytes=loop.file_bytes)
     return {
         "rows": components.embeddings.state_arrays(),
@@ -89,7 +89,8 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
 
 
 def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
-    """
+    """How far the run in a checkpoint had come.
+
     Raises:
         CheckpointError: if no run can go on from the checkpoint.
     """
@@ -107,7 +108,7 @@ def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
 
 
 def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None:
-    """Rows, dense part, policy and torch's random numbers as they were.
+    """Restore rows, dense part, policy and torch's random numbers.
 
     Raises:
         CheckpointError: if the checkpoint is of another run.
@@ -127,9 +128,10 @@ def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None
 
 
 def restore_recorder(recorder: Recorder, reached: SavedProgress, checkpoint: Checkpoint, where: Path) -> None:
-    """
+    """Restore the recorder's totals and AUC.
+
     Raises:
-        CheckpointError: if the checkpoint does not hold a recorder's numbers.
+        CheckpointError: if the checkpoint does not hold them.
     """
     try:
         recorder.restore(reached.recorder, checkpoint.run[AUC])
@@ -138,18 +140,20 @@ def restore_recorder(recorder: Recorder, reached: SavedProgress, checkpoint: Che
 
 
 def refuse_guarded_saves(config: TrainConfig, components: Components) -> None:
-    """
+    """Refuse to save checkpoints of a guarded run, from which it could not be resumed.
+
     Raises:
-        ConfigError: if checkpoints are to be made of a run that a guard could not go on guarding.
+        ConfigError: if the run is guarded and `save_every` is set.
     """
     if config.save_every is not None and is_guarded(config, components):
         raise ConfigError(f"save_every={config.save_every}: {_GUARDED}; set guard or save_every to null")
 
 
 def refuse_guarded_resume(config: TrainConfig, components: Components, where: Path) -> None:
-    """
+    """Refuse to resume a guarded run.
+
     Raises:
-        ConfigError: if a guard would have to go on guarding.
+        ConfigError: if the run is guarded.
     """
     if is_guarded(config, components):
         raise ConfigError(
@@ -159,7 +163,7 @@ def refuse_guarded_resume(config: TrainConfig, components: Components, where: Pa
 
 
 def is_guarded(config: TrainConfig, components: Components) -> bool:
-    """A guard that has nothing to guard knows nothing that could be lost."""
+    """Whether a guard is set and has something to guard; one that has not would lose nothing in a checkpoint."""
     embeddings = components.embeddings
     skips = embeddings.drops_updates or embeddings.defers or embeddings.policy.drops_inputs
     return config.guard is not None and skips
@@ -178,13 +182,13 @@ def _set_random(arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def table_facts(components: Components) -> list[dict[str, Any]]:
-    """What must be equal for saved rows to fit."""
+    """Facts of each table that must be equal for saved rows to fit."""
     names = ("name", "num_embeddings", "embedding_dim")
     return [{name: getattr(table, name) for name in names} for table in components.tables]
 
 
 def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Path) -> None:
-    """Rows and dense weights.
+    """Restore rows and dense weights.
 
     Raises:
         CheckpointError: if they are of other tables or another model.

@@ -1,4 +1,4 @@
-"""Train a run in its directory, go on with it, or say what it would take."""
+"""Train a run in its directory, or say what it would take."""
 
 from pathlib import Path
 from typing import Any, TextIO

@@ -38,7 +38,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Means of one batch; counts are not whole."""
+    """What a mean batch looks up and moves; counts are means, so not whole."""
 
     lookups: float
     lookup_hits: float
@@ -69,7 +69,7 @@ def parse_rate(text: str, *, name: str) -> float:
 
 
 def step_ms(traffic: Traffic, machine: Machine, *, staged: bool) -> dict[str, float | None]:
-    """Milliseconds of a step by where rows live, as the module says; None where there is no such way.
+    """Milliseconds of a step for each line of the module's table; None where that line does not apply.
 
     Args:
         traffic: of a mean batch.

@@ -98,7 +98,7 @@ class SimulatedRun:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Adds the time spent inside; an error that is this run's own stops it, and no other."""
+        """Adds up the time spent inside. An error of this run stops this run only."""
         started = time.perf_counter()
         try:
             yield

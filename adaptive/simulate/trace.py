@@ -1,4 +1,4 @@
-"""`Trace`: who is used when, and with it the most hits that any policy could have had."""
+"""`Trace`: which rows are used when, and from it the most hits that any policy could have had."""
 
 import numpy as np
 from numpy.typing import NDArray

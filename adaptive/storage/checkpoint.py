@@ -30,7 +30,7 @@ _MAX_MANIFEST_BYTES: Final = 2**26
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `save_checkpoint` was given."""
+    """The content of a checkpoint: what `save_checkpoint` was given."""
 
     rows: dict[str, Array]
     dense: dict[str, torch.Tensor]

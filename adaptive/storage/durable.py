@@ -15,7 +15,7 @@ Writer = Callable[[BinaryIO], None]
 
 
 class Disk:
-    """The operations durable writes are made of."""
+    """The disk operations that durable writes are made of."""
 
     def create(self, path: Path) -> BinaryIO:
         return open(path, "xb")  # "x": never through a link or into a file of somebody else

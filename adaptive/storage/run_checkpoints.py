@@ -18,7 +18,7 @@ _ANY: Final = re.compile(r"weights|checkpoint-\d+|(weights|checkpoint-\d+)\.tmp-
 
 
 class Checkpoints:
-    """To be written by whoever holds the run directory."""
+    """Saves the checkpoints of a run directory, and removes old ones. Only for the process that holds it."""
 
     def __init__(self, directory: Path, *, disk: Disk = DISK) -> None:
         self._directory, self._disk = directory, disk

@@ -115,7 +115,7 @@ class RunDirectory:
         self.write(**started, **holder(), **facts)
 
     def go_on(self, *, step: int, **facts: Any) -> None:
-        """Write `run.json` as of the start of a run that is gone on with after `step` steps; `facts`: what changed."""
+        """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed."""
         self.record = {name: value for name, value in self.record.items() if name not in ("end", "error", "summary")}
         earlier = self.record.get("resumed", [])
         resumed = [*earlier, {"step": step, "start": _now(), "versions": versions()}]

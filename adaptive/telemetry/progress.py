@@ -19,7 +19,7 @@ class Progress:
         """
         Args:
             stream: where to write.
-            total_steps: of the whole run, or None if nobody knows yet; then there is no ETA.
+            total_steps: of the whole run, or None if not known yet; then there is no ETA.
             first_step, first_samples: where a continued run begins.
         """
         self._stream = _Guarded(stream)

@@ -160,7 +160,7 @@ class GuardRecord:
     auc_difference_ci: tuple[float, float] | None = None
     log_loss_difference: float | None = None
     log_loss_difference_ci: tuple[float, float] | None = None
-    spent: float = 0.0  # AUC that what was kept before is held to have cost
+    spent: float = 0.0  # AUC that skipping which passed earlier checks is taken to have cost
     auc_change: float | None = None  # expected by the end of the run, all in all
     auc_change_ci: tuple[float, float] | None = None
     fork_bytes: int = field(default=0, compare=False)  # memory of the fork's rows and dense weights
@@ -171,7 +171,7 @@ class GuardRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeRecord:
-    """The run was gone on with; what follows continues what stands before."""
+    """The run was resumed; records after this one continue those before it."""
 
     step: int  # batches trained before it
     dropped: int  # records of batches that are trained again

@@ -33,7 +33,7 @@ from adaptive.telemetry.report import RunTotals
 
 
 class Sink(Protocol):
-    """Where records go."""
+    """Where records go: a file, TensorBoard, the terminal."""
 
     def write(self, record: Record) -> None: ...
 
@@ -41,7 +41,7 @@ class Sink(Protocol):
 
 
 class Recorder:
-    """Adds up what a training loop tells it; closes its sinks.
+    """Turns what a training loop tells it into records for its sinks, which it closes.
 
     Attributes:
         steps, samples: trained so far.
@@ -77,7 +77,7 @@ class Recorder:
         self.start()
 
     def start(self, at: float | None = None) -> None:
-        """Begin an interval, now or at the given second: what passed before is no step's time."""
+        """Begin an interval, now or at the given second. Time before that counts for no step."""
         self._losses: list[float] = []
         self._logits: list[Tensor] = []
         self._labels: list[NDArray[np.float32]] = []
@@ -118,12 +118,12 @@ class Recorder:
         self.start(ended)  # recording is part of the next interval
 
     def write_evaluation(self, found: Evaluation) -> None:
-        """Record an evaluation. Its time is no interval's."""
+        """Record an evaluation. Its time counts for no interval."""
         self.write(EvalRecord(step=self.steps, samples=found.samples, auc=found.auc, log_loss=found.log_loss))
         self.start()
 
     def state(self) -> dict[str, Any]:
-        """JSON values from which, with `auc.counts`, `restore` goes on. Between two intervals."""
+        """JSON values from which, with `auc.counts`, `restore` goes on. Call it between two intervals."""
         assert not self._losses
         so_far = self._record(
             loss=self.loss, samples_per_s=self.totals.samples_per_s or 0.0, time_ms=self.totals.time_ms,
@@ -132,7 +132,7 @@ class Recorder:
         return {"so_far": to_json(so_far), "log_loss": vars(self.log_loss).copy()}
 
     def restore(self, state: Mapping[str, Any], auc_counts: NDArray[np.int64]) -> None:
-        """Go on from where `state` was asked.
+        """Go on from what `state` gave.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: if it is none.
@@ -224,5 +224,5 @@ def _update_norms(found: Statistics) -> Histogram | None:
         found.update_norm_edges,
         found.update_norm_counts,
         found.update_norm_sum,
-        float(found.update_norm_counts @ middles**2),  # bins know no better
+        float(found.update_norm_counts @ middles**2),  # as exact as bins allow
     )

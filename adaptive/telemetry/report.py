@@ -56,7 +56,7 @@ class RunTotals:
 def run_summary(policy: str, totals: RunTotals, *, auc: float | None, log_loss: float | None) -> dict[str, Any]:
     """The object that `--json` prints: flat, but for `time_ms`. What is not known or not finite is None.
 
-    Shares of what was skipped are of the time of training: what a guard has undone later is among them.
+    Shares of what was skipped are as counted in training: they include what a guard has undone later.
 
     Args:
         policy: its name.

@@ -49,7 +49,7 @@ class TensorBoardView:
             directory: where the event file goes; made with the first record.
             table_names: all tables of the model, in order.
             table_rows: their sizes in rows, which say what the largest 32 are; without them the first 32 count so.
-            purge_from: a run that was gone on with shows nothing of what earlier files have from this step on.
+            purge_from: of a resumed run: hides what earlier files have from this step on.
         """
         sizes = np.zeros(len(table_names)) if table_rows is None else np.asarray(table_rows)
         assert len(sizes) == len(table_names), (len(sizes), len(table_names))
@@ -193,7 +193,7 @@ def _spread_chart(title: str, tag: str) -> Any:
 
 
 def _tag_name(table: str) -> str:
-    """A table may be called what the sums are called."""
+    """The tag of a table, changed if it has the name of a sum over tables."""
     return f"{table}_table" if table in ("all", "other") else table
 
 

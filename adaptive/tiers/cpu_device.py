@@ -154,7 +154,7 @@ class CpuDevice(DeviceTier):
 
 
 class VectorMemory:
-    """Pieces of memory that no tensor lives in any more. For one thread; tensors may be dropped in any."""
+    """Memory for vectors, used again once no tensor lives in it. For one thread; tensors may be dropped in any."""
 
     def __init__(self) -> None:
         self._free: list[NDArray[np.float32]] = []
@@ -178,7 +178,7 @@ class VectorMemory:
 
 
 class _LentMemory:
-    """What numpy keeps alive as long as an array of the memory; then the memory is free.
+    """The owner of lent memory: numpy keeps it alive as long as any array of it; then it gives the memory back.
 
     A list takes and gives an item in one step, so no lock is needed, which `__del__` could not wait for.
     """

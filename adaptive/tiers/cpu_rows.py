@@ -1,7 +1,7 @@
 """`CpuRows`: the arithmetic on rows in ordinary memory, one numba kernel a method.
 
-The device tier without a GPU is made of it, and so is what a GPU leaves to the host's processor: bits do not depend on
-who does the work. Rows lie in slots, of which there may be none, or on the host.
+`CpuDevice` uses it, and so does `gpu.host_rows` for rows that a GPU leaves on the host: bits do not depend on which
+processor does the work. Rows lie in slots, of which there may be none, or on the host.
 """
 
 import numba
@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 
 
 class CpuRows:
-    """Rows in slots, and on the host, of one group; for one thread.
+    """Pools and updates rows of one group, in slots and on the host. For one thread.
 
     Attributes:
         weights: (slots, D) float32. state: (slots, S) float32.

@@ -16,7 +16,7 @@ from adaptive.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdat
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Later = Callable[[], Floats]  # numbers that may still be on their way; asked for once, it waits for them
+Later = Callable[[], Floats]  # call it once for numbers that may still be on their way: it waits for them
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class WatchedValues:
 
 
 class DeviceTier(ABC):
-    """What every device offers. Slots are only touched as plans say; the caller keeps the order."""
+    """Slots for rows, and the work on them. Slots are only touched as plans say; the caller keeps the order."""
 
     num_slots: int
     squares_width: int  # float32 values beside each sum, see `RowOptimizer.squares_width`
@@ -39,7 +39,7 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def send(self, array: Floats) -> Tensor:
-        """A batch's own numbers on the device; they do not change when the array does."""
+        """A tensor on the device with a batch's own numbers; it does not change when the array does."""
 
     @abstractmethod
     def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
@@ -47,7 +47,7 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def ship_again(self, plan: GroupPlan) -> None:
-        """A shipped plan's rows have other slots now, which its arrays tell."""
+        """Send a shipped plan again, whose rows have other slots now; its arrays have been changed."""
 
     @abstractmethod
     def write_back(self, moves: Moves) -> None:
@@ -59,11 +59,11 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def land(self) -> None:
-        """All copies are done: return when the host has stored what they brought."""
+        """Return when the host has stored the rows that copies brought; the copies are done."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the host's memory, at rest. Closing twice is fine."""
+        """Release the host's memory; nothing is moving. Closing twice is fine."""
 
     @abstractmethod
     def resize(self, num_slots: int) -> None:
@@ -120,7 +120,7 @@ class DeviceTier(ABC):
     @property
     @abstractmethod
     def buffer_bytes(self) -> tuple[int, int]:
-        """Bytes of what rows and plans cross in: of pinned memory on the host, of device memory."""
+        """Bytes of the buffers that rows and plans cross in: pinned on the host, on the device."""
 
     @property
     @abstractmethod

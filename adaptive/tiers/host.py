@@ -85,7 +85,7 @@ class HostTier(ABC):
 
     @abstractmethod
     def expect(self, row_updates: RowUpdates) -> None:
-        """A batch will soon use rows in place; a hint, for tiers that can fetch them ahead."""
+        """A hint that a batch will soon use rows in place, for tiers that can prefetch them."""
 
     def initial(self, weights: Floats, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
         """Write the initial values of local rows to rows `to_rows` of other arrays."""
@@ -112,7 +112,7 @@ class HostTier(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the place back. Rows cannot be moved any more. Closing twice is fine."""
+        """Release memory or disk. Rows cannot be moved any more. Closing twice is fine."""
 
     @property
     @abstractmethod
@@ -126,10 +126,10 @@ class HostTier(ABC):
 
 
 class MemoryHost(HostTier):
-    """Two arrays; rows are copied by numba kernels."""
+    """A host tier in memory: two arrays, between which numba kernels copy rows."""
 
     def __init__(self, group: Group, optimizer: RowOptimizer, *, own_pages: bool = False) -> None:
-        """`own_pages`: so that they can be pinned."""
+        """`own_pages`: give the arrays pages of their own, so that they can be pinned."""
         super().__init__(group, optimizer)
         self.weights, self.state = self._empty(group.num_rows)  # pages are taken when a row is first written
         if own_pages:

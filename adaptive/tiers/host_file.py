@@ -181,7 +181,7 @@ class FileHost(HostTier):
 
 
 def _unnamed_file(directory: Path, size: int) -> int:
-    """A file descriptor."""
+    """The descriptor of a new file that has no name."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=directory) as file:
         os.ftruncate(file.fileno(), size)

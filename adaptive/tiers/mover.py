@@ -42,7 +42,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work done in the order it is asked for."""
+    """A queue of work for a device, done in the order it is asked for."""
 
     def run(self, work: Callable[[], None]) -> None:
         """Do torch operations or kernels. They write to memory that exists; results are read from there."""
@@ -125,7 +125,7 @@ class Mover:
         self.await_computed(self.compute.record())
 
     def finish_copies(self) -> None:
-        """Return when every copy is done."""
+        """Wait until every copy is done."""
         self.await_copies(self.copies.record())
 
     # --- waits -----------------------------------------------------------------------------------------------

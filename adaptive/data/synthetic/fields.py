@@ -108,7 +108,7 @@ def _set_keys(fields: NDArray[np.void], seed: int) -> None:
 
 
 def _set_singletons(fields: NDArray[np.void], config: SyntheticConfig) -> None:
-    """Each singleton takes one place in a period that is at least as long as the training stream."""
+    """Each singleton takes one position in a period that is at least as long as the training stream."""
     bits = max((config.num_train - 1).bit_length(), 4)
     share = np.minimum(config.singleton_share * fields["size"], MAX_SINGLETON_LOOKUPS * 2**bits)
     fields["singletons"] = np.where(large_fields(config), share.astype(np.int64), 0)

@@ -1,8 +1,8 @@
 """The built-in stream of click data: seeded, stateless, with known probabilities.
 
 Every value is a function of (seed, sample index, feature), so any block of samples can be made anywhere, any number
-of times, and memory does not grow with samples or rows. What a sample's click depends on is in `synthetic_teacher`,
-who is looked up how often in `synthetic_fields`.
+of times, and memory does not grow with samples or rows. What a sample's click depends on is in `teacher`,
+who is looked up how often in `fields`.
 """
 
 from collections.abc import Iterator

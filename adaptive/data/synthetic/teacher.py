@@ -70,13 +70,13 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Calibration:
-    """logit = bias + gains . parts."""
+    """What turns the parts of a logit into the logit: bias + gains . parts."""
 
     bias: float
     gains: NDArray[np.float64]  # (3,)
 
     def probability(self, parts: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of a click, (B,), given the parts of the logit (3, B)."""
+        """The probability of a click, (B,), given the parts of the logit (3, B)."""
         main, interactions, dense = self.gains
         logit = self.bias + main * parts[0] + interactions * parts[1] + dense * parts[2]
         return np.asarray(expit(logit), np.float64)

@@ -75,7 +75,7 @@ def open_text(
     *,
     run_dir: Path | None,
 ) -> TextDataset:
-    """The data set of an opened source; reads all training files once if a vocabulary or a fraction needs it."""
+    """The data set of an opened source. Reads all training files once if a vocabulary or a fraction needs that."""
     source, train, evaluation = opened
     rules = _table_rules(plan.features)
     folder = options.vocabulary_path or (run_dir / "vocabulary" if run_dir is not None else None)

@@ -129,7 +129,7 @@ class Block:
         return cls(columns, np.empty(capacity, np.int32))
 
     def renewed(self) -> "Block":
-        """The same room with new arrays where batches share them (labels, dense, origin); the others are reused."""
+        """The block with new arrays where batches share them (labels, dense, origin); the others are reused."""
         columns = self.columns._replace(
             labels=np.full_like(self.columns.labels, np.nan),
             dense=np.empty_like(self.columns.dense),

@@ -78,7 +78,7 @@ class Pairs(Dataset):
         self._num_train: int | None = None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
-        """Batches of the training part; see the module.
+        """Batches of the training pairs and their negatives, which differ from epoch to epoch.
 
         Raises:
             InputError: while iterating, if a file cannot be read, too many lines are bad, an id is out of range, or

@@ -22,7 +22,7 @@ _KEPT_BYTES = 256  # of a bad line
 
 @dataclass(frozen=True)
 class Position:
-    """A place between two lines: the next one is `line` (1 = first) of file `file`, at a decompressed offset."""
+    """A position between two lines: the next one is `line` (1 = first) of file `file`, at a decompressed offset."""
 
     file: int = 0
     offset: int = 0

@@ -117,7 +117,7 @@ class RejectLog:
             self._check(max(self.num_lines, _CREDIT_LINES))
 
     def check(self) -> None:
-        """At the end of a pass.
+        """Check the shares of bad lines at the end of a pass.
 
         Raises:
             InputError: if the share of bad lines is above a limit.

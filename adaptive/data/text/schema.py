@@ -51,7 +51,7 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Label(Config):
-    """Where labels come from."""
+    """The column that labels come from, and the rule that makes them 0 or 1."""
 
     column: str = Field(description="0 or 1, unless there is a rule")
     positive: tuple[str, ...] | None = Field(default=None, min_length=1, description="texts that make a label 1")

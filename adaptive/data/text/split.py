@@ -30,7 +30,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Survey:
-    """The good rows of some files, and places between them: (rows before, place)."""
+    """The good rows of some files, and positions between them: (rows before, position)."""
 
     num_rows: int
     marks: tuple[tuple[int, Position], ...]

@@ -30,7 +30,7 @@ class Vocabulary:
     min_count: int
 
     def hash_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Keys and rows by place, for `adaptive.kernels.data.text_rows.fitted_rows`; at most half full."""
+        """Keys and rows by hash cell, for `adaptive.kernels.data.text_rows.fitted_rows`; at most half full."""
         size = _power_of_two(2 * len(self.keys) + 1)
         table_keys, table_rows = np.zeros(size, np.int64), np.full(size, -1, np.int64)
         kernels.insert_keys(self.keys, np.arange(len(self.keys)), table_keys, table_rows)

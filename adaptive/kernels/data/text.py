@@ -67,7 +67,7 @@ class Layout(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Where rows are written."""
+    """The arrays into which rows are written."""
 
     labels: NDArray[np.float32]  # (R,)
     dense: NDArray[np.float32]  # (R, D), NaN = missing

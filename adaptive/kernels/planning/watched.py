@@ -3,7 +3,7 @@
 Letters: U distinct rows of a batch, n of them watched, T tables of the group, H entries of the hot set.
 
 The watched rows of a batch are given by `places` (n,) int32 among its distinct rows, ascending, and by `entries` (n,)
-int32. Fates: see `planning`. What is touched together lies together: arrays here
+int32. Fates: see `books`. What is touched together lies together: arrays here
 are columns of records, a row is found in one cache line, and what the books say of it is in another.
 """
 

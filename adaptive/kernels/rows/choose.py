@@ -12,7 +12,7 @@ WIDEST = 1024  # columns that Triton's kernels know
 
 @dataclass(frozen=True)
 class RowKernels:
-    """What can be done to rows on a device; arguments as in `torch_ops`."""
+    """The kernels for rows on a device; arguments as in `torch_ops`."""
 
     pool: Callable[..., None]
     update: Callable[..., None]

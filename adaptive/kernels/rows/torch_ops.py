@@ -29,7 +29,7 @@ def sum_gradients(gradients: Tensor, vectors: Tensor, segments: Tensor, scales: 
 
 
 def square_sum(rows: Tensor) -> Tensor:
-    """(n,) sums of squares, in the four parts of `kernels.cpu.square_sum`."""
+    """(n,) sums of squares, in the four parts of `vector.row_sums.square_sum`."""
     squares = rows * rows
     parts = rows.new_zeros(len(rows), 4)
     for first in range(0, rows.shape[1], 4):
@@ -64,7 +64,7 @@ def steps(
     corrections: Tensor,
     squares: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(changes to subtract (U, D), new state (U, S)) of one optimizer step; see `kernels.cpu.apply_update`.
+    """(changes to subtract (U, D), new state (U, S)) of one optimizer step; see `rows.cpu.steps.apply_update`.
 
     squares: (U, S) by how much Adagrad's state grows, where the gradients are sums of several; default the gradients'.
     """
@@ -96,7 +96,7 @@ def _number(value: float, like: Tensor) -> Tensor:
 
 
 def drift_of(rows: Tensor, snapshots: Tensor, known: Tensor) -> Tensor:
-    """(n,) movement of rows since their snapshots, both (n, D), NaN where not known; see `kernels.drift.drift`."""
+    """(n,) movement of rows since their snapshots, both (n, D), NaN where not known; see `rows.cpu.drift.drift`."""
     moved = square_sum(rows - snapshots)
     drifts = torch.where(moved == 0, torch.zeros_like(moved), square_root(moved / square_sum(rows)))
     return torch.where(known, drifts, torch.full_like(drifts, torch.nan))
@@ -232,7 +232,7 @@ _GOLDEN, _MIX1, _MIX2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x
 
 
 def _mix(x: Tensor) -> Tensor:
-    """`kernels.cpu.mix`. torch multiplies 64-bit words as if they had no sign, but shifts theirs along."""
+    """`rows.cpu.initial.mix`. torch multiplies 64-bit words as if they had no sign, but shifts theirs along."""
     x = (x ^ _shifted(x, 30)) * _MIX1
     x = (x ^ _shifted(x, 27)) * _MIX2
     return x ^ _shifted(x, 31)

@@ -37,7 +37,7 @@ TORCH_DTYPES = {
 
 
 class PinnedBlock:
-    """Pinned memory of one owner."""
+    """Pinned memory of one owner, used again when its contents have been sent."""
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
@@ -45,7 +45,7 @@ class PinnedBlock:
         self.memory = mover.pinned(0)
 
     def take(self, num_bytes: int) -> None:
-        """From now on the host writes into it; there is room for at least `num_bytes`."""
+        """Wait until the host may write into it, and make room for at least `num_bytes`."""
         if self._sent is not None:
             self._mover.await_sent(self._sent)
             self._sent = None
@@ -53,7 +53,7 @@ class PinnedBlock:
             self.memory = self._mover.pinned(_rounded(num_bytes))
 
     def sent(self, event: Event) -> None:
-        """At `event` its contents will have been sent."""
+        """Note that its contents will have been sent at `event`."""
         self._sent = event
 
     @property
@@ -66,7 +66,7 @@ class PinnedBlock:
 
 
 class TransferBuffer:
-    """Several arrays on the host and their twins on the device, which the copy stream fills."""
+    """Several arrays in one pinned block, with twins on the device, which the copy stream fills."""
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
@@ -77,7 +77,7 @@ class TransferBuffer:
         self.tensors: list[Tensor] = []
 
     def take(self, parts: Sequence[tuple[DTypeLike, Shape]]) -> None:
-        """From now on the host writes into `arrays`, one for each (dtype, shape)."""
+        """Make `arrays` for the host to write into, one for each (dtype, shape)."""
         dtypes = [np.dtype(dtype) for dtype, _ in parts]
         sizes = [dtype.itemsize * prod(_dims(shape)) for dtype, (_, shape) in zip(dtypes, parts, strict=True)]
         starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
@@ -119,7 +119,7 @@ class TransferBuffer:
 
 
 class Ring:
-    """Parcels used in turn."""
+    """Transfer buffers used in turn."""
 
     def __init__(self, mover: Mover, size: int) -> None:
         self._transfer_buffers = deque(TransferBuffer(mover) for _ in range(size))

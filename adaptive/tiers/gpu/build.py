@@ -31,7 +31,7 @@ def build_devices(
     """A device tier for each host tier, with fewer slots than wanted if memory runs out, and the sizes they have.
 
     Raises:
-        ConfigError: if rows cannot take the way that is set.
+        ConfigError: if rows cannot cross as `tier.transfer` says.
         DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
     """
     choice = choose_transfer(hosts, tier, mover.device, lands=policy.misses == "host")
@@ -59,7 +59,7 @@ class TransferChoice:
     text: str  # for the user
 
     def transfer(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> Transfer:
-        """The way of one host tier's rows."""
+        """The transfer of one host tier's rows."""
         if id(host) not in self.pinned:
             return StagedTransfer(host, mover, kernels, optimizer)
         pair = self.pinned[id(host)]
@@ -70,10 +70,10 @@ class TransferChoice:
 def choose_transfer(
     hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, *, lands: bool
 ) -> TransferChoice:
-    """Pin the host tiers, if that is the way.
+    """Choose between direct and staged, and pin the host tiers for direct.
 
     Raises:
-        ConfigError: if it is asked for and cannot be.
+        ConfigError: if direct is asked for and cannot be.
     """
     wanted, reason = _wanted(hosts, tier, device)
     if wanted == "staged":

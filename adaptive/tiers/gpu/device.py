@@ -85,7 +85,7 @@ class TorchDevice(DeviceTier):
         self.num_slots = 0
         self.slots = RowArrays(rows(0, weights), rows(0, state))  # the old ones make room first
         if self._mover.device.type == "cuda":
-            torch.cuda.empty_cache()  # the new ones would keep the old ones' blocks, of which nobody could use the rest
+            torch.cuda.empty_cache()  # else the new ones would lie in the old ones' larger blocks and waste the rest
         self.slots = RowArrays(rows(num_slots, weights), rows(num_slots, state))
         self.num_slots = num_slots
 
@@ -155,7 +155,7 @@ class TorchDevice(DeviceTier):
         gradients: Tensor,
         squares: Tensor | None = None,
     ) -> Later:
-        """`there` updates rows on the host: from the gradients that they need, and from those rows of squares."""
+        """`there` updates rows on the host, from the rows of gradients (and squares) that they need."""
         tables = (gradients,) if squares is None else (gradients, squares)
         coming = [self._bring(row_updates.needed, table) for table in tables if len(row_updates.there)]
         norms = self._update_slots(row_updates.segments_here, gradients, squares)

@@ -1,4 +1,4 @@
-"""`HostRows`: what a device leaves to the host's processor: rows that a plan leaves there (`misses = "host"`).
+"""`HostRows`: work on rows that a plan leaves on the host (`misses = "host"`), done by the host's processor.
 
 Pooled vectors go to the device and their gradients come back, so the link carries vectors, not rows. The arithmetic is
 that of a device tier in ordinary memory (`CpuRows`): bits do not depend on who does the work.

@@ -17,7 +17,7 @@ SENDS = 16  # sends under way before the training thread waits for the oldest
 
 
 class ComputeLink:
-    """Between the training thread and the device, on the compute stream."""
+    """Sends the training thread's arrays to the device and brings numbers back, on the compute stream."""
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
@@ -52,11 +52,11 @@ class ComputeLink:
         return tensor
 
     def bring(self, tensor: Tensor) -> Later:
-        """float32 numbers from the device, whenever they are asked for, once."""
+        """Start to bring float32 numbers from the device; call the result, once, to get them."""
         return self.bring_view(tensor).take
 
     def bring_view(self, tensor: Tensor) -> "ArrivingArray":
-        """The same without a copy of their own."""
+        """The same as a view of the pinned buffer, without a copy."""
         block = self._idle.pop() if self._idle else self._new_block()
         block.take(tensor.nbytes)
         shape = tuple(tensor.shape)

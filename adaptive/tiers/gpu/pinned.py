@@ -43,7 +43,7 @@ class Pinned:
             assert self.tensor.data_ptr() == array.ctypes.data
 
     def close(self) -> None:
-        """Nothing may be copying. Closing twice is fine."""
+        """Unpin it, with no copy under way. Closing twice is fine."""
         if self._close is not None:
             self._close()
 
@@ -72,7 +72,7 @@ def _unpin(runtime: Any, array: Floats) -> None:
 
 
 def _forget_error(device: torch.device) -> None:
-    """CUDA keeps the error of a call for the next launch of a kernel to trip over: one that does not matter."""
+    """Clear an error that does not matter: CUDA would report it at the next launch of a kernel."""
     try:
         torch.empty(1, device=device).fill_(1.0)
     except RuntimeError:

@@ -38,7 +38,7 @@ class SentBags:
 
 @dataclass(frozen=True, kw_only=True)
 class SentPooling(Pooling):
-    """A forward pass cut in two."""
+    """A forward pass cut in two: bags pooled on the device, and bags wholly on the host."""
 
     bags: SentBags | None  # None: no bag has a row on the device
     crossing: Int64s  # host rows that these bags need
@@ -58,7 +58,7 @@ class Segments:
 
 @dataclass(frozen=True, kw_only=True)
 class SentRowUpdates(RowUpdates):
-    """An update cut in two. `here` and `there` are positions in `rows`."""
+    """An update cut in two: rows in slots (`here`) and on the host (`there`), as positions in `rows`."""
 
     here: Int64s
     segments_here: Segments
@@ -69,7 +69,7 @@ class SentRowUpdates(RowUpdates):
 
 @dataclass(frozen=True)
 class SnapshotArguments:
-    """Of the drift kernel."""
+    """Arguments of the drift kernel, on the device."""
 
     locations: Tensor  # slots, or ~i of the rows that cross
     entries: Tensor
@@ -123,7 +123,7 @@ def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer) -> SentPlan:
 
 
 def counted(plan: SentPlan) -> SentPlan:
-    """The plan, its own bytes counted as sent to the device: each table's share is that of its look-ups."""
+    """The plan with its own bytes counted as sent to the device, shared out among tables by their look-ups."""
     plan.tally[:, Counter.BYTES_H2D] += shared_out(plan.transfer_buffer.size, plan.tally[:, Counter.LOOKUPS])
     return plan
 

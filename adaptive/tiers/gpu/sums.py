@@ -14,7 +14,7 @@ from adaptive.tiers.gpu.sent_plan import SentDeferred
 
 
 class TorchSums:
-    """sums (H, D) and squares (H, S) float32, of which pending (H,) bool tells whether they count."""
+    """Waiting gradients: sums (H, D), squares (H, S) float32; pending (H,) bool tells which entries count."""
 
     def __init__(self, capacity: int, width: int, squares_width: int, device: torch.device) -> None:
         self.sums = torch.full((capacity, width), torch.nan, device=device)
@@ -38,7 +38,7 @@ class TorchSums:
         self.pending.index_fill_(0, deferred.due_sent, False)
 
     def forget(self) -> None:
-        """Nothing waits."""
+        """Drop all sums that wait."""
         self.pending.fill_(False)
 
     def read(self, entries: Int64s, link: ComputeLink) -> tuple[Int64s, Floats, Floats]:
@@ -51,7 +51,7 @@ class TorchSums:
         return waiting, link.read(self.sums, entries[waiting]), link.read(self.squares, entries[waiting])
 
     def restore(self, entries: Int64s, sums: Floats, squares: Floats) -> None:
-        """Sums (m, D) and squares (m, S) wait for the entries (m,)."""
+        """Restore sums (m, D) and squares (m, S) that wait for the entries (m,)."""
         device = self.sums.device
         places = torch.from_numpy(entries).to(device)
         self.sums[places], self.squares[places] = (torch.from_numpy(rows).to(device) for rows in (sums, squares))

@@ -39,7 +39,7 @@ class RowArrays:
 
 
 class Transfer(ABC):
-    """Asked by whoever holds the pipeline's lock. Slots and rows are given once each."""
+    """Moves rows between slots and a host tier. The caller holds the pipeline's lock; no slot or row comes twice."""
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
         self._host, self._mover, self._kernels = host, mover, kernels
@@ -53,7 +53,7 @@ class Transfer(ABC):
 
     @property
     def num_bytes(self) -> Bytes:
-        """Of buffers."""
+        """Bytes of its buffers: of pinned memory, of device memory."""
         return self._lists.num_bytes
 
     @abstractmethod
@@ -83,10 +83,10 @@ class Transfer(ABC):
 
     @abstractmethod
     def land(self) -> None:
-        """All copies are done: return when the host has stored what they brought."""
+        """Return when the host has stored the rows that copies brought; the copies are done."""
 
     def close(self) -> None:
-        """Let go of the host's memory."""
+        """Release the host's memory."""
         return
 
     def poison_slots(self, slots: RowArrays, places: Int64s) -> None:
@@ -157,7 +157,7 @@ class DirectTransfer(Transfer):
     def close(self) -> None:
         self._host_rows = None
         try:
-            self._mover.finish_copies()  # a kernel that reads memory which is let go is the end of the process
+            self._mover.finish_copies()  # a kernel that reads released memory ends the process
         finally:
             self._let_go()
 
@@ -167,7 +167,7 @@ class DirectTransfer(Transfer):
 
 @dataclass(frozen=True)
 class _Landing:
-    """Rows on their way to the host."""
+    """Rows on their way to the host, which stores them once `event` has come."""
 
     event: Event
     rows: Int64s

@@ -3,7 +3,7 @@
 Letters and locations: see `cpu`; H entries of the hot set. `sums` (H, D) float32; `squares` (H, S) float32, where S is
 D for Adagrad, 1 for row-wise Adagrad (the mean over the columns) and 0 for optimizers that need none. Each visit adds
 its gradient to the one and the gradient's square to the other: the state grows as if every visit had been applied, and
-the step is that of the sum. A sum of one visit is applied as `cpu.update` would have, bit for bit.
+the step is that of the sum. A sum of one visit is applied as `update.update` would have, bit for bit.
 """
 
 import numba
@@ -55,7 +55,7 @@ def prefetch_sum(sums, squares, entry):
 def accumulate(first, last, entries, segments, vectors, scales, gradients, sums, squares, pending, g):
     """Add the gradients of the rows [first, last) to sums[entries[u]], or start these sums, and mark them pending.
 
-    entries (U,) int64, each once; gradients are summed as in `cpu.update`; pending (H,) bool; g (1, D) is scratch.
+    entries (U,) int64, each once; gradients are summed as in `update.update`; pending (H,) bool; g (1, D) is scratch.
     """
     ahead, last_row = np.uint64(AHEAD), np.uint64(last)
     for u in range(np.uint64(first), last_row):
@@ -77,7 +77,7 @@ def accumulate(first, last, entries, segments, vectors, scales, gradients, sums,
 
 @kernel(inline=True)
 def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, corrections):
-    """`cpu.apply_update` with the gradient sums[entry], where Adagrad's state grows by squares[entry]."""
+    """`steps.apply_update` with the gradient sums[entry], where Adagrad's state grows by squares[entry]."""
     if kind == ADAGRAD:
         adagrad_sum_step(
             weights, i, delta, 0, state, i, squares, entry, sums, entry, settings[LR], settings[EPS],
@@ -106,7 +106,7 @@ def apply_sums(
     norms,
     delta,
 ):
-    """Take one optimizer step with each sum of [first, last) whose row lies in one tier; flip: as `cpu.update_tier`.
+    """Take one optimizer step with each sum of [first, last) whose row lies in one tier; flip: as `update.update_tier`.
 
     locations (n,) int64, each row once; entries (n,) int64; norms (n,) float32 receives the L2 norm of each change;
     delta (1, D) is scratch.
@@ -189,7 +189,7 @@ def defer(
     """Add the gradients of rows to their sums, see `accumulate`, and apply the sums that are due, see `apply_sums`.
 
     due (n,) int64 ascending: which of the U rows are due. Their sums are applied by the thread that has just finished
-    them. The other arguments are those of `cpu.update`; norms (n,).
+    them. The other arguments are those of `update.update`; norms (n,).
     """
     num_chunks = scratch.shape[0]
     dim = gradients.shape[1]

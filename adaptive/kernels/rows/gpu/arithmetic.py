@@ -82,7 +82,7 @@ def add_quarters(parts, ROWS: tl.constexpr):
 
 @triton.jit
 def kept_square_sum(kept, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """(R, 1) sums of squares of `scale` times the rows kept at `kept` (R, C), in the parts of `kernels.cpu.square_sum`.
+    """(R, 1) sums of squares of `scale` times the rows kept at `kept` (R, C), in the parts of `row_sums.square_sum`.
 
     A sum in a given order needs its terms one after the other, and the columns of a row are spread over threads. So the
     caller writes the row down and waits at a barrier, and four threads a row walk along it. scale: number or (R, 1).

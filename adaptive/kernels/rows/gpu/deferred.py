@@ -82,7 +82,7 @@ def accumulate(
     S = D, their mean if S = 1 (row-wise), nothing if S = 0.
 
     entries (U,) int64, each once; sums (H, D) and squares (H, S) float32; pending (H,) bool; the others, and `exact`,
-    as in `update`. Bits as `kernels.deferred.accumulate`.
+    as in `update`. Bits as `cpu.deferred.accumulate`.
     """
     dense(entries, segments, vectors, scales, gradients, sums, squares, pending)
     num_rows, width = len(entries), sums.shape[1]

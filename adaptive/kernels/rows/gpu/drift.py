@@ -60,7 +60,7 @@ def drift(
     """drifts[i] = ||row - snapshot|| / ||row|| for rows that have a snapshot (NaN otherwise); then renew it.
 
     locations (n,) int64; entries (n,) int32 or int64, each once, rows of snapshots (H, D) float32; known (n,) bool;
-    weights and host_weights as in `pool`; drifts (n,) float32. Bits as `kernels.drift.drift`.
+    weights and host_weights as in `pool`; drifts (n,) float32. Bits as `cpu.drift.drift`.
     """
     assert host_weights is not None or locations.is_cuda or not bool((locations < 0).any())
     dense(locations, entries, known, weights, host_weights, snapshots, drifts)

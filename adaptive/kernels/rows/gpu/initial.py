@@ -14,7 +14,7 @@ MIX2 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def mix(x):
-    """`kernels.cpu.mix` of uint64."""
+    """`cpu.initial.mix` of uint64."""
     x = (x ^ (x >> 30)) * MIX1
     x = (x ^ (x >> 27)) * MIX2
     return x ^ (x >> 31)
@@ -59,7 +59,7 @@ def initial_rows(
     table_bounds: Tensor,
     first_state: float,
 ) -> None:
-    """Write the initial values of `rows` (n,) to `slots` (n,), both int64: bits as `kernels.cpu.initial_rows`.
+    """Write the initial values of `rows` (n,) to `slots` (n,), both int64: bits as `cpu.initial.initial_rows`.
 
     weights (slots, D) float32, float16 or bfloat16; state (slots, S) float32; table_starts (T + 1,) int64;
     table_keys (T,) int64 with the bits of uint64; table_bounds (T,) float32.

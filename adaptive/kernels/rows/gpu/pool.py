@@ -55,7 +55,7 @@ def pool(
 
     weights (slots, D) and host_weights (rows, D), pinned, float32, float16 or bfloat16; locations (N,) int64;
     bag_vectors (B,) int32 or int64; bag_starts (B + 1,) int64; scales (N,) float32, or empty: all 1; out (V, D)
-    float32. A sum starts from its first term and runs in look-up order: bits as `kernels.cpu.pool`. Without
+    float32. A sum starts from its first term and runs in look-up order: bits as `cpu.pool.pool`. Without
     host_weights no location may be < 0; its row would be NaN.
     """
     dense(weights, host_weights, locations, bag_vectors, bag_starts, scales, out)

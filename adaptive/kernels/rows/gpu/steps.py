@@ -1,4 +1,4 @@
-"""Optimizer steps of a tile of rows, as `kernels.cpu.apply_update` takes them. State is float32.
+"""Optimizer steps of a tile of rows, as `cpu.steps.apply_update` takes them. State is float32.
 
 Letters as in `arithmetic`. `places` (R,) are locations; `columns` (1, C); `gradient` (R, C); settings (1, 1) float32.
 SUMMED: the gradient is a sum of several, and what Adagrad's state grows by stands in `squares`, see

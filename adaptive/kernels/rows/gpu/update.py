@@ -130,7 +130,7 @@ def update(
     squares: if given, `gradients` and these are what `accumulate` has filled; each row has one look-up, not scaled: its
     sum. Adagrad's states, row-wise or not, then grow by the row of squares (V, S) in place of the gradient's own.
 
-    exact: sum in look-up order; bits as `kernels.cpu.update`. Otherwise rows of more than 32 look-ups are summed as
+    exact: sum in look-up order; bits as `cpu.update.update`. Otherwise rows of more than 32 look-ups are summed as
     `kernels.rows.gpu.sums` says: always in the same way, much faster for very frequent rows, rounded differently.
     """
     assert (host_weights is None) == (host_state is None)
