@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from adaptive.models.dlrm import DLRM, DLRMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.planned import Planned
-    from adaptive.policy import NEVER, Deferral, Policy, RowStats, TierView
+    from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
 
 _HOMES = {
     "Adagrad": "optim",
@@ -43,6 +43,7 @@ _HOMES = {
     "RowwiseAdagrad": "optim",
     "SGD": "optim",
     "SkipConfig": "config",
+    "SkipRule": "policy",
     "Statistics": "engine.statistics",
     "Synthetic": "data.synthetic.stream",
     "SyntheticConfig": "data.synthetic.config",
@@ -79,6 +80,7 @@ __all__ = [
     "RowStats",
     "RowwiseAdagrad",
     "SkipConfig",
+    "SkipRule",
     "Statistics",
     "Synthetic",
     "SyntheticConfig",

@@ -140,16 +140,25 @@ class TierConfig(Config):
 
 
 class SkipConfig(Config):
-    """When saturated rows are looked for. Skipping updates is the only lossy feature; without this it is off."""
+    """Which updates are written less often, and how rows are watched for it. Without this nothing is skipped."""
 
-    interval: int = Field(
-        default=64, ge=1, description="batches between snapshots, and between questions to the policy"
+    rule: str | None = Field(
+        default=None,
+        description="beside any policy: off, defer, updates, module:Class or file.py:Class, with parameters as in "
+        "defer+bound=0.1; null: what the policy itself says",
     )
+
+    interval: int = Field(default=64, ge=1, description="batches between questions to the policy or the skip rule")
     hot_rows: Size = Field(
         default="auto",
         description="rows watched by policies that skip: rows, per cent, bytes, or auto (5%, at least 100,000)",
     )
-    min_accesses: int = Field(default=64, ge=1, description="look-ups after which a row is watched")
+    min_accesses: int = Field(
+        default=64, ge=1, description="look-ups after which a row is watched, and between two snapshots of it"
+    )
+    min_visits: int = Field(
+        default=32, ge=1, lt=2**16, description="batches that look a row up between two snapshots of it, at least"
+    )
     lag: int = Field(
         default=8,
         ge=0,

@@ -35,8 +35,8 @@ from adaptive.planning.lookups import lay_out_bags
 from adaptive.planning.plan import GroupPlan
 from adaptive.planning.sizing import SHRINK, resized
 from adaptive.planning.tier_view import RowView
-from adaptive.policy import Policy, TierView, arranges
-from adaptive.policy_loading import make_policy
+from adaptive.policy import Policy, SkipRule, TierView, arranges
+from adaptive.policy_loading import NO_RULE, make_policy, make_rule
 from adaptive.system import is_out_of_memory, running_out
 
 T = TypeVar("T")
@@ -70,13 +70,14 @@ class TieredEmbeddingBag(nn.Module):
         *,
         policy: str | type[Policy] | Policy = "lru",
         optimizer: RowOptimizer = SGD(),  # noqa: B008 (immutable)
-        skip: SkipConfig | None = None,
+        skip: SkipConfig | SkipRule | str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
         check_arguments(tables, tier, optimizer, skip)
         self.features = feature_order(tables)
         self.policy = make_policy(policy)
+        skip = _with_rule(self.policy, skip)
         engine = build_engine(tables, tier, self.policy, optimizer, skip, seed)
         self._pipeline, self._sizes = engine.pipeline, engine.sizes
         self.drops_updates, self.defers = engine.drops_updates, engine.defers
@@ -369,6 +370,28 @@ class TieredEmbeddingBag(nn.Module):
         self.close()
 
 
+def _with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipConfig | None:
+    """Put the skip rule that is asked for beside the policy; the settings of skipping, None: nothing is skipped.
+
+    Raises:
+        ConfigError: if the policy leaves inputs out itself.
+        PolicyError: if the rule cannot be loaded.
+    """
+    if isinstance(skip, str):
+        skip = SkipConfig(rule=skip)
+    wanted = skip.rule if isinstance(skip, SkipConfig) else skip
+    if wanted is None:
+        return skip if isinstance(skip, SkipConfig) else None
+    if policy.drops_inputs:
+        raise ConfigError(
+            f"skip rule {wanted}: policy {type(policy).__name__} leaves inputs out itself; choose one of the two"
+        )
+    if wanted == NO_RULE:
+        return None
+    policy.rule = make_rule(wanted)
+    return skip if isinstance(skip, SkipConfig) else SkipConfig()
+
+
 class _Pool(torch.autograd.Function):
     """Pooling whose gradient is kept for `step()` instead of becoming a sparse tensor."""
 
@@ -404,7 +427,7 @@ def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: 
         ("tier", tier, TierConfig),
         ("optimizer", optimizer, RowOptimizer),
     ]
-    if skip is not None:
+    if skip is not None and not isinstance(skip, str | SkipRule):
         given.append(("skip", skip, SkipConfig))
     for name, found, needed in given:
         if not isinstance(found, needed):

@@ -33,7 +33,9 @@ class RowStats:
     update_norm: NDArray[np.float32]  # (n,) sum over updates of the L2 norm of the change
     drift: NDArray[np.float32]  # (n,) ||row - snapshot|| / ||row||; NaN = unknown, or an update was skipped
     drift_accesses: NDArray[np.int64]  # (n,) look-ups between the two snapshots behind `drift`
-    saturated: NDArray[np.bool_]  # (n,) the current verdict
+    drift_visits: NDArray[np.int64]  # (n,) batches that looked the row up between them
+    visits: NDArray[np.int64]  # (n,) batches that have looked the row up, where updates are deferred; 0 elsewhere
+    saturated: NDArray[np.bool_]  # (n,) the current verdict: updates are left out, or wait
     resident: NDArray[np.bool_]  # (n,) on the device now
 
     def __len__(self) -> int:
@@ -90,9 +92,40 @@ class Deferral:
             raise ValueError(f"{self}: needed every >= 1, at_most from 1 to 255 or none, warmup >= 0")
 
 
+class SkipRule(ABC):
+    """Decides which updates are written less often: beside any policy, which decides where rows lie.
+
+    One question, asked every `SkipConfig.interval` batches: of these watched rows and what is known of them, which
+    wait, and for how many visits? Whatever a rule answers, placement changes nothing, and reports say what was left
+    out. Answers are checked as a policy's are; arrays handed in are read-only. Parameters of `__init__` (keyword-only,
+    annotated, with defaults) are the rule's settings.
+    """
+
+    watches: bool = True
+    """Whether movement is measured (`RowStats.drift`); a rule that does without says no, and no snapshots are kept."""
+
+    leaves_out: bool = False
+    """Whether `visits` may answer 0: then updates are lost. Otherwise every gradient is applied, sooner or later."""
+
+    at_most: int = 255
+    """The largest answer that counts."""
+
+    warmup: int = 100
+    """Batches before anything waits or is left out."""
+
+    def begin(self, optimizer: str) -> None:  # noqa: B027 (optional, not abstract)
+        """Told before training which optimizer updates the rows: `sgd`, `adagrad`, `rowwiseadagrad` or `adam`."""
+
+    @abstractmethod
+    def visits(self, rows: RowStats) -> NDArray[Any]:
+        """(n,) whole numbers. 1: every visit (a batch that looks the row up) updates the row. k > 1: gradients wait in
+        a sum that every k-th visit applies. 0: updates are left out until the rule is asked again."""
+
+
 def arranges(policy: "Policy | type[Policy]") -> bool:
-    """Whether a policy makes batches of its own: it, or its class, has another `arrange` than the default."""
-    return getattr(policy.arrange, "__func__", policy.arrange) is not Policy.arrange
+    """Whether a policy makes batches of its own: it, or its class, has another `arrange` than the default, and its
+    settings have a use for it (`Policy.rearranges`)."""
+    return policy.rearranges and getattr(policy.arrange, "__func__", policy.arrange) is not Policy.arrange
 
 
 class Policy(ABC):
@@ -111,6 +144,9 @@ class Policy(ABC):
 
     device_rows: ClassVar[str | None] = None
     """The only size of device tier that makes sense for this policy (`"0"`, `"100%"`), or None: any."""
+
+    rearranges: bool = True
+    """Whether `arrange`, where a policy defines it, does anything; one whose settings do without says no."""
 
     drops_inputs: bool = False
     """Whether `arrange` leaves samples out. That changes what is trained, as `saturated` does."""
@@ -131,6 +167,10 @@ class Policy(ABC):
 
     deferral: Deferral | None = None
     """Whether and how updates of popular rows are deferred; only where skipping is switched on."""
+
+    rule: SkipRule | None = None
+    """Which updates are written less often; only where skipping is switched on. `--skip NAME` puts one beside any
+    policy; `deferral` and `saturated` do not count then."""
 
     warmup: int = 0
     """Batches before anything is left out, as far as the policy knows; a guard judges from then on."""

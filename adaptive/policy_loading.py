@@ -3,24 +3,35 @@
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from adaptive.errors import PolicyError
-from adaptive.policy import Deferral, Policy
+from adaptive.policy import Deferral, Policy, SkipRule
+
+PlugIn = TypeVar("PlugIn", Policy, SkipRule)
 
 ENTRY_POINTS = "adaptive.policies"
+RULE_ENTRY_POINTS = "adaptive.skip_rules"
+NO_RULE: Final = "off"  # the name that means: nothing is skipped
+_PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+bound=0.1
 
 
 def installed_policies() -> dict[str, str]:
     """Name -> `module:Class` of every installed policy. Loads none of them."""
     return {point.name: point.value for point in sorted(entry_points(group=ENTRY_POINTS))}
+
+
+def installed_rules() -> dict[str, str]:
+    """Name -> `module:Class` of every installed skip rule. Loads none of them."""
+    return {point.name: point.value for point in sorted(entry_points(group=RULE_ENTRY_POINTS))}
 
 
 def load_policy_class(spec: str) -> type[Policy]:
@@ -29,19 +40,67 @@ def load_policy_class(spec: str) -> type[Policy]:
     Raises:
         PolicyError: if there is no such policy, or it is not a complete `Policy`.
     """
-    target = installed_policies().get(spec, spec)
+    return _load_class(spec, "policy", installed_policies(), Policy)  # type: ignore[type-abstract]
+
+
+def load_rule_class(spec: str) -> type[SkipRule]:
+    """The same for a skip rule.
+
+    Raises:
+        PolicyError: if there is no such rule, or it is not a complete `SkipRule`.
+    """
+    return _load_class(spec, "skip rule", installed_rules(), SkipRule)  # type: ignore[type-abstract]
+
+
+def _load_class(spec: str, kind: str, installed: Mapping[str, str], base: type[PlugIn]) -> type[PlugIn]:
+    target = installed.get(spec, spec)
     place, colon, name = target.rpartition(":")
     if not colon:
-        known = ", ".join(installed_policies())
-        raise PolicyError(f"no policy {spec!r}; known: {known}; or give module:Class or file.py:Class")
+        raise PolicyError(f"no {kind} {spec!r}; known: {', '.join(installed)}; or give module:Class or file.py:Class")
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place, spec)
     found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise PolicyError(f"policy {spec!r}: {place} has no class {name} derived from adaptive.Policy")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise PolicyError(f"{kind} {spec!r}: {place} has no class {name} derived from adaptive.{base.__name__}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise PolicyError(f"policy {spec!r}: class {name} does not implement {missing}")
+        raise PolicyError(f"{kind} {spec!r}: class {name} does not implement {missing}")
     return found
+
+
+def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
+    """The rule itself, from an instance, a class, or a name with parameters, such as `defer+bound=0.1`.
+
+    Raises:
+        PolicyError: if there is no such rule, for an unknown parameter, a value of the wrong type or out of range.
+    """
+    if isinstance(spec, SkipRule):
+        return _checked_rule(spec)
+    options: dict[str, Any] = {}
+    if isinstance(spec, str):
+        name, *texts = _PARAMETER.split(spec)
+        options = {key: value for key, _, value in (text.partition("=") for text in texts)}
+        spec = load_rule_class(name)
+    try:
+        return _checked_rule(spec(**_checked_options(spec, options, "skip rule")))
+    except PolicyError:
+        raise
+    except Exception as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise PolicyError(f"skip rule {spec.__name__}: {reason}") from error
+
+
+def _checked_rule(rule: SkipRule) -> SkipRule:
+    answers = {
+        "at_most": ("a whole number from 1 to 255", isinstance(rule.at_most, int) and 1 <= rule.at_most <= 255),
+        "warmup": ("a whole number from 0 on", isinstance(rule.warmup, int) and rule.warmup >= 0),
+        "leaves_out": ("True or False", isinstance(rule.leaves_out, bool)),
+        "watches": ("True or False", isinstance(rule.watches, bool)),
+    }
+    for name, (needed, holds) in answers.items():
+        if not holds:
+            found = getattr(rule, name)
+            raise PolicyError(f"skip rule {type(rule).__name__}: {name} must be {needed}, found {found!r}")
+    return rule
 
 
 def make_policy(policy: str | type[Policy] | Policy, options: Mapping[str, Any] | None = None) -> Policy:
@@ -86,20 +145,22 @@ def _checked_attributes(policy: Policy) -> Policy:
     return policy
 
 
-def policy_parameters(cls: type[Policy]) -> dict[str, inspect.Parameter]:
-    """The settings of a policy: the keyword parameters of its `__init__`."""
+def policy_parameters(cls: type[Policy] | type[SkipRule]) -> dict[str, inspect.Parameter]:
+    """The settings of a policy or a rule: the keyword parameters of its `__init__`."""
     if cls.__init__ is object.__init__:
         return {}
     parameters = inspect.signature(cls, eval_str=True).parameters
     return {name: p for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
-def _checked_options(cls: type[Policy], options: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_options(
+    cls: type[Policy] | type[SkipRule], options: Mapping[str, Any], kind: str = "policy"
+) -> dict[str, Any]:
     parameters = policy_parameters(cls)
     unknown = sorted(set(options) - set(parameters))
     if unknown:
         known = ", ".join(parameters) or "none"
-        raise PolicyError(f"policy {cls.__name__} has no parameter {', '.join(unknown)}; it has: {known}")
+        raise PolicyError(f"{kind} {cls.__name__} has no parameter {', '.join(unknown)}; it has: {known}")
     checked: dict[str, Any] = {}
     for name, value in options.items():
         annotation = parameters[name].annotation
@@ -109,7 +170,7 @@ def _checked_options(cls: type[Policy], options: Mapping[str, Any]) -> dict[str,
             )
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
-            raise PolicyError(f"policy {cls.__name__}: {name}={value!r}: {reason}") from error
+            raise PolicyError(f"{kind} {cls.__name__}: {name}={value!r}: {reason}") from error
     return checked
 
 

@@ -196,7 +196,7 @@ def _switch_tracking_off(ours: Ours) -> None:
 
     def no_stats(rows: NDArray[np.int64], number: int, *rest: Any) -> RowStats:
         nothing: Any = np.broadcast_to(np.int64(0), len(rows))
-        return RowStats(number, rows, *[nothing] * 9)
+        return RowStats(number, rows, *[nothing] * 11)
 
     for lane in ours.bag._pipeline.lanes:
         planner: Any = lane.planner

@@ -95,6 +95,7 @@ class Slipstream(Policy):
         self.deferral = deferral if skip == "defer" else None
         self.watches = skip in ("updates", "inputs")
         self.drops_inputs = skip == "inputs"
+        self.rearranges = self.watches and (self.drops_inputs or metric == "movement")
         self.skip = skip
         self.warmup = warmup
         self.threshold = threshold

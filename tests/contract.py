@@ -151,6 +151,8 @@ def row_stats(size: int, **columns: Any) -> RowStats:
         "update_norm": np.zeros(size, np.float32),
         "drift": np.full(size, np.nan, np.float32),
         "drift_accesses": np.zeros(size, np.int64),
+        "drift_visits": np.zeros(size, np.int64),
+        "visits": np.zeros(size, np.int64),
         "saturated": np.zeros(size, np.bool_),
         "resident": np.ones(size, np.bool_),
     }

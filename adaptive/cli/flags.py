@@ -73,6 +73,14 @@ FLAGS = (
         "Learning rate of the rows; of the dense part: --set dense_optimizer.lr=RATE.",
         "0.05",
     ),
+    Flag(
+        "--skip",
+        ("skip.rule",),
+        "RULE",
+        TRAINING,
+        "Which updates are written less often, beside any policy: off, defer, updates, module:Class, file.py:Class, "
+        "with parameters as in defer+bound=0.1. Without it: what the policy says.",
+    ),
     Flag("--steps", ("steps",), "BATCHES", TRAINING, "Stop after this many batches.", "all data"),
     Flag("--epochs", ("epochs",), "NUMBER", TRAINING, "Passes over the training data.", "1"),
     Flag("--seed", ("seed",), "NUMBER", TRAINING, "Seed of the initial values.", "0"),

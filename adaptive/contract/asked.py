@@ -64,7 +64,7 @@ class Subject:
         try:
             return self._thread.ask(question)
         except Overdue:
-            raise HungError(overdue_text(self.cls.__name__, method, step, self.timeout)) from None
+            raise HungError(overdue_text(f"policy {self.cls.__name__}", method, step, self.timeout)) from None
 
 
 class Asked:

@@ -33,6 +33,8 @@ def made_up_stats(size: int, step: int = 700) -> RowStats:
         update_norm=random.random(size, np.float32) * 100,
         drift=drift,
         drift_accesses=random.integers(0, 1000, size),
+        drift_visits=random.integers(0, 500, size),
+        visits=random.integers(0, 5000, size),
         saturated=random.random(size) < 0.3,
         resident=random.random(size) < 0.5,
     )

@@ -52,16 +52,17 @@ def build_engine(
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     groups = make_groups(tables, seed)
     mover = Mover(streams_of(choose_device(tier.device)))
-    defers = policy.deferral is not None
-    skip = skip if policy_caller.watches_saturation or defers else None
+    policy_caller.begin(type(optimizer).__name__.lower())
+    defers = policy.deferral is not None or policy.rule is not None
+    skip = skip if policy_caller.asks or defers else None
     room = free_bytes(mover.device)
     if room is not None and skip is not None:
-        kept = watched_bytes(groups, skip, optimizer, snapshots=policy_caller.watches_saturation, sums=defers)
+        kept = watched_bytes(groups, skip, optimizer, snapshots=policy_caller.watches_movement, sums=defers)
         room = max(0, room - kept)
     sizes = choose_slots(groups, tier, optimizer, policy, room)
     lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, policy_caller, mover)
     pipeline = Pipeline(lanes, policy_caller, tier, skip, mover)
-    drops_updates = skip is not None and policy_caller.watches_saturation
+    drops_updates = skip is not None and policy_caller.leaves_out
     return Engine(pipeline, sizes, skip, drops_updates, skip is not None and defers)
 
 
@@ -71,8 +72,8 @@ def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) ->
     for lane in pipeline.lanes:
         capacity = hot_rows(lane.group, skip, optimizer)
         lane.planner.watch(capacity, skip, optimizer)
-        sums = policy_caller.policy.deferral is not None
-        lane.device.watch(capacity, snapshots=policy_caller.watches_saturation, sums=sums)
+        sums = policy_caller.policy.deferral is not None or policy_caller.policy.rule is not None
+        lane.device.watch(capacity, snapshots=policy_caller.watches_movement, sums=sums)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from adaptive.engine.pipeline import Lane, Pipeline
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.kernels.planning.books import INITIAL, ON_HOST
-from adaptive.planning.hot_set import COLUMNS, ENTRY
+from adaptive.planning.hot_set import COLUMNS, ENTRY, LATER_COLUMNS
 from adaptive.planning.plan import Moves
 from adaptive.planning.skipping import Skipper
 from adaptive.tiers.device import WatchedValues
@@ -170,6 +170,8 @@ def _watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any]], prefix: str) -
     """The arrays of a lane's watched rows, or none if the saved tables did not watch and defer as this lane does."""
     prefix += WATCHED
     found = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+    if "row" in found:
+        found = {**{name: np.zeros(len(found["row"]), ENTRY[name]) for name in LATER_COLUMNS}, **found}
     skipper = lane.planner.skipper
     if skipper is None or set(found) != _names(skipper):
         return {}

@@ -150,10 +150,13 @@ def least_allowance(embeddings: TieredEmbeddingBag, optimizer: RowOptimizer) -> 
     A share of rows or inputs may be arbitrarily small. Under deferral an allowance scales k - 1, in whole numbers:
     below 1 / (longest - 1) every update is the plain one.
     """
-    policy = embeddings.policy
+    policy, rule = embeddings.policy, embeddings.policy.rule
     if embeddings.drops_updates or policy.drops_inputs:
         return 0.0
-    if not embeddings.defers or policy.deferral is None or (beyond := longest(policy.deferral, optimizer) - 1) < 1:
+    if not embeddings.defers:
+        return None
+    most = rule.at_most if rule is not None else longest(policy.deferral, optimizer) if policy.deferral else 1
+    if (beyond := most - 1) < 1:
         return None
     return 1 / beyond
 

@@ -38,7 +38,7 @@ class Timing:
         """The timing of a run."""
         planned = max(config.depth, config.skip.lag if config.skip is not None else 0) + 2
         return cls(
-            warmup=max(settings.warmup, policy.warmup, policy.deferral.warmup if policy.deferral else 0),
+            warmup=max(settings.warmup, *_warmups(policy)),
             steps=settings.steps,
             held_back=-(-settings.holdout // config.batch_size),
             margin=planned * READ_PER_TRAINED if policy.drops_inputs else planned,
@@ -65,6 +65,12 @@ BEFORE: Final = 400  # batches with which the latest are compared, at most
 LEAST_BEFORE: Final = 100
 LATEST: Final = 25
 ERRORS: Final = 5.0  # by which the loss must rise; a false alarm in some 10^6 batches, were they independent
+
+
+def _warmups(policy: Policy) -> list[int]:
+    """Batches before a policy, its deferral or its rule leaves anything out."""
+    parts = (policy, policy.deferral, policy.rule)
+    return [part.warmup for part in parts if part is not None]
 
 
 class Alarm:

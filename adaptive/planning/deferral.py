@@ -18,6 +18,7 @@ from adaptive.planning.hot_set import WatchedRows
 from adaptive.policy import Deferral
 
 AT_MOST, AT_MOST_SGD = 8, 4
+_NO_WAITS: NDArray[np.uint8] = np.zeros(2, [("waits", np.uint8), ("unused", np.uint8)])["waits"]  # laid out as others
 RECORD = np.dtype([("visits", np.uint32), ("waiting", np.uint32)])
 
 
@@ -56,12 +57,15 @@ class DeferralBook:
         accesses: NDArray[np.uint32],
         fates: NDArray[np.uint8],
         allowance: float = 1.0,
+        *,
+        rule_waits: NDArray[np.uint8] | None = None,
     ) -> SummedRows:
         """Decide for the watched rows among the distinct ones (U,) of batch `number`: whose gradient goes to a sum, and
         whose sum is due then. Reads and updates `fates` (U,).
 
         A row counts its visits during the warm-up too; nothing waits until it is over. `allowance`, from 0 to 1, is
-        the share of `at_most` - 1 that a guard allows. accesses (all rows,): look-ups so far.
+        the share of `at_most` - 1 that a guard allows. accesses (all rows,): look-ups so far. rule_waits (entries,):
+        visits that a gradient may wait for another by a rule's answer; None: there is no rule.
         """
         size = len(mine.places)
         summed = SummedRows(np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64))
@@ -74,6 +78,8 @@ class DeferralBook:
             accesses,
             self.deferral.every,
             at_most,
+            _NO_WAITS if rule_waits is None else rule_waits,
+            rule_waits is not None,
             self.visits,
             self.waiting,
             fates,

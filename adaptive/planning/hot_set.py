@@ -3,7 +3,7 @@
 Only rows looked up often enough are watched (Slipstream, arXiv 2404.04270: a hot-row filter, then snapshots). The
 set is keyed by row and kept apart from the tiers, so verdicts do not depend on where rows lie. The look-ahead
 thread owns everything here; snapshots of row values belong to the training thread (`DeviceTier.watch`). A snapshot is
-renewed at a row's first look-up in each interval.
+renewed at the row's own pace: once it has been looked up `min_accesses` times, in `min_visits` batches, since the last.
 """
 
 from collections.abc import Mapping
@@ -23,15 +23,18 @@ ENTRY = np.dtype(
         ("row", np.int64),
         ("accesses", np.uint32),  # look-ups since the latest snapshot
         ("drift_accesses", np.uint32),  # and between the two snapshots behind `drift`
-        ("epoch", np.int32),  # interval of the latest snapshot
+        ("epoch", np.int32),  # visits since the latest snapshot, -1: there is none
         ("drift", np.float32),
         ("saturated", np.bool_),
         ("skipped", np.bool_),  # an update was left out since the latest snapshot
+        ("waits", np.uint8),  # a rule's answer: visits that a gradient waits for another
+        ("drift_visits", np.uint16),  # batches that looked the row up between the two snapshots behind `drift`
     ],
     align=True,
 )
 assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none lies in two cache lines
 COLUMNS = ENTRY.names or ()
+LATER_COLUMNS = ("waits", "drift_visits")  # that checkpoints of earlier versions lack: nothing waits, no visit is known
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class HotSet:
         self.saturated: NDArray[np.bool_] = self._records["saturated"]
         self.drift: NDArray[np.float32] = self._records["drift"]
         self.drift_accesses: NDArray[np.uint32] = self._records["drift_accesses"]
+        self.drift_visits: NDArray[np.uint16] = self._records["drift_visits"]
+        self.waits: NDArray[np.uint8] = self._records["waits"]
         self._accesses: NDArray[np.uint32] = self._records["accesses"]
         self._epoch: NDArray[np.int32] = self._records["epoch"]
         self._skipped: NDArray[np.bool_] = self._records["skipped"]
@@ -93,7 +98,6 @@ class HotSet:
 
     def visit(
         self,
-        number: int,
         mine: WatchedRows,
         counts: NDArray[np.int32],
         locations: NDArray[np.int64],
@@ -105,14 +109,19 @@ class HotSet:
         """
         size = len(mine.places)
         due = Snapshots(
-            np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.bool_), np.empty(size, np.int64)
+            np.empty(size, np.int64),
+            np.empty(size, np.int32),
+            np.empty(size, np.bool_),
+            np.empty(size, np.int64),
+            np.empty(size, np.int64),
         )
         count = watched.visit_entries(
             mine.places,
             mine.entries,
             counts,
             locations,
-            number // self.config.interval,
+            self.config.min_accesses,
+            self.config.min_visits,
             self._epoch,
             self._accesses,
             self.saturated,
@@ -122,8 +131,9 @@ class HotSet:
             due.entries,
             due.known,
             due.accesses,
+            due.visits,
         )
-        return Snapshots(due.locations[:count], due.entries[:count], due.known[:count], due.accesses[:count])
+        return Snapshots(*(column[:count] for column in vars(due).values()))
 
     def learn(self, feedback: Feedback) -> None:
         """Take in the drifts measured after a batch was trained."""
@@ -132,6 +142,7 @@ class HotSet:
             return
         self.drift[snapshots.entries] = drifts
         self.drift_accesses[snapshots.entries] = snapshots.accesses
+        self.drift_visits[snapshots.entries] = snapshots.visits
 
     def entries_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) entry of each row, or -1."""

@@ -59,6 +59,7 @@ class Snapshots:
     entries: NDArray[np.int32]  # (n,)
     known: NDArray[np.bool_]  # (n,) there is an earlier snapshot to compare with
     accesses: Int64s  # (n,) look-ups since that snapshot
+    visits: Int64s  # (n,) batches that looked the row up since then
 
 
 @dataclass(frozen=True)

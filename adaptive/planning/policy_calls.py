@@ -34,10 +34,30 @@ class PolicyCaller:
     def __init__(self, policy: Policy, timeout: float = 0.0) -> None:
         self.policy = policy
         self.seconds = 0.0
-        self.watches_saturation = policy.watches and type(policy).saturated is not Policy.saturated
         self._timeout = timeout
         self._thread: PolicyThread | None = None
         self._stuck: PolicyThread | None = None  # was left behind
+
+    @property
+    def watches_movement(self) -> bool:
+        """How far rows move is measured for the skip rule, or for a policy that names saturated rows."""
+        rule = self.policy.rule
+        return self._names_saturated if rule is None else rule.watches
+
+    @property
+    def asks(self) -> bool:
+        """There is somebody to ask about watched rows."""
+        return self.policy.rule is not None or self._names_saturated
+
+    @property
+    def leaves_out(self) -> bool:
+        """Updates may be lost: those of rows that the rule, or the policy, says are saturated."""
+        rule = self.policy.rule
+        return self._names_saturated if rule is None else rule.leaves_out
+
+    @property
+    def _names_saturated(self) -> bool:
+        return self.policy.watches and type(self.policy).saturated is not Policy.saturated
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -77,6 +97,27 @@ class PolicyCaller:
         if array.dtype != np.bool_:
             raise self._wrong("saturated", stats.step, f"an array of bool, found dtype {array.dtype}")
         return array & self.policy.allows(stats.rows)
+
+    def visits(self, stats: RowStats) -> NDArray[np.int64]:
+        """(n,) the rule's answers: visits per update, at most `rule.at_most`; 0, left out, as far as a guard allows."""
+        rule = self.policy.rule
+        assert rule is not None
+        answer = self._ask("visits", stats.step, lambda: rule.visits(_read_only(stats)))
+        array = self._array("visits", stats, answer)
+        if array.dtype.kind not in "iu":
+            raise self._wrong("visits", stats.step, f"whole numbers, found dtype {array.dtype}")
+        least = 0 if rule.leaves_out else 1
+        if len(bad := np.flatnonzero(array < least)):
+            found = f"{array[bad[0]]} for row {stats.rows[bad[0]]}"
+            hint = "" if least == 0 else " (a rule that leaves updates out says so by leaves_out = True)"
+            raise self._wrong("visits", stats.step, f"numbers of at least {least}, found {found}{hint}")
+        checked: NDArray[np.int64] = np.minimum(array.astype(np.int64), rule.at_most)
+        return np.where((checked == 0) & ~self.policy.allows(stats.rows), 1, checked)
+
+    def begin(self, optimizer: str) -> None:
+        """Tell the rule which optimizer updates the rows."""
+        if (rule := self.policy.rule) is not None:
+            self._ask("begin", -1, lambda: rule.begin(optimizer))
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
         """The policy's batches, each checked to be one."""
@@ -160,18 +201,24 @@ class PolicyCaller:
 
     def _failed(self, method: str, step: int, error: BaseException) -> PolicyError:
         return PolicyError(
-            f"policy {self._name}.{method}{_at(step)} raised {type(error).__name__}: {error}. "
+            f"{self._owner(method)}.{method}{_at(step)} raised {type(error).__name__}: {error}. "
             f"Nothing was moved; run `adaptive-train policies check` on it."
         )
 
     def _overdue(self, method: str, step: int) -> PolicyError:
-        return PolicyError(overdue_text(self._name, method, step, self._timeout))
+        return PolicyError(overdue_text(self._owner(method), method, step, self._timeout))
 
     def _wrong(self, method: str, step: int, needed: str) -> PolicyError:
         return PolicyError(
-            f"policy {self._name}.{method}{_at(step)} must return {needed}. "
+            f"{self._owner(method)}.{method}{_at(step)} must return {needed}. "
             f"Nothing was moved; run `adaptive-train policies check` on it."
         )
+
+    def _owner(self, method: str) -> str:
+        """Whose method it is, as errors name it."""
+        if method in ("visits", "begin"):
+            return f"skip rule {type(self.policy.rule).__name__}"
+        return f"policy {self._name}"
 
     @property
     def _name(self) -> str:

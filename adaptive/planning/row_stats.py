@@ -30,15 +30,19 @@ class StatsSource:
         *,
         hot: HotSet | None = None,
         entries: Int64s | None = None,
+        visits: NDArray[np.uint32] | None = None,
     ) -> RowStats:
         """What a policy is told about local rows (n,) when batch `number` is planned.
 
         Args:
             window: the batches that follow, nearest first.
             hot: the hot set, if the policy asks about movement; `entries` (n,) of the rows in it, if known.
+            visits: (entries of the hot set,) counted so far, where updates are deferred; `entries` are given then.
         """
         group, records = self._group, self._tracker.gather(rows)
-        drift, drift_accesses, saturated = self._movement(rows, hot, entries)
+        if hot is not None and entries is None:
+            entries = hot.entries_of(rows)
+        drift, drift_accesses, drift_visits, saturated = self._movement(len(rows), hot, entries)
         return RowStats(
             step=number,
             rows=group.to_global(rows),
@@ -49,25 +53,24 @@ class StatsSource:
             update_norm=records.update_norm,
             drift=drift,
             drift_accesses=drift_accesses,
+            drift_visits=drift_visits,
+            visits=self._unknown.visits(len(rows)) if visits is None else visits[entries].astype(np.int64),
             saturated=saturated,
             resident=records.codes > 0,
         )
 
     def _movement(
-        self, rows: Int64s, hot: HotSet | None, entries: Int64s | None
-    ) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
-        size = len(rows)
-        if hot is None:
+        self, size: int, hot: HotSet | None, entries: Int64s | None
+    ) -> tuple[NDArray[np.float32], Int64s, Int64s, NDArray[np.bool_]]:
+        if hot is None or entries is None:
             return self._unknown.movement(size)
         drift = np.full(size, np.nan, np.float32)
-        accesses, saturated = np.zeros(size, np.int64), np.zeros(size, np.bool_)
-        if entries is None:
-            entries = hot.entries_of(rows)
+        accesses, visits, saturated = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool_)
         known = entries >= 0
-        drift[known] = hot.drift[entries[known]]
-        accesses[known] = hot.drift_accesses[entries[known]]
-        saturated[known] = hot.saturated[entries[known]]
-        return drift, accesses, saturated
+        mine = entries[known]
+        drift[known], accesses[known], visits[known] = hot.drift[mine], hot.drift_accesses[mine], hot.drift_visits[mine]
+        saturated[known] = hot.saturated[mine] | (hot.waits[mine] > 0)
+        return drift, accesses, visits, saturated
 
     def _next_access(self, rows: Int64s, codes: NDArray[np.int32], number: int, window: Sequence[Distinct]) -> Int64s:
         if not window:
@@ -96,9 +99,13 @@ class _Unknown:
         for column in (self._drift, self._accesses, self._saturated, self._next_access):
             column.flags.writeable = False
 
-    def movement(self, size: int) -> tuple[NDArray[np.float32], Int64s, NDArray[np.bool_]]:
+    def movement(self, size: int) -> tuple[NDArray[np.float32], Int64s, Int64s, NDArray[np.bool_]]:
         self._reach(size)
-        return self._drift[:size], self._accesses[:size], self._saturated[:size]
+        return self._drift[:size], self._accesses[:size], self._accesses[:size], self._saturated[:size]
+
+    def visits(self, size: int) -> Int64s:
+        self._reach(size)
+        return self._accesses[:size]
 
     def next_access(self, size: int) -> Int64s:
         self._reach(size)

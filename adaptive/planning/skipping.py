@@ -24,6 +24,7 @@ from adaptive.planning.lookups import Distinct, Lookups
 from adaptive.planning.plan import Deferred, Feedback, RowUpdates, Snapshots
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
+from adaptive.policy import Deferral
 
 Int64s = NDArray[np.int64]
 
@@ -73,7 +74,10 @@ class Skipper:
     def forget(self) -> None:
         """Begin anew: other rows have been loaded, so what was known of movement and waiting gradients is void."""
         self.hot = HotSet(self._capacity, self._skip)
+        rule = self._policy_caller.policy.rule
         deferral = self._policy_caller.policy.deferral
+        if rule is not None:  # every=1: a row waits no more visits than it has had, and as the rule says
+            deferral = Deferral(every=1, at_most=rule.at_most, warmup=rule.warmup)
         self.deferral = None if deferral is None else DeferralBook(self._capacity, deferral, self._optimizer)
         self._saturated_per_table = np.zeros(len(self._group.tables), np.int64)
 
@@ -83,11 +87,11 @@ class Skipper:
 
     @property
     def watches_movement(self) -> bool:
-        """The policy is asked which rows are saturated, so snapshots are kept."""
-        return self._policy_caller.watches_saturation
+        """How far rows move is measured, so snapshots are kept."""
+        return self._policy_caller.watches_movement
 
     def saturated_per_table(self) -> Int64s:
-        """(tables of the group,) rows whose updates are left out now."""
+        """(tables of the group,) rows whose updates are left out, or wait by a rule's answer."""
         return self._saturated_per_table
 
     def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
@@ -96,21 +100,34 @@ class Skipper:
         rows, counts, accesses = distinct.rows, distinct.counts, self._tracker.accesses
         mine = self.hot.admit(rows, accesses)
         fates, snapshots, summed = np.zeros(len(rows), np.uint8), None, None
-        if self.watches_movement:
-            snapshots = self.hot.visit(number, mine, counts, locations, fates)
+        caller = self._policy_caller
+        if self.watches_movement or caller.leaves_out:
+            due = self.hot.visit(mine, counts, locations, fates)
+            snapshots = due if self.watches_movement else None
         if self.deferral is not None:
-            summed = self.deferral.decide(number, mine, rows, counts, accesses, fates, self._allowance)
+            rule_waits = None if caller.policy.rule is None else self.hot.waits
+            summed = self.deferral.decide(
+                number, mine, rows, counts, accesses, fates, self._allowance, rule_waits=rule_waits
+            )
         watched.count_skipped(distinct.table_ends, counts, fates, tally)
         return Fates(fates, snapshots, summed)
 
     def ask(self, number: int) -> None:
-        """Ask the policy anew which watched rows are saturated, before batch `number` is planned."""
-        if self.hot.num_entries == 0 or not self.watches_movement:
+        """Ask the rule, or the policy, anew which watched rows are saturated, before batch `number` is planned."""
+        caller = self._policy_caller
+        if self.hot.num_entries == 0 or not caller.asks:
             return
         entries = slice(0, self.hot.num_entries)
         rows, own = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
-        stats = self._stats.of(rows, number, hot=self.hot, entries=own)
-        self._adopt(self._policy_caller.saturated(stats))
+        visits = None if self.deferral is None else self.deferral.visits
+        stats = self._stats.of(rows, number, hot=self.hot, entries=own, visits=visits)
+        if caller.policy.rule is None:
+            self._adopt(caller.saturated(stats), self.hot.waits[entries])
+            return
+        answer = caller.visits(stats)
+        if number < caller.policy.rule.warmup:
+            answer = np.ones_like(answer)
+        self._adopt(answer == 0, (np.maximum(answer, 1) - 1).astype(np.uint8))
 
     def learn(self, feedback: Feedback) -> None:
         """Take in the drifts that were measured with a trained batch."""
@@ -119,20 +136,23 @@ class Skipper:
     def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
         """Watch the rows of a checkpoint again, with their verdicts: `columns` of the hot set, in order of entry."""
         self.hot.restore(columns, self._tracker.accesses)
-        self._adopt(self.hot.saturated[: self.hot.num_entries].copy())
+        entries = slice(0, self.hot.num_entries)
+        self._adopt(self.hot.saturated[entries].copy(), self.hot.waits[entries].copy())
 
     def _obey_guard(self) -> None:
         """Drop verdicts that a guard has forbidden since the policy was asked; the others stand."""
         policy = self._policy_caller.policy
         if policy.allowance != self._allowance:
             self._allowance = policy.allowance
-            rows = self._group.to_global(self.hot.rows[: self.hot.num_entries])
-            self._adopt(self.hot.saturated[: self.hot.num_entries] & policy.allows(rows))
+            entries = slice(0, self.hot.num_entries)
+            rows = self._group.to_global(self.hot.rows[entries])
+            self._adopt(self.hot.saturated[entries] & policy.allows(rows), self.hot.waits[entries])
 
-    def _adopt(self, verdicts: NDArray[np.bool_]) -> None:
+    def _adopt(self, left_out: NDArray[np.bool_], waits: NDArray[np.uint8]) -> None:
+        """Of all entries: whether updates are left out, and for how many visits gradients may wait for another."""
         hot = self.hot
-        hot.saturated[: hot.num_entries] = verdicts
-        tables = self._group.tables_of(hot.rows[: hot.num_entries][verdicts])
+        hot.saturated[: hot.num_entries], hot.waits[: hot.num_entries] = left_out, waits
+        tables = self._group.tables_of(hot.rows[: hot.num_entries][left_out | (waits > 0)])
         self._saturated_per_table = np.bincount(tables, minlength=len(self._group.tables))
 
 

@@ -15,7 +15,7 @@ from benchmarks.study_skipping import main, run_blocks, wanted
 
 DEFER = Way("defer", options={"warmup": 0, "every": 1})
 DROP = Way("inputs", options={"skip": "inputs", "drop_at": 0.0, "threshold": 1e9, "warmup": 0})
-SKIP: dict[str, Any] = {"interval": 2, "min_accesses": 1, "lag": 0}
+SKIP: dict[str, Any] = {"interval": 2, "min_visits": 1, "min_accesses": 1, "lag": 0}
 
 
 def tiny(**config: Any) -> Setting:

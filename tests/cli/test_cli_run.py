@@ -83,6 +83,7 @@ VALUES = {
     "--steps": 3,
     "--epochs": 4,
     "--seed": 5,
+    "--skip": "defer+bound=0.1",
     "--out": "runs/x",
     "--arch-sparse-feature-size": 16,
     "--arch-mlp-bot": "13-512-16",

@@ -23,7 +23,7 @@ TABLES = (
     TableConfig(name="b", num_embeddings=30, embedding_dim=16, pooling="mean"),
 )
 BATCHES = random_batches(TABLES, 40, seed=3, samples=4)
-SKIP = SkipConfig(interval=4, hot_rows="100%", min_accesses=3, lag=5)
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
 
 
 class Plain(Policy):
@@ -40,7 +40,7 @@ class Freeze(Plain):
 
     def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
         moved = (rows.drift > 0) & (rows.drift_accesses >= 2)
-        limit = np.where(rows.saturated, 1.0, 0.6)
+        limit = np.where(rows.saturated, 1.6, 1.1)
         return np.where(moved, rows.drift <= limit, rows.saturated) & ((rows.rows + rows.step // 4) % 4 > 0)
 
 

@@ -11,8 +11,11 @@ from adaptive.planning.deferral import DeferralBook
 from adaptive.planning.hot_set import WatchedRows
 
 
-def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1) -> str:
-    """What happens at each visit: `.` a plain update, `w` the gradient waits, `A` the sum is applied."""
+def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1, rule: int = 0) -> str:
+    """What happens at each visit: `.` a plain update, `w` the gradient waits, `A` the sum is applied.
+
+    `rule`: its answer, 0: there is none.
+    """
     story = ""
     for number in range(first, first + count):
         fates = np.zeros(1, np.uint8)
@@ -23,6 +26,7 @@ def visits(book: DeferralBook, count: int, *, first: int = 0, accesses: int = 1)
             np.ones(1, np.int32),
             np.array([0, 0, 0, accesses], np.uint32),
             fates,
+            rule_waits=np.full(1, rule - 1, np.uint8) if rule else None,
         )
         story += {NOW: ".", WAITS: "w", DUE: "A"}[int(fates[0])]
         assert summed.entries.tolist() == [0] * (story[-1] != ".")
@@ -110,3 +114,15 @@ def test_the_book_equals_the_formula(every: int, at_most: int, warmup: int, acce
         story += "w" if waits else "A" if waiting else "."
         waiting = waiting + 1 if waits else 0
     assert visits(book(every, at_most, warmup), count, accesses=accesses) == story
+
+
+def test_a_rule_says_for_how_many_visits_a_gradient_waits() -> None:
+    """Its answers count from the next visit on: a row that is found to move again waits no longer than it says now."""
+    one = book(every=1, at_most=255)
+    assert visits(one, 1, rule=1) == "."
+    assert visits(one, 5, first=1, rule=3) == "wwAww"
+    assert visits(one, 3, first=6, rule=1) == "A.."
+
+
+def test_a_rule_cannot_make_a_row_wait_in_the_warm_up() -> None:
+    assert visits(book(every=1, at_most=255, warmup=5), 8, rule=4) == "....." + "www"

@@ -17,8 +17,8 @@ from adaptive.planning.plan import Feedback, Snapshots
 class WatchedRows:
     """A hot set and the access counts it reads, driven batch by batch."""
 
-    def __init__(self, capacity: int = 4, *, interval: int = 3, min_accesses: int = 2, num_rows: int = 50) -> None:
-        self.hot = HotSet(capacity, SkipConfig(interval=interval, min_accesses=min_accesses))
+    def __init__(self, capacity: int = 4, *, min_accesses: int = 2, min_visits: int = 1, num_rows: int = 50) -> None:
+        self.hot = HotSet(capacity, SkipConfig(min_accesses=min_accesses, min_visits=min_visits))
         self.accesses = np.zeros(num_rows, np.uint32)
         self.number = 0
 
@@ -31,7 +31,7 @@ class WatchedRows:
         self.number = number + 1
         fates = np.zeros(len(rows), np.uint8)
         mine = self.hot.admit(looked_up, self.accesses)
-        snapshots = self.hot.visit(number, mine, times, 10 * looked_up, fates)
+        snapshots = self.hot.visit(mine, times, 10 * looked_up, fates)
         return fates == SKIPPED, snapshots
 
     def measure(self, snapshots: Snapshots, *drifts: float) -> None:
@@ -62,24 +62,39 @@ def test_admission_ends_when_the_set_is_full() -> None:
     assert watched.hot.entries_of(np.array([9, 8, 7, 6])).tolist() == [0, 1, -1, -1]
 
 
-def test_snapshots_are_due_at_the_first_look_up_of_each_interval() -> None:
-    """Interval of 3 batches: row 5 in batches 0, 1, 3, 8; row 6 comes in batch 4."""
-    watched = WatchedRows(interval=3, min_accesses=1)
-    assert told(watched.visit(5)[1]) == [(50, 0, False, 1)]
-    assert told(watched.visit(5, counts=[4])[1]) == []
-    assert told(watched.visit(5, counts=[2], number=3)[1]) == [(50, 0, True, 6)]
-    assert told(watched.visit(6, 5, number=4)[1]) == [(60, 1, False, 1)]
-    assert told(watched.visit(5, 6, number=8)[1]) == [(50, 0, True, 2), (60, 1, True, 1)]
+def test_a_snapshot_is_due_at_a_rows_own_pace() -> None:
+    """Once it has been looked up 4 times since the latest one, however many batches that took."""
+    watched = WatchedRows(min_accesses=4)
+    assert told(watched.visit(5, counts=[4])[1]) == [(50, 0, False, 4)]  # there is nothing to compare with
+    assert told(watched.visit(5)[1]) == []
+    assert told(watched.visit(5, counts=[2])[1]) == []
+    assert told(watched.visit(5, 6, counts=[1, 4], number=90)[1]) == [(50, 0, True, 4), (60, 1, False, 4)]
+    assert told(watched.visit(5, 6, counts=[9, 3])[1]) == [(50, 0, True, 9)]
 
 
-def test_an_interval_without_a_look_up_is_passed_over() -> None:
-    watched = WatchedRows(interval=2, min_accesses=1)
-    watched.visit(5)
-    assert told(watched.visit(5, counts=[3], number=11)[1]) == [(50, 0, True, 3)]
+def test_a_row_with_many_look_ups_in_a_batch_is_compared_over_several_batches() -> None:
+    watched = WatchedRows(min_accesses=4, min_visits=3)
+    watched.visit(5, counts=[8])
+    assert [told(watched.visit(5, counts=[8])[1]) for _ in range(3)] == [[], [], [(50, 0, True, 24)]]
+    _, due = watched.visit(5, counts=[8])
+    assert len(due.visits) == 0
+    watched.visit(5, counts=[8])
+    assert watched.visit(5, counts=[8])[1].visits.tolist() == [3]
+
+
+def test_an_update_that_is_left_out_makes_a_movement_unknown_also_in_the_batch_of_the_snapshot() -> None:
+    """The snapshot is taken after its batch's update: a row that is left out there reports NaN, never 0."""
+    watched = WatchedRows(min_accesses=2)
+    watched.visit(5, counts=[2])
+    watched.hot.saturated[0] = True
+    skipped, due = watched.visit(5, counts=[2])
+    assert skipped.tolist() == [True] and told(due) == [(50, 0, False, 2)]
+    watched.hot.saturated[0] = False
+    assert told(watched.visit(5, counts=[2])[1]) == [(50, 0, True, 2)]
 
 
 def test_learning_stores_drift_with_the_look_ups_it_took() -> None:
-    watched = WatchedRows(interval=1, min_accesses=1)
+    watched = WatchedRows(min_accesses=1)
     _, first = watched.visit(5, 6)
     watched.measure(first, np.nan, np.nan)
     assert np.isnan(watched.hot.drift[:2]).all()
@@ -88,6 +103,7 @@ def test_learning_stores_drift_with_the_look_ups_it_took() -> None:
     assert np.isnan(watched.hot.drift[0])
     assert watched.hot.drift[1] == 0.25
     assert watched.hot.drift_accesses[:2].tolist() == [1, 7]
+    assert watched.hot.drift_visits[:2].tolist() == [1, 1]
 
 
 def test_feedback_without_snapshots_teaches_nothing() -> None:
@@ -98,7 +114,7 @@ def test_feedback_without_snapshots_teaches_nothing() -> None:
 
 
 def test_verdicts_skip_watched_rows_only_and_measuring_goes_on() -> None:
-    watched = WatchedRows(interval=1, min_accesses=1, capacity=2)
+    watched = WatchedRows(min_accesses=1, capacity=2)
     assert watched.visit(5, 6, 7)[0].tolist() == [False] * 3
     watched.hot.saturated[1] = True
     skipped, snapshots = watched.visit(7, 6, 5)
@@ -134,12 +150,12 @@ def test_batches_without_rows() -> None:
 
 
 def test_a_restored_set_goes_on_as_the_saved_one() -> None:
-    saved = WatchedRows(capacity=6, min_accesses=1, interval=4)
+    saved = WatchedRows(capacity=6, min_accesses=1)
     saved.hot.saturated[:1] = True
     for number in range(6):
         _, due = saved.visit(number, number + 1, 40, number=number)
         saved.measure(due, *(0.25 * number for _ in due.entries))
-    restored = WatchedRows(capacity=6, min_accesses=1, interval=4)
+    restored = WatchedRows(capacity=6, min_accesses=1)
     restored.accesses[:], restored.number = saved.accesses, saved.number
     restored.hot.restore(saved.hot.columns(), restored.accesses)
     rows = np.arange(50)

@@ -86,8 +86,8 @@ def test_only_a_policy_with_verdicts_is_watched() -> None:
         def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
             return np.ones(len(rows), np.bool_)
 
-    assert PolicyCaller(Verdicts()).watches_saturation
-    assert not PolicyCaller(LRU()).watches_saturation
+    assert PolicyCaller(Verdicts()).watches_movement
+    assert not PolicyCaller(LRU()).watches_movement
 
 
 def test_an_error_of_ours_passes_as_it_is() -> None:

@@ -30,7 +30,7 @@ from adaptive.optim import Adagrad, Adam, RowOptimizer
 from adaptive.policy import Policy, RowStats
 from policies.lru import LRU
 
-SKIP = SkipConfig(interval=4, hot_rows="100%", min_accesses=3, lag=5)
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
 TABLES = (
     TableConfig(name="a", num_embeddings=12, embedding_dim=4, features=("x", "y")),
     TableConfig(name="b", num_embeddings=30, embedding_dim=16, pooling="mean"),
@@ -167,7 +167,7 @@ def test_skipped_updates_and_look_ups_are_counted_per_table() -> None:
 
 
 def test_a_row_whose_updates_were_all_skipped_leaves_without_being_copied() -> None:
-    skip = SkipConfig(interval=1, hot_rows="100%", min_accesses=1, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
     embeddings = one_table(6, "2", EverybodyRests, skip=skip)
     initial = embeddings.table_weights("t")
     batches = [bags([1, 2]), bags([3, 4])] * 3
@@ -190,7 +190,7 @@ class EverybodyRests(LRU):
 
 
 def test_the_view_knows_who_is_saturated() -> None:
-    skip = SkipConfig(interval=1, hot_rows="100%", min_accesses=1, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
     embeddings = one_table(6, policy=EvenRows, skip=skip)
     step_all(embeddings, [bags([1, 2]), bags([4, 1])])
     assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, True, False, False, False]
@@ -199,7 +199,7 @@ def test_the_view_knows_who_is_saturated() -> None:
 
 
 def test_only_so_many_rows_are_watched() -> None:
-    skip = SkipConfig(interval=1, hot_rows="2", min_accesses=1, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="2", min_accesses=1, lag=0)
     embeddings = one_table(6, policy=EverybodyRests, skip=skip)
     step_all(embeddings, [bags([5, 3, 1]), bags([1, 3, 5])])
     assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, False, True, False, True]
@@ -229,10 +229,10 @@ class Listens(LRU):
 
 
 def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], skip: SkipConfig) -> list[Told]:
-    """The slow twin: snapshots at a row's first look-up in each interval, known `lag` batches later."""
+    """The slow twin: snapshots at each row's own pace, known `lag` batches later."""
     accesses: dict[int, int] = {}
     since: dict[int, int] = {}  # watched row -> look-ups since its snapshot
-    interval_of: dict[int, int] = {}
+    visits: dict[int, int] = {}  # and batches that looked it up
     snapshots: dict[int, NDArray[np.float32]] = {}
     left_out: set[int] = set()  # rows of which an update was skipped since their snapshot
     measured: list[dict[int, tuple[float, int]]] = []
@@ -253,21 +253,21 @@ def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], 
             if accesses[row] < skip.min_accesses:
                 continue
             since[row] = since.get(row, 0) + int(count)
-            if interval_of.get(row) != number // skip.interval:
-                interval_of[row] = number // skip.interval
+            visits[row] = visits.get(row, 0) + 1
+            if verdicts.get(row, False):
+                left_out.add(row)
+            if row not in snapshots or (since[row] >= skip.min_accesses and visits[row] >= skip.min_visits):
                 before = None if row in left_out else snapshots.get(row)
                 found[row] = (float(reference.drift(table[row], before)), since[row])
-                snapshots[row], since[row] = table[row].copy(), 0
+                snapshots[row], since[row], visits[row] = table[row].copy(), 0, 0
                 left_out.discard(row)
-            elif verdicts.get(row, False):
-                left_out.add(row)
         measured.append(found)
     return questions
 
 
 @pytest.mark.parametrize("lag", [0, 3])
 def test_movement_is_measured_as_the_slow_twin_measures_it(lag: int) -> None:
-    skip = SkipConfig(interval=4, hot_rows="100%", min_accesses=3, lag=lag)
+    skip = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=lag)
     rng = np.random.default_rng(1)
     batches = [bags(rng.integers(0, 8, 5).tolist()) for _ in range(40)]
     policy = Listens()
@@ -288,7 +288,7 @@ def test_movement_is_measured_as_the_slow_twin_measures_it(lag: int) -> None:
 
 def test_a_batch_that_is_not_stepped_takes_no_snapshot() -> None:
     """Movement is measured from the last snapshot that was really taken, never from an empty one."""
-    skip = SkipConfig(interval=1, hot_rows="100%", min_accesses=1, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
     policy = Listens()
     embeddings = one_table(4, policy=policy, skip=skip)
     for planned in embeddings.look_ahead([bags([1])] * 4, depth=0):
@@ -300,7 +300,7 @@ def test_a_batch_that_is_not_stepped_takes_no_snapshot() -> None:
 
 def test_loading_forgets_who_was_watched() -> None:
     """Verdicts, snapshots and counts belong to the rows that were there; with others loaded, training starts anew."""
-    skip = SkipConfig(interval=1, hot_rows="100%", min_accesses=2, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=2, lag=0)
     used, fresh = (one_table(policy=EverybodyRests, skip=skip) for _ in range(2))
     blank = {name: array.copy() for name, array in used.state_arrays().items()}
     step_all(used, [bags([1, 2])] * 6)

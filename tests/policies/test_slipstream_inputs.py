@@ -214,7 +214,7 @@ def test_movement_of_a_skipped_row_says_nothing() -> None:
 
 # --- whole runs --------------------------------------------------------------------------------------------------
 
-SKIP = SkipConfig(interval=4, hot_rows="50%", min_accesses=4, lag=4)
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="50%", min_accesses=4, lag=4)
 
 
 def batches() -> Iterator[Batch]:
@@ -244,7 +244,7 @@ def test_defer_keeps_sums_and_no_snapshots_and_asks_nothing() -> None:
     embeddings, weights = train(policy)
     counts = embeddings.take_statistics().counts.sum(axis=0)
     assert counts[Counter.DEFERRED_UPDATES] == counts[Counter.SKIPPED_UPDATES] > 100
-    assert not embeddings._pipeline.policy_caller.watches_saturation
+    assert not embeddings._pipeline.policy_caller.watches_movement
     assert (weights != train(LFU())[1]).any()
     np.testing.assert_array_equal(train(policy, depth=0, rows="100%")[1], weights)
 

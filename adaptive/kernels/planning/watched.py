@@ -18,6 +18,7 @@ from adaptive.kernels.vector.prefetch import AHEAD, prefetch_item
 SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKIPPED_LOOKUPS)
 DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)
 ONE = np.uint64(1)
+MOST_VISITS = 2**16 - 1  # between two snapshots, as the books have room for
 
 
 @kernel(inline=True)
@@ -76,8 +77,9 @@ def visit_entries(
     entries,
     counts,
     locations,
-    epoch,
-    entry_epoch,
+    min_accesses,
+    min_visits,
+    entry_visits,
     entry_accesses,
     entry_saturated,
     entry_skipped,
@@ -86,31 +88,36 @@ def visit_entries(
     due_entries,
     known,
     due_accesses,
+    due_visits,
 ):
     """Count the look-ups of watched rows, mark the saturated ones as skipped, and list the snapshots that are due.
 
-    A snapshot is due at a row's first look-up in an epoch (interval); entry_skipped says that an update was left out
-    since the latest one. Outputs: fates (U,) uint8, where skipped; of the due snapshots, in order, location int64,
-    entry int32, known (bool: there is a snapshot to compare with, and every update since was done), and accesses
-    int64, the look-ups since then. Returns how many are due.
+    A snapshot is due when a row is first seen (entry_visits int32 is -1), and when `min_accesses` look-ups in
+    `min_visits` batches have been counted since the latest one. It is taken after the batch's update; so an update that
+    is left out in this batch, as one since the latest snapshot (entry_skipped), makes the movement unknown. Outputs:
+    fates (U,) uint8, where skipped; of the due snapshots, in order, location int64, entry int32, known (bool: there is
+    a snapshot to compare with, and every update since was done), accesses and visits int64, look-ups and batches since
+    then. Returns how many are due.
     """
     num_due = 0
     for i in range(places.size):
         u, entry = places[i], entries[i]
         seen = min(np.int64(entry_accesses[entry]) + np.int64(counts[u]), MOST_ACCESSES)
+        first = entry_visits[entry] < 0
+        visits = min(max(entry_visits[entry], 0) + 1, MOST_VISITS)
         if entry_saturated[entry]:
             fates[u] = SKIPPED
-        if entry_epoch[entry] < epoch:
+            entry_skipped[entry] = True
+        if first or (seen >= min_accesses and visits >= min_visits):
             due_locations[num_due] = locations[u]
             due_entries[num_due] = entry
-            known[num_due] = entry_epoch[entry] >= 0 and not entry_skipped[entry]
+            known[num_due] = not first and not entry_skipped[entry]
             due_accesses[num_due] = seen
+            due_visits[num_due] = visits
             num_due += 1
-            seen = 0
-            entry_epoch[entry] = epoch
+            seen = visits = 0
             entry_skipped[entry] = False
-        elif entry_saturated[entry]:
-            entry_skipped[entry] = True
+        entry_visits[entry] = visits
         entry_accesses[entry] = seen
     return num_due
 
@@ -124,6 +131,8 @@ def defer_visits(
     accesses,
     every,
     at_most,
+    rule_waits,
+    by_rule,
     visits,
     waiting,
     fates,
@@ -133,7 +142,8 @@ def defer_visits(
 ):
     """Decide for the watched rows of a batch whether their gradient waits; see `adaptive.policy.Deferral`.
 
-    accesses (all rows,) look-ups so far; visits and waiting (H,) uint32 are the books. Outputs: fates (U,) uint8 of
+    accesses (all rows,) look-ups so far; visits and waiting (H,) uint32 are the books; rule_waits (H,) uint8:
+    visits that a gradient may wait for another, if it is `by_rule`. Outputs: fates (U,) uint8 of
     rows with a running sum, whose entries are listed in summed_entries int64; of those whose sum is applied after this
     batch, due int64 (distinct rows) and due_at int64 (which of the entries). Returns how many are summed, and due.
     """
@@ -150,6 +160,8 @@ def defer_visits(
             visits[entry] += np.uint32(1)
         waited = np.int64(waiting[entry])
         waits = (waited + 1 < at_most) & ((waited + 2) * every <= np.int64(visits[entry]))  # waited + 1 < k
+        if by_rule:
+            waits = waits & (waited < np.int64(rule_waits[entry]))
         is_due = ~waits & (waited > 0)
         waiting[entry] = waits * (waited + 1)
         fates[u] = WAITS * waits + DUE * is_due

@@ -73,30 +73,32 @@ def test_the_hot_set_is_a_dictionary(choose: Choose, data: st.DataObject, capaci
 
 
 @both
-def test_a_snapshot_is_due_at_a_rows_first_look_up_in_an_interval(choose: Choose) -> None:
-    """Distinct rows 0, 2 and 3 are entries 1, 2 and 0; row 1 is not watched."""
-    epochs, accesses, saturated = i32(-1, 3, 2), np.array([0, 10, 20], np.uint32), np.array([False, True, True])
+def test_a_snapshot_is_due_at_first_and_after_so_many_look_ups_and_visits(choose: Choose) -> None:
+    """Distinct rows 0, 2 and 3 are entries 1, 2 and 0; row 1 is not watched. 12 look-ups in 3 visits are needed."""
+    visits, accesses, saturated = i32(-1, 2, 1), np.array([0, 11, 20], np.uint32), np.array([False, True, True])
     left_out, fates = np.zeros(3, np.bool_), np.zeros(4, np.uint8)
-    due = np.full(3, -9), np.full(3, -9, np.int32), np.zeros(3, np.bool_), np.full(3, -9)
-    books = epochs, accesses, saturated, left_out
-    arguments = i32(0, 2, 3), i32(1, 2, 0), i32(1, 2, 3, 4), ints(50, 51, ~2, 53), 3, *books, fates, *due
+    due = np.full(3, -9), np.full(3, -9, np.int32), np.zeros(3, np.bool_), np.full(3, -9), np.full(3, -9)
+    books = visits, accesses, saturated, left_out
+    arguments = i32(0, 2, 3), i32(1, 2, 0), i32(1, 2, 3, 4), ints(50, 51, ~2, 53), 12, 3, *books, fates, *due
     assert choose(watched.visit_entries)(*arguments) == 2
-    assert [column[:2].tolist() for column in due] == [[~2, 53], [2, 0], [True, False], [23, 4]]
+    expected = [[50, 53], [1, 0], [False, False], [12, 4], [3, 1]]  # entry 1 is left out now, entry 0 has come now
+    assert [column[:2].tolist() for column in due] == expected
     assert fates.tolist() == [SKIPPED, NOW, SKIPPED, NOW]
-    assert left_out.tolist() == [False, True, False]
-    assert accesses.tolist() == [0, 11, 0]
-    assert epochs.tolist() == [3, 3, 3]
-    assert choose(watched.visit_entries)(*arguments) == 0
-    assert accesses.tolist() == [4, 12, 3]
+    assert left_out.tolist() == [False, False, True]
+    assert accesses.tolist() == [0, 0, 23]
+    assert visits.tolist() == [0, 0, 2]
+    assert choose(watched.visit_entries)(*arguments) == 1  # entry 2: 26 look-ups in 3 visits
+    assert [column[0].tolist() for column in due] == [~2, 2, False, 26, 3]
 
 
 @both
-def test_look_ups_since_a_snapshot_do_not_wrap(choose: Choose) -> None:
-    accesses = np.array([2**32 - 2], np.uint32)
-    books = i32(0), accesses, np.zeros(1, np.bool_), np.zeros(1, np.bool_)
-    due = np.zeros(1, np.int64), i32(0), np.zeros(1, np.bool_), np.zeros(1, np.int64)
-    choose(watched.visit_entries)(i32(0), i32(0), i32(7), ints(0), 0, *books, np.zeros(1, np.uint8), *due)
-    assert accesses.tolist() == [2**32 - 1]
+def test_look_ups_and_visits_since_a_snapshot_do_not_wrap(choose: Choose) -> None:
+    accesses, visits = np.array([2**32 - 2], np.uint32), i32(2**16 - 1)
+    books = visits, accesses, np.zeros(1, np.bool_), np.zeros(1, np.bool_)
+    due = np.zeros(1, np.int64), i32(0), np.zeros(1, np.bool_), np.zeros(1, np.int64), np.zeros(1, np.int64)
+    never = 2**40, 2**40
+    choose(watched.visit_entries)(i32(0), i32(0), i32(7), ints(0), *never, *books, np.zeros(1, np.uint8), *due)
+    assert accesses.tolist() == [2**32 - 1] and visits.tolist() == [2**16 - 1]
 
 
 @both
