@@ -201,7 +201,7 @@ class TieredEmbeddingBag(nn.Module):
         pending = [planned for planned in self._pending.values() if planned.has_gradients]
         if not pending:
             raise ValueError("step(): no gradient has reached the embeddings; call loss.backward() first")
-        with self._pipeline.stopwatch.stage("update"), running_out("in the update of rows"):
+        with self._pipeline.stopwatch.stage("row_update"), running_out("in the update of rows"):
             for planned in pending:
                 planned.wait()
                 feedback = [work.update() for work in planned.works]

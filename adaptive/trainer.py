@@ -3,7 +3,8 @@
 for planned in embeddings.look_ahead(batches, depth=depth):       read, plan, write back, fetch; wait
     loss = log_loss(model(planned.dense, embeddings.stack(planned)), planned.labels)       forward
     optimizer.zero_grad(); loss.backward()                                                 backward
-    optimizer.step(); embeddings.step()                                                    update
+    optimizer.step()                                                                       update
+    embeddings.step()                                                                      row_update
 
 A batch in parts goes forward and backward part by part, and is updated once. The loss of a part is its samples' share
 of the batch's mean, so every sample has the gradient that it has without parts, as far as its model's own rounding
@@ -103,6 +104,7 @@ class Trainer:
         self._check(passed, planned, name)
         with self.recorder.timed("update"):
             update(self.optimizer)
+        with self.recorder.timed("row_update"):
             self.embeddings.step()
         logits = torch.cat(passed.logits) if len(passed.logits) > 1 else passed.logits[0]
         self.recorder.step(passed.loss, logits, planned.batch.labels)

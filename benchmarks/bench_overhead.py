@@ -167,7 +167,7 @@ def _tell(report: Report, setup: Setup, settings: Settings, variants: dict[str, 
         skipped = counts[Counter.SKIPPED_UPDATES] / max(counts[Counter.UNIQUE_ROWS], 1)
         table.add(
             key, median_ms(times[key]) / settings.steps, paired(times[key], times["bare"]),
-            *(spent.get(name, 0.0) for name in ("plan", "policy", "update", "wait")),
+            *(spent.get(name, 0.0) for name in ("plan", "policy", "row_update", "wait")),
             f"{hit_rate(statistics):.1%}", f"{skipped:.1%}",
         )  # fmt: skip
     suffix = "" if setup.dim == 16 else f"_d{setup.dim}"

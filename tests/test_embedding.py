@@ -370,7 +370,7 @@ def test_statistics_name_the_stages() -> None:
     embeddings = one_table()
     step_all(embeddings, [bags([1])], depth=1)
     times = embeddings.take_statistics().times_ms
-    assert {"read", "plan", "write_back", "fetch", "wait", "update", "policy"} <= set(times)
+    assert {"read", "plan", "write_back", "fetch", "wait", "row_update", "policy"} <= set(times)
     assert all(value >= 0 for value in times.values())
 
 

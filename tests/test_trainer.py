@@ -19,7 +19,7 @@ from adaptive.runs import evaluate_run, plan_run, train_run
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import read_record
 from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import EvalRecord, IntervalRecord
+from adaptive.telemetry.record import STAGES, EvalRecord, IntervalRecord
 from adaptive.trainer import Trainer
 
 KEYS = {
@@ -40,7 +40,7 @@ def test_a_run_is_written_down(tmp_path: Path) -> None:
     assert summary.keys() >= KEYS
     assert (summary["steps"], summary["samples"], summary["eval_samples"]) == (20, 640, 256)
     assert summary["auc_of"] == "evaluation" and 0.6 < summary["auc"] < 1
-    assert summary["time_ms"].keys() >= {"read", "plan", "wait", "forward", "backward", "update", "other"}
+    assert summary["time_ms"].keys() >= {"read", "plan", "wait", "forward", "backward", "update", "row_update", "other"}
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert "policy lru: 20 steps, 640 samples" in table
     record = read_record(tmp_path / "run")
@@ -61,9 +61,10 @@ def test_intervals_add_up_to_the_run(tmp_path: Path, log_every: int, expected: l
     for before, record in zip([0, *expected], intervals, strict=False):
         assert [counts.lookups for counts in record.tables.values()] == 3 * [32 * (record.step - before)]
     assert summary["fetched_rows"] == sum(c.fetched for r in intervals for c in r.tables.values())
-    own = ("wait", "forward", "backward", "update", "other")
+    own = ("wait", "forward", "backward", "update", "row_update", "other")
     step_ms = sum(intervals[-1].time_ms[stage] for stage in own)
     assert step_ms == pytest.approx(1000 * 32 / intervals[-1].samples_per_s)
+    assert set(intervals[-1].time_ms) <= {*STAGES, "policy"} and min(intervals[-1].time_ms.values()) >= 0
 
 
 @pytest.mark.usefixtures("data")

@@ -64,6 +64,15 @@ def test_a_line_by_hand():
     assert json.loads(to_line(RUN))["schema"] == 1
 
 
+def test_stages_of_earlier_versions_are_read(tmp_path):
+    """`track` was a stage, `update` held the rows' update."""
+    old = json.loads(to_line(interval(time_ms={"plan": 1.0, "update": 2.0, "track": 0.5})))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(old) + "\n")
+    (found,) = read_metrics(path)
+    assert found.time_ms == {"plan": 1.0, "update": 2.0, "track": 0.5}
+
+
 def test_numbers_that_are_not_finite_are_null(tmp_path):
     bad = interval(loss=math.nan, samples_per_s=math.inf, policy={"x": -math.inf}, hit_rate=math.nan)
     data = json.loads(to_line(bad), parse_constant=fail)
