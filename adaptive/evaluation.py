@@ -30,6 +30,7 @@ class Evaluation:
     samples: int
     auc: float | None
     auc_exact: bool  # or from bins, within 1e-4, where there are too many samples to keep
+    accuracy: float | None  # share of predictions on their label's side of 0.5
     log_loss: float | None  # nats
     normalised_entropy: float | None  # log loss over that of always saying the mean label
     calibration: float | None  # predicted over observed positives
@@ -68,6 +69,7 @@ def evaluate(
         samples=losses.num_samples,
         auc=exact_auc(np.concatenate(scores), np.concatenate(labels)) if exact else auc.value(),
         auc_exact=exact,
+        accuracy=auc.accuracy(),
         log_loss=losses.value(),
         normalised_entropy=losses.normalised_entropy(),
         calibration=losses.calibration(),

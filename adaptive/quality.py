@@ -1,4 +1,4 @@
-"""Quality of predictions: AUC, log loss, normalised entropy, calibration; over a stream or exactly.
+"""Quality of predictions: AUC, accuracy, log loss, normalised entropy, calibration; over a stream or exactly.
 
 The streaming classes use constant memory, are the same for any order of the samples, and merge: what two workers
 counted adds up to what one would have counted. Letters: B samples of a batch, n samples in all.
@@ -17,11 +17,14 @@ MAX_LOGIT: Final = 52 * float(np.log(2.0))
 
 
 class StreamingAUC:
-    """Area under the ROC curve of a stream, from two rows of 4,096 int64 counts over bins of equal width in logits.
+    """Area under the ROC curve and accuracy of a stream, from two rows of 4,096 int64 counts over bins of equal width
+    in logits.
 
     Bins are spaced in logits because click-through rates live near 0, where bins spaced in probabilities put nearly
     all samples into one. Samples that share a bin count as tied, that is one half, so the value is within 1e-4 of
     the exact one for scores as models give them (bin width 1/128 logit; logits beyond +-16 share the outer bins).
+
+    A bin begins at logit 0, so the accuracy is exact (to the rounding of a logit below 2e-15).
 
     `counts` is the whole state, int64 (2, 4096): negatives and positives per bin. Pass it to continue a stream.
     """
@@ -57,6 +60,13 @@ class StreamingAUC:
     def value(self) -> float | None:
         """The AUC so far, or None while only one class (or nothing) was seen."""
         return _area(negatives=self.counts[0], positives=self.counts[1])
+
+    def accuracy(self) -> float | None:
+        """Share of samples so far whose prediction is on its label's side of 0.5 (which itself says 1); None before
+        the first."""
+        num_samples, half = int(self.counts.sum()), NUM_BINS // 2
+        right = int(self.counts[0, :half].sum()) + int(self.counts[1, half:].sum())
+        return right / num_samples if num_samples else None
 
 
 class StreamingLogLoss:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 from torch import Tensor, nn
 from toy import ToyData, toy_config
 from toy_runs import assert_equal, state
@@ -42,6 +42,7 @@ def test_numbers_equal_those_of_scikit_learn() -> None:
     assert found.auc is not None and found.auc > 0.6
     probabilities = 1 / (1 + np.exp(-scores))
     assert found.log_loss == pytest.approx(log_loss(labels, probabilities), abs=1e-9)
+    assert found.accuracy == accuracy_score(labels, scores > 0)
     assert found.calibration == pytest.approx(probabilities.sum() / labels.sum(), abs=1e-6)
     rate = labels.mean()
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
@@ -72,7 +73,7 @@ def test_nothing_to_evaluate_is_none() -> None:
     _, parts = make()
     with parts.embeddings as embeddings:
         found = evaluate(embeddings, parts.model, [])
-    assert (found.samples, found.auc, found.log_loss) == (0, None, None)
+    assert (found.samples, found.auc, found.accuracy, found.log_loss) == (0, None, None, None)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

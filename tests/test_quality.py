@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from adaptive.quality import NUM_BINS, StreamingAUC, StreamingLogLoss, exact_auc
 
@@ -51,6 +51,26 @@ def test_streaming_auc_of_probabilities(clicks):
     metric = StreamingAUC()
     metric.update(1 / (1 + np.exp(-logits)), labels, probabilities=True)
     assert metric.value() == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
+
+
+def test_accuracy_matches_scikit_learn(clicks):
+    logits, labels = clicks
+    metric = in_batches(StreamingAUC(), logits, labels)
+    assert metric.accuracy() == accuracy_score(labels, logits > 0)
+    assert 0.7 < metric.accuracy() < 1
+
+
+def test_accuracy_by_hand():
+    """Right, wrong, right, wrong; 0.5 says 1; beyond the bins too."""
+    metric = StreamingAUC()
+    assert metric.accuracy() is None
+    metric.update(np.array([1e-6, -1e-6, -1e-6, 1e-6]), np.array([1, 1, 0, 0]))
+    assert metric.accuracy() == 0.5
+    metric.update(np.array([0.0, 90.0, -90.0, 90.0]), np.array([1, 1, 0, 0]))
+    assert metric.accuracy() == 5 / 8
+    other = StreamingAUC(metric.counts)
+    other.update(np.array([0.75, 0.25]), np.array([1, 0]), probabilities=True)
+    assert other.accuracy() == 7 / 10
 
 
 def test_exact_auc_matches_scikit_learn(clicks):

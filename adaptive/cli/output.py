@@ -68,6 +68,8 @@ def key_lines(content: Mapping[str, Any], indent: str = "", *, in_bytes: bool = 
         bytes_here = in_bytes or "bytes" in key
         if isinstance(value, Mapping) and value:
             lines += [f"{indent}{key}:", *key_lines(value, indent + "  ", in_bytes=bytes_here)]
+        elif key == "accuracy" and isinstance(value, float):
+            lines.append(f"{indent}{key}: {100 * value:.2f} %")
         else:
             lines.append(f"{indent}{key}: {_text(value, in_bytes=bytes_here)}")
     return lines

@@ -93,6 +93,7 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
     reference = {outcome.seed: outcome for outcome in _finished(control)}
     pairs = [(outcome, reference[outcome.seed]) for outcome in finished if outcome.seed in reference]
     difference, losses = _differences("auc", pairs), _differences("log_loss", pairs)
+    accuracies = _differences("accuracy", pairs)
     unequal = [o.seed for o, r in pairs if o.bits != r.bits] if _is_exact(mine) else []
     verdict, reason = _verdict(mine, pairs, difference, unequal, budget)
     return {
@@ -105,6 +106,10 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
         "log_loss_std": _spread([o.summary["log_loss"] for o in finished]),
         "log_loss_difference": _mean(losses),
         "log_loss_difference_ci": interval(losses),
+        "accuracy": _mean([o.summary.get("accuracy") for o in finished]),
+        "accuracy_std": _spread([o.summary.get("accuracy") for o in finished]),
+        "accuracy_difference": _mean(accuracies),
+        "accuracy_difference_ci": interval(accuracies),
         **_measured(finished),
         "exact": _is_exact(mine) and not unequal,
         "verdict": verdict,
@@ -116,11 +121,14 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
 
 
 def _measured(finished: Sequence[Outcome]) -> dict[str, Any]:
-    """Shares are means over seeds. Speed and times are medians: the first run of all also warms the caches up."""
+    """Shares and what policies report are means over seeds. Speed and times are medians: the first run of all also
+    warms the caches up."""
     summaries = [outcome.summary for outcome in finished]
     shares = ["skipped_update_share", "deferred_update_share", "skipped_lookup_share"]
     shares += [name for summary in summaries for name in _shares(summary)]
     files = FILES if any(name in summary for summary in summaries for name in FILES) else ()
+    reported = [summary.get("policy_numbers", {}) for summary in summaries]
+    names = dict.fromkeys(name for own in reported for name in own)
     stages = dict.fromkeys(stage for summary in summaries for stage in summary["time_ms"])
     return {
         **{name: _mean([summary[name] for summary in summaries]) for name in (*RATES, *COUNTS)},
@@ -128,12 +136,13 @@ def _measured(finished: Sequence[Outcome]) -> dict[str, Any]:
         "samples_per_s": _median([summary["samples_per_s"] for summary in summaries]),
         **{name: _mean([summary.get(name) for summary in summaries]) for name in dict.fromkeys(shares)},
         "time_ms": {stage: _median([s["time_ms"].get(stage) for s in summaries]) for stage in stages},
+        "policy_numbers": {name: _mean([own.get(name) for own in reported]) for name in names},
     }
 
 
 def _run(outcome: Outcome) -> dict[str, Any]:
     error = None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
-    names = ("auc", "log_loss", "samples_per_s")
+    names = ("auc", "log_loss", "accuracy", "samples_per_s")
     found = {name: outcome.summary.get(name) for name in names}
     return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, "error": error}
 
@@ -201,7 +210,7 @@ def interval(differences: Sequence[float]) -> list[float] | None:
 
 
 def _differences(name: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> list[float]:
-    found = [(mine.summary[name], control.summary[name]) for mine, control in pairs]
+    found = [(mine.summary.get(name), control.summary.get(name)) for mine, control in pairs]
     return [a - b for a, b in found if a is not None and b is not None]
 
 

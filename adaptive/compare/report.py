@@ -5,7 +5,15 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adaptive.telemetry.wording import aligned, bytes_text, count_text, percent_text, score_text
+from adaptive.telemetry.wording import (
+    accuracy_text,
+    aligned,
+    bytes_text,
+    count_text,
+    number_text,
+    percent_text,
+    score_text,
+)
 
 Row = list[str]
 
@@ -21,12 +29,12 @@ RANDOM = (
 
 
 def comparison_text(result: Mapping[str, Any]) -> str:
-    """Two tables, a verdict for each policy, and what went wrong; that alone if no run came to its end."""
+    """Tables, a verdict for each policy, and what went wrong; that alone if no run came to its end."""
     problems = [f"problem: {problem}" for problem in result["problems"]]
     if not _any_finished(result):
         return "\n".join(["no run came to its end", *problems])
-    tables = [*aligned(_quality_rows(result)), "", *aligned(_time_rows(result))]
-    return "\n".join([*tables, "", *_verdicts(result), "", _note(result), *problems])
+    tables = [line for rows in _tables(result) for line in (*aligned(rows), "")]
+    return "\n".join([*tables, *_verdicts(result), "", _note(result), *problems])
 
 
 def comparison_markdown(result: Mapping[str, Any]) -> str:
@@ -34,12 +42,13 @@ def comparison_markdown(result: Mapping[str, Any]) -> str:
     problems = [f"- problem: {problem}" for problem in result["problems"]]
     if not _any_finished(result):
         return "\n\n".join(["No run came to its end.", *problems]) + "\n"
-    parts = [
-        _markdown(_quality_rows(result)),
-        _markdown(_time_rows(result)),
-        "\n".join(f"- {v}" for v in _verdicts(result)),
-    ]
+    parts = [*map(_markdown, _tables(result)), "\n".join(f"- {v}" for v in _verdicts(result))]
     return "\n\n".join([*parts, _note(result), *problems]) + "\n"
+
+
+def _tables(result: Mapping[str, Any]) -> list[list[Row]]:
+    reported = _reported_rows(result)
+    return [_quality_rows(result), _time_rows(result), *([reported] if reported else [])]
 
 
 def _any_finished(result: Mapping[str, Any]) -> bool:
@@ -47,7 +56,8 @@ def _any_finished(result: Mapping[str, Any]) -> bool:
 
 
 def comparison_csv(result: Mapping[str, Any]) -> str:
-    """A line for each policy; numbers as they are, times as `time_ms.STAGE`, the interval as two columns."""
+    """A line for each policy; numbers as they are, times as `time_ms.STAGE`, what it reports as `policy_numbers.NAME`,
+    intervals as two columns."""
     lines = [_flat(one) for one in result["policies"]]
     names = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO()
@@ -62,8 +72,8 @@ def _flat(one: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in one.items():
         if name.endswith("_ci"):
             flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
-        elif name == "time_ms":
-            flat |= {f"time_ms.{stage}": spent for stage, spent in value.items()}
+        elif name in ("time_ms", "policy_numbers"):
+            flat |= {f"{name}.{what}": number for what, number in value.items()}
         elif name == "seeds":
             flat[name] = " ".join(map(str, value))
         elif name != "runs":
@@ -85,6 +95,7 @@ def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
         ("AUC", lambda one: _with_spread(one["auc"], one["auc_std"])),
         ("difference", _difference),
         ("log loss", lambda one: _with_spread(one["log_loss"], one["log_loss_std"])),
+        ("accuracy", _accuracy),
         ("samples/s", lambda one: count_text(one["samples_per_s"])),
         ("hit rate", lambda one: percent_text(one["hit_rate"])),
         ("to device", lambda one: bytes_text(_per_step(one, "bytes_h2d"))),
@@ -127,6 +138,14 @@ def _time_rows(result: Mapping[str, Any]) -> list[Row]:
     return [["ms per step", *stages], *rows]
 
 
+def _reported_rows(result: Mapping[str, Any]) -> list[Row]:
+    """What policies say of themselves; none if none does."""
+    numbers = {one["policy"]: one["policy_numbers"] for one in result["policies"] if one["policy_numbers"]}
+    names = list(dict.fromkeys(name for own in numbers.values() for name in own))
+    rows = [[label, *(number_text(name, own.get(name)) for name in names)] for label, own in numbers.items()]
+    return [["policy reports", *names], *rows] if rows else []
+
+
 def _verdicts(result: Mapping[str, Any]) -> list[str]:
     return [
         f"{one['policy']}: {_verdict_text(one, result['auc_budget'])} ({one['reason']})" for one in result["policies"]
@@ -145,7 +164,7 @@ def _verdict_text(one: Mapping[str, Any], budget: float) -> str:
 
 def _note(result: Mapping[str, Any]) -> str:
     seeds = len(result["seeds"])
-    which = f"AUC and log loss of the {result['auc_of']} samples, {seeds} seed{'s' if seeds > 1 else ''}; "
+    which = f"AUC, log loss and accuracy of the {result['auc_of']} samples, {seeds} seed{'s' if seeds > 1 else ''}; "
     alone = "" if seeds > 1 else " With one seed there are no intervals."
     random = RANDOM if _has_random(result["policies"]) else ""
     files = (
@@ -158,6 +177,11 @@ def _note(result: Mapping[str, Any]) -> str:
 
 def _with_spread(mean: float | None, spread: float | None) -> str:
     return score_text(mean) if spread is None else f"{score_text(mean)} ± {score_text(spread)}"
+
+
+def _accuracy(one: Mapping[str, Any]) -> str:
+    mean, spread = one["accuracy"], one["accuracy_std"]
+    return accuracy_text(mean) if spread is None else f"{100 * mean:.2f} ± {accuracy_text(spread)}"
 
 
 def _difference(one: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from adaptive.runs.state import restore_weights
 from adaptive.storage.run_checkpoints import load_newest
 from adaptive.storage.run_directory import read_record
 from adaptive.telemetry.progress import Progress
-from adaptive.telemetry.record import EvalRecord
+from adaptive.telemetry.recorder import evaluation_record
 from adaptive.telemetry.report import SCHEMA
 
 
@@ -43,7 +43,7 @@ def evaluate_run(run_directory: Path | str, *, stream: TextIO | None = None) -> 
     steps = checkpoint.meta["steps"]
     if stream is not None:
         with contextlib.closing(Progress(stream, steps)) as progress:
-            progress.write(EvalRecord(step=steps, samples=found.samples, auc=found.auc, log_loss=found.log_loss))
+            progress.write(evaluation_record(found, steps))
     return {"schema": SCHEMA, "run_dir": str(path), "policy": config.policy, "steps": steps, **quality_numbers(found)}
 
 

@@ -152,7 +152,8 @@ class Run:
     def _summary(self, found: Evaluation | None) -> dict[str, Any]:
         policy = self.components.embeddings.policy
         auc, log_loss = self.recorder.auc.value(), self.recorder.log_loss.value()
-        quality = {"auc_of": "training", "auc": auc, "log_loss": log_loss, "eval_samples": 0}
+        accuracy = self.recorder.auc.accuracy()
+        quality = {"auc_of": "training", "auc": auc, "log_loss": log_loss, "accuracy": accuracy, "eval_samples": 0}
         if found is not None:
             quality = quality_numbers(found)
         return {

@@ -6,7 +6,15 @@ from typing import TextIO, cast
 
 from adaptive.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, Record, sum_tables
 from adaptive.telemetry.report import RunTotals
-from adaptive.telemetry.wording import bytes_text, count_text, duration_text, guard_text, percent_text, score_text
+from adaptive.telemetry.wording import (
+    accuracy_text,
+    bytes_text,
+    count_text,
+    duration_text,
+    guard_text,
+    percent_text,
+    score_text,
+)
 
 
 class Progress:
@@ -36,7 +44,8 @@ class Progress:
         elif isinstance(record, EvalRecord):
             self._line(
                 f"evaluation after step {record.step}: auc {score_text(record.auc)}, "
-                f"log loss {score_text(record.log_loss)}, {count_text(record.samples)} samples"
+                f"log loss {score_text(record.log_loss)}, accuracy {accuracy_text(record.accuracy)}, "
+                f"{count_text(record.samples)} samples"
             )
         elif isinstance(record, GuardRecord):
             self._line(f"guard after step {record.step}: {guard_text(record)}")

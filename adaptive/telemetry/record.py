@@ -128,6 +128,7 @@ class IntervalRecord:
     tables: dict[str, TableCounts]
     update_norms: Histogram | None = field(default=None, compare=False)  # size of each row's update
     policy: dict[str, float] = field(default_factory=dict)  # numbers that a policy or tier reports
+    accuracy: float | None = None  # running, of training's predictions
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
@@ -139,6 +140,7 @@ class EvalRecord:
     samples: int  # evaluated
     auc: float | None
     log_loss: float | None
+    accuracy: float | None = None  # share of predictions on their label's side of 0.5
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 

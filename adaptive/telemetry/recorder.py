@@ -29,7 +29,7 @@ from adaptive.telemetry.record import (
     sum_tables,
     table_counts,
 )
-from adaptive.telemetry.report import RunTotals
+from adaptive.telemetry.report import IN_PARTS, WAITED, RunTotals
 
 
 class Sink(Protocol):
@@ -47,7 +47,7 @@ class Recorder:
         steps, samples: trained so far.
         loss: mean of the latest batch, predicted before it was learnt.
         totals: of all intervals written.
-        auc, log_loss: of the predictions made in training, each before its batch was learnt.
+        auc (and accuracy), log_loss: of the predictions made in training, each before its batch was learnt.
         sinks: where records go.
     """
 
@@ -118,8 +118,8 @@ class Recorder:
         self.start(ended)  # recording is part of the next interval
 
     def write_evaluation(self, found: Evaluation) -> None:
-        """Record an evaluation. Its time counts for no interval."""
-        self.write(EvalRecord(step=self.steps, samples=found.samples, auc=found.auc, log_loss=found.log_loss))
+        """Record an evaluation. Its time is no interval's."""
+        self.write(evaluation_record(found, self.steps))
         self.start()
 
     def state(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Recorder:
         assert not self._losses
         so_far = self._record(
             loss=self.loss, samples_per_s=self.totals.samples_per_s or 0.0, time_ms=self.totals.time_ms,
-            tables=self.totals.tables,
+            tables=self.totals.tables, policy=self.totals.policy,
         )  # fmt: skip
         return {"so_far": to_json(so_far), "log_loss": vars(self.log_loss).copy()}
 
@@ -174,6 +174,7 @@ class Recorder:
             step=self.steps,
             samples=self.samples,
             auc=self.auc.value(),
+            accuracy=self.auc.accuracy(),
             log_loss=self.log_loss.value(),
             hit_rate=whole.hit_rate,
             row_hit_rate=whole.row_hit_rate,
@@ -194,6 +195,12 @@ class Recorder:
             sink.write(record)
 
 
+def evaluation_record(found: Evaluation, step: int) -> EvalRecord:
+    """An evaluation after so many batches."""
+    quality = {name: getattr(found, name) for name in ("samples", "auc", "log_loss", "accuracy")}
+    return EvalRecord(step=step, **quality)
+
+
 def reported_numbers(policy: Policy) -> dict[str, float]:
     """What the policy wants shown.
 
@@ -211,8 +218,8 @@ def reported_numbers(policy: Policy) -> dict[str, float]:
 def _policy_numbers(found: Statistics, policy: Policy) -> dict[str, float]:
     numbers = reported_numbers(policy)
     if found.batches_in_parts:
-        numbers["in_parts_share"] = found.batches_in_parts / found.batches
-        numbers["waited_share"] = found.batches_waited / found.batches_in_parts
+        numbers[IN_PARTS] = found.batches_in_parts / found.batches
+        numbers[WAITED] = found.batches_waited / found.batches_in_parts
     return numbers
 
 

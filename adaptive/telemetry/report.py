@@ -5,10 +5,20 @@ from typing import Any, Final
 
 from adaptive.telemetry.jsonl import plain
 from adaptive.telemetry.record import IntervalRecord, TableCounts, add_counts, sum_tables
-from adaptive.telemetry.wording import aligned, bytes_text, count_text, percent_text, score_text
+from adaptive.telemetry.wording import (
+    accuracy_text,
+    aligned,
+    bytes_text,
+    count_text,
+    number_text,
+    percent_text,
+    score_text,
+)
 
 SCHEMA: Final = 1
 MAX_TABLES: Final = 10  # with a line of their own
+IN_PARTS: Final = "in_parts_share"  # of the batches
+WAITED: Final = "waited_share"  # of those in parts: training had to wait for rows between two parts
 
 
 class RunTotals:
@@ -18,6 +28,7 @@ class RunTotals:
         steps, samples: trained in these intervals.
         seconds: they took, from each interval's samples per second.
         tables: counts by table; "now" fields are those of the latest interval.
+        policy: the numbers of the policy as it last reported them; of batches in parts, those of all intervals.
     """
 
     def __init__(self, *, first_step: int = 0, first_samples: int = 0) -> None:
@@ -26,6 +37,8 @@ class RunTotals:
         self.samples = 0
         self.seconds = 0.0
         self.tables: dict[str, TableCounts] = {}
+        self.policy: dict[str, float] = {}
+        self._in_parts = self._waited = 0.0  # batches
         self._first_step, self._first_samples = first_step, first_samples
         self._stage_ms: dict[str, float] = {}
 
@@ -41,7 +54,16 @@ class RunTotals:
             self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + mean * steps
         for name, counts in record.tables.items():
             self.tables[name] = add_counts(self.tables.get(name, TableCounts()), counts)
+        self._add_policy(record.policy, steps)
         return seconds
+
+    def _add_policy(self, numbers: Mapping[str, float], steps: int) -> None:
+        in_parts = numbers.get(IN_PARTS, 0.0) * steps
+        self._in_parts += in_parts
+        self._waited += numbers.get(WAITED, 0.0) * in_parts
+        self.policy = {name: number for name, number in numbers.items() if name not in (IN_PARTS, WAITED)}
+        if self._in_parts:
+            self.policy |= {IN_PARTS: self._in_parts / self.steps, WAITED: self._waited / self._in_parts}
 
     @property
     def samples_per_s(self) -> float | None:
@@ -53,15 +75,18 @@ class RunTotals:
         return {stage: total / self.steps for stage, total in self._stage_ms.items()} if self.steps else {}
 
 
-def run_summary(policy: str, totals: RunTotals, *, auc: float | None, log_loss: float | None) -> dict[str, Any]:
-    """The object that `--json` prints: flat, but for `time_ms`. What is not known or not finite is None.
+def run_summary(
+    policy: str, totals: RunTotals, *, auc: float | None, log_loss: float | None, accuracy: float | None = None
+) -> dict[str, Any]:
+    """The object that `--json` prints: flat, but for `time_ms` and `policy_numbers`, what the policy itself reported
+    last. What is not known or not finite is None.
 
     Shares of what was skipped are as counted in training: they include what a guard has undone later.
 
     Args:
         policy: its name.
         totals: of the run.
-        auc, log_loss: of the final evaluation, or of training where there is none.
+        auc, log_loss, accuracy: of the final evaluation, or of training where there is none.
     """
     counts = sum_tables(list(totals.tables.values()))
     summary = {
@@ -72,6 +97,7 @@ def run_summary(policy: str, totals: RunTotals, *, auc: float | None, log_loss: 
         "samples_per_s": totals.samples_per_s,
         "auc": auc,
         "log_loss": log_loss,
+        "accuracy": accuracy,
         "hit_rate": counts.hit_rate,
         "row_hit_rate": counts.row_hit_rate,
         "fetched_rows": counts.fetched,
@@ -84,8 +110,14 @@ def run_summary(policy: str, totals: RunTotals, *, auc: float | None, log_loss: 
         "deferred_update_share": counts.deferred_update_share,
         "skipped_lookup_share": counts.skipped_lookup_share,
         "time_ms": totals.time_ms,
+        "policy_numbers": totals.policy,
     }
     return {key: plain(value) for key, value in summary.items()}
+
+
+def _policy(summary: Mapping[str, Any]) -> list[str]:
+    numbers = ", ".join(f"{name} {number_text(name, value)}" for name, value in summary["policy_numbers"].items())
+    return [f"policy reports: {numbers}"] if numbers else []
 
 
 def _files(summary: Mapping[str, Any]) -> list[str]:
@@ -106,7 +138,8 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
     lines = [
         f"policy {summary['policy']}: {count_text(summary['steps'])} steps, "
         f"{count_text(summary['samples'])} samples, {count_text(summary['samples_per_s'])} samples/s",
-        f"auc {score_text(summary['auc'])}, log loss {score_text(summary['log_loss'])}",
+        f"auc {score_text(summary['auc'])}, log loss {score_text(summary['log_loss'])}, "
+        f"accuracy {accuracy_text(summary['accuracy'])}",
         f"hit rate: {percent_text(summary['hit_rate'])} of look-ups, "
         f"{percent_text(summary['row_hit_rate'])} of each batch's rows",
         f"moved: {count_text(summary['fetched_rows'])} rows ({bytes_text(summary['bytes_h2d'])}) to the device, "
@@ -114,6 +147,7 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         *_files(summary),
         *_skipping(summary),
         *_guard(summary),
+        *_policy(summary),
         "ms per step: " + ", ".join(f"{stage} {mean:.2f}" for stage, mean in totals.time_ms.items()),
         "",
         *_table_lines(totals.tables, table_rows, undone=bool(summary.get("guard_undone_batches"))),

@@ -68,7 +68,7 @@ class TensorBoardView:
             case RunRecord():
                 values, step = events.text("config", _indented(record.config)), 0
             case EvalRecord():
-                numbers = {"eval/auc": record.auc, "eval/log_loss": record.log_loss}
+                numbers = {"eval/auc": record.auc, "eval/log_loss": record.log_loss, "eval/accuracy": record.accuracy}
                 values, step = events.scalars(numbers), record.step
             case ResumeRecord():
                 values, step = events.text("resumed", f"resumed after step {record.step}"), record.step
@@ -87,6 +87,7 @@ class TensorBoardView:
             "train/loss": record.loss,
             "train/auc": record.auc,
             "train/log_loss": record.log_loss,
+            "train/accuracy": record.accuracy,
             "train/samples_per_s": record.samples_per_s,
         }
         numbers |= {f"time/{stage}_ms": value for stage, value in record.time_ms.items()}

@@ -16,6 +16,11 @@ def score_text(number: float | None) -> str:
     return "-" if number is None else f"{number:.4f}"
 
 
+def accuracy_text(share: float | None) -> str:
+    """`78.86 %`, with the two decimals that papers give."""
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
 def percent_text(share: float | None) -> str:
     """A share between 0 and 1: `91.2 %`. What is not nothing (or not all) never reads as if it were."""
     if share is None:
@@ -25,6 +30,18 @@ def percent_text(share: float | None) -> str:
     if 0.9995 <= share < 1:
         return ">99.9 %"
     return f"{100 * share:.1f} %"
+
+
+def number_text(name: str, number: float | None) -> str:
+    """A number that a policy reports: a `..._share` in per cent, `..._bytes` in units, others with up to four digits
+    behind the point."""
+    if number is None or not math.isfinite(number):
+        return "-"
+    if name.endswith("_share"):
+        return percent_text(number)
+    if name.endswith("_bytes"):
+        return bytes_text(number)
+    return f"{number:,.4f}".rstrip("0").rstrip(".")
 
 
 def bytes_text(size: float | None) -> str:

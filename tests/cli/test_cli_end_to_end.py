@@ -17,8 +17,8 @@ SMALL = (
     *("--set", "data.synthetic.num_eval=2000", "--set", "tensorboard=false", "--batch-size", "1000"),
 )
 PROMISED = (
-    "schema policy steps samples samples_per_s auc log_loss hit_rate fetched_rows written_back_rows bytes_h2d "
-    "bytes_d2h skipped_update_share time_ms"
+    "schema policy steps samples samples_per_s auc accuracy log_loss hit_rate fetched_rows written_back_rows bytes_h2d "
+    "bytes_d2h skipped_update_share time_ms policy_numbers"
 )
 
 
@@ -30,7 +30,9 @@ def test_run_then_eval_then_repeat(cli: Cli) -> None:
     assert (found["policy"], found["steps"], found["samples"]) == ("lfu", 6, 6000)
     assert {"plan", "wait", "forward", "update"} <= set(found["time_ms"])
     again = json.loads(cli("eval", "first", "--json").out)
-    assert (again["auc"], again["log_loss"]) == (found["auc"], found["log_loss"])
+    assert [again[name] for name in ("auc", "log_loss", "accuracy")] == [
+        found[name] for name in ("auc", "log_loss", "accuracy")
+    ]
     repeated = json.loads(cli("run", "--config", "first/run.json", "--out", "second", "--json").out)
     assert (repeated["auc"], repeated["hit_rate"]) == (found["auc"], found["hit_rate"])
 

@@ -45,6 +45,7 @@ def test_dry_run_only_plans(cli: Cli, trainer: Any) -> None:
 
 def test_lines_for_people() -> None:
     found = {"rows": 1_100_000, "samples": None, "memory_bytes": {"host": 3 * 2**29, "device": 5}, "names": ["a", "b"]}
+    assert key_lines({"accuracy": 0.78864}) == ["accuracy: 78.86 %"]
     assert key_lines(found) == [
         "rows: 1,100,000",
         "samples: not known",

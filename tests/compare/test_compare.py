@@ -371,7 +371,7 @@ def test_every_share_has_a_column_of_its_own() -> None:
         [cell.strip() for cell in line.strip("|").split("|")] for line in comparison_markdown(result).splitlines()[:4]
     )
     cells = dict(zip(head, changed, strict=True))
-    assert {name: cells[name] for name in head[6:-1]} == {
+    assert {name: cells[name] for name in head[7:-1]} == {
         "to device": "1.0 KiB",
         "to host": "0 B",
         "from files": "2.0 KiB",
@@ -398,6 +398,40 @@ def test_tables() -> None:
     assert head.startswith("policy,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci_high")
     assert "time_ms.plan" in head.split(",") and len(lines) == 2
     json.dumps(result, allow_nan=False)
+
+
+def test_what_policies_report_is_a_table_of_its_own() -> None:
+    outcomes = [
+        *(outcome("lru", seed, 0.7) for seed in range(2)),
+        *(outcome("fae", seed, 0.7, policy_numbers={"hot_rows": 1000.0 + seed, "swaps": 4.0}) for seed in range(2)),
+        *(outcome("hotline", seed, 0.7, policy_numbers={"popular_rows": 7.0}) for seed in range(2)),
+    ]
+    result = judge(outcomes, auc_budget=BUDGET)
+    assert [one["policy_numbers"] for one in result["policies"]] == [
+        {}, {"hot_rows": 1000.5, "swaps": 4.0}, {"popular_rows": 7.0},
+    ]  # fmt: skip
+    assert comparison_markdown(result).split("\n\n")[2].splitlines() == [
+        "| policy reports | hot_rows | swaps | popular_rows |",
+        "| --- | ---: | ---: | ---: |",
+        "| fae | 1,000.5 | 4 | - |",
+        "| hotline | - | - | 7 |",
+    ]
+    assert "policy reports  hot_rows  swaps  popular_rows\n" in comparison_text(result)
+    assert "policy_numbers.hot_rows" in comparison_csv(result).splitlines()[0].split(",")
+    assert "policy reports" not in comparison_text(judge(outcomes[:2], auc_budget=BUDGET))
+
+
+def test_accuracy_stands_beside_auc() -> None:
+    outcomes = [
+        *(outcome("lru", seed, 0.7, accuracy=0.78 + seed / 100) for seed in range(2)),
+        *(outcome("s", seed, 0.69, 0.5, accuracy=0.77 + seed / 100) for seed in range(2)),
+    ]
+    found = by_policy(judge(outcomes, auc_budget=BUDGET))["s"]
+    assert found["accuracy"] == pytest.approx(0.775) and found["accuracy_difference"] == pytest.approx(-0.01)
+    assert found["runs"][1]["accuracy"] == 0.78 and found["accuracy_difference_ci"] is not None
+    text = comparison_text(judge(outcomes, auc_budget=BUDGET))
+    assert "accuracy" in text and "77.50 ± 0.71 %" in text and "AUC, log loss and accuracy of the" in text
+    assert "78.00 %" in comparison_text(judge(outcomes[:1], auc_budget=BUDGET))
 
 
 # --- the list of policies -------------------------------------------------------------------------------------------

@@ -178,11 +178,14 @@ def test_passes_that_run_out_of_memory_are_run_again(policy: str, monkeypatch: p
 @pytest.mark.usefixtures("data")
 def test_the_numbers_of_a_policy_are_in_every_record(tmp_path: Path) -> None:
     options = {"learn": 2, "capacity": 0.3}
-    train_run(toy_config(policy="hotline", policy_options=options, out=str(tmp_path), depth=2))
+    summary = train_run(toy_config(policy="hotline", policy_options=options, out=str(tmp_path), depth=2))
     records = [record for record in read_metrics(tmp_path / "metrics.jsonl") if isinstance(record, IntervalRecord)]
     names = {"popular_rows", "seen_inputs", "popular_inputs"}
     assert all(names <= set(record.policy) for record in records)
     assert records[-1].policy["seen_inputs"] == 20 * 32 - 32 and records[-1].policy["popular_rows"] > 0
+    numbers = summary["policy_numbers"]
+    assert {name: numbers[name] for name in names} == {name: records[-1].policy[name] for name in names}
+    assert 0 < numbers["in_parts_share"] <= 1 and "policy reports: popular_rows" in summary["table"]
 
 
 class Misnamed(LRU):

@@ -17,7 +17,7 @@ from adaptive.telemetry.jsonl import MetricsFile, read_metrics, to_line
 from adaptive.telemetry.record import EvalRecord, Histogram, IntervalRecord, ResumeRecord, RunRecord, TableCounts
 
 RUN = RunRecord(policy="lru", table_rows={"site": 1000, "user": 50}, config="[tier]\ndevice_rows = '10%'\n")
-EVAL = EvalRecord(step=20, samples=1000, auc=0.75, log_loss=0.4)
+EVAL = EvalRecord(step=20, samples=1000, auc=0.75, log_loss=0.4, accuracy=0.8)
 
 
 def interval(step: int = 10, **changes) -> IntervalRecord:
@@ -27,6 +27,7 @@ def interval(step: int = 10, **changes) -> IntervalRecord:
         loss=0.5,
         auc=0.7,
         log_loss=0.45,
+        accuracy=0.75,
         samples_per_s=1000.0,
         time_ms={"plan": 0.25, "wait": 0.0},
         hit_rate=0.9,
@@ -60,16 +61,21 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_a_line_by_hand():
     line = to_line(EvalRecord(step=20, samples=8, auc=None, log_loss=0.5, wall_time=1.5))
-    assert line == b'{"kind":"eval","step":20,"samples":8,"auc":null,"log_loss":0.5,"wall_time":1.5}\n'
+    assert line == b'{"kind":"eval","step":20,"samples":8,"auc":null,"log_loss":0.5,"accuracy":null,"wall_time":1.5}\n'
     assert json.loads(to_line(RUN))["schema"] == 1
 
 
 def test_stages_of_earlier_versions_are_read(tmp_path):
-    """`track` was a stage, `update` held the rows' update."""
-    old = json.loads(to_line(interval(time_ms={"plan": 1.0, "update": 2.0, "track": 0.5})))
+    """`track` was a stage, `update` held the rows' update, and there was no accuracy."""
+    old = [
+        json.loads(to_line(record)) for record in (interval(time_ms={"plan": 1.0, "update": 2.0, "track": 0.5}), EVAL)
+    ]
+    for record in old:
+        record.pop("accuracy")
     path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps(old) + "\n")
-    (found,) = read_metrics(path)
+    path.write_text("".join(json.dumps(record) + "\n" for record in old))
+    found, evaluation = read_metrics(path)
+    assert found.accuracy is None and evaluation == replace(EVAL, accuracy=None)
     assert found.time_ms == {"plan": 1.0, "update": 2.0, "track": 0.5}
 
 

@@ -15,7 +15,7 @@ TABLES = {
     "site": TableCounts(unique_rows=100, skipped_updates=40, bytes_h2d=3 << 20, bytes_d2h=1 << 20),
     "user": TableCounts(unique_rows=100),
 }
-EVAL = EvalRecord(step=30, samples=4096, auc=0.71236, log_loss=0.4)
+EVAL = EvalRecord(step=30, samples=4096, auc=0.71236, log_loss=0.4, accuracy=0.788649)
 
 
 def interval(step: int, **changes) -> IntervalRecord:
@@ -62,7 +62,7 @@ def test_plain_lines_without_a_terminal():
         "step 20/1000 | 20,480 samples/s | loss 0.4521 | auc 0.7312 | hit 91.2 % | moved 2.0 MiB/s | "
         "skipped 20.0 % | eta 0:01:38\n"
         "step 30/1000 | 20,480 samples/s | loss 0.4521 | auc - | hit - | moved 0 B/s | skipped - | eta 0:01:37\n"
-        "evaluation after step 30: auc 0.7124, log loss 0.4000, 4,096 samples\n"
+        "evaluation after step 30: auc 0.7124, log loss 0.4000, accuracy 78.86 %, 4,096 samples\n"
     )
 
 
@@ -98,7 +98,7 @@ def test_a_terminal_shows_one_line_with_the_same_fields(terminal):
     text = terminal.getvalue()
     assert "20,480 samples/s | loss 0.4521 | auc 0.7312 | hit 91.2 % | moved 2.0 MiB/s | skipped 20.0 %" in text
     assert "20/1000" in re.sub(r"\x1b\[[0-9;]*m| ", "", text)
-    assert "evaluation after step 30: auc 0.7124, log loss 0.4000, 4,096 samples" in text
+    assert "evaluation after step 30: auc 0.7124, log loss 0.4000, accuracy 78.86 %, 4,096 samples" in text
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", text)  # colours
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
 

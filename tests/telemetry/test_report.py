@@ -7,7 +7,15 @@ import pytest
 
 from adaptive.telemetry.record import IntervalRecord, TableCounts
 from adaptive.telemetry.report import RunTotals, run_summary, summary_text
-from adaptive.telemetry.wording import bytes_text, count_text, duration_text, percent_text, score_text
+from adaptive.telemetry.wording import (
+    accuracy_text,
+    bytes_text,
+    count_text,
+    duration_text,
+    number_text,
+    percent_text,
+    score_text,
+)
 
 SITE = TableCounts(
     lookups=1000,
@@ -52,7 +60,7 @@ def test_summary_of_two_intervals():
     """10 steps at 1,000 samples/s and 30 at 3,000 take one second each; the second's plan takes three times as long."""
     later = interval(40, samples_per_s=3000.0, time_ms={"plan": 3.0, "wait": 0.5})
     totals = totals_of(interval(10), later)
-    assert run_summary("lru", totals, auc=0.75, log_loss=0.4) == {
+    assert run_summary("lru", totals, auc=0.75, log_loss=0.4, accuracy=0.9) == {
         "schema": 1,
         "policy": "lru",
         "steps": 40,
@@ -60,6 +68,7 @@ def test_summary_of_two_intervals():
         "samples_per_s": 2000.0,
         "auc": 0.75,
         "log_loss": 0.4,
+        "accuracy": 0.9,
         "hit_rate": 0.7,
         "row_hit_rate": 0.4,
         "fetched_rows": 40,
@@ -72,6 +81,7 @@ def test_summary_of_two_intervals():
         "deferred_update_share": 0.0,
         "skipped_lookup_share": 0.0,
         "time_ms": {"plan": 2.5, "wait": 0.5},
+        "policy_numbers": {},
     }
 
 
@@ -96,10 +106,10 @@ def test_a_run_without_a_step_has_a_summary():
 
 def test_text_written_out():
     totals = totals_of(interval(10))
-    summary = run_summary("lru", totals, auc=0.75, log_loss=0.4)
+    summary = run_summary("lru", totals, auc=0.75, log_loss=0.4, accuracy=0.78864)
     assert summary_text(summary, totals) == (
         "policy lru: 10 steps, 1,000 samples, 1,000 samples/s\n"
-        "auc 0.7500, log loss 0.4000\n"
+        "auc 0.7500, log loss 0.4000, accuracy 78.86 %\n"
         "hit rate: 70.0 % of look-ups, 40.0 % of each batch's rows\n"
         "moved: 20 rows (2.0 KiB) to the device, 8 rows (1.0 KiB) to the host\n"
         "ms per step: plan 1.00, wait 0.50\n"
@@ -142,6 +152,21 @@ def test_deferral_is_told_apart_from_dropping():
     assert "6.0 % deferred, their gradients applied with a later one; 4.0 % dropped, because" in text
 
 
+def test_what_a_policy_reports_stands_at_the_end():
+    """Its own numbers as it said them last; batches in parts over the whole run: (0.5 * 10 + 1 * 30) / 40."""
+    first = interval(10, policy={"hot_rows": 3.0, "in_parts_share": 0.5, "waited_share": 1.0})
+    later = interval(40, policy={"hot_rows": 12345.0, "rate": 12.5, "in_parts_share": 1.0, "waited_share": 0.0})
+    totals = totals_of(first, later)
+    summary = run_summary("hotline", totals, auc=0.75, log_loss=0.4)
+    assert summary["policy_numbers"] == {
+        "hot_rows": 12345.0, "rate": 12.5, "in_parts_share": 0.875, "waited_share": 5 / 35,
+    }  # fmt: skip
+    expected = "policy reports: hot_rows 12,345, rate 12.5, in_parts_share 87.5 %, waited_share 14.3 %\n"
+    assert expected in summary_text(summary, totals)
+    nothing = run_summary("lru", totals_of(interval(10)), auc=0.75, log_loss=0.4)
+    assert "policy reports" not in summary_text(nothing, totals_of(interval(10)))
+
+
 def test_ten_largest_tables_and_the_rest_in_one_line():
     tables = {f"t{i}": replace(USER, lookups=i, lookup_hits=0, resident_rows=1) for i in range(1, 15)}
     totals = totals_of(interval(10, tables=tables))
@@ -167,6 +192,13 @@ def test_ten_largest_tables_and_the_rest_in_one_line():
         (percent_text(1e-6), "<0.1 %"),
         (percent_text(0.99999), ">99.9 %"),
         (percent_text(None), "-"),
+        (accuracy_text(0.78864), "78.86 %"),
+        (accuracy_text(None), "-"),
+        (number_text("swaps", 1234.0), "1,234"),
+        (number_text("rate", 0.12345678), "0.1235"),
+        (number_text("waited_share", 0.5), "50.0 %"),
+        (number_text("two_home_bytes", 1536.0), "1.5 KiB"),
+        (number_text("rate", float("nan")), "-"),
         (bytes_text(0), "0 B"),
         (bytes_text(1000), "1000 B"),
         (bytes_text(1023.99), "1.0 KiB"),

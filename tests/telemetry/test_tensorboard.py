@@ -60,6 +60,7 @@ def interval(step: int = 10, **changes) -> IntervalRecord:
         loss=0.5,
         auc=0.75,
         log_loss=0.25,
+        accuracy=0.625,
         samples_per_s=1000.0,
         time_ms={"plan": 0.25, "wait": 2.0},
         hit_rate=0.75,
@@ -94,19 +95,21 @@ def test_tags_and_values(tmp_path):
     write_all(
         TensorBoardView(tmp_path, ["site", "user"]),
         interval(10),
-        EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125),
+        EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, accuracy=0.375),
     )
     found = latest(tmp_path)
     expected = {
         "train/loss": 0.5,
         "train/auc": 0.75,
         "train/log_loss": 0.25,
+        "train/accuracy": 0.625,
         "train/samples_per_s": 1000,
         "time/plan_ms": 0.25,
         "time/wait_ms": 2,
         "policy/score_ms": 1.5,
         "eval/auc": 0.5,
         "eval/log_loss": 0.125,
+        "eval/accuracy": 0.375,
         **{tag.format("site"): value for tag, value in TABLE_TAGS.items()},
         **{tag.format("all"): value for tag, value in TABLE_TAGS.items()},
     }
@@ -311,7 +314,7 @@ def metrics(tmp_path) -> Path:
     histogram = Histogram(np.array([0, 1.0, 2.0]), np.array([1, 2]), sum=3.5, sum_squares=4.5)
     file.write(RunRecord(policy="lru", table_rows={"site": 5, "user": 9}, config="depth = 4", wall_time=1e9))
     file.write(interval(10, tables=tables, update_norms=histogram, wall_time=1e9 + 1))
-    file.write(EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, wall_time=1e9 + 2))
+    file.write(EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, accuracy=0.375, wall_time=1e9 + 2))
     file.close()
     return file.path
 
@@ -326,7 +329,7 @@ def test_view_is_made_again_from_the_record(tmp_path, metrics):
             wall_time=1e9 + 1,
             update_norms=Histogram(np.array([0, 1.0, 2.0]), np.array([1, 2]), sum=3.5, sum_squares=4.5),
         ),
-        EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, wall_time=1e9 + 2),
+        EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, accuracy=0.375, wall_time=1e9 + 2),
     )
     (made,), (direct,) = ((tmp_path / name).iterdir() for name in ("view", "direct"))
     assert made.read_bytes() == direct.read_bytes()
