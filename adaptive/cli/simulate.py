@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adaptive.cli.compare import Config, check_folders, load_contenders, without
+from adaptive.cli.compare import Config, check_folders, load_contenders, without, write_text
 from adaptive.cli.flags import DLRM, OUTPUT, POLICY, TIERS, TRAINING
 from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
 
@@ -58,6 +58,10 @@ def simulate(
             metavar="FILE", help="Draw the curves (needs the extra 'report': matplotlib).", rich_help_panel=OUTPUT
         ),
     ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the table as Markdown.", rich_help_panel=OUTPUT),
+    ] = None,
     config: Config = None,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -71,9 +75,9 @@ def simulate(
     more = {} if batches is None else {"steps": (str(batches), "--batches")}
     with own_stdout():
         rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
-    check_folders(png)
+    check_folders(png, markdown)
     from adaptive.simulate.machine import Machine, parse_rate
-    from adaptive.simulate.report import draw, need_matplotlib, simulation_text
+    from adaptive.simulate.report import draw, need_matplotlib, simulation_markdown, simulation_text
     from adaptive.simulate.simulation import simulate as run_simulation
 
     if png is not None:
@@ -90,6 +94,8 @@ def simulate(
         result = run_simulation(cases, sizes, machine, embedding_dim=embedding_dim, told=_Progress())
     if png is not None:
         draw(result, png)
+    if markdown is not None:
+        write_text(markdown, simulation_markdown(result))
     print_result({**result, "table": simulation_text(result)}, as_json=as_json)
 
 

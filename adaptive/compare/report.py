@@ -10,6 +10,7 @@ from adaptive.telemetry.wording import (
     aligned,
     bytes_text,
     count_text,
+    markdown_table,
     number_text,
     percent_text,
     score_text,
@@ -42,7 +43,7 @@ def comparison_markdown(result: Mapping[str, Any]) -> str:
     problems = [f"- problem: {problem}" for problem in result["problems"]]
     if not _any_finished(result):
         return "\n\n".join(["No run came to its end.", *problems]) + "\n"
-    parts = [*map(_markdown, _tables(result)), "\n".join(f"- {v}" for v in _verdicts(result))]
+    parts = [*map(markdown_table, _tables(result)), "\n".join(f"- {v}" for v in _verdicts(result))]
     return "\n\n".join([*parts, _note(result), *problems]) + "\n"
 
 
@@ -193,9 +194,3 @@ def _signed(one: Mapping[str, Any], name: str) -> str:
     if mean is None:
         return "-"
     return f"{mean:+.5f}" if bounds is None else f"{mean:+.5f} [{bounds[0]:+.5f}, {bounds[1]:+.5f}]"
-
-
-def _markdown(rows: Sequence[Row]) -> str:
-    head, *rest = rows
-    line = ["---", *("---:" for _ in head[1:])]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, line, *rest))

@@ -5,16 +5,18 @@ optimizer state, E = V * R bytes of all vectors, F rows fetched, W rows written 
 
     device only       (N*R + 2*E + 2*U*(R+s)) / device + dense
     hybrid            (N*R + 2*E + 2*U*(R+s)) / host + 2*E / link + dense
-    cached on demand  device only + max(F, W)*(R+s) / link + (F + W)*(R+s) / host
-    look-ahead        max(device only, max(F, W)*(R+s) / link, (F + W)*(R+s) / host)
+    serial            plan + device only + max(F, W)*(R+s) / link + (F + W)*(R+s) / host
+    look-ahead        max(plan, device only, max(F, W)*(R+s) / link, (F + W)*(R+s) / host)
 
 A row is read for pooling at each look-up, its vector written and its gradient read, and the row with its state read
 and written by the update. The link carries F rows one way and W the other at the same time; the host's memory sees
-both. Look-ahead hides whatever is not the longest; the floor is a device that holds everything.
+both. *plan* is what planning a batch took here, in the simulation. Without overlap (serial, rows cached on demand) all
+is waited for; look-ahead hides whatever is not the longest, if overlap is perfect. A real step lies between the two.
+The floor is a device that holds everything, for which nothing need be planned.
 
-Where a policy leaves misses on the host (`misses = "host"`) their share of the work stays there and cannot be hidden,
-so there is no look-ahead time, and cached on demand is: hits at the device's bandwidth, plus misses as under hybrid,
-plus the rows that move. With nothing on the device that is hybrid.
+Where a policy leaves misses on the host (`misses = "host"`) their share of the work stays there and cannot be hidden:
+in place of device only stand hits at the device's bandwidth, plus misses as under hybrid, and look-ahead hides only the
+planning or else everything but it. With nothing on the device serial is plan + hybrid.
 """
 
 import re
@@ -68,13 +70,14 @@ def parse_rate(text: str, *, name: str) -> float:
     return float(rate)
 
 
-def step_ms(traffic: Traffic, machine: Machine, *, staged: bool) -> dict[str, float | None]:
-    """Milliseconds of a step for each line of the module's table; None where that line does not apply.
+def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float) -> dict[str, float]:
+    """Milliseconds of a step by where rows live, as the module says.
 
     Args:
         traffic: of a mean batch.
         machine: on which it would run.
         staged: misses are fetched (or else served on the host).
+        plan_ms: milliseconds that planning the batch takes.
     """
     work = _bytes(traffic, traffic.lookups, traffic.vectors, traffic.rows)
     vectors = 2 * traffic.vectors * traffic.value_bytes
@@ -83,8 +86,8 @@ def step_ms(traffic: Traffic, machine: Machine, *, staged: bool) -> dict[str, fl
     host = 1e3 * (traffic.fetched + traffic.written_back) * traffic.row_bytes / machine.host
     served = device_only if staged else _served_where_they_lie(traffic, machine)
     return {
-        "look_ahead": max(device_only, link, host) if staged else None,
-        "cached_on_demand": served + link + host,
+        "look_ahead": max(plan_ms, device_only, link, host) if staged else max(plan_ms, served + link + host),
+        "serial": plan_ms + served + link + host,
         "hybrid": 1e3 * (work / machine.host + vectors / machine.link) + machine.dense_ms,
         "device_only": device_only,
     }

@@ -8,32 +8,49 @@ from typing import Any
 
 from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.durable import write_atomic
-from adaptive.telemetry.wording import aligned, bytes_text, count_text, percent_text
+from adaptive.telemetry.wording import aligned, bytes_text, count_text, markdown_table, percent_text
 
 STEPS = {
     "look_ahead": "look-ahead",
-    "cached_on_demand": "cached on demand",
+    "serial": "serial",
     "hybrid": "hybrid",
     "device_only": "device only",
 }
-HEAD = ["policy", "device rows", "of rows", "hit rate", "rows", "Belady", "popular", "to device", "to host"]
+HEAD = [
+    *("policy", "device rows", "of rows", "look-up hits", "row hits", "row hits, Belady", "popular", "to device"),
+    *("to host", "plan"),
+]
 LEGEND = """\
-hit rate: look-ups whose row was on the device when its batch was planned; rows, Belady: the same of each batch's
-distinct rows, and the most that any policy could have had; popular: inputs all of whose rows were there;
-to device, to host: bytes of a batch; then the modelled milliseconds of a step."""
+look-up hits: look-ups whose row was on the device when its batch was planned; row hits: the same of each batch's
+distinct rows, each counted once; row hits, Belady: the most row hits that any policy could have had (it bounds row
+hits, not look-up hits); popular: inputs all of whose rows were there; to device, to host: bytes of a batch; plan:
+milliseconds of planning a batch, as measured here; then the modelled milliseconds of a step: look-ahead with perfect
+overlap, serial without any, both with planning."""
 
 
 def simulation_text(result: Mapping[str, Any]) -> str:
     """A table with a line for each policy and device size."""
-    head = (
+    failed = _failures(result)
+    return "\n".join([_head(result), "", *aligned(_rows(result)), "", LEGEND, *(["", *failed] if failed else [])])
+
+
+def simulation_markdown(result: Mapping[str, Any]) -> str:
+    """The same as Markdown."""
+    legend = " ".join(LEGEND.splitlines())
+    return "\n\n".join([_head(result), markdown_table(_rows(result)), legend, *_failures(result)]) + "\n"
+
+
+def _rows(result: Mapping[str, Any]) -> list[list[str]]:
+    runs = [run for run in result["runs"] if run["error"] is None]
+    return [[*HEAD, *STEPS.values()], *(_cells(run, result["batches"]) for run in runs)]
+
+
+def _head(result: Mapping[str, Any]) -> str:
+    return (
         f"{count_text(result['lookups'])} look-ups of {count_text(result['batches'])} batches, "
         f"{count_text(result['rows'])} rows of {result['row_bytes']} bytes ({bytes_text(result['table_bytes'])}), "
         f"depth {result['depth']}; {count_text(result['lookups_per_s'])} look-ups/s planned"
     )
-    runs = [run for run in result["runs"] if run["error"] is None]
-    lines = aligned([[*HEAD, *STEPS.values()], *(_cells(run, result["batches"]) for run in runs)])
-    failed = _failures(result)
-    return "\n".join([head, "", *lines, "", LEGEND, *(["", *failed] if failed else [])])
 
 
 def _failures(result: Mapping[str, Any]) -> list[str]:
@@ -52,11 +69,12 @@ def _cells(run: Mapping[str, Any], batches: int) -> list[str]:
         percent_text(run["device_share"]),
         percent_text(run["hit_rate"]),
         percent_text(run["row_hit_rate"]),
-        percent_text(run["belady_hit_rate"]),
+        percent_text(run["belady_row_hit_rate"]),
         percent_text(run["popular_input_share"]),
         bytes_text(run["bytes_h2d"] / batches),
         bytes_text(run["bytes_d2h"] / batches),
-        *("-" if run["step_ms"][name] is None else f"{run['step_ms'][name]:.3f}" for name in STEPS),
+        f"{run['plan_ms']:.3f}",
+        *(f"{run['step_ms'][name]:.3f}" for name in STEPS),
     ]
 
 
@@ -75,7 +93,8 @@ def need_matplotlib() -> None:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG: hit rates with Belady's bound, and modelled step times, over the device's share of the rows.
+    """Write a PNG: row hit rates with Belady's bound, and modelled step times with overlap and without, over the
+    device's share of the rows.
 
     Raises:
         OutputError: if it cannot be written.
@@ -87,10 +106,12 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     for policy, mine in _by_policy(result).items():
         shares = [100 * run["device_share"] for run in mine]
         (line,) = hits.plot(shares, [100 * run["row_hit_rate"] for run in mine], "o-", label=policy)
-        times.plot(shares, [_time(run) for run in mine], "o-", color=line.get_color(), label=policy)
+        for name, style, what in (("look_ahead", "o-", "look-ahead"), ("serial", "s:", "serial")):
+            ms = [run["step_ms"][name] for run in mine]
+            times.plot(shares, ms, style, color=line.get_color(), label=f"{policy}, {what}")
     for number, (at, best) in enumerate(_bounds(result)):
-        hits.plot(at, best, "k:", label="_" if number else "Belady's bound")
-    for axes, label in ((hits, "hit rate of distinct rows (%)"), (times, "modelled step (ms)")):
+        hits.plot(at, best, "k:", label="_" if number else "Belady's bound of row hits")
+    for axes, label in ((hits, "row hits: distinct rows of a batch on the device (%)"), (times, "modelled step (ms)")):
         axes.set(xlabel="rows on the device (%)", ylabel=label)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
@@ -114,15 +135,10 @@ def _by_policy(result: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
 def _bounds(result: Mapping[str, Any]) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Curves of Belady's bound, in per cent, each once: policies that treat misses alike have one in common."""
     points = {
-        policy: [(100 * run["device_share"], 100 * run["belady_hit_rate"]) for run in mine if run["belady_hit_rate"]]
+        policy: [
+            (100 * run["device_share"], 100 * run["belady_row_hit_rate"]) for run in mine if run["belady_row_hit_rate"]
+        ]
         for policy, mine in _by_policy(result).items()
     }
     curves = [tuple(zip(*mine, strict=True)) for mine in points.values() if mine]
     return [(shares, best) for shares, best in dict.fromkeys(curves)]
-
-
-def _time(run: Mapping[str, Any]) -> float:
-    """Look-ahead's where misses are staged, else what they cost where they lie."""
-    times = run["step_ms"]
-    found: float = times["cached_on_demand"] if times["look_ahead"] is None else times["look_ahead"]
-    return found

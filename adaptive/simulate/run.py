@@ -47,7 +47,8 @@ class SimulatedRun:
     Attributes:
         tally: (T, counters) sums over the batches planned so far.
         popular: samples all of whose rows were on the device when their batch was planned.
-        seconds: spent planning.
+        seconds: spent, on calibration and on what only a simulation counts, too.
+        plan_seconds: of each batch, spent planning it.
         error: why the run stopped: its device tier is too small, or its policy failed.
     """
 
@@ -63,6 +64,7 @@ class SimulatedRun:
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
         self.batches = self.samples = self.popular = self.host_vectors = 0
         self.seconds = 0.0
+        self.plan_seconds: list[float] = []
         self.error: DeviceMemoryError | PolicyError | None = None
         self._shallower = tier.when_full == "shallower"
         self._ahead: deque[tuple[Batch, Distinct]] = deque()
@@ -112,8 +114,13 @@ class SimulatedRun:
         if self.error is not None:
             return
         with self.timed():
+            started = time.perf_counter()
             arrival = self._prepare(distinct, [later for _, later in self._ahead])
+            prepared = time.perf_counter()
+            self._count_popular(batch, arrival)
+            counted = time.perf_counter()
             self._commit(batch, arrival)
+            self.plan_seconds.append(time.perf_counter() - counted + prepared - started)
 
     def _prepare(self, distinct: Distinct, window: list[Distinct]) -> Arrival:
         depth = self.setup.depth
@@ -126,11 +133,14 @@ class SimulatedRun:
                     raise
                 depth -= 1
 
-    def _commit(self, batch: Batch, arrival: Arrival) -> None:
-        """The planner's own books; before that, which samples find all their rows on the device."""
+    def _count_popular(self, batch: Batch, arrival: Arrival) -> None:
+        """Samples that find all their rows on the device, before the batch has changed that."""
         cold = np.empty(batch.num_samples, np.bool_)
         inverse, locations = arrival.distinct.inverse, arrival.locations
         self.popular += int(belady.popular_inputs(batch.offsets, inverse, locations, cold))
+
+    def _commit(self, batch: Batch, arrival: Arrival) -> None:
+        """The planner's own books."""
         bags = None if self.staged else lay_out_bags(self.setup.group, batch)
         tally, host_vectors = self.planner.commit_books(arrival, bags)
         self.tally += tally

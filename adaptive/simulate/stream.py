@@ -10,7 +10,7 @@ from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import InputError, PolicyError
-from adaptive.planning.lookups import DistinctFinder, check_batch
+from adaptive.planning.lookups import Distinct, DistinctFinder, check_batch
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.trace import Trace
 
@@ -29,6 +29,7 @@ class SharedTrace:
     lookups: int = 0
     batches: int = 0
     seconds: float = 0.0  # spent on distinct rows and the trace
+    find_seconds: list[float] = field(default_factory=list)  # of each batch, spent on its distinct rows
 
     def __post_init__(self) -> None:
         self.trace = Trace(self.setup.group.num_rows)
@@ -66,9 +67,15 @@ class SharedTrace:
             self._plan(chunk)
             told(self.batches)
 
+    def _find(self, batch: Batch) -> Distinct:
+        started = time.perf_counter()
+        found = self._finder.find(check_batch(batch, [self.setup.group]))
+        self.find_seconds.append(time.perf_counter() - started)
+        return found
+
     def _plan(self, chunk: Sequence[Batch]) -> None:
         started = time.perf_counter()
-        found = [self._finder.find(check_batch(batch, [self.setup.group])) for batch in chunk]
+        found = [self._find(batch) for batch in chunk]
         for distinct in found:
             self.trace.add(distinct.rows)
             self.lookups += len(distinct.inverse)

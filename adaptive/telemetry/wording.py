@@ -83,3 +83,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         )
         for row in rows
     ]
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """The same as a table of Markdown; the first row is its head."""
+    head, *rest = rows
+    line = ["---", *("---:" for _ in head[1:])]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, line, *rest))

@@ -157,10 +157,17 @@ def test_simulate_for_real(cli: Cli) -> None:
     fits = [run for run in found["runs"] if run["error"] is None]
     assert len(fits) == 5
     for run in fits:
-        assert 0 <= run["row_hit_rate"] <= run["belady_hit_rate"] < 1
-        assert set(run["step_ms"]) == {"look_ahead", "cached_on_demand", "hybrid", "device_only"}
+        assert 0 <= run["row_hit_rate"] <= run["belady_row_hit_rate"] < 1
+        assert set(run["step_ms"]) == {"look_ahead", "serial", "hybrid", "device_only"}
+        assert run["step_ms"]["serial"] > run["step_ms"]["look_ahead"] >= run["plan_ms"] > 0
         assert run["step_ms"]["device_only"] > 0.25
-    text = cli(*words, "--batches", "6").out
+    text = cli(*words, "--batches", "6", "--markdown", "table.md").out
+    assert "look-up hits  row hits  row hits, Belady" in text
+    head, line, first = Path("table.md").read_text().split("\n\n")[1].splitlines()[:3]
+    assert head.startswith("| policy | device rows | of rows | look-up hits | row hits | row hits, Belady | popular |")
+    assert (
+        line.startswith("| --- | ---: |") and first.startswith("| lru | ") and "| plan | look-ahead | serial |" in head
+    )
     assert "look-ups/s planned" in text and "lru with 1%, lfu+half_life=50 with 1% device rows: batch " in text
 
 

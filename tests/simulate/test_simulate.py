@@ -108,7 +108,13 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
         "bytes_d2h": counts[Counter.BYTES_D2H],
     }
     assert {name: run[name] for name in found} == found
-    assert run["belady_hit_rate"] is None or run["belady_hit_rate"] >= run["row_hit_rate"]
+    assert run["belady_row_hit_rate"] is None or run["belady_row_hit_rate"] >= run["row_hit_rate"]
+    assert run["belady_hit_rate"] == run["belady_row_hit_rate"] and run["plan_ms"] > 0
+
+
+def timeless(run: dict[str, Any]) -> dict[str, Any]:
+    """Without what is measured, and what is modelled from that."""
+    return {key: value for key, value in run.items() if key not in ("lookups_per_s", "plan_ms", "step_ms")}
 
 
 def test_several_policies_and_sizes_in_one_go_are_each_as_if_alone(dataset: Dataset) -> None:
@@ -122,8 +128,7 @@ def test_several_policies_and_sizes_in_one_go_are_each_as_if_alone(dataset: Data
         for run in simulate([case], [size], MACHINE, embedding_dim=WIDTH)["runs"]
     ]
     for run in together:
-        timeless = {key: value for key, value in run.items() if key != "lookups_per_s"}
-        assert timeless in [{key: value for key, value in one.items() if key != "lookups_per_s"} for one in alone]
+        assert timeless(run) in [timeless(one) for one in alone]
     assert [(run["policy"], run["size"]) for run in together if run["policy"] == "hybrid"] == [("hybrid", "0")]
 
 
@@ -248,7 +253,12 @@ def test_what_is_drawn(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.Mon
     result = simulate(cases, ["80%", "5", "100%"], MACHINE, embedding_dim=WIDTH)
     need_matplotlib()
     draw(result, tmp_path / "curve.png")
-    assert drawn == [(0, 2, "lru"), (1, 2, "lru"), (0, 2, "lfu"), (1, 2, "lfu"), (0, 2, "Belady's bound")]
+    expected = [
+        (number, 2, f"{policy}{what}")
+        for policy in ("lru", "lfu")
+        for number, what in ((0, ""), (1, ", look-ahead"), (1, ", serial"))
+    ]
+    assert drawn == [*expected, (0, 2, "Belady's bound of row hits")]
     assert (tmp_path / "curve.png").read_bytes() == b"picture"
     with pytest.raises(OutputError, match="could not be written"):
         draw(result, tmp_path / "none" / "curve.png")
@@ -370,31 +380,40 @@ def traffic(**changed: Any) -> Traffic:
 
 def test_times_by_hand() -> None:
     machine = Machine(link=1e6, device=1e9, host=2e6, dense_ms=0.5)
-    times = step_ms(traffic(), machine, staged=True)
+    times = step_ms(traffic(), machine, staged=True, plan_ms=2.0)
     work = 1000 * 64 + 2 * 500 * 64 + 2 * 400 * 68  # 182,400 bytes
     assert times["device_only"] == pytest.approx(work / 1e9 * 1e3 + 0.5)
     assert times["hybrid"] == pytest.approx(work / 2e6 * 1e3 + 2 * 500 * 64 / 1e6 * 1e3 + 0.5)
     link, host = 100 * 68 / 1e6 * 1e3, 180 * 68 / 2e6 * 1e3
-    assert times["cached_on_demand"] == pytest.approx(work / 1e9 * 1e3 + 0.5 + link + host)
+    assert times["serial"] == pytest.approx(2.0 + work / 1e9 * 1e3 + 0.5 + link + host)
     assert times["look_ahead"] == pytest.approx(max(link, host))
 
 
+def test_planning_may_be_what_a_step_waits_for() -> None:
+    for staged in (True, False):
+        times = step_ms(traffic(), MACHINE, staged=staged, plan_ms=1000.0)
+        without = step_ms(traffic(), MACHINE, staged=staged, plan_ms=0.0)
+        assert times["look_ahead"] == 1000.0 > without["look_ahead"]
+        assert times["serial"] == pytest.approx(1000.0 + without["serial"])
+        assert times["device_only"] == without["device_only"] and times["hybrid"] == without["hybrid"]
+
+
 def test_look_ahead_is_the_floor_where_it_hides_everything() -> None:
-    times = step_ms(traffic(), MACHINE, staged=True)
+    times = step_ms(traffic(), MACHINE, staged=True, plan_ms=1e-6)
     assert times["look_ahead"] == times["device_only"]
-    names = ["device_only", "cached_on_demand", "hybrid"]
-    assert names == sorted(names, key=lambda name: times[name] or 0)
+    names = ["device_only", "serial", "hybrid"]
+    assert names == sorted(names, key=lambda name: times[name])
     assert len({times[name] for name in names}) == 3
 
 
 def test_with_all_misses_on_the_host_a_step_is_the_hybrid_one() -> None:
     nothing = traffic(lookup_hits=0, row_hits=0, host_vectors=500, fetched=0, written_back=0)
-    times = step_ms(nothing, MACHINE, staged=False)
-    assert times["look_ahead"] is None
-    assert times["cached_on_demand"] == pytest.approx(times["hybrid"])
+    times = step_ms(nothing, MACHINE, staged=False, plan_ms=1e-3)
+    assert times["look_ahead"] == pytest.approx(times["hybrid"])
+    assert times["serial"] == pytest.approx(1e-3 + times["hybrid"])
     everything = traffic(lookup_hits=1000, row_hits=400, fetched=0, written_back=0)
-    times = step_ms(everything, MACHINE, staged=False)
-    assert times["cached_on_demand"] == pytest.approx(times["device_only"])
+    times = step_ms(everything, MACHINE, staged=False, plan_ms=1e-3)
+    assert times["look_ahead"] == pytest.approx(times["device_only"])
 
 
 @pytest.mark.parametrize(("text", "rate"), [("50GB/s", 50e9), ("1.5 TB/s", 1.5e12), ("900MiB/s", 900 * 2**20)])
