@@ -230,6 +230,9 @@ class TrainConfig(Config):
     save_every: int | None = Field(
         default=None, ge=1, description="batches between checkpoints, from which a run can go on; null: at the end only"
     )
+    eval_every: int | None = Field(
+        default=None, ge=1, description="batches between evaluations during training; null: at the end of an epoch only"
+    )
     deterministic: bool = Field(
         default=False, description="torch's deterministic algorithms; needed for equal bits on a GPU"
     )

@@ -76,6 +76,11 @@ def test_intervals_add_up_to_the_run(tmp_path: Path, log_every: int, expected: l
         ({"epochs": 3, "steps": 25}, 25, [20, 25]),
         ({"epochs": 2, "steps": 20}, 20, [20]),
         ({"batch_size": 100, "tier": {"device_rows": "100%"}}, 7, [7]),
+        ({"eval_every": 6}, 20, [6, 12, 18, 20]),
+        ({"eval_every": 10}, 20, [10, 20]),
+        ({"eval_every": 6, "epochs": 2}, 40, [6, 12, 18, 20, 24, 30, 36, 40]),
+        ({"eval_every": 6, "save_every": 4, "epochs": 2, "steps": 24}, 24, [6, 12, 18, 20, 24]),
+        ({"eval_every": 50, "save_every": 6}, 20, [20]),
     ],
 )
 def test_steps_and_epochs(tmp_path: Path, changed: dict[str, Any], steps: int, evaluated_after: list[int]) -> None:
@@ -84,6 +89,25 @@ def test_steps_and_epochs(tmp_path: Path, changed: dict[str, Any], steps: int, e
     assert train_run(config)["steps"] == steps
     records = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [r.step for r in records if isinstance(r, EvalRecord)] == evaluated_after
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("depth", [0, 3])
+def test_evaluating_on_the_way_changes_no_bit(tmp_path: Path, depth: int) -> None:
+    with_it = train_run(toy_config(out=str(tmp_path / "with"), depth=depth, eval_every=3, epochs=2))
+    without = train_run(toy_config(out=str(tmp_path / "without"), depth=depth, epochs=2))
+    found, expected = (load_checkpoint(tmp_path / name / "weights") for name in ("with", "without"))
+    for group in ("rows", "optimizer"):
+        assert_equal(getattr(found, group), getattr(expected, group))
+    assert all(torch.equal(found.dense[name], weight) for name, weight in expected.dense.items())
+    for name in ("auc", "log_loss", "accuracy", "steps", "hit_rate", "skipped_update_share"):
+        assert with_it[name] == without[name], name
+    assert [point["step"] for point in without["evaluations"]] == [20, 40]
+    steps = [point["step"] for point in with_it["evaluations"]]
+    assert steps == [3, 6, 9, 12, 15, 18, 20, 21, 24, 27, 30, 33, 36, 39, 40]
+    last = with_it["evaluations"][-1]
+    assert [last[name] for name in ("auc", "accuracy", "samples")] == [with_it["auc"], with_it["accuracy"], 256]
+    assert with_it["evaluations"][6] == without["evaluations"][0]
 
 
 def test_without_evaluation_data_the_quality_is_that_of_training(tmp_path: Path, data: Any) -> None:

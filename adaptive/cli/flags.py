@@ -83,6 +83,7 @@ FLAGS = (
     ),
     Flag("--steps", ("steps",), "BATCHES", TRAINING, "Stop after this many batches.", "all data"),
     Flag("--epochs", ("epochs",), "NUMBER", TRAINING, "Passes over the training data.", "1"),
+    Flag("--eval-every", ("eval_every",), "BATCHES", TRAINING, "Evaluate every so many batches, too."),
     Flag("--seed", ("seed",), "NUMBER", TRAINING, "Seed of the initial values.", "0"),
     Flag("--out", ("out",), "DIR", OUTPUT, "Run directory, new or empty.", "runs/<date>-<policy>"),
     Flag("--arch-sparse-feature-size", ("model.embedding_dim",), "WIDTH", DLRM, "model.embedding_dim"),
@@ -102,6 +103,7 @@ FLAGS = (
     Flag("--num-batches", ("steps",), "BATCHES", DLRM, "--steps"),
     Flag("--numpy-rand-seed", ("seed",), "NUMBER", DLRM, "--seed"),
     Flag("--print-freq", ("log_every",), "BATCHES", DLRM, "log_every"),
+    Flag("--test-freq", ("eval_every",), "BATCHES", DLRM, "--eval-every"),
     Flag("--use-gpu", ("tier.device",), "", DLRM, "--device cuda", value="cuda"),
 )
 

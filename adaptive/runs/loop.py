@@ -1,4 +1,5 @@
-"""`Loop`: the epochs of a run, in stretches. Between two stretches nothing is on its way, and the run can be saved.
+"""`Loop`: the epochs of a run, in stretches. Between two stretches nothing is on its way, and the run can be saved and
+evaluated.
 
 The look-ahead is given the batches of one stretch only, so every batch that is planned is trained. A signal ends
 training after the current step, and batches planned but not trained are planned again when the run is resumed. If the
@@ -29,7 +30,8 @@ class DataPosition(BaseModel):
     taken: int = Field(default=0, ge=0)  # batches of this epoch that are done
     total: int = Field(default=0, ge=0)  # batches of all epochs that are done
     before: int = Field(default=0, ge=0)  # steps trained in earlier epochs
-    over: bool = False  # this epoch has no more batches
+    over: bool = False  # this epoch has no more
+    evaluated: int = Field(default=0, ge=0)  # `total` at the latest evaluation that came to its end
 
     def left(self, steps: int | None) -> int | None:
         """Batches that this epoch may still take if the run is to train `steps`; None: as many as there are."""
@@ -102,7 +104,7 @@ class Loop:
         Args:
             place: the position in the data to go on from.
             save: called every `config.save_every` batches of the data, unless nothing follows.
-            evaluate: called between two epochs.
+            evaluate: called between two epochs, and every `config.eval_every` batches of the data within them.
         """
         self.place = place
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
@@ -128,17 +130,30 @@ class Loop:
         if self.is_done():
             return False
         if self.place.over or self.place.left(self._config.steps) == 0:
-            self._evaluate()
+            self._evaluate_here(stop)
             if not stop:
                 self.place.next_epoch(self._trainer.recorder.steps)
         return not stop
 
+    def _evaluate_here(self, stop: StopRequest) -> None:
+        """An evaluation that a signal cuts short is made again when the run goes on."""
+        self._evaluate()
+        if not stop:
+            self.place.evaluated = self.place.total
+
+    def _evaluate_if_due(self, stop: StopRequest) -> None:
+        if self._until_evaluation() == 0 and self.place.evaluated != self.place.total and not stop:
+            self._evaluate_here(stop)
+
     def _train_epoch(self, stop: StopRequest) -> None:
         source, more = Source(self._batches()), True
+        self._evaluate_if_due(stop)
         while more and not stop:
             self._train_stretch(source, stop)
             more = not stop and source.more()
             self.place.over = not (stop or more) and self.place.left(self._config.steps) != 0
+            if more:  # or else the epoch is over, which evaluates
+                self._evaluate_if_due(stop)
             if self._until_save() == 0 and not stop and not self.is_done():
                 self._save()
 
@@ -149,15 +164,27 @@ class Loop:
         return self._guard.guarded(batches) if self._guard else batches
 
     def _until_save(self) -> int | None:
-        """Batches of the data until the next save; 0: it is due; None: no save is wanted."""
-        every = self._config.save_every
+        """Batches of the data to the next save, 0: it is due; None: there will be none."""
+        return self._until(self._config.save_every)
+
+    def _until_evaluation(self) -> int | None:
+        """The same of evaluations within an epoch."""
+        return self._until(self._config.eval_every)
+
+    def _until(self, every: int | None) -> int | None:
         return None if every is None else -self.place.total % every
+
+    def _length(self) -> int | None:
+        """Of the next stretch, in batches; None: the rest of the epoch."""
+        to_save = self._until_save() or self._config.save_every
+        to_evaluation = self._until_evaluation() or self._config.eval_every
+        return min((length for length in (to_save, to_evaluation) if length is not None), default=None)
 
     def _train_stretch(self, source: Source, stop: StopRequest) -> None:
         embeddings, before = self._trainer.embeddings, source.taken
         files = embeddings.host_io()
         steps = self._trainer.train(
-            source.stretch(self._until_save() or self._config.save_every),
+            source.stretch(self._length()),
             depth=self._config.depth,
             stopped=lambda: self._is_over(source, stop),
         )

@@ -55,7 +55,7 @@ def resume_run(
                 refuse_guarded_resume(config, components, path)
                 restore(components, checkpoint, where)
                 left = ResumePoint(
-                    where, checkpoint, reached, _drop_records(directory, record, checkpoint, reached.place)
+                    where, checkpoint, reached, _drop_records(directory, config, checkpoint, reached.place)
                 )
                 run = Run(config, directory, dataset, components, stream, left)
                 directory.record = record
@@ -123,11 +123,9 @@ def _rejects_anew(path: Path) -> Iterator[None]:
     aside.unlink(missing_ok=True)
 
 
-def _drop_records(
-    directory: RunDirectory, record: Mapping[str, Any], checkpoint: Checkpoint, place: DataPosition
-) -> int:
-    """Drop records after the checkpoint, and the evaluation at its step, unless it ended a run that now goes on."""
-    again = record.get("status") != "finished" or place.over
+def _drop_records(directory: RunDirectory, config: TrainConfig, checkpoint: Checkpoint, place: DataPosition) -> int:
+    """The evaluation behind the last step is made again where that ends the epoch; one in the middle is not."""
+    again = place.over or place.left(config.steps) == 0
     try:
         return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=again)
     except OSError as error:

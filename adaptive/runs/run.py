@@ -21,9 +21,9 @@ from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_checkpoints import Checkpoints
 from adaptive.storage.run_directory import RunDirectory
 from adaptive.system import StopRequest, stop_request
-from adaptive.telemetry.jsonl import MetricsFile
+from adaptive.telemetry.jsonl import MetricsFile, read_metrics
 from adaptive.telemetry.progress import Progress
-from adaptive.telemetry.record import ResumeRecord, RunRecord
+from adaptive.telemetry.record import EvalRecord, ResumeRecord, RunRecord
 from adaptive.telemetry.recorder import Recorder, Sink
 from adaptive.telemetry.report import run_summary, summary_text
 from adaptive.telemetry.tensorboard import TensorBoardView
@@ -58,6 +58,7 @@ class Run:
         self.recorder = Recorder(components.embeddings, log_every=config.log_every)
         if left:
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where)
+            self.recorder.evaluations = _evaluations(directory.metrics)
         self._stream = stream
         self.recorder.sinks = self._sinks(stream)
         self.trainer = Trainer(components.embeddings, components.model, components.optimizer, recorder=self.recorder)
@@ -159,6 +160,7 @@ class Run:
         return {
             **run_summary(self.config.policy, self.recorder.totals, auc=auc, log_loss=log_loss),
             **quality,
+            "evaluations": [_point(record) for record in self.recorder.evaluations],
             **(self.guard.summary() if self.guard else {}),
             **self._file_traffic(),
             "skipped_input_share": policy.dropped_inputs / policy.seen_inputs if policy.dropped_inputs else 0.0,
@@ -201,6 +203,16 @@ def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
 def quality_numbers(found: Evaluation) -> dict[str, Any]:
     numbers = asdict(found)
     return {"auc_of": "evaluation", "eval_samples": numbers.pop("samples"), **numbers}
+
+
+def _evaluations(metrics: Path) -> list[EvalRecord]:
+    records = read_metrics(metrics) if metrics.exists() else []
+    return [record for record in records if isinstance(record, EvalRecord)]
+
+
+def _point(record: EvalRecord) -> dict[str, Any]:
+    """A point of the curves of quality over steps."""
+    return {name: getattr(record, name) for name in ("step", "samples", "auc", "log_loss", "accuracy")}
 
 
 def table_rows(components: Components) -> dict[str, int]:

@@ -143,10 +143,16 @@ def refuse_guarded_saves(config: TrainConfig, components: Components) -> None:
     """Refuse to save checkpoints of a guarded run, from which it could not be resumed.
 
     Raises:
-        ConfigError: if the run is guarded and `save_every` is set.
+        ConfigError: if checkpoints are to be made of a run that a guard could not go on guarding, or its look-ahead is
+            to end within a pass, which the guard's copy would not do.
     """
     if config.save_every is not None and is_guarded(config, components):
         raise ConfigError(f"save_every={config.save_every}: {_GUARDED}; set guard or save_every to null")
+    if config.eval_every is not None and is_guarded(config, components):
+        raise ConfigError(
+            f"eval_every={config.eval_every}: ends the look-ahead within an epoch, which no guarded run does; "
+            "set guard or eval_every to null"
+        )
 
 
 def refuse_guarded_resume(config: TrainConfig, components: Components, where: Path) -> None:

@@ -48,6 +48,7 @@ class Recorder:
         loss: mean of the latest batch, predicted before it was learnt.
         totals: of all intervals written.
         auc (and accuracy), log_loss: of the predictions made in training, each before its batch was learnt.
+        evaluations: their records so far.
         sinks: where records go.
     """
 
@@ -71,6 +72,7 @@ class Recorder:
         self.loss = math.nan
         self.totals = RunTotals()
         self.auc, self.log_loss = StreamingAUC(), StreamingLogLoss()
+        self.evaluations: list[EvalRecord] = []
         self.sinks = sinks
         self._embeddings, self._log_every, self._now = embeddings, log_every, now
         reported_numbers(embeddings.policy)  # a wrong name is told now, not at the end of the first interval
@@ -119,7 +121,8 @@ class Recorder:
 
     def write_evaluation(self, found: Evaluation) -> None:
         """Record an evaluation. Its time is no interval's."""
-        self.write(evaluation_record(found, self.steps))
+        self.evaluations.append(evaluation_record(found, self.steps))
+        self.write(self.evaluations[-1])
         self.start()
 
     def state(self) -> dict[str, Any]:

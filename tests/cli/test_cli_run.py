@@ -83,6 +83,7 @@ VALUES = {
     "--lr": 0.5,
     "--steps": 3,
     "--epochs": 4,
+    "--eval-every": 11,
     "--seed": 5,
     "--skip": "defer+bound=0.1",
     "--out": "runs/x",
@@ -97,6 +98,7 @@ VALUES = {
     "--num-batches": 7,
     "--numpy-rand-seed": 8,
     "--print-freq": 9,
+    "--test-freq": 12,
     "--use-gpu": "cuda",
 }
 

@@ -203,6 +203,44 @@ def test_records_of_later_steps_are_dropped_and_said_to_be(world: pytest.MonkeyP
             assert getattr(mine, name) == getattr(theirs, name), (mine.step, name)
 
 
+@pytest.mark.parametrize("every", [4, 5, 20])
+@pytest.mark.parametrize("policy", ["lru", "updates"])
+def test_evaluations_on_the_way_are_there_once(
+    world: pytest.MonkeyPatch, tmp_path: Path, every: int, policy: str
+) -> None:
+    """Those before the checkpoint stay, those behind it are made again; also where both are due at one batch."""
+    config = config_of(policy, save_every=4, eval_every=every, epochs=2)
+    run(tmp_path / "whole", config)
+    with interrupted(world, "kill", 14):
+        run(tmp_path / "cut", config)
+    with interrupted(world, "kill", 10):  # step 22
+        resume_run(tmp_path / "cut")
+    resume_run(tmp_path / "cut")
+    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
+    cut, whole = (read_record(tmp_path / name)["summary"]["evaluations"] for name in ("cut", "whole"))
+    assert cut == whole and len(whole) == {4: 10, 5: 8, 20: 2}[every]
+
+
+def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(
+    world: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config, evaluated = config_of("lru", eval_every=6, save_every=6), list[int]()
+    run(tmp_path / "whole", config)
+
+    def stop_in_evaluation(model: Any, dense: Any, pooled: Any) -> None:
+        if not model.training and not evaluated:
+            evaluated.append(model.calls)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    in_model(world, stop_in_evaluation)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "cut", config)
+    assert evaluated == [6] and load_newest(tmp_path / "cut")[1].meta["steps"] == 6
+    resume_run(tmp_path / "cut")
+    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
+    assert [point["step"] for point in read_record(tmp_path / "cut")["summary"]["evaluations"]] == [6, 12, 18, 20]
+
+
 def test_totals_go_on(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = killed(world, tmp_path / "run")
     before = load_checkpoint(out / "checkpoint-10").meta["progress"]["recorder"]["so_far"]
@@ -412,6 +450,8 @@ def test_a_guarded_run_saves_at_its_end_only_and_is_not_resumed(world: pytest.Mo
     for call in (plan_run, train_run):
         with pytest.raises(ConfigError, match=r"save_every=5: the guard's copy .* set guard or save_every to null"):
             call(guarded.model_copy(update={"save_every": 5, "out": str(tmp_path / "none")}))
+        with pytest.raises(ConfigError, match=r"eval_every=5: .* set guard or eval_every to null"):
+            call(guarded.model_copy(update={"eval_every": 5, "out": str(tmp_path / "none")}))
     assert not (tmp_path / "none").exists()
     with interrupted(world, "stop", 5):
         run(tmp_path / "cut", guarded)
