@@ -49,6 +49,7 @@ def test_a_run_is_written_down(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
         "metrics.jsonl", "run.json", "tensorboard", "weights",
     ]  # fmt: skip
+    assert stream.getvalue().startswith("policy lru: missed rows are fetched ahead; skips nothing\n")
     assert "step 20/20" in stream.getvalue() and "evaluation after step 20" in stream.getvalue()
 
 

@@ -27,6 +27,7 @@ from adaptive.telemetry.record import EvalRecord, ResumeRecord, RunRecord
 from adaptive.telemetry.recorder import Recorder, Sink
 from adaptive.telemetry.report import run_summary, summary_text
 from adaptive.telemetry.tensorboard import TensorBoardView
+from adaptive.telemetry.wording import policy_text
 from adaptive.trainer import Trainer
 
 
@@ -66,6 +67,7 @@ class Run:
 
     def train(self) -> dict[str, Any]:
         """Train, save, evaluate; the summary."""
+        self._tell_policy()
         try:
             found = self._train()
         except SystemExit:
@@ -94,6 +96,19 @@ class Run:
             stop.raise_exit()
         return found
 
+    def _tell_policy(self) -> None:
+        """The first line: under what the run trains."""
+        embeddings = self.components.embeddings
+        text = policy_text(
+            self.config.policy, embeddings.policy, defers=embeddings.defers, drops_updates=embeddings.drops_updates
+        )
+        self._tell(text)
+
+    def _tell(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            if self._stream is not None:
+                self._stream.write(text + "\n")
+
     def _tell_stopped(self) -> None:
         """Say what is left of a stopped run and how to resume it, once the progress line is gone."""
         path = self.directory.path
@@ -103,9 +118,7 @@ class Run:
             kept = f"weights are saved in {path}; a guarded run cannot be resumed"
         else:
             kept = f"saved; go on with: adaptive-train run --resume {shlex.quote(str(path))}"
-        with contextlib.suppress(OSError):
-            if self._stream is not None:
-                self._stream.write(f"stopped after step {self.recorder.steps}: {kept}\n")
+        self._tell(f"stopped after step {self.recorder.steps}: {kept}")
 
     def _write_beginning(self) -> None:
         if self.left is None or not self.directory.metrics.exists():

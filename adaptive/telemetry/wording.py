@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from adaptive.policy import Policy
 from adaptive.telemetry.record import GuardRecord
 
 
@@ -71,6 +72,36 @@ def guard_text(record: GuardRecord) -> str:
         "stop": f"stop skipping from batch {record.from_step} on",
     }
     return f"{what.get(record.verdict, record.verdict)}: {record.reason}"
+
+
+def policy_text(spec: str, policy: Policy, *, defers: bool, drops_updates: bool) -> str:
+    """What a run begins with: `policy lru: missed rows are fetched ahead; skips nothing`.
+
+    Args:
+        spec: the policy as it was asked for.
+        policy: as it was made.
+        defers, drops_updates: as in `TieredEmbeddingBag`: whether the policy is let do so.
+    """
+    misses = "are fetched ahead" if policy.misses == "stage" else "stay on the host"
+    rule = skip_text(policy, defers=defers, drops_updates=drops_updates)
+    return f"policy {spec}: missed rows {misses}; {rule}"
+
+
+def skip_text(policy: Policy, *, defers: bool, drops_updates: bool) -> str:
+    """The skip rule with its mode, as far as the policy tells: `skip=defer: defers updates of popular rows (...)`."""
+    rules = []
+    if policy.drops_inputs:
+        rules.append("drops inputs" + (", chosen by how rows move" if drops_updates else ""))
+    elif drops_updates:
+        rules.append("drops updates of rows that it finds saturated")
+    if defers and policy.deferral is not None:
+        most = "auto" if policy.deferral.at_most is None else policy.deferral.at_most
+        rules.append(f"defers updates of popular rows (every={policy.deferral.every}, at_most={most})")
+    wanted = policy.deferral is not None or (policy.watches and type(policy).saturated is not Policy.saturated)
+    off = " (skip=null switches it off)" if wanted and not (defers or drops_updates) else ""
+    mode = getattr(policy, "skip", None)
+    named = f"skip={mode}: " if isinstance(mode, str) else ""
+    return named + (" and ".join(rules) or "skips nothing") + off
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,40 @@
+"""The first line of a run: placement policy, skip rule and mode."""
+
+from typing import Any
+
+import pytest
+from toy import ToyData, toy_config
+
+from adaptive.build import build
+from adaptive.telemetry.wording import policy_text
+
+STAGED, ON_HOST = "missed rows are fetched ahead; ", "missed rows stay on the host; "
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "skip", "expected"),
+    [
+        ("lru", {}, {}, STAGED + "skips nothing"),
+        ("hybrid", {}, {}, ON_HOST + "skips nothing"),
+        ("random_drop", {"share": 0.2}, {}, STAGED + "drops inputs"),
+        (
+            *("slipstream", {"every": 16}, {}),
+            STAGED + "skip=defer: defers updates of popular rows (every=16, at_most=auto)",
+        ),
+        (
+            *("slipstream", {"skip": "updates"}, {}),
+            STAGED + "skip=updates: drops updates of rows that it finds saturated",
+        ),
+        ("slipstream", {"skip": "inputs"}, {}, STAGED + "skip=inputs: drops inputs, chosen by how rows move"),
+        ("slipstream", {"skip": "off"}, {}, STAGED + "skip=off: skips nothing"),
+        ("slipstream", {}, None, STAGED + "skip=defer: skips nothing (skip=null switches it off)"),
+    ],
+)
+def test_what_a_run_trains_under(policy: str, options: dict[str, Any], skip: Any, expected: str) -> None:
+    tier = {"device_rows": "auto"}
+    data = ToyData()
+    config = toy_config(policy=policy, policy_options=options, skip=skip, tier=tier)
+    parts = build(config, data, list(data.train(32))[:2])
+    with parts.embeddings as embeddings:
+        found = policy_text(policy, embeddings.policy, defers=embeddings.defers, drops_updates=embeddings.drops_updates)
+    assert found == f"policy {policy}: {expected}"
