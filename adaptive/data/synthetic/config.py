@@ -9,10 +9,13 @@ from adaptive.config import Config
 
 
 class SyntheticConfig(Config):
-    """A seeded stream of click data in the shape of Criteo Kaggle: 13 dense inputs, 26 one-hot features.
+    """A seeded stream of click data, by default in the shape of Criteo Kaggle: 13 dense inputs, 26 one-hot features.
+
+    Any other number of tables takes Criteo Kaggle's cardinalities too, those of C1 to C26 and then from C1 on again,
+    and shrinks or grows the large ones so that all tables together have `rows` rows.
 
     A sample depends on every setting except `num_eval`. `num_train` matters to it through `drift_at` (a fraction
-    of the training stream) and through the number of samples within which a singleton comes once.
+    of the training stream) and through the number of look-ups within which a singleton comes once.
     """
 
     setting: Literal["easy", "hard"] = Field(
@@ -24,7 +27,14 @@ class SyntheticConfig(Config):
         default=1_100_000,
         ge=100_000,
         le=100_000_000,
-        description="Rows of all 26 tables together: Criteo Kaggle's tables, the large ones shrunk or grown to fit.",
+        description="Rows of all tables together: Criteo Kaggle's tables, the large ones shrunk or grown to fit.",
+    )
+    num_dense: int = Field(default=13, ge=0, le=4096, description="Dense inputs of a sample.")
+    tables: int = Field(
+        default=26, ge=4, le=1024, description="Tables, and features: every feature looks up a table of its own."
+    )
+    lookups: int = Field(
+        default=1, ge=1, le=1024, description="Look-ups of every bag; more than 1: multi-hot, an id may come twice."
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="All random choices follow from it.")
     num_train: int = Field(default=400_000, ge=1, le=10**12, description="Training samples of one epoch.")
@@ -42,7 +52,7 @@ class SyntheticConfig(Config):
         default=0.3,
         ge=0.0,
         lt=1.0,
-        description="In six of the 26 features this share of the look-ups goes to id 0, as a missing value does.",
+        description="In six of 26 features this share of the look-ups goes to id 0, as a missing value does.",
     )
     singleton_share: float = Field(
         default=0.2,

@@ -1,4 +1,4 @@
-"""The 26 categorical features of the synthetic stream: table sizes and who is looked up how often.
+"""The categorical features of the synthetic stream: table sizes and who is looked up how often.
 
 Popularity is a bounded Zipf-Mandelbrot law, weight (rank + 1 + q)^-s, inverted analytically, so that a draw costs
 one power and no memory at any table size. Real logs have two things that no smooth law has, so they are added:
@@ -18,7 +18,7 @@ CRITEO_KAGGLE = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
     27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
-NUM_DEFAULT_FIELDS = 6
+NUM_DEFAULT_FIELDS = 6  # of 26
 MAX_SINGLETON_LOOKUPS = 0.1  # of a feature's look-ups
 
 
@@ -54,35 +54,43 @@ def key_of(seed: int, name: str) -> np.uint64:
     return key
 
 
-def table_sizes(rows: int) -> list[int]:
-    """Criteo Kaggle's cardinalities scaled so that they sum to `rows` exactly.
+def cardinalities(tables: int) -> list[int]:
+    """Criteo Kaggle's, from C1 on again after C26: at least 4 tables, of which C3's is always large."""
+    return [CRITEO_KAGGLE[table % len(CRITEO_KAGGLE)] for table in range(tables)]
 
-    Tables up to `keep_size(rows)` keep their size, larger ones become max(that, share x size).
+
+def table_sizes(rows: int, tables: int = len(CRITEO_KAGGLE)) -> list[int]:
+    """`cardinalities(tables)` scaled so that they sum to `rows` exactly.
+
+    Tables up to `keep_size(rows, tables)` keep their size, larger ones become max(that, share x size).
     """
-    keep = keep_size(rows)
-    low, high = 0.0, 2.0 * rows / max(CRITEO_KAGGLE)
+    keep, full = keep_size(rows, tables), cardinalities(tables)
+    low, high = 0.0, 2.0 * rows / max(full)
     for _ in range(64):
         middle = (low + high) / 2
-        low, high = (middle, high) if sum(_scaled(middle, keep)) <= rows else (low, middle)
-    sizes = _scaled(low, keep)
+        low, high = (middle, high) if sum(_scaled(full, middle, keep)) <= rows else (low, middle)
+    sizes = _scaled(full, low, keep)
     sizes[int(np.argmax(sizes))] += rows - sum(sizes)
     return sizes
 
 
-def keep_size(rows: int) -> int:
-    """The largest table that keeps its size: 20,000, less where all tables together hold under a million rows."""
-    return min(20_000, rows // 50)
+def keep_size(rows: int, tables: int = len(CRITEO_KAGGLE)) -> int:
+    """The largest table that keeps its size: 20,000, less where a table has under 38,462 rows in the mean.
+
+    So tables that keep their size, and large ones that are as small as that, take 52 % of the rows at most.
+    """
+    return min(20_000, rows * len(CRITEO_KAGGLE) // (50 * tables))
 
 
 def large_fields(config: SyntheticConfig) -> NDArray[np.bool_]:
     """Which fields have a table that was scaled, (F,)."""
-    return np.array(CRITEO_KAGGLE) > keep_size(config.rows)
+    return np.array(cardinalities(config.tables)) > keep_size(config.rows, config.tables)
 
 
 def make_fields(config: SyntheticConfig) -> NDArray[np.void]:
     """The table of `FIELD` records that the kernels read, (F,)."""
-    fields = np.zeros(len(CRITEO_KAGGLE), FIELD)
-    fields["size"] = table_sizes(config.rows)
+    fields = np.zeros(config.tables, FIELD)
+    fields["size"] = table_sizes(config.rows, config.tables)
     fields["common"] = config.correlation
     fields["own"] = math.sqrt(1.0 - config.correlation**2)
     fields["keep"] = math.cos(config.drift_angle)
@@ -95,8 +103,8 @@ def make_fields(config: SyntheticConfig) -> NDArray[np.void]:
     return fields
 
 
-def _scaled(share: float, keep: int) -> list[int]:
-    return [size if size <= keep else max(keep, int(share * size)) for size in CRITEO_KAGGLE]
+def _scaled(full: list[int], share: float, keep: int) -> list[int]:
+    return [size if size <= keep else max(keep, int(share * size)) for size in full]
 
 
 def _set_keys(fields: NDArray[np.void], seed: int) -> None:
@@ -108,8 +116,8 @@ def _set_keys(fields: NDArray[np.void], seed: int) -> None:
 
 
 def _set_singletons(fields: NDArray[np.void], config: SyntheticConfig) -> None:
-    """Each singleton takes one position in a period that is at least as long as the training stream."""
-    bits = max((config.num_train - 1).bit_length(), 4)
+    """Each singleton takes one place in a period that is at least as long as the training stream."""
+    bits = max((config.num_train * config.lookups - 1).bit_length(), 4)
     share = np.minimum(config.singleton_share * fields["size"], MAX_SINGLETON_LOOKUPS * 2**bits)
     fields["singletons"] = np.where(large_fields(config), share.astype(np.int64), 0)
     fields["popular"] = fields["size"] - fields["singletons"]
@@ -133,7 +141,8 @@ def _set_popularity(fields: NDArray[np.void], config: SyntheticConfig) -> None:
 def _set_layout(fields: NDArray[np.void], config: SyntheticConfig) -> None:
     """Scatters popular ids over the table; the default id is 0."""
     stream = KeyedNumbers(config.seed, "layout")
-    with_default = np.argsort([stream.uniform() for _ in fields])[:NUM_DEFAULT_FIELDS]
+    count = round(NUM_DEFAULT_FIELDS * config.tables / len(CRITEO_KAGGLE))
+    with_default = np.argsort([stream.uniform() for _ in fields])[:count]
     for index, field in enumerate(fields):
         size = int(field["size"])
         field["stride"] = _coprime(stream.integer(size) + 1, size)

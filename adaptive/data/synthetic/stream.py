@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch, one_hot_batch
+from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.synthetic.config import SyntheticConfig
 from adaptive.data.synthetic.fields import key_of, make_fields
-from adaptive.data.synthetic.teacher import NUM_DENSE, calibrate, make_teacher
+from adaptive.data.synthetic.teacher import POOLED, calibrate, make_teacher
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import synthetic as kernels
 
@@ -22,12 +22,13 @@ __all__ = ["Synthetic", "SyntheticConfig"]
 
 GENERATOR = 1  # goes up when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
-CALIBRATION_SAMPLES = 200_000  # the Bayes AUC of so many samples varies by 0.0005
+CALIBRATION_SAMPLES = 200_000  # the Bayes AUC of so many samples varies by 0.0005, that of a tenth of them by 0.0015
+CALIBRATION_VALUES = 10_000_000  # look-ups and dense inputs in them, at most; but at least a tenth of the samples
 BLOCK = 8192  # samples made at a time while calibrating, so that they stay in the cache
 
 
 class Synthetic(Dataset):
-    """The stream of a `SyntheticConfig`: features C1 to C26, dense inputs I1 to I13.
+    """The stream of a `SyntheticConfig`: features C1, C2, ... (26 by default), dense inputs I1, I2, ... (13).
 
     Samples [0, num_train) are the training part, the same in every epoch; the evaluation part follows behind them,
     and behind the drift where there is one. Click-through rate 0.25 and Bayes AUC 0.80 hold before the drift.
@@ -35,12 +36,12 @@ class Synthetic(Dataset):
 
     def __init__(self, config: SyntheticConfig | None = None) -> None:
         self.config = config or SyntheticConfig()
-        self.num_dense = NUM_DENSE
+        self.num_dense = self.config.num_dense
         self._fields = make_fields(self.config)
         self.features = tuple(Feature(f"C{f + 1}", int(size)) for f, size in enumerate(self._fields["size"]))
         self._latent_key = key_of(self.config.seed, "latent")
         self._label_key = key_of(self.config.seed, "label")
-        self._dense_keys = np.array([key_of(self.config.seed, f"I{d + 1}") for d in range(NUM_DENSE)])
+        self._dense_keys = np.array([key_of(self.config.seed, f"I{d + 1}") for d in range(self.num_dense)], np.uint64)
         self._teacher = make_teacher(self.config, self._fields)
         self._calibration = calibrate(self.config, self._calibration_parts())
 
@@ -54,7 +55,11 @@ class Synthetic(Dataset):
         return self.config.num_train
 
     def fingerprint(self) -> dict[str, object]:
-        return {"source": "synthetic", "generator": GENERATOR, **self.config.model_dump(mode="json")}
+        """Of a shape only what is not the default, as in runs from before there were other shapes."""
+        default = {name: SyntheticConfig.model_fields[name].default for name in ("num_dense", "tables", "lookups")}
+        found = self.config.model_dump(mode="json")
+        settings = {name: value for name, value in found.items() if name not in default or value != default[name]}
+        return {"source": "synthetic", "generator": GENERATOR, **settings}
 
     def samples(self, start: int, stop: int) -> tuple[Batch, NDArray[np.float64]]:
         """The samples [start, stop) and the probability of a click of each, float64 (stop - start,).
@@ -73,7 +78,8 @@ class Synthetic(Dataset):
         probability = self._calibration.probability(self._teacher.signal(ids, dense, first_drifted))
         labels = np.empty(stop - start, np.float32)
         kernels.draw_labels(self._label_key, start, probability, labels)
-        return one_hot_batch(dense, ids.T, labels), probability
+        offsets = np.arange(0, ids.size + 1, self.config.lookups)
+        return Batch(dense=dense, ids=ids.reshape(-1), offsets=offsets, labels=labels), probability
 
     def _batches(self, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
         if batch_size < 1:
@@ -83,18 +89,22 @@ class Synthetic(Dataset):
     def _inputs(self, start: int, stop: int, first_drifted: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Ids (F, B), feature-major as batches are, and dense inputs (B, D)."""
         latent = np.empty(stop - start)
-        dense = np.empty((stop - start, NUM_DENSE), np.float32)
-        ids = np.empty((len(self._fields), stop - start), np.int64)
+        dense = np.empty((stop - start, self.num_dense), np.float32)
+        ids = np.empty((len(self._fields), stop - start, self.config.lookups), np.int64)
         kernels.draw_normals(self._latent_key, start, latent)
-        kernels.draw_dense(self._dense_keys, start, LATENT_CORRELATION, latent, dense)
+        if self.num_dense:
+            kernels.draw_dense(self._dense_keys, start, LATENT_CORRELATION, latent, dense)
         kernels.draw_ids(self._fields, start, first_drifted, latent, ids)
         return ids, dense
 
     def _calibration_parts(self) -> NDArray[np.float64]:
         """Parts of the logits (3, B) of the first samples, as they are without drift."""
-        parts = np.empty((3, CALIBRATION_SAMPLES))
-        for start in range(0, CALIBRATION_SAMPLES, BLOCK):
-            stop = min(start + BLOCK, CALIBRATION_SAMPLES)
+        values = self.num_dense + self.config.tables * self.config.lookups
+        samples = min(CALIBRATION_SAMPLES, max(CALIBRATION_VALUES // values, CALIBRATION_SAMPLES // 10))
+        samples -= samples % POOLED
+        parts = np.empty((3, samples))
+        for start in range(0, samples, BLOCK):
+            stop = min(start + BLOCK, samples)
             ids, dense = self._inputs(start, stop, BLOCK)
             parts[:, start:stop] = self._teacher.signal(ids, dense, BLOCK)
         return parts

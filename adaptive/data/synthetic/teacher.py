@@ -3,9 +3,11 @@
     logit = bias + main + interactions + dense
 
 main: one effect per id. interactions: inner products of two-number factors of the ids of some pairs of features.
-dense: linear terms, sin(1.5 x1), x2 x3, abs(x4), and dense inputs times effects of ids. Each of the three parts is
-scaled to the spread that the setting names; then bias and the scale of all three are solved for, so that every seed
-has the same click-through rate and the same AUC of the best possible predictor.
+dense: linear terms, sin(1.5 x1), x2 x3, abs(x4), and dense inputs times effects of ids. A bag of several ids counts
+with the sum of their effects, as pooling sums their rows. Each of the three parts is scaled to the spread that the
+setting names; then bias and the scale of all three are solved for, so that every seed and every shape has the same
+click-through rate and the same AUC of the best possible predictor. Terms of dense inputs or pairs of features that a
+shape does not have are left out.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,6 @@ from adaptive.kernels.data import synthetic as kernels
 
 CTR = 0.25
 BAYES_AUC = 0.8
-NUM_DENSE = 13
 NUM_PRODUCTS = 3
 CURVE_WEIGHT = 0.5  # of the three curved terms, where the linear ones have a spread of 0.7 together
 POOLED = 20  # neighbours in the order of their signals that stand for one sample while solving, for speed
@@ -59,7 +60,7 @@ class Teacher:
     products: NDArray[np.void]
 
     def signal(self, ids: NDArray[np.int64], dense: NDArray[np.float32], first_drifted: int) -> NDArray[np.float64]:
-        """The parts main, interactions, dense of the logits, (3, B), of ids (F, B) and dense inputs (B, D)."""
+        """The parts main, interactions, dense of the logits, (3, B), of ids (F, B, L) and dense inputs (B, D)."""
         parts = np.zeros((3, len(dense)))
         kernels.add_main(self.fields, self.main, first_drifted, ids, parts[0])
         kernels.add_pairs(self.fields, self.pairs, first_drifted, ids, parts[1])
@@ -88,14 +89,14 @@ def make_teacher(config: SyntheticConfig, fields: NDArray[np.void]) -> Teacher:
     stream = KeyedNumbers(config.seed, "teacher")
     damping = np.where(large_fields(config), setting.large_weight, 1.0)
     main = np.array([stream.weight() for _ in fields]) * damping
-    linear = np.array([stream.uniform(-1.0, 1.0) for _ in range(NUM_DENSE)])
+    linear = np.array([stream.uniform(-1.0, 1.0) for _ in range(config.num_dense)])
     return Teacher(
         fields=fields,
         main=main,
         pairs=_draw_pairs(stream, setting.num_pairs, damping),
-        linear=linear * (LINEAR_SPREAD / np.linalg.norm(linear)),
+        linear=linear * (LINEAR_SPREAD / np.linalg.norm(linear)) if len(linear) else linear,
         curved=np.full(3, CURVE_WEIGHT),
-        products=_draw_products(stream, damping),
+        products=_draw_products(stream, damping, config.num_dense),
     )
 
 
@@ -106,7 +107,8 @@ def calibrate(config: SyntheticConfig, parts: NDArray[np.float64]) -> Calibratio
     sums are, the stream must not.
     """
     setting = SETTINGS[config.setting]
-    gains = np.array([setting.main, setting.interactions, setting.dense]) / parts.std(axis=1)
+    spread = parts.std(axis=1)
+    gains = np.array([setting.main, setting.interactions, setting.dense]) / np.where(spread > 0, spread, np.inf)
     signal = np.sort(gains @ parts).reshape(-1, POOLED).mean(axis=1)
     scale = brentq(lambda scale: bayes_auc(_click(signal * scale)) - BAYES_AUC, 0.01, 100.0, xtol=1e-6)
     return Calibration(bias=round(_solve_bias(signal * scale), 6), gains=np.round(gains * scale, 6))
@@ -133,11 +135,12 @@ def _solve_bias(signal: NDArray[np.float64]) -> float:
 
 
 def _draw_pairs(stream: KeyedNumbers, count: int, damping: NDArray[np.float64]) -> NDArray[np.void]:
-    """Distinct pairs of fields; one in five holds a field with a large table, the others none."""
+    """Distinct pairs of fields, as many as there are; one in five holds a field with a large table, the others none."""
     large, small = np.flatnonzero(damping < 1.0), np.flatnonzero(damping == 1.0)
-    num_large = round(LARGE_PAIRS * count)
+    num_large = min(round(LARGE_PAIRS * count), len(small) * len(large))
+    num_small = min(count - round(LARGE_PAIRS * count), len(small) * (len(small) - 1) // 2)
     chosen: dict[tuple[int, int], float] = {}
-    while len(chosen) < count:
+    while len(chosen) < num_large + num_small:
         others = large if len(chosen) < num_large else small
         first, second = int(small[stream.integer(len(small))]), int(others[stream.integer(len(others))])
         pair = (min(first, second), max(first, second))
@@ -146,12 +149,12 @@ def _draw_pairs(stream: KeyedNumbers, count: int, damping: NDArray[np.float64]) 
     return np.array([(*pair, weight) for pair, weight in chosen.items()], kernels.PAIR)
 
 
-def _draw_products(stream: KeyedNumbers, damping: NDArray[np.float64]) -> NDArray[np.void]:
+def _draw_products(stream: KeyedNumbers, damping: NDArray[np.float64], num_dense: int) -> NDArray[np.void]:
     small = np.flatnonzero(damping == 1.0)
     return np.array(
         [
-            (stream.integer(NUM_DENSE), int(small[stream.integer(len(small))]), PRODUCT_WEIGHT)
-            for _ in range(NUM_PRODUCTS)
+            (stream.integer(num_dense), int(small[stream.integer(len(small))]), PRODUCT_WEIGHT)
+            for _ in range(NUM_PRODUCTS if num_dense else 0)
         ],
         kernels.PRODUCT,
     )

@@ -1,7 +1,8 @@
 """Loops of the synthetic stream: every value is a hash of (key, sample index) or of (key, id), so nothing is stored.
 
-Letters: B samples, F fields, D dense inputs. Ids are (F, B), feature-major, so that one field's constants serve a
-whole loop. `fields` is a record array (F,) of `FIELD`; a key is a 64-bit number that names one stream of hashes.
+Letters: B samples, F fields, L look-ups of a bag, D dense inputs. Ids are (F, B, L), feature-major, so that one field's
+constants serve a whole loop. `fields` is a record array (F,) of `FIELD`; a key is a 64-bit number that names one stream
+of hashes.
 """
 
 import math
@@ -124,7 +125,7 @@ def popular_rank(field: Any, own: float, latent: float) -> int:
 
 @kernel()
 def draw_rank(field: Any, index: int, latent: float, drifted: bool) -> int:
-    """The rank that sample `index` looks up in a field: the default id's (0), a singleton's, or a popular one's."""
+    """The rank of look-up `index` of a field: the default id's (0), a singleton's, or a popular one's."""
     bits = np.uint64(hashed(field["draw_key"], index))
     if (bits & _MASK_32) < field["default_limit"]:
         return 0
@@ -153,7 +154,7 @@ def draw_dense(
     latent: NDArray[np.float64],
     out: NDArray[np.float32],
 ) -> None:
-    """Standard normal dense inputs `out` (B, D); the first has the given correlation with `latent` (B,)."""
+    """Standard normal dense inputs `out` (B, D), D >= 1; the first has the given correlation with `latent` (B,)."""
     own = math.sqrt(1.0 - correlation * correlation)
     for b in range(len(out)):
         for d in range(len(keys)):
@@ -169,12 +170,15 @@ def draw_ids(
     latent: NDArray[np.float64],
     out: NDArray[np.int64],
 ) -> None:
-    """Ids `out` (F, B) of the samples from `start` on; samples b >= `first_drifted` come after the drift."""
+    """Ids `out` (F, B, L) of the samples from `start` on; samples b >= `first_drifted` come after the drift."""
+    lookups = out.shape[2]
     for f in range(len(fields)):
         field = fields[f]
         for b in range(out.shape[1]):
-            rank = draw_rank(field, start + b, latent[b], b >= first_drifted)
-            out[f, b] = (rank * field["stride"] + field["offset"]) % field["size"]
+            first = (start + b) * lookups
+            for j in range(lookups):
+                rank = draw_rank(field, first + j, latent[b], b >= first_drifted)
+                out[f, b, j] = (rank * field["stride"] + field["offset"]) % field["size"]
 
 
 @kernel()
@@ -188,6 +192,17 @@ def effect(field: Any, key: Word, index: int, drifted: bool) -> float:
 
 
 @kernel()
+def bag_effect(field: Any, key: Word, bag: NDArray[np.int64], drifted: bool) -> float:
+    """The effect of the ids `bag` (L,) together: of variance 1 like that of one id, were they independent."""
+    if len(bag) == 1:
+        return effect(field, key, bag[0], drifted)
+    total = 0.0
+    for j in range(len(bag)):
+        total += effect(field, key, bag[j], drifted)
+    return total / math.sqrt(len(bag))
+
+
+@kernel()
 def add_main(
     fields: NDArray[np.void],
     weights: NDArray[np.float64],
@@ -195,12 +210,12 @@ def add_main(
     ids: NDArray[np.int64],
     out: NDArray[np.float64],
 ) -> None:
-    """Adds to `out` (B,) the sum of the weighted effects of a sample's ids (F, B)."""
+    """Adds to `out` (B,) the sum of the weighted effects of a sample's bags (F, B, L)."""
     for f in range(len(fields)):
         field = fields[f]
         key = field["main_key"]
         for b in range(len(out)):
-            out[b] += weights[f] * effect(field, key, ids[f, b], b >= first_drifted)
+            out[b] += weights[f] * bag_effect(field, key, ids[f, b], b >= first_drifted)
 
 
 @kernel()
@@ -211,7 +226,7 @@ def add_pairs(
     ids: NDArray[np.int64],
     out: NDArray[np.float64],
 ) -> None:
-    """Adds to `out` (B,) the weighted inner products of the two factors of the ids of each `PAIR` of fields."""
+    """Adds to `out` (B,) the weighted inner products of the two factors of the bags of each `PAIR` of fields."""
     for p in range(len(pairs)):
         first, second = pairs[p]["first"], pairs[p]["second"]
         weight = pairs[p]["weight"]
@@ -219,8 +234,8 @@ def add_pairs(
             key, other_key = fields[first]["factor_key"][k], fields[second]["factor_key"][k]
             for b in range(len(out)):
                 drifted = b >= first_drifted
-                one = effect(fields[first], key, ids[first, b], drifted)
-                other = effect(fields[second], other_key, ids[second, b], drifted)
+                one = bag_effect(fields[first], key, ids[first, b], drifted)
+                other = bag_effect(fields[second], other_key, ids[second, b], drifted)
                 out[b] += weight * one * other
 
 
@@ -228,10 +243,16 @@ def add_pairs(
 def add_dense(
     linear: NDArray[np.float64], curved: NDArray[np.float64], dense: NDArray[np.float32], out: NDArray[np.float64]
 ) -> None:
-    """Adds to `out` (B,) linear terms of all dense inputs and three curved ones of x1, x2 and x3, x4."""
+    """Adds to `out` (B,) linear terms of all dense inputs and three curved ones of x1, x2 and x3, x4, if any."""
     for b in range(len(out)):
         x = dense[b]
-        total = curved[0] * math.sin(1.5 * x[1]) + curved[1] * x[2] * x[3] + curved[2] * abs(x[4])
+        total = 0.0
+        if len(x) > 1:
+            total += curved[0] * math.sin(1.5 * x[1])
+        if len(x) > 3:
+            total += curved[1] * x[2] * x[3]
+        if len(x) > 4:
+            total += curved[2] * abs(x[4])
         for d in range(len(linear)):
             total += linear[d] * x[d]
         out[b] += total
@@ -246,12 +267,12 @@ def add_products(
     dense: NDArray[np.float32],
     out: NDArray[np.float64],
 ) -> None:
-    """Adds to `out` (B,) for each `PRODUCT` a dense input times the effect of an id."""
+    """Adds to `out` (B,) for each `PRODUCT` a dense input times the effect of a bag."""
     for p in range(len(products)):
         f, column = products[p]["field"], products[p]["column"]
         weight, key = products[p]["weight"], fields[f]["product_key"]
         for b in range(len(out)):
-            slope = effect(fields[f], key, ids[f, b], b >= first_drifted)
+            slope = bag_effect(fields[f], key, ids[f, b], b >= first_drifted)
             out[b] += weight * slope * dense[b, column]
 
 

@@ -297,8 +297,8 @@ def test_drift_of_all_ids_by_half_a_turn_reverses_effects(make: Make) -> None:
     data = make(drift_at=1.0, drift_share=1.0, drift_angle=math.pi)
     batch, _ = data.samples(0, 100)
     ids = np.ascontiguousarray(ids_of(batch))
-    before = data._teacher.signal(ids, batch.dense, first_drifted=100)
-    after = data._teacher.signal(ids, batch.dense, first_drifted=0)
+    before = data._teacher.signal(ids[:, :, None], batch.dense, first_drifted=100)
+    after = data._teacher.signal(ids[:, :, None], batch.dense, first_drifted=0)
     np.testing.assert_allclose(after[0], -before[0], atol=1e-12)  # one effect per term
     np.testing.assert_allclose(after[1], before[1], atol=1e-12)  # two effects per term
 
@@ -332,6 +332,9 @@ def test_evaluation_lies_behind_a_drift_at_the_end_of_training(make: Make) -> No
         ({"drift_at": 1.1}, "drift_at"),
         ({"default_share": 1.0}, "default_share"),
         ({"churn": 0.1}, "set drift_at"),
+        ({"num_dense": -1}, "num_dense"),
+        ({"tables": 3}, "tables"),
+        ({"lookups": 0}, "lookups"),
         ({"sed": 1}, "sed"),
     ],
 )

@@ -93,9 +93,11 @@ def run_array_kernels(data: Synthetic, pick: Callable[[Any], Any]) -> list[NDArr
     """All outputs for 16 samples, of which the last 6 come after the drift."""
     teacher, fields, start, drifted, num = data._teacher, data._fields, 199_990, 10, 16
     latent, labels, parts = np.empty(num), np.empty(num, np.float32), np.zeros((4, num))
-    dense, ids = np.empty((num, 13), np.float32), np.empty((26, num), np.int64)
+    dense = np.empty((num, data.num_dense), np.float32)
+    ids = np.empty((len(fields), num, data.config.lookups), np.int64)
     pick(kernels.draw_normals)(data._latent_key, start, latent)
-    pick(kernels.draw_dense)(data._dense_keys, start, 0.8, latent, dense)
+    if data.num_dense:
+        pick(kernels.draw_dense)(data._dense_keys, start, 0.8, latent, dense)
     pick(kernels.draw_ids)(fields, start, drifted, latent, ids)
     pick(kernels.add_main)(fields, teacher.main, drifted, ids, parts[0])
     pick(kernels.add_pairs)(fields, teacher.pairs, drifted, ids, parts[1])
@@ -105,8 +107,13 @@ def run_array_kernels(data: Synthetic, pick: Callable[[Any], Any]) -> list[NDArr
     return [ids, labels, latent, dense, parts]
 
 
-def test_array_kernels_equal_their_plain_python() -> None:
-    data = Synthetic(SyntheticConfig(drift_at=0.5, churn=0.1))
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"num_dense": 3, "tables": 5, "lookups": 4}, {"num_dense": 0, "tables": 30, "lookups": 2}],
+    ids=["criteo", "few multi-hot", "no dense"],
+)
+def test_array_kernels_equal_their_plain_python(shape: dict[str, int]) -> None:
+    data = Synthetic(SyntheticConfig.model_validate({"drift_at": 0.5, "churn": 0.1, **shape}))
     found = run_array_kernels(data, lambda kernel: kernel.py_func)
     expected = run_array_kernels(data, lambda kernel: kernel)
     np.testing.assert_array_equal(found[0], expected[0])

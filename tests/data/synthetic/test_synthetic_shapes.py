@@ -1,0 +1,175 @@
+"""The synthetic stream in other shapes than Criteo Kaggle's, and that its default shape is what it was before."""
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from adaptive.config import TrainConfig
+from adaptive.data.synthetic.fields import CRITEO_KAGGLE, cardinalities, large_fields, make_fields, table_sizes
+from adaptive.data.synthetic.stream import Synthetic, SyntheticConfig
+from adaptive.data.synthetic.teacher import Teacher, bayes_auc
+from adaptive.kernels.data import synthetic as kernels
+from adaptive.runs.training import train_run
+
+# SHA-256 of dense inputs, ids, offsets and labels, from before there were other shapes. Like the golden ids in
+# test_synthetic.py they may change only with `GENERATOR`.
+DIGESTS: list[tuple[dict[str, Any], int, str]] = [
+    ({}, 0, "ff53fad89004cbf04583b749e8ece0a8786a26e472770ca350f8d45c7a4af4ee"),
+    ({}, 1500, "f8eb63b791bc28dba235a9e3b9aaf07381b705dc609c652b326b520a5bd78789"),
+    ({"setting": "hard", "seed": 3}, 0, "b405780edd49f0f29edb24cd5596b68c7e35acb08b98832462a4bb41aa3c8af5"),
+    (
+        {"drift_at": 0.5, "churn": 0.1, "num_train": 4000, "num_eval": 1000, "rows": 100_000, "seed": 1},
+        1500,
+        "2abdc39c819a2e7e6077e200d03b2de4e46f3ce5c73e9d2ef9bcd42de7ecc13f",
+    ),
+]
+SHAPES = [
+    {"num_dense": 0, "tables": 4},
+    {"num_dense": 1, "tables": 4, "lookups": 5, "setting": "hard"},
+    {"num_dense": 2, "tables": 21},
+    {"num_dense": 64, "tables": 128, "lookups": 3},
+    {"num_dense": 102, "tables": 204, "rows": 100_000},
+]
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape.values())))
+
+
+def open_stream(shape: dict[str, Any], **more: Any) -> Synthetic:
+    return Synthetic(SyntheticConfig.model_validate({**shape, **more}))
+
+
+@pytest.mark.parametrize(("settings", "start", "digest"), DIGESTS)
+def test_the_default_shape_is_bit_for_bit_what_it_always_was(settings: dict[str, Any], start: int, digest: str) -> None:
+    batch, _ = open_stream(settings).samples(start, start + 3000)
+    found = hashlib.sha256()
+    for array in (batch.dense, batch.ids, batch.offsets, batch.labels):
+        found.update(array.tobytes())
+    assert found.hexdigest() == digest
+
+
+@shapes
+def test_a_shape_has_its_features_rows_rates_and_bags(shape: dict[str, Any]) -> None:
+    data = open_stream(shape)
+    lookups = shape.get("lookups", 1)
+    batch, probability = data.samples(200_000, 230_000)
+    assert (data.num_dense, batch.dense.shape) == (shape["num_dense"], (30_000, shape["num_dense"]))
+    assert batch.num_features == len(data.features) == shape["tables"]
+    assert sum(feature.num_embeddings for feature in data.features) == data.config.rows
+    assert (np.diff(batch.offsets) == lookups).all()
+    for feature, rows in enumerate(data.features):
+        ids = batch.ids[batch.feature_span(feature)]
+        assert ids.min() >= 0 and ids.max() < rows.num_embeddings
+    assert batch.labels.mean() == pytest.approx(0.25, abs=0.015)
+    assert bayes_auc(np.sort(probability)) == pytest.approx(0.8, abs=0.008)
+
+
+@shapes
+def test_a_shape_is_the_same_each_time_and_in_any_blocks(shape: dict[str, Any]) -> None:
+    (whole, p), (again, q) = (open_stream(shape, drift_at=0.5).samples(199_900, 200_100) for _ in range(2))
+    np.testing.assert_array_equal(again.ids, whole.ids)
+    np.testing.assert_array_equal(q, p)
+    data = open_stream(shape, drift_at=0.5)
+    for first, last in ((0, 0), (0, 70), (70, 200)):
+        block, part = data.samples(199_900 + first, 199_900 + last)
+        expected = whole.take(np.arange(first, last))
+        np.testing.assert_array_equal(block.ids, expected.ids)
+        np.testing.assert_array_equal(block.dense, expected.dense)
+        np.testing.assert_array_equal(part, p[first:last])
+
+
+@pytest.mark.parametrize("tables", [4, 5, 26, 27, 128, 204, 1024])
+@pytest.mark.parametrize("rows", [100_000, 1_100_000, 100_000_000])
+def test_any_number_of_tables_takes_the_kaggle_sizes_again_and_sums_to_rows(tables: int, rows: int) -> None:
+    sizes, full = np.array(table_sizes(rows, tables)), np.array(cardinalities(tables))
+    assert full.tolist() == [CRITEO_KAGGLE[table % 26] for table in range(tables)]
+    assert sizes.sum() == rows and len(sizes) == tables
+    large = large_fields(SyntheticConfig(rows=rows, tables=tables))
+    assert large.any() and (~large).sum() >= 2  # the teacher draws pairs of small tables
+    np.testing.assert_array_equal(sizes[~large], full[~large])
+    assert sizes[large].min() >= full[~large].max()
+
+
+def test_singletons_come_at_most_once_in_training_in_bags_too() -> None:
+    data = open_stream({"tables": 5, "lookups": 7, "num_train": 20_000})
+    ids = data.samples(0, 20_000)[0].ids.reshape(5, -1)
+    fields = make_fields(data.config)
+    found = 0
+    for field, row in zip(fields, ids, strict=True):
+        ranks = np.arange(field["popular"], field["size"])
+        counts = np.bincount(row, minlength=field["size"])[(ranks * field["stride"] + field["offset"]) % field["size"]]
+        assert counts.max(initial=0) <= 1
+        found += int(counts.sum())
+    assert found > 0
+
+
+def test_the_look_ups_of_a_bag_are_drawn_one_by_one() -> None:
+    """Where features do not agree on popular ids, a feature's look-ups are those of as many one-hot samples."""
+    shape = {"tables": 4, "correlation": 0.0, "num_train": 100_000, "singleton_share": 0.0}
+    bags = open_stream({**shape, "lookups": 4}).samples(0, 1000)[0]
+    singles = open_stream(shape).samples(0, 4000)[0]
+    np.testing.assert_array_equal(bags.ids, singles.ids)
+
+
+def slow_signal(teacher: Teacher, ids: NDArray[np.int64], dense: NDArray[np.float32], b: int) -> list[float]:
+    """The three parts of one sample's logit, as the teacher's docstring says them."""
+
+    def bag(field: int, key: np.uint64) -> float:
+        effects = [kernels.effect(teacher.fields[field], key, int(i), False) for i in ids[field, b]]
+        return float(sum(effects)) / math.sqrt(len(effects))
+
+    fields, x = teacher.fields, dense[b].astype(np.float64)
+    main = sum(teacher.main[f] * bag(f, fields[f]["main_key"]) for f in range(len(fields)))
+    pairs = sum(
+        pair["weight"] * bag(pair["first"], fields[pair["first"]]["factor_key"][k])
+        * bag(pair["second"], fields[pair["second"]]["factor_key"][k])
+        for pair in teacher.pairs
+        for k in range(2)
+    )  # fmt: skip
+    rest = float(teacher.linear @ x)
+    curves = [lambda: math.sin(1.5 * x[1]), lambda: x[2] * x[3], lambda: abs(x[4])]
+    rest += sum(0.5 * curve() for curve, needed in zip(curves, (2, 4, 5), strict=True) if len(x) >= needed)
+    for product in teacher.products:
+        rest += (
+            product["weight"] * bag(product["field"], fields[product["field"]]["product_key"]) * x[product["column"]]
+        )
+    return [main, pairs, rest]
+
+
+@shapes
+def test_the_signal_is_what_the_teacher_says(shape: dict[str, Any]) -> None:
+    data = open_stream(shape)
+    batch, _ = data.samples(0, 8)
+    ids = batch.ids.reshape(len(data.features), 8, -1)
+    found = data._teacher.signal(ids, batch.dense, first_drifted=8)
+    expected = [slow_signal(data._teacher, ids, batch.dense, b) for b in range(8)]
+    np.testing.assert_allclose(found.T, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_dlrm_learns_a_multi_hot_shape(tmp_path: Path) -> None:
+    """Mean AUC of two seeds; 0.8 is the best that can be."""
+
+    def auc(seed: int) -> float:
+        shape = {"num_dense": 8, "tables": 10, "lookups": 4, "rows": 100_000, "num_train": 40_960, "num_eval": 20_000}
+        config = TrainConfig(
+            data_options={"synthetic": {**shape, "seed": seed}},
+            policy="lfu",
+            batch_size=256,
+            seed=seed,
+            out=str(tmp_path / str(seed)),
+            tensorboard=False,
+            save=False,
+        )
+        return float(train_run(config)["auc"])
+
+    found = [auc(seed) for seed in (0, 1)]
+    assert np.mean(found) > 0.65, found
+
+
+def test_fingerprints_of_the_default_shape_are_those_of_runs_from_before_there_were_others() -> None:
+    assert not {"num_dense", "tables", "lookups"} & set(open_stream({}).fingerprint())
+    found = open_stream({"tables": 5, "lookups": 2}).fingerprint()
+    assert (found["tables"], found["lookups"], "num_dense" in found) == (5, 2, False)
