@@ -205,6 +205,11 @@ class DenseOptimizerConfig(Config):
 class TrainConfig(Config):
     """All settings of one training run."""
 
+    preset: str | None = Field(
+        default=None,
+        description="shape of a model that a paper names; its settings count where none else is given, and only where "
+        "settings are read (adaptive.settings): see adaptive.models.presets",
+    )
     policy: str = Field(default="lru", description="name, module:Class or file.py:Class")
     policy_options: dict[str, Any] = Field(default_factory=dict, description="parameters of the policy")
     data: str = Field(default="synthetic", description="synthetic, criteo:PATH[,PATH...] or csv:PATH")

@@ -1,4 +1,4 @@
-"""Where settings come from: flag > --set > environment > file > default. All mistakes are reported at once.
+"""Where settings come from: flag > --set > environment > file > preset > default. All mistakes are reported at once.
 
 A key is dotted (`tier.device_rows`). `policy.NAME`, `data.NAME` and `model.NAME` mean the options of the policy, the
 data and the model. In the environment a key is `ADAPTIVE_` and capitals, with `__` for the dot
@@ -106,6 +106,7 @@ def load_settings(
     problems: list[str] = []
     given = [*_from_file(file), *_from_environment(environ or {}), *_from_sets(sets, problems)]
     given += _from_flags(flags or {}, flag_names or {})
+    given = [*_from_preset(given, problems), *given]
     keys, policy_error = _known_keys(given)
     chosen = _choose(given, keys, problems)
     config = _validated(chosen, keys, problems)
@@ -141,6 +142,22 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 # -- sources, each a list of what was given ------------------------------------------------------------------------
+
+
+def _from_preset(given: Sequence[Given], problems: list[str]) -> list[Given]:
+    """What the preset says that is named last."""
+    from adaptive.models.presets import ABSENT, PRESETS
+
+    named = next((one for one in reversed(given) if one.path == ("preset",)), None)
+    if named is None or named.value is None:
+        return []
+    name = str(named.value)
+    if name not in PRESETS:
+        why = f" ({ABSENT[name]})" if name in ABSENT else ""
+        hint = "" if why else suggestion(name, PRESETS)
+        problems.append(f"preset ({named.origin}): found {name!r}{why}; allowed: {', '.join(PRESETS)}{hint}")
+        return []
+    return [Given(key, value, f"preset {name}") for key, value in PRESETS[name].settings.items()]
 
 
 def _from_file(file: Path | None) -> list[Given]:

@@ -56,6 +56,13 @@ FLAGS = (
         "Name (see `policies list`), module:Class or file.py:Class. Its parameters: --set policy.NAME=VALUE.",
         "lru",
     ),
+    Flag(
+        "--preset",
+        ("preset",),
+        "NAME",
+        TRAINING,
+        "Model and built-in stream in a published shape: rmc2 to rmc4, syn-m1, syn-m2, m1prod to m3prod, mlperf.",
+    ),
     Flag("--model", ("model",), "NAME", TRAINING, "dlrm. Its shape: --set model.NAME=VALUE.", "dlrm"),
     Flag(
         "--optimizer",

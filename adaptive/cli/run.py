@@ -45,7 +45,8 @@ def run(
 ) -> None:
     """Train a model whose embedding tables lie in two tiers, under a policy.
 
-    The first that gives a setting counts: flag, --set, environment (ADAPTIVE_TIER__DEVICE_ROWS), --config, default.
+    The first that gives a setting counts: flag, --set, environment (ADAPTIVE_TIER__DEVICE_ROWS), --config, --preset,
+    default.
     """
     texts, names = given_flags(flags)
     if resume is not None:

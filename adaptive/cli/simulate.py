@@ -43,8 +43,15 @@ def simulate(
         typer.Option(min=1, metavar="NUMBER", help="Stop after this many batches.", rich_help_panel=TRAINING),
     ] = None,
     embedding_dim: Annotated[
-        int, typer.Option(min=1, max=4096, metavar="WIDTH", help="Values in a row.", rich_help_panel=TIERS)
-    ] = 16,
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            metavar="WIDTH",
+            help="Values in a row; else model.embedding_dim, as a preset gives it, or 16.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None,
     link: Annotated[str, _rate("--link", "Between the tiers, each way.")] = "50GB/s",
     device_bandwidth: Annotated[str, _rate("--device-bandwidth", "Memory of the device.")] = "4000GB/s",
     host_bandwidth: Annotated[str, _rate("--host-bandwidth", "Memory of the host, random rows.")] = "100GB/s",
@@ -89,9 +96,10 @@ def simulate(
         dense_ms=dense_ms,
     )
     cases = [(rival.label, rival.config) for rival in rivals]
+    width = embedding_dim or int(rivals[0].config.model_options.get("embedding_dim", 16))
     sizes = list(dict.fromkeys(size.strip() for size in device_rows.split(",") if size.strip()))
     with own_stdout():
-        result = run_simulation(cases, sizes, machine, embedding_dim=embedding_dim, told=_Progress())
+        result = run_simulation(cases, sizes, machine, embedding_dim=width, told=_Progress())
     if png is not None:
         draw(result, png)
     if markdown is not None:

@@ -5,6 +5,7 @@ from typing import Any, TextIO
 
 from adaptive.build import build, first_batches, open_data, torch_settings
 from adaptive.config import TrainConfig
+from adaptive.models.presets import PRESETS
 from adaptive.runs.run import Run, total_steps
 from adaptive.runs.state import refuse_guarded_saves
 from adaptive.storage.run_directory import RunDirectory
@@ -51,6 +52,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
             "schema": SCHEMA,
             "dry_run": True,
             "policy": config.policy,
+            **_preset(config),
             "device": str(embeddings.device),
             "tables": len(components.tables),
             "rows": embeddings.view.num_rows,
@@ -61,6 +63,15 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
             "samples": dataset.num_train_samples(),
             "steps": total_steps(config, dataset),
         }
+
+
+def _preset(config: TrainConfig) -> dict[str, Any]:
+    """Where the shape comes from, if it was named."""
+    preset = PRESETS.get(config.preset or "")
+    if preset is None:
+        return {}
+    published = {"source": preset.source, "published_tables": preset.published_tables, "ours": preset.ours}
+    return {"preset": {"name": config.preset, **published}}
 
 
 def _run_directory(config: TrainConfig, overwrite: bool) -> RunDirectory:

@@ -201,6 +201,14 @@ def test_simulate_mistakes(cli: Cli) -> None:
         assert result.code == code and text in result.err, result.err
 
 
+def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
+    words = ("--preset", "rmc3", "--policy", "lru", "--device-rows", "20000", "--json", *SMALL)
+    found, wide = (cli("simulate", *words, *more) for more in ((), ("--embedding-dim", "16")))
+    assert (found.code, wide.code) == (0, 0), found.err
+    sizes = [json.loads(one.out)["runs"][0]["device_bytes"] for one in (found, wide)]
+    assert sizes[0] > 3 * sizes[1]
+
+
 # --- help ------------------------------------------------------------------------------------------------------------
 
 

@@ -78,6 +78,7 @@ VALUES = {
     "--device-rows": "25%",
     "--depth": 0,
     "--policy": "lfu",
+    "--preset": "rmc2",
     "--model": "dlrm",
     "--optimizer": "sgd",
     "--lr": 0.5,

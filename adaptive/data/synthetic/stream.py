@@ -22,8 +22,8 @@ __all__ = ["Synthetic", "SyntheticConfig"]
 
 GENERATOR = 1  # goes up when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
-CALIBRATION_SAMPLES = 200_000  # the Bayes AUC of so many samples varies by 0.0005, that of a tenth of them by 0.0015
-CALIBRATION_VALUES = 10_000_000  # look-ups and dense inputs in them, at most; but at least a tenth of the samples
+CALIBRATION_SAMPLES = 200_000  # the Bayes AUC of so many samples varies by 0.0005, of a twentieth of them by 0.0022
+CALIBRATION_VALUES = 10_000_000  # look-ups and dense inputs in them, at most; but at least a twentieth of the samples
 BLOCK = 8192  # samples made at a time while calibrating, so that they stay in the cache
 
 
@@ -100,7 +100,7 @@ class Synthetic(Dataset):
     def _calibration_parts(self) -> NDArray[np.float64]:
         """Parts of the logits (3, B) of the first samples, as they are without drift."""
         values = self.num_dense + self.config.tables * self.config.lookups
-        samples = min(CALIBRATION_SAMPLES, max(CALIBRATION_VALUES // values, CALIBRATION_SAMPLES // 10))
+        samples = min(CALIBRATION_SAMPLES, max(CALIBRATION_VALUES // values, CALIBRATION_SAMPLES // 20))
         samples -= samples % POOLED
         parts = np.empty((3, samples))
         for start in range(0, samples, BLOCK):

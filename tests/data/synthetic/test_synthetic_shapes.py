@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def slow_signal(teacher: Teacher, ids: NDArray[np.int64], dense: NDArray[np.floa
         for k in range(2)
     )  # fmt: skip
     rest = float(teacher.linear @ x)
-    curves = [lambda: math.sin(1.5 * x[1]), lambda: x[2] * x[3], lambda: abs(x[4])]
+    curves: list[Callable[[], float]] = [lambda: math.sin(1.5 * x[1]), lambda: x[2] * x[3], lambda: abs(x[4])]
     rest += sum(0.5 * curve() for curve, needed in zip(curves, (2, 4, 5), strict=True) if len(x) >= needed)
     for product in teacher.products:
         rest += (

@@ -1,0 +1,77 @@
+"""Shapes of models that papers name, for `--preset NAME`: data, nothing else. `adaptive.settings` applies them.
+
+A preset gives the model's MLPs and width, and the built-in stream's dense inputs, features and look-ups; any other
+setting that is given counts before it. Rows are not part of it: tables have `data.synthetic.rows` rows together, of
+Criteo Kaggle's proportions, whatever `tables` says the papers' have. Every bag has `lookups` ids, where the papers
+give a mean.
+
+| preset | source |
+|---|---|
+| rmc2, rmc3, rmc4 | FAE (Adnan et al., PVLDB 15(1), 2022), its table of models and data sets; Hotline's RM2 to RM4 |
+| syn-m1, syn-m2 | Hotline, first version (arXiv 2204.05436v1), figure 20; not the SYN models of FAE's table 8 |
+| m1prod, m2prod, m3prod | Acun et al. (arXiv 2011.05497, HPCA 2021), table II |
+| mlperf | facebookresearch/dlrm, its command for MLPerf (Criteo Terabyte) |
+
+What a source does not say, or was not read for, is in `ours`, with what stands here instead. RMC1 is TBSM, which is not
+here.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One shape. MLPs are without their inputs."""
+
+    bottom_mlp: str
+    top_mlp: str
+    embedding_dim: int
+    num_dense: int
+    tables: int
+    source: str
+    published_tables: str  # what all tables together have in the source
+    lookups: int = 1  # of a bag
+    ours: str = "nothing"  # what the source does not say
+
+    @property
+    def settings(self) -> dict[str, str | int]:
+        """Key -> value."""
+        return {
+            "model.embedding_dim": self.embedding_dim,
+            "model.bottom_mlp": self.bottom_mlp,
+            "model.top_mlp": self.top_mlp,
+            "data.synthetic.num_dense": self.num_dense,
+            "data.synthetic.tables": self.tables,
+            "data.synthetic.lookups": self.lookups,
+        }
+
+
+_FAE = "FAE (PVLDB 15(1), 2022), table of models and data sets"
+_HOTLINE = "Hotline (arXiv 2204.05436v1), figure 20"
+_ACUN = "Acun et al. (arXiv 2011.05497), table II"
+_OURS_SYN = "MLPs and width, which are rmc3's"
+_OURS_PROD = "width; the bottom MLP's last layer, which dot products need; dot products themselves"
+
+PRESETS = {
+    "rmc2": Preset("512-256-64-16", "512-256-1", 16, 13, 26, f"{_FAE}: Criteo Kaggle", "33.8 million rows, 2 GB"),
+    "rmc3": Preset("512-256-64", "512-512-256-1", 64, 13, 26, f"{_FAE}: Criteo Terabyte", "266 million rows, 63 GB"),
+    "rmc4": Preset("512-256-64-16", "512-256-1", 16, 1, 21, f"{_FAE}: Avazu", "9.3 million rows, 0.55 GB"),
+    "syn-m1": Preset("512-256-64", "512-512-256-1", 64, 54, 102, _HOTLINE, "196 GB", ours=_OURS_SYN),
+    "syn-m2": Preset("512-256-64", "512-512-256-1", 64, 102, 204, _HOTLINE, "390 GB", ours=_OURS_SYN),
+    "m1prod": Preset("512-64", "512-512-512-1", 64, 800, 30, _ACUN, "tens of GB", lookups=28, ours=_OURS_PROD),
+    "m2prod": Preset("1024-64", "1024-1024-512-1", 64, 504, 13, _ACUN, "tens of GB", lookups=17, ours=_OURS_PROD),
+    "m3prod": Preset(
+        "512-64", "512-256-512-256-512-1", 64, 809, 127, _ACUN, "hundreds of GB", lookups=49, ours=_OURS_PROD
+    ),
+    "mlperf": Preset(
+        "512-256-128",
+        "1024-1024-512-256-1",
+        128,
+        13,
+        26,
+        "facebookresearch/dlrm, command for MLPerf",
+        "at most 40 million rows a table",
+    ),
+}
+
+ABSENT = {"rmc1": "it is TBSM, a model over a history of items, which is not built here"}

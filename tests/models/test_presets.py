@@ -1,0 +1,96 @@
+"""Presets: shapes that papers name, as settings that any other setting beats."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaptive.build import build, open_data
+from adaptive.config import TrainConfig
+from adaptive.errors import ConfigError
+from adaptive.models.presets import ABSENT, PRESETS
+from adaptive.runs.training import plan_run
+from adaptive.settings import load_settings
+
+SMALL = ["data.synthetic.rows=100000", "data.synthetic.num_train=2000", "data.synthetic.num_eval=0", "batch_size=64"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_built_and_trains_a_batch(name: str) -> None:
+    preset = PRESETS[name]
+    config, origins = load_settings(flags={"preset": name}, sets=[*SMALL, "tier.device_rows=100%"])
+    assert config.preset == name and origins["model_options.top_mlp"] == f"preset {name}"
+    dataset = open_data(config)
+    parts = build(config, dataset)
+    with parts.embeddings as embeddings:
+        assert len(parts.tables) == preset.tables and {t.embedding_dim for t in parts.tables} == {preset.embedding_dim}
+        for planned in embeddings.look_ahead([next(iter(dataset.train(64)))], depth=0):
+            assert planned.batch.dense.shape == (64, preset.num_dense)
+            assert len(planned.batch.ids) == 64 * preset.tables * preset.lookups
+            logits = parts.model(planned.dense, embeddings.stack(planned))
+            logits.sum().backward()
+            embeddings.step()
+        assert torch.isfinite(logits).all()
+
+
+def test_shapes_as_published() -> None:
+    """MLPs, width, dense inputs, features, look-ups: written down once more from the sources, by hand."""
+    fae = {name: PRESETS[name] for name in ("rmc2", "rmc3", "rmc4")}
+    assert [(p.num_dense, p.tables, p.embedding_dim, p.lookups) for p in fae.values()] == [
+        (13, 26, 16, 1),
+        (13, 26, 64, 1),
+        (1, 21, 16, 1),
+    ]
+    assert [p.bottom_mlp for p in fae.values()] == ["512-256-64-16", "512-256-64", "512-256-64-16"]
+    assert [p.top_mlp for p in fae.values()] == ["512-256-1", "512-512-256-1", "512-256-1"]
+    acun = [PRESETS[name] for name in ("m1prod", "m2prod", "m3prod")]
+    assert [(p.tables, p.num_dense, p.lookups) for p in acun] == [(30, 800, 28), (13, 504, 17), (127, 809, 49)]
+    assert [p.bottom_mlp.split("-")[0] for p in acun] == ["512", "1024", "512"]
+    assert [p.top_mlp for p in acun] == ["512-512-512-1", "1024-1024-512-1", "512-256-512-256-512-1"]
+    hotline = [PRESETS[name] for name in ("syn-m1", "syn-m2")]
+    assert [(p.num_dense, p.tables) for p in hotline] == [(54, 102), (102, 204)]
+    mlperf = PRESETS["mlperf"]
+    assert (mlperf.bottom_mlp, mlperf.top_mlp) == ("512-256-128", "1024-1024-512-256-1")
+    assert all("MLP" in p.ours for p in [*acun, *hotline])
+
+
+def test_anything_given_beats_a_preset(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('preset = "m2prod"\n[data.synthetic]\nlookups = 3\n')
+    config, origins = load_settings(
+        file=file,
+        environ={"ADAPTIVE_DATA__SYNTHETIC__NUM_DENSE": "7"},
+        sets=["model.top_mlp=8-1"],
+        flags={"model.embedding_dim": "4", "model.bottom_mlp": "7-4"},
+    )
+    assert config.data_options == {"synthetic": {"num_dense": 7, "tables": 13, "lookups": 3}}
+    assert config.model_options == {"embedding_dim": 4, "bottom_mlp": "7-4", "top_mlp": "8-1"}
+    assert origins["data_options.synthetic.tables"] == "preset m2prod"
+    assert origins["data_options.synthetic.lookups"] == f"{file}:data.synthetic.lookups"
+    assert load_settings(file=file, sets=["preset=rmc4"])[0].data_options["synthetic"]["tables"] == 21
+    assert load_settings(file=file, sets=["preset=null"])[0].model_options == {}
+
+
+def test_a_run_record_repeats_the_shape(tmp_path: Path) -> None:
+    first, _ = load_settings(flags={"preset": "rmc3"}, sets=["data.synthetic.tables=30"])
+    record = tmp_path / "run.json"
+    record.write_text(f'{{"config": {first.model_dump_json()}}}')
+    assert load_settings(file=record)[0] == first
+
+
+def test_wrong_names_get_the_list() -> None:
+    with pytest.raises(ConfigError, match=r"preset \(--set\): found 'rmc-2'; allowed: rmc2, .*, mlperf; did you mean"):
+        load_settings(sets=["preset=rmc-2"])
+    with pytest.raises(ConfigError, match=r"found 'rmc1' \(it is TBSM, .*\); allowed: rmc2, rmc3") as caught:
+        load_settings(flags={"preset": "rmc1"}, sets=["batch_size=0"])
+    assert "batch_size" in str(caught.value)  # all mistakes at once
+    assert not set(ABSENT) & set(PRESETS)
+
+
+def test_a_dry_run_says_what_a_preset_would_take() -> None:
+    plan = plan_run(load_settings(flags={"preset": "rmc2"}, sets=SMALL)[0])
+    assert plan["preset"]["name"] == "rmc2" and "Criteo Kaggle" in plan["preset"]["source"]
+    assert plan["preset"]["published_tables"] == "33.8 million rows, 2 GB"
+    assert (plan["tables"], plan["rows"]) == (26, 100_000)
+    assert plan["dense_parameters"] > 300_000 and plan["memory_bytes"]
+    assert "preset" not in plan_run(TrainConfig(data_options=load_settings(sets=SMALL)[0].data_options))
