@@ -22,6 +22,7 @@ from policies.scratchpipe import ScratchPipe
 from policies.sieve import Sieve
 from policies.slipstream import Slipstream
 from policies.static import Static
+from policies.tables import Tables
 
 
 class RandomScores(Policy):
@@ -103,6 +104,7 @@ BUILT_INS: list[type[Policy]] = [
     Sieve,
     S3FIFO,
     RandomDrop,
+    Tables,
 ]
 
 OTHERS: list[type[Policy]] = [

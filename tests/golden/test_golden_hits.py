@@ -29,6 +29,7 @@ from policies.scratchpipe import ScratchPipe
 from policies.sieve import Sieve
 from policies.slipstream import Slipstream
 from policies.static import Static
+from policies.tables import Tables
 
 HITS = Path(__file__).with_name("hits.json")
 SHA256 = {
@@ -48,6 +49,7 @@ FREE: dict[str, Callable[[], Policy]] = {  # policies for any size of device tie
     "slipstream": Slipstream,
     "hotline learn=20": lambda: Hotline(learn=20),
     "sieve": Sieve,
+    "tables": Tables,
 }
 
 

@@ -1,0 +1,41 @@
+"""Whole tables on the device, in the order of their look-ups per byte, until it is full: mixed placement.
+
+One of the four placements in https://arxiv.org/abs/2011.05497 (Acun et al., HPCA 2021, IV.B): some tables lie in the
+GPU's memory, the others in system memory, decided before training. Look-ups are those of the calibration batches. The
+paper's tables are placed as wholes; here rows of a table come in as they are looked up, and of the table at which the
+device is full those that came first stay. Slots that no better table needs yet are lent to rows of the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive import Batch, Policy, RowStats, TierView
+
+
+class Tables(Policy):
+    """A row is worth its table's look-ups in the sample for each byte of the table, whatever its own look-ups."""
+
+    misses = "host"
+
+    def __init__(self) -> None:
+        self._worth: NDArray[np.float64] = np.zeros(0)  # by table: look-ups a byte
+
+    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
+        if sample:
+            starts = view.table_starts
+            tables = np.searchsorted(starts, np.concatenate([view.rows(batch) for batch in sample]), "right") - 1
+            self._worth = np.bincount(tables, minlength=len(starts) - 1) / (np.diff(starts) * view.row_bytes)
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        return self._worth[rows.table] if len(self._worth) else np.zeros(len(rows))
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {"worth": self._worth}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        if list(state) != ["worth"]:
+            raise ValueError(f"Tables: needed worth, found {sorted(state)}")
+        self._worth = state["worth"]
