@@ -15,6 +15,9 @@ looked up often is saturated. What is then left out is the mode, `skip`:
            `random_drop` at the same share, which `dropped_inputs / seen_inputs` tells.
 `off`      nothing is skipped.
 
+`updates` and `inputs` follow the paper as far as its abstract and summaries of it tell, which differ in what is
+skipped; the paper's body could not be read. So rules, thresholds and intervals are ours.
+
 Hot rows mostly lie on the device, where a write is cheap. So `defer` pays where a hot row's write is dear (small or no
 device tier, optimizers with much state, difference checkpoints), and makes nothing faster where all is in memory.
 """
