@@ -59,6 +59,15 @@ def simulate(
         float,
         typer.Option(min=0.0, metavar="MS", help="Milliseconds of the dense part of a step.", rich_help_panel=MACHINE),
     ] = 1.0,
+    dense_bytes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="BYTES",
+            help="Of all dense weights, as they cross at each step of XDL: adds its modelled step.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = 0,
     png: Annotated[
         Path | None,
         typer.Option(
@@ -94,6 +103,7 @@ def simulate(
         device=parse_rate(device_bandwidth, name="--device-bandwidth"),
         host=parse_rate(host_bandwidth, name="--host-bandwidth"),
         dense_ms=dense_ms,
+        dense_bytes=dense_bytes,
     )
     cases = [(rival.label, rival.config) for rival in rivals]
     width = embedding_dim or int(rivals[0].config.model_options.get("embedding_dim", 16))

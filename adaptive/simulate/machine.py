@@ -5,8 +5,9 @@ optimizer state, E = V * R bytes of all vectors, F rows fetched, W rows written 
 
     device only       (N*R + 2*E + 2*U*(R+s)) / device + dense
     hybrid            (N*R + 2*E + 2*U*(R+s)) / host + 2*E / link + dense
-    serial            plan + device only + max(F, W)*(R+s) / link + (F + W)*(R+s) / host
-    look-ahead        max(plan, device only, max(F, W)*(R+s) / link, (F + W)*(R+s) / host)
+    cached on demand  device only + max(F, W)*(R+s) / link + (F + W)*(R+s) / host
+    look-ahead        max(device only, max(F, W)*(R+s) / link, (F + W)*(R+s) / host)
+    XDL               hybrid + 2 * bytes of all dense weights / link
 
 A row is read for pooling at each look-up, its vector written and its gradient read, and the row with its state read
 and written by the update. The link carries F rows one way and W the other at the same time; the host's memory sees
@@ -14,9 +15,12 @@ both. *plan* is what planning a batch took here, in the simulation. Without over
 is waited for; look-ahead hides whatever is not the longest, if overlap is perfect. A real step lies between the two.
 The floor is a device that holds everything, for which nothing need be planned.
 
-Where a policy leaves misses on the host (`misses = "host"`) their share of the work stays there and cannot be hidden:
-in place of device only stand hits at the device's bandwidth, plus misses as under hybrid, and look-ahead hides only the
-planning or else everything but it. With nothing on the device serial is plan + hybrid.
+Where a policy leaves misses on the host (`misses = "host"`) their share of the work stays there and cannot be hidden,
+so there is no look-ahead time, and cached on demand is: hits at the device's bandwidth, plus misses as under hybrid,
+plus the rows that move. With nothing on the device that is hybrid.
+
+XDL, a parameter server, sends all dense weights both ways at each step (FAE, PVLDB 15(1), 5.2.3). It is modelled where
+their size is told.
 """
 
 import re
@@ -30,12 +34,13 @@ _RATE = re.compile(r"(\S+B)/s")
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes per second of the link between the tiers (each way), of device and host memory; ms of the dense part."""
+    """Bytes per second of the link between the tiers (each way), of device and host memory; the dense part's cost."""
 
     link: float
     device: float
     host: float
     dense_ms: float
+    dense_bytes: int = 0  # of all dense weights; 0: not known
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ def parse_rate(text: str, *, name: str) -> float:
 def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float) -> dict[str, float]:
     """Milliseconds of a step by where rows live, as the module says.
 
+    `xdl` is among them only if the machine says how large the dense part is.
+
     Args:
         traffic: of a mean batch.
         machine: on which it would run.
@@ -85,12 +92,14 @@ def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float)
     link = 1e3 * max(traffic.fetched, traffic.written_back) * traffic.row_bytes / machine.link
     host = 1e3 * (traffic.fetched + traffic.written_back) * traffic.row_bytes / machine.host
     served = device_only if staged else _served_where_they_lie(traffic, machine)
-    return {
-        "look_ahead": max(plan_ms, device_only, link, host) if staged else max(plan_ms, served + link + host),
-        "serial": plan_ms + served + link + host,
-        "hybrid": 1e3 * (work / machine.host + vectors / machine.link) + machine.dense_ms,
+    hybrid = 1e3 * (work / machine.host + vectors / machine.link) + machine.dense_ms
+    times = {
+        "look_ahead": max(device_only, link, host) if staged else None,
+        "cached_on_demand": served + link + host,
+        "hybrid": hybrid,
         "device_only": device_only,
     }
+    return times | ({"xdl": hybrid + 1e3 * 2 * machine.dense_bytes / machine.link} if machine.dense_bytes else {})
 
 
 def _served_where_they_lie(traffic: Traffic, machine: Machine) -> float:

@@ -2,7 +2,7 @@
 
 import importlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ STEPS = {
     "serial": "serial",
     "hybrid": "hybrid",
     "device_only": "device only",
+    "xdl": "XDL",
 }
 HEAD = [
     *("policy", "device rows", "of rows", "look-up hits", "row hits", "row hits, Belady", "popular", "to device"),
@@ -51,6 +52,11 @@ def _head(result: Mapping[str, Any]) -> str:
         f"{count_text(result['rows'])} rows of {result['row_bytes']} bytes ({bytes_text(result['table_bytes'])}), "
         f"depth {result['depth']}; {count_text(result['lookups_per_s'])} look-ups/s planned"
     )
+    runs = [run for run in result["runs"] if run["error"] is None]
+    steps = [name for name in STEPS if name != "xdl" or result["machine"]["dense_bytes"]]
+    lines = aligned([[*HEAD, *map(STEPS.__getitem__, steps)], *(_cells(run, result["batches"], steps) for run in runs)])
+    failed = _failures(result)
+    return "\n".join([head, "", *lines, "", LEGEND, *(["", *failed] if failed else [])])
 
 
 def _failures(result: Mapping[str, Any]) -> list[str]:
@@ -62,7 +68,7 @@ def _failures(result: Mapping[str, Any]) -> list[str]:
     return [f"{', '.join(runs)} device rows: {error}" for error, runs in found.items()]
 
 
-def _cells(run: Mapping[str, Any], batches: int) -> list[str]:
+def _cells(run: Mapping[str, Any], batches: int, steps: Sequence[str]) -> list[str]:
     return [
         run["policy"],
         count_text(run["device_rows"]),
@@ -73,8 +79,7 @@ def _cells(run: Mapping[str, Any], batches: int) -> list[str]:
         percent_text(run["popular_input_share"]),
         bytes_text(run["bytes_h2d"] / batches),
         bytes_text(run["bytes_d2h"] / batches),
-        f"{run['plan_ms']:.3f}",
-        *(f"{run['step_ms'][name]:.3f}" for name in STEPS),
+        *("-" if run["step_ms"][name] is None else f"{run['step_ms'][name]:.3f}" for name in steps),
     ]
 
 

@@ -40,6 +40,7 @@ def simulation_result(setup: Setup, streams: Sequence[SharedTrace], machine: Mac
             "device_bytes_per_s": machine.device,
             "host_bytes_per_s": machine.host,
             "dense_ms": machine.dense_ms,
+            "dense_bytes": machine.dense_bytes,
         },
         "runs": [
             _run_facts(setup, stream, label, size_text, run, machine)

@@ -209,6 +209,12 @@ def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:
     assert sizes[0] > 3 * sizes[1]
 
 
+def test_simulate_models_xdl_where_the_dense_part_has_a_size(cli: Cli) -> None:
+    words = ("--policy", "lru", "--device-rows", "20%", *SMALL)
+    plain, told = (cli("simulate", *words, *more) for more in ((), ("--dense-bytes", "50000000")))
+    assert "XDL" not in plain.out and "XDL" in told.out
+
+
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
