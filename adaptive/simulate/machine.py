@@ -5,8 +5,8 @@ optimizer state, E = V * R bytes of all vectors, F rows fetched, W rows written 
 
     device only       (N*R + 2*E + 2*U*(R+s)) / device + dense
     hybrid            (N*R + 2*E + 2*U*(R+s)) / host + 2*E / link + dense
-    cached on demand  device only + max(F, W)*(R+s) / link + (F + W)*(R+s) / host
-    look-ahead        max(device only, max(F, W)*(R+s) / link, (F + W)*(R+s) / host)
+    serial            plan + device only + max(F, W)*(R+s) / link + (F + W)*(R+s) / host
+    look-ahead        max(plan, device only, max(F, W)*(R+s) / link, (F + W)*(R+s) / host)
     XDL               hybrid + 2 * bytes of all dense weights / link
 
 A row is read for pooling at each look-up, its vector written and its gradient read, and the row with its state read
@@ -15,9 +15,9 @@ both. *plan* is what planning a batch took here, in the simulation. Without over
 is waited for; look-ahead hides whatever is not the longest, if overlap is perfect. A real step lies between the two.
 The floor is a device that holds everything, for which nothing need be planned.
 
-Where a policy leaves misses on the host (`misses = "host"`) their share of the work stays there and cannot be hidden,
-so there is no look-ahead time, and cached on demand is: hits at the device's bandwidth, plus misses as under hybrid,
-plus the rows that move. With nothing on the device that is hybrid.
+Where a policy leaves misses on the host (`misses = "host"`) their share of the work stays there and cannot be hidden:
+in place of device only stand hits at the device's bandwidth, plus misses as under hybrid, and look-ahead hides only the
+planning or else everything but it. With nothing on the device serial is plan + hybrid.
 
 XDL, a parameter server, sends all dense weights both ways at each step (FAE, PVLDB 15(1), 5.2.3). It is modelled where
 their size is told.
@@ -94,8 +94,8 @@ def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float)
     served = device_only if staged else _served_where_they_lie(traffic, machine)
     hybrid = 1e3 * (work / machine.host + vectors / machine.link) + machine.dense_ms
     times = {
-        "look_ahead": max(device_only, link, host) if staged else None,
-        "cached_on_demand": served + link + host,
+        "look_ahead": max(plan_ms, device_only, link, host) if staged else max(plan_ms, served + link + host),
+        "serial": plan_ms + served + link + host,
         "hybrid": hybrid,
         "device_only": device_only,
     }

@@ -43,7 +43,8 @@ def simulation_markdown(result: Mapping[str, Any]) -> str:
 
 def _rows(result: Mapping[str, Any]) -> list[list[str]]:
     runs = [run for run in result["runs"] if run["error"] is None]
-    return [[*HEAD, *STEPS.values()], *(_cells(run, result["batches"]) for run in runs)]
+    steps = [name for name in STEPS if name != "xdl" or result["machine"]["dense_bytes"]]
+    return [[*HEAD, *(STEPS[name] for name in steps)], *(_cells(run, result["batches"], steps) for run in runs)]
 
 
 def _head(result: Mapping[str, Any]) -> str:
@@ -52,11 +53,6 @@ def _head(result: Mapping[str, Any]) -> str:
         f"{count_text(result['rows'])} rows of {result['row_bytes']} bytes ({bytes_text(result['table_bytes'])}), "
         f"depth {result['depth']}; {count_text(result['lookups_per_s'])} look-ups/s planned"
     )
-    runs = [run for run in result["runs"] if run["error"] is None]
-    steps = [name for name in STEPS if name != "xdl" or result["machine"]["dense_bytes"]]
-    lines = aligned([[*HEAD, *map(STEPS.__getitem__, steps)], *(_cells(run, result["batches"], steps) for run in runs)])
-    failed = _failures(result)
-    return "\n".join([head, "", *lines, "", LEGEND, *(["", *failed] if failed else [])])
 
 
 def _failures(result: Mapping[str, Any]) -> list[str]:
@@ -79,7 +75,8 @@ def _cells(run: Mapping[str, Any], batches: int, steps: Sequence[str]) -> list[s
         percent_text(run["popular_input_share"]),
         bytes_text(run["bytes_h2d"] / batches),
         bytes_text(run["bytes_d2h"] / batches),
-        *("-" if run["step_ms"][name] is None else f"{run['step_ms'][name]:.3f}" for name in steps),
+        f"{run['plan_ms']:.3f}",
+        *(f"{run['step_ms'][name]:.3f}" for name in steps),
     ]
 
 
