@@ -47,7 +47,9 @@ class RowView:
         return np.repeat(sizes, [len(planner.group.tables) for planner in self._planners]).astype(np.int64)
 
     def rows(self, batch: Batch) -> Int64s:
-        lookups = np.diff(batch.offsets[:: max(batch.num_samples, 1)])
+        if not batch.num_samples:  # and so no features, as far as it tells
+            return np.zeros(0, np.int64)
+        lookups = np.diff(batch.offsets[:: batch.num_samples])
         return batch.ids + np.repeat(self._feature_starts, lookups)
 
     def resident(self, rows: Int64s) -> NDArray[np.bool_]:

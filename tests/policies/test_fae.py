@@ -156,6 +156,18 @@ def test_the_sample_rate_thins_the_sample() -> None:
     assert 5 <= some.hot_rows <= 40
 
 
+def test_a_sample_rate_that_takes_no_input_of_some_batches() -> None:
+    """5 % of 16 inputs: of every second batch none, which leaves a batch without features."""
+    tables = [TableConfig(name=name, num_embeddings=50, embedding_dim=2) for name in ("a", "b")]
+    policy = FAE(sample_rate=0.05, small_table_bytes=0)
+    random = np.random.default_rng(0)
+    batches = [batch_of(random.integers(0, 50, (16, 2))) for _ in range(40)]
+    with TieredEmbeddingBag(tables, TierConfig(device_rows="50%", device="cpu"), policy=policy) as embeddings:
+        assert embeddings.view.rows(batches[0].take(np.zeros(0, np.int64))).tolist() == []
+        embeddings.calibrate(batches)
+    assert 0 < policy.hot_rows <= 50
+
+
 # --- inputs ------------------------------------------------------------------------------------------------------
 
 
