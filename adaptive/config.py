@@ -55,6 +55,34 @@ def _size_text(value: Any) -> Any:
 Size = Annotated[str, BeforeValidator(_size_text)]
 
 
+def _sample_text(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, str):
+        parse_sample(value)
+    return value
+
+
+def parse_sample(text: str) -> int | float:
+    """What a sample is: a whole number of batches (`16`), or a share of the inputs, above 0, at most 1 (`5%` is 0.05).
+
+    Raises:
+        ValueError: if the text is neither.
+    """
+    match = re.fullmatch(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%?)", str(text).strip())
+    if match is None or (not match["unit"] and "." in match["number"]):
+        raise ValueError(f"sample {text!r} is neither a number of batches (16) nor a share of the inputs (5%)")
+    if not match["unit"]:
+        return int(match["number"])
+    share = float(match["number"]) / 100
+    if not 0 < share <= 1:
+        raise ValueError(f"sample {text!r}: needed more than 0%, at most 100%")
+    return share
+
+
+SampleSize = Annotated[str, BeforeValidator(_sample_text)]
+
+
 class Config(BaseModel):
     """Base of all settings: closed keys, immutable, numbers finite."""
 
@@ -226,7 +254,15 @@ class TrainConfig(Config):
     depth: int = Field(default=4, ge=0, le=64, description="batches of look-ahead; 0: none, no thread")
     steps: int | None = Field(default=None, ge=1, description="stop after this many batches")
     epochs: int = Field(default=1, ge=1, description="passes over the training data")
-    calibration_batches: int = Field(default=16, ge=0, description="batches a policy sees before training")
+    calibrate: SampleSize | None = Field(
+        default=None,
+        description="what a policy that calibrates sees before training: a random share of all inputs of an epoch, "
+        "which is read once for that (5%), or the first batches (16); default 5%, at least 32,768 inputs, and of huge "
+        "data no more than the beginning, until 262,144 are found",
+    )
+    calibration_batches: int | None = Field(
+        default=None, ge=0, description="first batches a policy sees before training, unless calibrate is given"
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial values; data have their own seed")
     out: str | None = Field(default=None, description="run directory; default runs/<date>-<policy>")
     log_every: int = Field(default=20, ge=1, description="batches between records")

@@ -128,6 +128,11 @@ def arranges(policy: "Policy | type[Policy]") -> bool:
     return policy.rearranges and getattr(policy.arrange, "__func__", policy.arrange) is not Policy.arrange
 
 
+def calibrates(policy: "Policy | type[Policy]") -> bool:
+    """Whether a policy looks at a sample of the data: it, or its class, has another `calibrate` than the default."""
+    return getattr(policy.calibrate, "__func__", policy.calibrate) is not Policy.calibrate
+
+
 class Policy(ABC):
     """Decides which rows deserve the device and which have stopped moving.
 
@@ -168,9 +173,8 @@ class Policy(ABC):
     deferral: Deferral | None = None
     """Whether and how updates of popular rows are deferred; only where skipping is switched on."""
 
-    rule: SkipRule | None = None
-    """Which updates are written less often; only where skipping is switched on. `--skip NAME` puts one beside any
-    policy; `deferral` and `saturated` do not count then."""
+    epoch_batches: int | None = None
+    """Batches of the data that a run trains in an epoch, set before training; None: not known. May be out by some."""
 
     warmup: int = 0
     """Batches before anything is left out, as far as the policy knows; a guard judges from then on."""
@@ -205,7 +209,10 @@ class Policy(ABC):
         """
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:  # noqa: B027 (optional, not abstract)
-        """Look at a sample of the training data before training. Default: nothing."""
+        """Look at a sample of the training data before training. Default: nothing, and no sample is read.
+
+        A run shows a random share of the inputs of an epoch (`TrainConfig.calibrate`).
+        """
 
     def allows(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(n,) whether skipping is allowed for each of these numbers (n,), of rows or of inputs.

@@ -34,10 +34,11 @@ class FAE(Policy):
 
     Args:
         select: `threshold`: per table, rows with at least a share t of the table's look-ups are hot; the smallest t
-            is taken whose hot rows are estimated to fit the device, as in the paper. `top`: the most frequent rows of
+            is taken whose hot rows are estimated to fit the device, as in the paper; room that is left goes to the most
+            frequent of the other rows. `top`: the most frequent rows of
             all tables together, as many as fit, as in the released code.
         sample_rate: share of the calibration inputs that is counted, drawn at random. The paper takes 5 % of the data;
-            here the calibration batches are a sample already.
+            a run's calibration inputs (`calibrate`) are such a sample already.
         small_table_bytes: tables of fewer bytes are hot as a whole, smallest first as far as they fit, without being
             counted; `select="threshold"` only.
         rate: per cent of the cold mini-batches of a block that are trained before the next hot ones.
@@ -115,8 +116,9 @@ class FAE(Policy):
             others = ~np.isin(np.searchsorted(starts, rows, "right") - 1, tables)
             rows, counts, budget = rows[others], counts[others], budget - len(small)
             self.threshold, chosen = find_threshold(rows, counts, budget, starts, random)
-            rows, counts = rows[chosen], counts[chosen]
-        # An estimate may be short of the truth: what does not fit has to be left out, least frequent first.
+            counts = counts + chosen * counts.max(initial=0)  # they come first
+        # An estimate may be short of the truth: what does not fit has to be left out, least frequent first. It may also
+        # leave room: in a small sample many rows are equally frequent, and a threshold takes all of them or none.
         most = np.argsort(-counts, kind="stable")[:budget]
         self._adopt(np.union1d(small, rows[most]), view)
 

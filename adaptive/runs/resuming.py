@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from adaptive.build import Components, build, first_batches, open_data, torch_settings
+from adaptive.build import Components, build, first_batches, open_data, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import CheckpointError, ConfigError, OutputError
@@ -100,7 +100,7 @@ def _build(config: TrainConfig, dataset: Dataset) -> Components:
     sample = first_batches(config, dataset)
     components = build(config, dataset, sample)
     try:
-        components.embeddings.calibrate(sample[: config.calibration_batches])
+        components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
         return components
     except BaseException:
         components.embeddings.close()

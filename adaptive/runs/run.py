@@ -55,6 +55,7 @@ class Run:
     ) -> None:
         self.config, self.directory, self.dataset, self.components = config, directory, dataset, components
         self.left = left
+        self._seen_before = dataset.out_of_range()
         self.guard: Guard | None = None
         self.recorder = Recorder(components.embeddings, log_every=config.log_every)
         if left:
@@ -180,9 +181,14 @@ class Run:
             "device_rows": self.components.embeddings.view.device_rows,
             "seed": self.config.seed,
             "rejected_lines": self.dataset.rejects(),
-            "out_of_range_ids": self.dataset.out_of_range(),
+            "out_of_range_ids": self._out_of_range(),
             "run_dir": str(self.directory.path),
         }
+
+    def _out_of_range(self) -> dict[str, int]:
+        """Without those that calibration saw, which are read again in training."""
+        found = {name: count - self._seen_before.get(name, 0) for name, count in self.dataset.out_of_range().items()}
+        return {name: count for name, count in found.items() if count}
 
     def _file_traffic(self) -> dict[str, int]:
         """Bytes of files read and written. Nothing if no rows lie in files, or if they are used in place: then what the

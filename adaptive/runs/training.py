@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, TextIO
 
-from adaptive.build import build, first_batches, open_data, torch_settings
+from adaptive.build import build, first_batches, open_data, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.models.presets import PRESETS
 from adaptive.runs.run import Run, total_steps
@@ -32,7 +32,7 @@ def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | 
         components = build(config, dataset, sample)
         with components.embeddings:
             refuse_guarded_saves(config, components)
-            components.embeddings.calibrate(sample[: config.calibration_batches])
+            components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
             directory.begin(
                 config=config.model_dump(mode="json"),
                 data=dataset.fingerprint(),

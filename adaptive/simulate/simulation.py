@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from adaptive.build import build_tables, first_batches, open_data
+from adaptive.build import build_tables, first_batches, open_data, prepare
 from adaptive.config import TierConfig, TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.optim import row_optimizer
@@ -48,16 +48,17 @@ def simulate(
     _check(cases, sizes)
     config = cases[0][1]
     dataset = open_data(config)
-    sample = first_batches(config, dataset)
+    first = first_batches(config, dataset)
     (group,) = make_groups(build_tables(dataset, embedding_dim), config.seed)
-    held = config.tier.held_rows or held_rows(sample, config.depth)
+    held = config.tier.held_rows or held_rows(first, config.depth)
     tier = config.tier.model_copy(update={"held_rows": held})
     setup = Setup(group, row_optimizer(config.optimizer), tier, config.depth)
     streams = _streams(setup, cases, sizes)
+    sample = prepare([run.policy for stream in streams for _, _, run in stream.runs], config, dataset)
     for stream in streams:
         with ExitStack() as listening:
             for _, _, run in stream.runs:
-                run.calibrate(sample[: config.calibration_batches])
+                run.calibrate(sample)
                 if run.error is None:
                     listening.enter_context(run.policy_caller.listening())
             stream.read(dataset, config, told or (lambda batches: None))
