@@ -43,6 +43,39 @@ def test_the_frequent_rows_are_popular_once_learnt() -> None:
     assert policy.popular_rows == 2
 
 
+@pytest.mark.parametrize(
+    ("learn", "epoch", "found"),
+    [("5%", 200, 10), ("5%", 50, 3), ("2.5%", 10, 1), ("100%", 7, 7), ("5%", None, 100), ("7", 200, 7), (7, 200, 7)],
+)
+def test_a_learning_phase_may_be_a_share_of_an_epoch(learn: int | str, epoch: int | None, found: int) -> None:
+    policy = Hotline(learn=learn, capacity=0.25)
+    policy.epoch_batches = epoch
+    sizes = []
+    batches = policy.arrange(iter([batch_of(LEARNT)] * 120), View(device_rows=8))
+    for _ in batches:
+        sizes.append(policy.popular_rows)
+    assert sizes.index(2) == found - 1 and policy.learn == found
+
+
+def test_a_share_is_of_the_epoch_in_which_it_began() -> None:
+    """A run that goes on may become longer; an old run counted 100 mini-batches, as was the default."""
+    policy, restored, old = Hotline(), Hotline(), Hotline()
+    policy.epoch_batches, restored.epoch_batches, old.epoch_batches = 40, 4000, 4000
+    arranged(policy, LEARNT)
+    state = policy.state_dict()
+    restored.load_state_dict(state)
+    arranged(restored, LEARNT)
+    assert restored.learn == 2 and popular(restored) == [5, 6, 7]
+    old.load_state_dict({**state, "seen": state["seen"][:3]})
+    arranged(old, LEARNT)
+    assert old.learn == 100
+    fresh = Hotline()
+    fresh.load_state_dict(Hotline().state_dict())
+    fresh.epoch_batches = 40
+    arranged(fresh, LEARNT, LEARNT)
+    assert fresh.learn == 2
+
+
 def test_rows_below_the_least_share_are_not_popular() -> None:
     policy = Hotline(learn=1, min_share=0.3, capacity=1)
     arranged(policy, LEARNT)
@@ -151,7 +184,11 @@ def test_and_to_rounding_where_they_are_not() -> None:
         ({"every": 0}, "every=0"),
         ({"capacity": 0}, "capacity=0.0"),
         ({"min_share": 2}, "min_share=2.0"),
-        ({"relearn_every": 100}, "relearn_every=100: needed more than learn=100"),
+        ({"learn": 100, "relearn_every": 100}, "relearn_every=100: needed more than learn=100"),
+        ({"learn": "0%"}, "learn=0%"),
+        ({"learn": "101%"}, "learn=101%"),
+        ({"learn": "much"}, "learn=much"),
+        ({"learn": "7.5"}, "learn=7.5"),
     ],
 )
 def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
