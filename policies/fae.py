@@ -7,15 +7,22 @@ looked up and updated where their rows lie.
 **Inputs are reordered**, which changes what is trained: under a popularity curriculum, as in the paper.
 
 What differs from the paper. A row has one home here, not a copy on either side, so nothing is synchronised at a swap;
-`two_home_bytes` says what the original would have copied. Data come as a stream, so hot and cold are sorted within
-blocks of mini-batches instead of once on disk. The paper's scheduler adapts its rate to the test loss at each swap;
-here some inputs of the first block are held back for that: after the last mini-batch of a phase the loss on them is
-measured, and they are trained when all others have been. The rate learns of it 8 mini-batches later, or as many as are
-looked ahead. In the second epoch these inputs are not new any more. While the device has free slots, cold rows may use
-them.
+`two_home_bytes` says what the original would have copied. Data come as a stream: what the paper sorts once on disk is
+sorted on the way. At R(r), r per cent of an epoch's mini-batches are read; their cold inputs are trained as they come,
+the hot ones wait, within `spool_bytes` in memory and then in a temporary file, and are trained next. So r per cent of
+the cold and r per cent of the hot mini-batches are trained in turn, at R(50) in four phases an epoch, as in the paper,
+as far as hot inputs are spread evenly over the data. A run that saves on the way (`save_every`) first trains what is
+waiting, and a phase begins behind it. Where the length of an epoch is not known, phases are per cents of `block`
+mini-batches, which makes many more swaps; a share of the data that calibration reads to its end (`calibrate = "5%"`)
+makes it known.
+
+The paper's scheduler adapts its rate to the test loss at each swap; here some of the first inputs are held back for it:
+after the last mini-batch of a phase the loss on them is measured, and they are trained in the last two phases. The rate
+learns of it 8 mini-batches later, or as many as are looked ahead. In the second epoch these inputs are no longer new.
+While the device has free slots, cold rows may use them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Literal
@@ -26,7 +33,7 @@ from numpy.typing import NDArray
 from adaptive import Batch, Policy, RowStats, TierView
 from policies.fae_shuffle import START, ShuffleScheduler, hold_back
 from policies.fae_threshold import find_threshold
-from policies.inputs import ByRow, Refill, count_lookups
+from policies.inputs import ByRow, Coming, Refill, Spool, count_lookups
 
 
 class FAE(Policy):
@@ -41,10 +48,13 @@ class FAE(Policy):
             a run's calibration inputs (`calibrate`) are such a sample already.
         small_table_bytes: tables of fewer bytes are hot as a whole, smallest first as far as they fit, without being
             counted; `select="threshold"` only.
-        rate: per cent of the cold mini-batches of a block that are trained before the next hot ones.
-        block: mini-batches read at a time to be sorted into hot and cold ones; they are in memory.
-        held_back: of the inputs of the first block one in so many is held back for the test loss, which costs a forward
-            pass over them after each phase; 0: none, and the rate stays.
+        rate: per cent of the epoch's cold mini-batches that are trained before the next hot ones.
+        block: mini-batches from whose inputs some are held back: the first of an epoch, or of its first phase if that
+            has fewer. Where the length of an epoch is not known, the rate is of so many mini-batches.
+        held_back: one in so many of these is held back for the test loss; 0: none, and the rate stays.
+        measure_every: mini-batches from one test loss to the next, at least; each costs a forward pass over the inputs
+            that are held back.
+        spool_bytes: of hot mini-batches that wait, in memory; more wait in a temporary file.
         seed: of the sample and the chunks.
 
     Attributes:
@@ -67,6 +77,8 @@ class FAE(Policy):
         rate: int = START,
         block: int = 64,
         held_back: int = 32,
+        measure_every: int = 64,
+        spool_bytes: int = 1 << 26,
         seed: int = 0,
     ) -> None:
         if not 0 < sample_rate <= 1:
@@ -78,13 +90,17 @@ class FAE(Policy):
         self.select, self.sample_rate, self.small_table_bytes = select, sample_rate, small_table_bytes
         if held_back < 0 or held_back == 1:
             raise ValueError(f"held_back={held_back}: needed one input in 2 or more, or 0: none")
+        if measure_every < 1 or spool_bytes < 1:
+            raise ValueError(f"measure_every={measure_every}, spool_bytes={spool_bytes}: needed at least 1")
         self.block, self.held_back, self.seed = block, held_back, seed
+        self.measure_every, self.spool_bytes = measure_every, spool_bytes
         self.scheduler = ShuffleScheduler(rate)
         self.threshold = 1.0
         self.hot_rows = self.seen_inputs = self.hot_inputs = self.swaps = 0
         self._hot = ByRow(np.bool_)
         self._hot_bytes = 0
         self._last_was_hot = False  # training starts with cold mini-batches
+        self._unmeasured = 0  # mini-batches since a loss was asked for
 
     @property
     def rate(self) -> int:
@@ -147,40 +163,56 @@ class FAE(Policy):
     # --- inputs ----------------------------------------------------------------------------------------------
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
-        first = list(islice(batches, self.block))
+        epoch = self.epoch_batches or self.block
+        first = list(islice(batches, min(self.block, next(self.scheduler.phases(epoch), 1))))
         size = first[0].num_samples if first else 0
         hot, cold = Refill(size), Refill(size)
         first, held = hold_back(first, self.held_back)
-        blocks = chain([first], iter(lambda: list(islice(batches, self.block)), []))
-        for block in blocks:
-            yield from self._block(block, hot, cold, view, held)
-        if held is not None:
-            yield from self._block([held], hot, cold, view, None)
-        mixed = Refill(size)  # so that no more than one batch is smaller than the others, as in the data
-        for batch in (*cold.rest(), *hot.rest()):
-            yield from self._phase(False, list(mixed.add(batch, np.ones(batch.num_samples, np.bool_))), None)
-        yield from self._phase(False, list(mixed.rest()), None)
+        self._unmeasured = self.measure_every
+        coming = Coming(chain(first, batches))
+        with Spool(self.spool_bytes) as waiting:
 
-    def _block(
-        self, batches: Sequence[Batch], hot: Refill, cold: Refill, view: TierView, held: Batch | None
-    ) -> Iterator[Batch]:
-        queues: dict[bool, list[Batch]] = {True: [], False: []}
+            def sorted_out(some: Iterable[Batch]) -> Iterator[Batch]:
+                """The cold mini-batches; the hot ones wait."""
+                for batch in some:
+                    is_hot = count_lookups(batch, ~self._hot[view.rows(batch)]) == 0
+                    self.seen_inputs += batch.num_samples
+                    self.hot_inputs += int(is_hot.sum())
+                    for full in hot.add(batch, is_hot):
+                        waiting.add(full)
+                    yield from cold.add(batch, ~is_hot)
+
+            while coming.more:
+                for number in self.scheduler.phases(epoch):
+                    yield from self._phase(False, sorted_out(coming.take(number)), held)
+                    if coming.more:
+                        yield from self._phase(True, waiting.drain(), held)
+                        continue
+                    if held is not None:
+                        yield from self._phase(False, sorted_out([held]), None)
+                    yield from self._phase(False, self._mixed(size, *cold.rest(), *hot.rest()), None)
+                    yield from self._phase(True, waiting.drain(), None)
+                    break
+
+    def _mixed(self, size: int, *batches: Batch) -> Iterator[Batch]:
+        """What fills no batch, so that no more than one batch is smaller than the others, as in the data."""
+        mixed = Refill(size)
         for batch in batches:
-            is_hot = count_lookups(batch, ~self._hot[view.rows(batch)]) == 0
-            self.seen_inputs += batch.num_samples
-            self.hot_inputs += int(is_hot.sum())
-            queues[True] += hot.add(batch, is_hot)
-            queues[False] += cold.add(batch, ~is_hot)
-        for is_hot_now, number in self.scheduler.phases(len(queues[False]), len(queues[True])):
-            yield from self._phase(is_hot_now, queues[is_hot_now][:number], held)
-            del queues[is_hot_now][:number]
+            yield from mixed.add(batch, np.ones(batch.num_samples, np.bool_))
+        yield from mixed.rest()
 
-    def _phase(self, is_hot: bool, batches: Sequence[Batch], held: Batch | None) -> Iterator[Batch]:
-        """Mini-batches of one kind; after the last one the loss on `held` is wanted."""
-        for place, batch in enumerate(batches, 1):
+    def _phase(self, is_hot: bool, batches: Iterator[Batch], held: Batch | None) -> Iterator[Batch]:
+        """Mini-batches of one kind; after the last one the loss on `held` is wanted, if the latest is old enough."""
+        coming = next(batches, None)
+        while coming is not None:
+            batch, coming = coming, next(batches, None)
             self.swaps += is_hot != self._last_was_hot
             self._last_was_hot = is_hot
-            yield replace(batch, held_back=held) if place == len(batches) else batch
+            self._unmeasured += 1
+            if coming is None and held is not None and self._unmeasured >= self.measure_every:
+                self._unmeasured = 0
+                batch = replace(batch, held_back=held)
+            yield batch
 
     def observe(self, number: int, loss: float) -> None:
         self.scheduler.observe(loss)

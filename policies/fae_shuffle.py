@@ -10,13 +10,14 @@ import numpy as np
 
 from adaptive import Batch, concatenate
 
-START, LEAST, MOST = 50, 1, 100  # per cent of the cold mini-batches
+START, LEAST, MOST = 50, 1, 100  # per cent of an epoch's cold mini-batches
 PATIENCE = 4  # swaps in a row at which the test loss fell
 
 
 class ShuffleScheduler:
     """R(r): r per cent of the cold mini-batches are trained before the next hot ones.
 
+    The cold mini-batches are those of an epoch, and so is the same per cent of the hot ones trained at every swap.
     The paper's equation prints its clamps the wrong way round; these are those of its text.
     """
 
@@ -42,19 +43,16 @@ class ShuffleScheduler:
                 self.rate = min(self.rate * 2, MOST)
         return self.rate
 
-    def phases(self, cold: int, hot: int) -> Iterator[tuple[bool, int]]:
-        """(is hot, mini-batches) in turn, cold first, until `cold` and `hot` mini-batches are used up.
-
-        Every swap to hot trains the same per cent of the hot ones. The rate may change on the way.
-        """
-        share, done = 0, {False: 0, True: 0}
+    def phases(self, epoch: int) -> Iterator[int]:
+        """Mini-batches of the data whose cold inputs, and then whose hot ones, are trained in turn, until the `epoch`
+        mini-batches are used up. The rate may change on the way."""
+        share = done = 0
         while share < 100:
             share = min(share + self.rate, 100)
-            for is_hot, total in ((False, cold), (True, hot)):
-                until = -(-total * share // 100)
-                if until > done[is_hot]:
-                    number, done[is_hot] = until - done[is_hot], until
-                    yield is_hot, number
+            until = -(-epoch * share // 100)
+            if until > done:
+                number, done = until - done, until
+                yield number
 
     def state(self) -> list[float]:
         """Numbers from which `restored` makes this scheduler again."""

@@ -1,9 +1,13 @@
-"""What policies that look at whole inputs share: sums over a sample's look-ups, refilled batches, facts about rows.
+"""What policies that look at whole inputs share: sums over a sample's look-ups, refilled and waiting batches, facts
+about rows.
 
 Letters: B samples, N look-ups of a batch.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from tempfile import SpooledTemporaryFile
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -73,6 +77,74 @@ class Refill:
         joined = concatenate(self._waiting)
         self._waiting, self._count = [], 0
         return joined
+
+
+class Coming:
+    """Batches to be read; tells whether there are more, for which one is read ahead."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._next = next(batches, None)
+
+    @property
+    def more(self) -> bool:
+        return self._next is not None
+
+    def take(self, number: int) -> Iterator[Batch]:
+        """The next `number` batches, or all there are."""
+        while number and self._next is not None:
+            batch, self._next, number = self._next, next(self._batches, None), number - 1
+            yield batch
+
+
+class Spool:
+    """Batches that wait for their turn, in order: in memory, and beyond `memory` bytes in an unnamed temporary file.
+
+    The file lies in the folder of temporary files (TMPDIR) and is gone with the process, however that ends.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._file = SpooledTemporaryFile(max_size=memory)  # noqa: SIM115 (`__exit__` closes it)
+        self._waiting: list[Batch] = []  # without arrays of samples, which lie in the file
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def add(self, batch: Batch) -> None:
+        """Put a batch behind the others. Not while they are being drained."""
+        for array in (batch.dense, batch.ids, batch.offsets, batch.labels, batch.weights, *_origin_arrays(batch)):
+            if array is not None:
+                np.lib.format.write_array(self._file, array, allow_pickle=False)
+        self._waiting.append(_hollow(batch))
+
+    def drain(self) -> Iterator[Batch]:
+        """All batches, in order; then there are none."""
+        self._file.seek(0)
+        for hollow in self._waiting:
+            dense, ids, offsets, labels = (self._read() for _ in range(4))
+            weights = None if hollow.weights is None else self._read()
+            origin = hollow.origin
+            if origin is not None:
+                origin = replace(origin, file_index=self._read(), lines=self._read())
+            yield Batch(dense, ids, offsets, labels, weights, origin)
+        self._waiting = []
+        self._file.seek(0)
+        self._file.truncate()
+
+    def _read(self) -> NDArray[Any]:
+        return np.lib.format.read_array(self._file, allow_pickle=False)
+
+
+def _origin_arrays(batch: Batch) -> tuple[NDArray[Any], ...]:
+    return () if batch.origin is None else (batch.origin.file_index, batch.origin.lines)
+
+
+def _hollow(batch: Batch) -> Batch:
+    """What a batch has besides its arrays: whether look-ups have weights, and the names of files."""
+    return batch.take(np.zeros(0, np.int64))
 
 
 class ByRow(Generic[Scalar]):

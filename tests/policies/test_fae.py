@@ -60,25 +60,16 @@ def test_the_rate_stays_between_1_and_100() -> None:
     assert [rising.observe(-float(loss)) for loss in range(9)][-1] == 100
 
 
-@pytest.mark.parametrize(
-    ("rate", "expected"),
-    [
-        (50, [(False, 2), (True, 3), (False, 2), (True, 3)]),
-        (100, [(False, 4), (True, 6)]),
-        (25, [(False, 1), (True, 2), (False, 1), (True, 1), (False, 1), (True, 2), (False, 1), (True, 1)]),
-    ],
-)
-def test_phases(rate: int, expected: list[tuple[bool, int]]) -> None:
-    assert list(ShuffleScheduler(rate).phases(4, 6)) == expected
+@pytest.mark.parametrize(("rate", "expected"), [(50, [5, 5]), (100, [10]), (25, [3, 2, 3, 2]), (30, [3, 3, 3, 1])])
+def test_phases(rate: int, expected: list[int]) -> None:
+    assert list(ShuffleScheduler(rate).phases(10)) == expected
 
 
-@given(st.integers(1, 100), st.integers(0, 40), st.integers(0, 40))
-def test_phases_use_up_everything_and_never_train_more_than_the_rate_at_once(rate: int, cold: int, hot: int) -> None:
-    phases = list(ShuffleScheduler(rate).phases(cold, hot))
-    for is_hot, total in ((False, cold), (True, hot)):
-        numbers = [number for kind, number in phases if kind == is_hot]
-        assert sum(numbers) == total
-        assert max(numbers, default=0) <= -(-total * rate // 100)
+@given(st.integers(1, 100), st.integers(0, 400))
+def test_phases_use_up_an_epoch_and_never_more_than_the_rate_at_once(rate: int, epoch: int) -> None:
+    phases = list(ShuffleScheduler(rate).phases(epoch))
+    assert sum(phases) == epoch
+    assert max(phases, default=0) <= -(-epoch * rate // 100)
 
 
 # --- the calibrator ----------------------------------------------------------------------------------------------
@@ -190,7 +181,7 @@ def calibrated(hot_below: int, **options: Any) -> tuple[FAE, View]:
 def test_hot_and_cold_inputs_train_apart_cold_first() -> None:
     policy, view = calibrated(10, rate=100)
     arranged = [batch.ids.tolist() for batch in policy.arrange(stream([1, 50, 2, 60, 70, 3, 80, 4, 5]), view)]
-    assert arranged == [[50, 60], [70, 80], [1, 2], [3, 4], [5]]
+    assert arranged == [[50, 60], [70, 80], [5], [1, 2], [3, 4]]
     assert (policy.seen_inputs, policy.hot_inputs) == (9, 5)
 
 
@@ -206,7 +197,7 @@ def test_what_fills_no_batch_at_the_end_is_mixed_so_that_one_batch_at_most_is_sm
     policy, view = calibrated(10)
     numbers = [1, 50, 2, 60, 3, 70, 4, 80, 5, 90, 6]
     arranged = [batch.ids.tolist() for batch in policy.arrange(stream(numbers, 4), view)]
-    assert arranged == [[50, 60, 70, 80], [1, 2, 3, 4], [90, 5, 6]]
+    assert arranged == [[50, 60, 70, 80], [90, 5, 6], [1, 2, 3, 4]]
 
 
 def test_two_homes_would_have_copied_the_hot_rows_at_every_swap() -> None:
@@ -225,6 +216,48 @@ def test_the_rate_of_the_scheduler_is_the_one_used() -> None:
     numbers = [1, 2, 50, 51, 3, 4, 52, 53, 5, 6, 54, 55, 7, 8, 56, 57]
     kinds = [bool(batch.ids[0] < 10) for batch in policy.arrange(stream(numbers), view)]
     assert kinds == [False, True] * 4
+
+
+def mixed_inputs(batches: int, size: int = 4) -> list[int]:
+    """A third of the inputs is hot."""
+    rows = np.random.default_rng(0).integers(0, 30, batches * size)
+    return rows.tolist()
+
+
+@pytest.mark.parametrize(("rate", "phases"), [(50, 4), (100, 2), (25, 8), (10, 20)])
+def test_phases_are_of_an_epoch_as_in_the_paper(rate: int, phases: int) -> None:
+    policy, view = calibrated(10, rate=rate)
+    policy.epoch_batches = 1000
+    for epoch in (1, 2):
+        numbers = mixed_inputs(1000)
+        arranged = list(policy.arrange(stream(numbers, 4), view))
+        assert policy.swaps == epoch * phases - 1, "each epoch begins with cold inputs"
+        assert policy.two_home_bytes == policy.swaps * 10 * 40
+        assert sorted(int(row) for batch in arranged for row in batch.ids) == sorted(numbers)
+        kinds = np.array([bool((batch.ids < 10).all()) for batch in arranged])
+        for kind in (False, True):
+            places = np.flatnonzero(kinds == kind)
+            runs = np.diff(np.flatnonzero(np.diff(places, prepend=-9, append=len(kinds) + 9) > 1))
+            assert np.abs(runs - len(places) * rate / 100).max() <= 0.2 * runs.max() + 8, "the same per cent each time"
+
+
+@pytest.mark.parametrize("expected", [10, 60, 100, 1000])
+def test_a_wrong_length_of_the_epoch_costs_swaps_and_no_input(expected: int) -> None:
+    policy, view = calibrated(10)
+    policy.epoch_batches = expected
+    numbers = mixed_inputs(100)
+    arranged = list(policy.arrange(stream(numbers, 4), view))
+    assert sorted(int(row) for batch in arranged for row in batch.ids) == sorted(numbers)
+    assert [batch.num_samples for batch in arranged].count(4) >= len(arranged) - 1
+
+
+def test_the_order_does_not_depend_on_where_hot_inputs_wait() -> None:
+    orders = []
+    for spool_bytes in (1, 1 << 26):
+        policy, view = calibrated(10, spool_bytes=spool_bytes)
+        policy.epoch_batches = 200
+        orders.append([batch.ids.tolist() for batch in policy.arrange(stream(mixed_inputs(200), 4), view)])
+    assert orders[0] == orders[1]
 
 
 def test_blocks_are_read_one_at_a_time() -> None:
@@ -252,6 +285,8 @@ def test_it_is_restored_from_its_state() -> None:
         ({"rate": 0}, "rate=0: needed 1 to 100 per cent"),
         ({"sample_rate": 0}, "sample_rate=0.0: needed more than 0"),
         ({"block": 0}, "block=0"),
+        ({"measure_every": 0}, "measure_every=0"),
+        ({"spool_bytes": 0}, "spool_bytes=0"),
         ({"select": "best"}, "select='best'"),
     ],
 )

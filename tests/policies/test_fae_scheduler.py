@@ -36,7 +36,7 @@ def test_one_input_in_some_is_held_back() -> None:
 
 def calibrated(**options: Any) -> FAE:
     """Of 100 rows it finds those below 10 hot."""
-    policy = FAE(select="top", **options)
+    policy = FAE(select="top", **{"measure_every": 1, **options})
     policy.calibrate([bags(*([row] for row in range(10)))], View())
     return policy
 
@@ -52,16 +52,24 @@ def stream(num_batches: int, size: int = 4) -> list[Batch]:
 def test_each_phase_ends_with_a_measurement_and_what_was_held_back_is_trained_last() -> None:
     policy = calibrated(block=16, held_back=8)
     arranged = list(policy.arrange(iter(stream(32)), View()))
-    held = list(range(7, 64, 8))  # every 8th input of the first block
+    held = list(range(7, 32, 8))  # every 8th input of the first phase
     asked = [place for place, batch in enumerate(arranged) if batch.held_back is not None]
-    kinds = [bool((batch.ids < 10).all()) for batch in arranged[: asked[-1] + 1]]
-    assert asked == [place for place, kind in enumerate(kinds) if place + 1 == len(kinds) or kinds[place + 1] != kind]
+    kinds = [bool((batch.ids < 10).all()) for batch in arranged]
+    swaps = [place for place in range(len(kinds) - 1) if kinds[place + 1] != kinds[place]]
+    assert len(asked) == 7 and asked[:-1] == swaps[:-1], "of 8 phases the last one is behind the last measurement"
+    assert swaps[-2] < asked[-1] <= swaps[-1]
     for place in asked:
         sample = arranged[place].held_back
         assert sample is not None and sample.dense[:, 0].tolist() == held
-    trained = np.concatenate([batch.dense[:, 0] for batch in arranged]).astype(int).tolist()
-    assert sorted(trained) == list(range(128)) and policy.seen_inputs == 128
-    assert min(trained.index(number) for number in held) >= 128 - 8 - 2 * 3, "but for what fills no batch"
+    trained = [batch.dense[:, 0].astype(int).tolist() for batch in arranged]
+    assert sorted(number for batch in trained for number in batch) == list(range(128)) and policy.seen_inputs == 128
+    assert not {number for batch in trained[: asked[-1] + 1] for number in batch} & set(held)
+
+
+def test_losses_are_measured_only_so_often() -> None:
+    policy = calibrated(block=8, rate=25, held_back=4, measure_every=20)
+    asked = [place for place, batch in enumerate(policy.arrange(iter(stream(80)), View())) if batch.held_back]
+    assert 3 <= len(asked) <= 4 and min(np.diff(asked)) >= 20
 
 
 def test_nothing_is_held_back_if_not_wanted() -> None:
@@ -72,12 +80,12 @@ def test_nothing_is_held_back_if_not_wanted() -> None:
 # --- what follows ------------------------------------------------------------------------------------------------
 
 
-def test_the_rate_changes_within_a_block() -> None:
+def test_the_rate_changes_within_an_epoch() -> None:
     scheduler = ShuffleScheduler(50)
-    phases = scheduler.phases(8, 8)
-    assert [next(phases), next(phases)] == [(False, 4), (True, 4)]
+    phases = scheduler.phases(8)
+    assert next(phases) == 4
     scheduler.rate = 25
-    assert list(phases) == [(False, 2), (True, 2), (False, 2), (True, 2)]
+    assert list(phases) == [2, 2]
 
 
 def test_a_scheduler_goes_on_from_its_state() -> None:
@@ -155,7 +163,7 @@ def test_a_loss_that_is_reported_too_late_is_refused() -> None:
 
 # --- the trainer -------------------------------------------------------------------------------------------------
 
-OPTIONS = {"select": "top", "block": 4, "held_back": 4}
+OPTIONS = {"select": "top", "block": 4, "held_back": 4, "measure_every": 1}
 
 
 def trained(depth: int) -> tuple[dict[str, NDArray[Any]], list[tuple[int, float]]]:

@@ -1,13 +1,14 @@
 """Sums over samples' look-ups, refilled batches and values by row."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.batch import Batch
-from policies.inputs import ByRow, Refill, count_lookups, samples_of_lookups
+from adaptive.batch import Batch, Origin
+from policies.inputs import ByRow, Coming, Refill, Spool, count_lookups, samples_of_lookups
 
 
 def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:
@@ -96,3 +97,39 @@ def test_values_by_row() -> None:
     values[np.zeros(0, np.int64)] = 1
     values.reserve(100)
     assert values.rows().tolist() == [2, 5]
+
+
+@given(st.lists(st.integers(1, 9), max_size=6), st.booleans(), st.booleans(), st.sampled_from([1, 1000, 1 << 20]))
+def test_batches_come_back_from_where_they_waited(
+    sizes: list[int], weighted: bool, with_origin: bool, memory: int
+) -> None:
+    given_batches = []
+    for number, size in enumerate(sizes):
+        batch = numbered(10 * number, size)
+        if weighted:
+            batch = replace(batch, weights=np.linspace(0, 1, len(batch.ids), dtype=np.float32))
+        if with_origin:
+            lines = np.arange(size)
+            batch = replace(batch, origin=Origin(("a", "b"), (lines % 2).astype(np.int32), lines + number))
+        given_batches.append(batch)
+    with Spool(memory) as spool:
+        for _ in range(2):
+            assert list(spool.drain()) == []
+            for batch in given_batches:
+                spool.add(batch)
+            for found, batch in zip(spool.drain(), given_batches, strict=True):
+                for name in ("dense", "ids", "offsets", "labels", "weights"):
+                    np.testing.assert_array_equal(
+                        getattr(found, name), getattr(batch, name), strict=weighted, err_msg=name
+                    )
+                places = [found.origin and found.origin.where(s) for s in range(batch.num_samples)]
+                assert places == [batch.origin and batch.origin.where(s) for s in range(batch.num_samples)]
+
+
+def test_what_comes_is_read_one_ahead() -> None:
+    source = iter([numbered(0, 1), numbered(1, 1), numbered(2, 1)])
+    coming = Coming(source)
+    assert coming.more and labels(list(coming.take(2))) == [[0], [1]]
+    assert coming.more and next(source, None) is None
+    assert labels(list(coming.take(5))) == [[2]] and not coming.more
+    assert not Coming(iter(())).more
