@@ -22,6 +22,7 @@ learns of it 8 mini-batches later, or as many as are looked ahead. In the second
 While the device has free slots, cold rows may use them.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -33,7 +34,36 @@ from numpy.typing import NDArray
 from adaptive import Batch, Policy, RowStats, TierView
 from policies.fae_shuffle import START, ShuffleScheduler, hold_back
 from policies.fae_threshold import find_threshold
-from policies.inputs import ByRow, Coming, Refill, Spool, count_lookups
+from policies.inputs import ByRow, Coming, Refill, Spool, count_lookups, greatest
+
+
+def _counted(sample: Sequence[Batch], view: TierView) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows that a sample looks up, in order, and how often."""
+    return np.unique(np.concatenate([view.rows(batch) for batch in sample]), return_counts=True)
+
+
+def _hardest(
+    batch: Batch, rows: NDArray[np.int64], rank: NDArray[np.int64], behind: NDArray[np.int64], view: TierView
+) -> NDArray[np.int64]:
+    """For every other input of a batch the greatest rank among its rows: of those of `rows` (n,) the `rank` (n,), of
+    all others that of their table, `behind`."""
+    others = batch.take(np.arange(1, batch.num_samples, 2))
+    asked = view.rows(others)
+    ranks = behind[np.searchsorted(view.table_starts, asked, "right") - 1]
+    if len(rows):
+        places = np.minimum(np.searchsorted(rows, asked), len(rows) - 1)
+        ranks = np.where(rows[places] == asked, rank[places], ranks)
+    return greatest(others, ranks)
+
+
+def _filled(hot: NDArray[np.int64], tables: NDArray[np.int64], room: int, view: TierView) -> NDArray[np.int64]:
+    """These rows, and all rows of the tables, as far as there is room."""
+    for table in tables:
+        more = np.union1d(hot, np.arange(*view.table_starts[table : table + 2]))
+        if len(more) > room:
+            break
+        hot = more
+    return hot
 
 
 class FAE(Policy):
@@ -46,6 +76,9 @@ class FAE(Policy):
             all tables together, as many as fit, as in the released code.
         sample_rate: share of the calibration inputs that is counted, drawn at random. The paper takes 5 % of the data;
             a run's calibration inputs (`calibrate`) are such a sample already.
+        hot_inputs: the share of the inputs that is to be hot, instead of all that fit (the paper's other knob). The
+            rows this takes are estimated and reported (`rows_needed`: give as many as `device_rows`); no more than
+            these are hot. Where rows that the sample did not see are needed, tables are hot as a whole.
         small_table_bytes: tables of fewer bytes are hot as a whole, smallest first as far as they fit, without being
             counted; `select="threshold"` only.
         rate: per cent of the epoch's cold mini-batches that are trained before the next hot ones.
@@ -59,6 +92,7 @@ class FAE(Policy):
 
     Attributes:
         hot_rows: number of hot rows.
+        rows_needed: rows that would have to be hot so that the wanted share of the inputs is; 0: no share was wanted.
         threshold: share of its table's look-ups from which on a row is hot, as found.
         scheduler: the rate, and the rule that changes it.
         seen_inputs, hot_inputs: samples classified so far, and those that were hot.
@@ -66,13 +100,14 @@ class FAE(Policy):
     """
 
     misses = "host"
-    reported = ("hot_rows", "seen_inputs", "hot_inputs", "rate", "swaps", "two_home_bytes")
+    reported = ("hot_rows", "rows_needed", "seen_inputs", "hot_inputs", "rate", "swaps", "two_home_bytes")
 
     def __init__(
         self,
         *,
         select: Literal["threshold", "top"] = "threshold",
         sample_rate: float = 1.0,
+        hot_inputs: float | None = None,
         small_table_bytes: int = 1_000_000,
         rate: int = START,
         block: int = 64,
@@ -83,11 +118,14 @@ class FAE(Policy):
     ) -> None:
         if not 0 < sample_rate <= 1:
             raise ValueError(f"sample_rate={sample_rate}: needed more than 0, at most 1")
+        if hot_inputs is not None and not 0 < hot_inputs <= 1:
+            raise ValueError(f"hot_inputs={hot_inputs}: needed more than 0, at most 1, or none")
         if small_table_bytes < 0 or block < 1 or seed < 0:
             raise ValueError(
                 f"small_table_bytes={small_table_bytes}, block={block}, seed={seed}: needed at least 0, 1 and 0"
             )
         self.select, self.sample_rate, self.small_table_bytes = select, sample_rate, small_table_bytes
+        self._wanted = hot_inputs
         if held_back < 0 or held_back == 1:
             raise ValueError(f"held_back={held_back}: needed one input in 2 or more, or 0: none")
         if measure_every < 1 or spool_bytes < 1:
@@ -96,7 +134,7 @@ class FAE(Policy):
         self.measure_every, self.spool_bytes = measure_every, spool_bytes
         self.scheduler = ShuffleScheduler(rate)
         self.threshold = 1.0
-        self.hot_rows = self.seen_inputs = self.hot_inputs = self.swaps = 0
+        self.hot_rows = self.rows_needed = self.seen_inputs = self.hot_inputs = self.swaps = 0
         self._hot = ByRow(np.bool_)
         self._hot_bytes = 0
         self._last_was_hot = False  # training starts with cold mini-batches
@@ -121,13 +159,17 @@ class FAE(Policy):
         if not sample:
             return
         random = np.random.default_rng(self.seed)
-        lookups = np.concatenate([view.rows(self._sampled(batch, random)) for batch in sample])
-        rows, counts = np.unique(lookups, return_counts=True)
+        sample = [self._sampled(batch, random) for batch in sample]
+        rows, counts = _counted(sample, view)
         small = np.zeros(0, np.int64)
-        budget = view.device_rows
+        budget, whole = view.device_rows, np.zeros(0, np.int64)
+        if self._wanted is not None:
+            self.rows_needed, whole = self._rows_for(self._wanted, sample, view)
+            budget = min(budget, self.rows_needed)
+        room = budget
         if self.select == "threshold":
             starts = view.table_starts
-            tables = self._small_tables(view)
+            tables = self._small_tables(view, budget)
             small = np.concatenate([small, *(np.arange(starts[table], starts[table + 1]) for table in tables)])
             others = ~np.isin(np.searchsorted(starts, rows, "right") - 1, tables)
             rows, counts, budget = rows[others], counts[others], budget - len(small)
@@ -136,21 +178,59 @@ class FAE(Policy):
         # An estimate may be short of the truth: what does not fit has to be left out, least frequent first. It may also
         # leave room: in a small sample many rows are equally frequent, and a threshold takes all of them or none.
         most = np.argsort(-counts, kind="stable")[:budget]
-        self._adopt(np.union1d(small, rows[most]), view)
+        self._adopt(_filled(np.union1d(small, rows[most]), whole, room, view), view)
 
     def _sampled(self, batch: Batch, random: np.random.Generator) -> Batch:
         if self.sample_rate == 1:
             return batch
         return batch.take(np.flatnonzero(random.random(batch.num_samples) < self.sample_rate))
 
-    def _small_tables(self, view: TierView) -> list[int]:
+    def _small_tables(self, view: TierView, left: int) -> list[int]:
+        """Tables that are hot as a whole, of `left` rows in all at most."""
         sizes = np.diff(view.table_starts)
-        chosen, left = [], view.device_rows
+        chosen = []
         for table in np.argsort(sizes, kind="stable"):
             if sizes[table] * view.row_bytes[table] < self.small_table_bytes and sizes[table] <= left:
                 chosen.append(int(table))
                 left -= int(sizes[table])
         return chosen
+
+    def _rows_for(self, share: float, sample: Sequence[Batch], view: TierView) -> tuple[int, NDArray[np.int64]]:
+        """Rows, hottest first, with which that share of the inputs is hot, and the tables that are hot as a whole.
+
+        Rows are ranked by one half of the sample and inputs taken from the other: among those whose rows were counted
+        all rows would seem to be known. Rows that the first half did not see rank behind all that it did, with all
+        such rows of their table, tables with few of them first. So the estimate is rather too high.
+        """
+        starts, sizes = view.table_starts, np.diff(view.table_starts)
+        rows, counts = _counted([batch.take(np.arange(0, batch.num_samples, 2)) for batch in sample], view)
+        tables = np.searchsorted(starts, rows, "right") - 1
+        unseen = sizes - np.bincount(tables, minlength=len(sizes))
+        heat, small = counts.astype(np.float64), list[int]()
+        if self.select == "threshold":
+            small = self._small_tables(view, view.num_rows)
+            heat /= np.bincount(tables, counts, minlength=len(sizes))[tables]
+        in_small = np.isin(tables, small)
+        rank = np.zeros(len(rows), np.int64)
+        others = np.flatnonzero(~in_small)
+        rank[others[np.argsort(-heat[others], kind="stable")]] = sizes[small].sum() + np.arange(1, len(others) + 1)
+        last_seen = int(sizes[small].sum()) + len(others)
+        unseen[small] = 0
+        order = np.argsort(unseen, kind="stable")
+        ends = last_seen + np.cumsum(unseen[order])  # with all rows of these tables
+        behind = np.empty(len(sizes), np.int64)
+        behind[order] = ends
+        behind[small] = rank[in_small] = sizes[small].sum()
+        needed = np.sort(np.concatenate([_hardest(batch, rows, rank, behind, view) for batch in sample]))
+        if not len(needed):
+            return 0, order[:0]
+        found = int(needed[math.ceil(share * len(needed)) - 1])
+        if found <= last_seen:
+            return found, order[:0]
+        whole = order[: np.searchsorted(ends, found) + 1]
+        seen = np.bincount(np.searchsorted(starts, _counted(sample, view)[0], "right") - 1, minlength=len(sizes))
+        full = np.isin(np.arange(len(sizes)), [*whole, *small])
+        return int(np.where(full, sizes, seen).sum()), whole
 
     def _adopt(self, hot: NDArray[np.int64], view: TierView) -> None:
         self._hot = ByRow(np.bool_)

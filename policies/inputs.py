@@ -79,6 +79,16 @@ class Refill:
         return joined
 
 
+def greatest(batch: Batch, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(B,) the greatest of the values (N,) of each sample's look-ups, 0 if it has none or they are below."""
+    found = np.zeros(batch.num_samples, np.int64)
+    if batch.one_each:
+        np.max(values.reshape(batch.num_features, batch.num_samples), axis=0, initial=0, out=found)
+        return found
+    np.maximum.at(found, samples_of_lookups(batch), values)
+    return found
+
+
 class Coming:
     """Batches to be read; tells whether there are more, for which one is read ahead."""
 

@@ -130,6 +130,7 @@ POLICIES: list[tuple[type[Policy], dict[str, Any]]] = [
     (Slipstream, {"skip": "inputs", "warmup": 0, "threshold": 0.5, "min_accesses": 1, "drop_at": 0.3}),
     (Slipstream, {"skip": "inputs", "warmup": 0, "min_accesses": 1, "target_drop": 0.3}),
     (FAE, {"select": "top", "sample_rate": 0.5, "rate": 10, "block": 5}),
+    (FAE, {"hot_inputs": 0.5, "rate": 25, "block": 4, "held_back": 4, "measure_every": 1, "spool_bytes": 1}),
     (Hotline, {"learn": 4, "every": 2, "relearn_every": 9}),
     (Hotline, {"learn": 4, "micro_batches": False}),
 ]

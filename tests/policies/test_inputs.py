@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch, Origin
-from policies.inputs import ByRow, Coming, Refill, Spool, count_lookups, samples_of_lookups
+from policies.inputs import ByRow, Coming, Refill, Spool, count_lookups, greatest, samples_of_lookups
 
 
 def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:
@@ -35,6 +35,15 @@ def test_look_ups_are_counted_by_sample() -> None:
     )
     assert samples_of_lookups(batch).tolist() == [0, 1, 1, 1]
     assert count_lookups(batch, batch.ids < 9).tolist() == [1, 2]
+
+
+def test_the_greatest_of_a_samples_look_ups() -> None:
+    batch = Batch(
+        np.zeros((3, 0), np.float32), np.array([7, 8, 9, 7]), np.array([0, 1, 3, 3, 4, 4, 4]), np.zeros(3, np.float32)
+    )
+    assert greatest(batch, np.array([5, 1, 2, 3])).tolist() == [5, 2, 0]
+    even = Batch(np.zeros((2, 0), np.float32), np.array([1, 2, 3, 4]), np.arange(5), np.zeros(2, np.float32))
+    assert greatest(even, np.array([5, -1, 2, -3])).tolist() == [5, 0]
 
 
 @given(st.integers(0, 20), st.integers(1, 4), st.booleans(), st.integers(0, 1000))
