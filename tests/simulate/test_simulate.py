@@ -21,7 +21,7 @@ from variants import both
 
 import adaptive.simulate.simulation
 from adaptive.batch import Batch
-from adaptive.build import build_tables
+from adaptive.build import build_tables, prepare
 from adaptive.config import TrainConfig
 from adaptive.counters import Counter
 from adaptive.data.dataset import Dataset
@@ -74,8 +74,7 @@ def trained_counts(dataset: Dataset, config: TrainConfig, device_rows: str) -> A
     policy = make_policy(config.policy, config.policy_options)
     optimizer = row_optimizer(config.optimizer)
     with TieredEmbeddingBag(build_tables(dataset, WIDTH), tier, policy=policy, optimizer=optimizer) as embeddings:
-        sample = list(itertools.islice(dataset.train(config.batch_size), config.calibration_batches))
-        embeddings.calibrate(sample)
+        embeddings.calibrate(prepare([policy], config, dataset))
         for epoch in range(config.epochs):
             for planned in embeddings.look_ahead(dataset.train(config.batch_size, epoch=epoch), depth=config.depth):
                 embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
