@@ -173,6 +173,10 @@ class Policy(ABC):
     deferral: Deferral | None = None
     """Whether and how updates of popular rows are deferred; only where skipping is switched on."""
 
+    rule: SkipRule | None = None
+    """Which updates are written less often; only where skipping is switched on. `--skip NAME` puts one beside any
+    policy; `deferral` and `saturated` do not count then."""
+
     epoch_batches: int | None = None
     """Batches of the data that a run trains in an epoch, set before training; None: not known. May be out by some."""
 
