@@ -67,6 +67,15 @@ def _load_class(spec: str, kind: str, installed: Mapping[str, str], base: type[P
     return found
 
 
+def is_rule(spec: str) -> bool:
+    """Whether a name, `module:Class` or `file.py:Class` is a skip rule's; False also if it cannot be loaded."""
+    try:
+        load_rule_class(_PARAMETER.split(spec)[0])
+    except PolicyError:
+        return False
+    return True
+
+
 def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
     """The rule itself, from an instance, a class, or a name with parameters, such as `defer+bound=0.1`.
 

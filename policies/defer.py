@@ -1,10 +1,11 @@
-"""Write rows that have come to rest less often: their gradients wait in a sum, and nothing is lost.
+"""Write rows less often: gradients of popular rows, or of rows at rest, wait in a sum, and nothing is lost.
 
-A row's *movement per visit* is how far it moved between two snapshots, relative to its length, over the batches that
-looked it up meanwhile. A row that moves little may wait for k = bound / movement per visit visits, so that it is behind
-by about `bound` of its length at most when its sum is applied; a row that moves again waits less as soon as that has
-been measured. Slipstream (https://arxiv.org/abs/2404.04270) leaves such rows out, as far as its abstract and summaries
-tell; here their gradients are summed and applied later.
+By visits, a row waits the longer the more visits it has had, as `adaptive.Deferral` says. By movement, it waits for
+k = bound / movement per visit visits: *movement per visit* is how far the row moved between two snapshots, relative to
+its length, over the batches that looked it up meanwhile. So it is behind by about `bound` of its length at most when
+its sum is applied, and a row that moves again waits less as soon as that has been measured. Slipstream
+(https://arxiv.org/abs/2404.04270) leaves such rows out, as far as its abstract and summaries tell; here their gradients
+are summed and applied later.
 """
 
 from typing import Any, Final, Literal
@@ -14,7 +15,12 @@ from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
 
-BOUNDS: Final = {"sgd": 0.02, "adagrad": 0.2, "rowwiseadagrad": 0.2, "adam": 0.1}  # see docs/skipping.md
+BOUNDS: Final = {
+    "sgd": 0.02,
+    "adagrad": 0.2,
+    "rowwiseadagrad": 0.2,
+    "adam": 0.1,
+}  # guesses by a few runs; see docs/benchmarks.md
 MOST: Final = {"sgd": 16}  # visits that a sum may hold: under SGD one step with k gradients is one k-fold step
 MOST_OTHERS: Final = 64
 MOST_BY_VISITS: Final = {"sgd": 4}
@@ -25,8 +31,8 @@ class Defer(SkipRule):
     """Gradients of rows at rest wait in a sum, which every k-th visit applies; nothing is left out.
 
     Args:
-        by: `movement`: k = bound / movement per visit; `visits`: k = visits / every, whatever the row does; `least`:
-            the smaller of both.
+        by: `visits`: k = visits / every, whatever the row does; `movement`: k = bound / movement per visit; `least`:
+            the smaller of both. By visits less was lost for as much left out, so far (docs/benchmarks.md).
         bound: movement, relative to the row, that may be outstanding; none: by optimizer.
         every: visits of a row per unit of k, where visits count.
         at_most: the largest k; none: by optimizer, 64, and 16 under plain SGD; where visits count 8, and 4.
@@ -36,7 +42,7 @@ class Defer(SkipRule):
     def __init__(
         self,
         *,
-        by: Literal["movement", "visits", "least"] = "movement",
+        by: Literal["movement", "visits", "least"] = "visits",
         bound: float | None = None,
         every: int = 32,
         at_most: int | None = None,

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from adaptive.cli.output import AsJson, note, own_stdout, print_result
 
 if TYPE_CHECKING:
     from adaptive.contract import CheckResult
-    from adaptive.policy import Policy
+    from adaptive.policy import Policy, SkipRule
 
 app = typer.Typer(help="List, show, make and check placement policies.", no_args_is_help=True)
 
@@ -22,21 +23,30 @@ LINK = re.compile(r"https?://\S*[\w/]|\b(?:arXiv|doi)[: ]\s?\d[\w./]*\w", re.IGN
 
 @app.command("list")
 def list_policies(as_json: AsJson = False) -> None:
-    """List the installed policies: name, what it does, paper, and where it comes from."""
-    from adaptive.policy_loading import installed_policies
+    """List the installed policies and skip rules: name, what it does, paper, and where it comes from."""
+    from adaptive.policy_loading import installed_policies, installed_rules, load_policy_class, load_rule_class
 
-    entries = {name: {"from": place, **_about(name)} for name, place in installed_policies().items()}
-    blocks = [_entry_text(name, entry) for name, entry in entries.items()]
-    print_result(
-        {"schema": 1, "policies": entries, "table": "\n".join(blocks) or "no policies installed"}, as_json=as_json
-    )
+    entries = {n: {"from": place, **_about(n, load_policy_class)} for n, place in installed_policies().items()}
+    rules = {n: {"from": place, **_about(n, load_rule_class)} for n, place in installed_rules().items()}
+    blocks = [_entry_text(name, entry) for name, entry in entries.items()] or ["no policies installed"]
+    beside = ["", "skip rules, beside any policy (--skip):", *(_entry_text(*entry) for entry in rules.items())]
+    table = "\n".join(blocks + (beside if rules else []))
+    print_result({"schema": 1, "policies": entries, "skip_rules": rules, "table": table}, as_json=as_json)
 
 
 @app.command()
 def show(spec: Spec, as_json: AsJson = False) -> None:
-    """Show what a policy does and its parameters."""
+    """Show what a policy, or a skip rule, does and its parameters."""
     from adaptive.compare.contenders import policy_class
+    from adaptive.policy_loading import installed_rules, load_rule_class
 
+    if spec in installed_rules():
+        rule = load_rule_class(spec)
+        own: dict[str, Any] = {"rule": spec, "class": f"{rule.__module__}:{rule.__qualname__}"}
+        own |= {"leaves_out": rule.leaves_out, "parameters": _parameters(rule)}
+        doc = "\n\n".join(filter(None, (_module_doc(rule), inspect.getdoc(rule)))) or "No description."
+        print_result({"schema": 1, **own, "doc": doc, "table": _rule_text(doc, own)}, as_json=as_json)
+        return
     cls = policy_class(spec)
     facts: dict[str, Any] = {
         "schema": 1,
@@ -85,18 +95,21 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the contract suite on a policy; exit 9 if one check fails."""
+    """Run the contract suite on a policy, or a skip rule; exit 9 if one check fails."""
     options = _options(sets or [])
     timeout_s = _timeout(options)
     from adaptive.compare.contenders import policy_class
-    from adaptive.contract import check_policy
+    from adaptive.contract import check_policy, check_rule
     from adaptive.errors import PolicyError
-    from adaptive.policy_loading import installed_policies
+    from adaptive.policy_loading import installed_policies, is_rule
 
     with own_stdout():
-        if ":" not in spec and spec not in installed_policies():
-            policy_class(spec)  # says what may have been meant
-        results = check_policy(spec, options, timeout_s=timeout_s)
+        if is_rule(spec):
+            results = check_rule("+".join([spec, *(f"{k}={v}" for k, v in options.items())]), timeout_s=timeout_s)
+        else:
+            if ":" not in spec and spec not in installed_policies():
+                policy_class(spec)  # says what may have been meant
+            results = check_policy(spec, options, timeout_s=timeout_s)
     checks = [{"check": r.check, "passed": r.passed, "reason": r.reason, "was_run": r.was_run} for r in results]
     lines = [_check_text(result) for result in results]
     print_result({"schema": 1, "policy": spec, "checks": checks, "table": "\n".join(lines)}, as_json=as_json)
@@ -107,7 +120,7 @@ def check(
         raise PolicyError(f"policy {spec!r} fails {len(failed)} of {len(results)} checks: {', '.join(failed)}{rest}")
 
 
-def _module_doc(cls: "type[Policy]") -> str | None:
+def _module_doc(cls: "type[Policy] | type[SkipRule]") -> str | None:
     """Description of the class's module, to which its own refers; a package's is about more than the class."""
     module = inspect.getmodule(cls)
     return None if module is None or hasattr(module, "__path__") else inspect.getdoc(module)
@@ -146,12 +159,10 @@ def _timeout(options: dict[str, Any]) -> float:
         raise ConfigError(f"--set {TIMEOUT}: found {given[key]!r}; allowed: seconds, 0 for no limit") from error
 
 
-def _about(name: str) -> dict[str, str]:
-    """First line of the description and the paper's link, or why the policy does not load."""
-    from adaptive.policy_loading import load_policy_class
-
+def _about(name: str, load: Callable[[str], type]) -> dict[str, str]:
+    """First line of the description and the paper's link, or why it does not load."""
     try:
-        cls = load_policy_class(name)
+        cls = load(name)
     except Exception as error:  # a policy of somebody else may raise anything when imported
         return {"error": f"{type(error).__name__}: {error}"}
     doc = "\n".join(filter(None, (inspect.getdoc(cls), inspect.getdoc(inspect.getmodule(cls)))))
@@ -173,7 +184,7 @@ def _decides(cls: "type[Policy]") -> list[str]:
     return ["score", *(name for name in optional if getattr(cls, name) is not getattr(Policy, name))]
 
 
-def _parameters(cls: "type[Policy]") -> dict[str, dict[str, str]]:
+def _parameters(cls: "type[Policy] | type[SkipRule]") -> dict[str, dict[str, str]]:
     from adaptive.policy_loading import policy_parameters
 
     empty = inspect.Parameter.empty
@@ -196,5 +207,12 @@ def _show_text(doc: str, facts: dict[str, Any]) -> str:
         lines.append(f"{key}: {facts[key]}")
     lines.append(f"decides: {', '.join(facts['decides'])}")
     lines.append("parameters (--set policy.NAME=VALUE):" if facts["parameters"] else "parameters: none")
+    lines += [f"  {name}: {one['type']} = {one['default']}" for name, one in facts["parameters"].items()]
+    return "\n".join(lines)
+
+
+def _rule_text(doc: str, facts: dict[str, Any]) -> str:
+    lines = [doc, "", f"class: {facts['class']}", f"leaves updates out: {'yes' if facts['leaves_out'] else 'no'}"]
+    lines.append("parameters (--skip RULE+NAME=VALUE):" if facts["parameters"] else "parameters: none")
     lines += [f"  {name}: {one['type']} = {one['default']}" for name, one in facts["parameters"].items()]
     return "\n".join(lines)

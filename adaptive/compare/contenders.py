@@ -11,7 +11,14 @@ from typing import Final
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.policy import Policy, arranges
-from adaptive.policy_loading import installed_policies, load_policy_class, make_policy, policy_parameters
+from adaptive.policy_loading import (
+    NO_RULE,
+    installed_policies,
+    load_policy_class,
+    make_policy,
+    make_rule,
+    policy_parameters,
+)
 from adaptive.settings import suggestion
 
 _OPTION: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")
@@ -37,7 +44,8 @@ class Contender:
 def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender]:
     """The policies of a comma-separated list, each with its own settings.
 
-    A policy is a name, module:Class or file.py:Class, and may carry parameters: `slipstream+threshold=0.02+warmup=0`.
+    A policy is a name, module:Class or file.py:Class, and may carry parameters: `slipstream+threshold=0.02+warmup=0`;
+    beside a policy without a parameter `skip`, `lfu+skip=defer+bound=0.1` names a skip rule and its parameters.
     `policy.NAME=VALUE` in `sets` goes to every policy of the list that has such a parameter. Policies that make sense
     at one size of device tier only are given that size.
 
@@ -87,16 +95,31 @@ def _contender(label: str, cls: type[Policy], own: Sequence[str], others: Sequen
     spec, *texts = _OPTION.split(label)
     known = policy_parameters(cls)
     options = {name: value for name, _, value in (text.partition("=") for text in texts)}
+    rule = _rule_of(label, options, known)
     for name in options:
         if name not in known:
             has = f"it has: {', '.join(known) or 'none'}{suggestion(name, known)}"
             raise ConfigError(f"policies: {label}: {spec} has no parameter {name}; {has}")
-    sets = [*others, *(text for text in own if _parameter(text) in known)]
+    sets = [*others, *rule, *(text for text in own if _parameter(text) in known)]
     config = load(label, spec, options, sets)
     make_policy(cls, config.policy_options)  # values that do not go together, or are out of range
     if cls.device_rows is not None:
         config = config.model_copy(update={"tier": config.tier.model_copy(update={"device_rows": "auto"})})
     return Contender(label, config)
+
+
+def _rule_of(label: str, options: dict[str, str], known: Mapping[str, object]) -> list[str]:
+    """The setting of the skip rule in `lfu+skip=defer+bound=0.1`, taken out of the options with its parameters.
+
+    Raises:
+        PolicyError: if the rule cannot be loaded or does not take its parameters.
+    """
+    if "skip" not in options or "skip" in known:
+        return []
+    spec = "+".join([options.pop("skip"), *(f"{name}={options.pop(name)}" for name in [*options] if name not in known)])
+    if spec != NO_RULE:
+        make_rule(spec)
+    return [f"skip.rule={spec}"]
 
 
 def _parameter(text: str) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 from adaptive.config import TierConfig
 from adaptive.contract.asked import BrokenError, HungError, Subject
 from adaptive.contract.checks import CHECKS
+from adaptive.contract.rules import rule_checks
 from adaptive.errors import AdaptiveError
-from adaptive.policy import Policy
-from adaptive.policy_loading import load_policy_class
+from adaptive.policy import Policy, SkipRule
+from adaptive.policy_loading import load_policy_class, make_rule
 
 TIMEOUT_S = TierConfig().policy_timeout_s  # a run's
 
@@ -58,6 +59,24 @@ def _run_all(make: Callable[[], Subject]) -> Iterator[CheckResult]:
             yield result
 
 
+def check_rule(rule: str | type[SkipRule], *, timeout_s: float = TIMEOUT_S) -> list[CheckResult]:
+    """Run every check on a skip rule, given as a class, name, `module:Class` or `file.py:Class`, with parameters as in
+    `defer+bound=0.1`. A rule that cannot be loaded or made gives the one failed check `loads`."""
+    try:
+        make_rule(rule)
+    except Exception as error:  # a rule under test may raise anything
+        return [CheckResult("loads", False, _reason(error))]
+    results = [CheckResult("loads", True)]
+    for name, check in rule_checks(timeout_s).items():
+        try:
+            check(lambda: make_rule(rule))
+        except Exception as error:
+            results.append(CheckResult(name, False, _reason(error)))
+        else:
+            results.append(CheckResult(name, True))
+    return results
+
+
 def _loads(subject: Subject) -> None:
     subject.make()
 
@@ -77,4 +96,4 @@ def _reason(error: Exception) -> str:
     return str(error) if explained else f"{type(error).__name__}: {error}"
 
 
-__all__ = ["TIMEOUT_S", "CheckResult", "check_policy"]
+__all__ = ["TIMEOUT_S", "CheckResult", "check_policy", "check_rule"]

@@ -130,8 +130,8 @@ def _limited() -> Iterator[Batch]:
 
 def _trains(subject: Subject) -> None:
     for depth, device_rows in [(0, "15%"), (1, "30%"), (3, "60%"), (5, "100%")]:
-        trained, tables = _train(subject.policy(), device_rows, depth=depth, timeout=subject.timeout)
-        _, expected = _train(_OneTier(), "100%", depth=0, batches=trained)
+        trained, tables = train_tables(subject.policy(), device_rows, depth=depth, timeout=subject.timeout)
+        _, expected = train_tables(OneTier(), "100%", depth=0, batches=trained)
         for name, table in tables.items():
             differing = np.flatnonzero((table != expected[name]).any(axis=1))
             _require(
@@ -143,19 +143,21 @@ def _trains(subject: Subject) -> None:
 
 def _trains_skipping(subject: Subject) -> None:
     skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, lag=2)
-    _, tables = _train(subject.policy(), "60%", depth=2, skip=skip, timeout=subject.timeout)
+    _, tables = train_tables(subject.policy(), "60%", depth=2, skip=skip, timeout=subject.timeout)
     for name, table in tables.items():
         _require(bool(np.isfinite(table).all()), f"with skipping on, table {name} is not finite")
 
 
-class _OneTier(Policy):
+class OneTier(Policy):
+    """All rows on the device; the measure of all others."""
+
     device_rows = "100%"
 
     def score(self, rows: RowStats) -> NDArray[np.float64]:
         return np.zeros(len(rows))
 
 
-def _train(
+def train_tables(
     policy: Policy,
     device_rows: str,
     *,

@@ -89,6 +89,9 @@ def policy_text(spec: str, policy: Policy, *, defers: bool, drops_updates: bool)
 
 def skip_text(policy: Policy, *, defers: bool, drops_updates: bool) -> str:
     """The skip rule with its mode, as far as the policy tells: `skip=defer: defers updates of popular rows (...)`."""
+    if (rule := policy.rule) is not None and (defers or drops_updates):
+        done = "leaves updates out" if rule.leaves_out else f"gradients wait for up to {rule.at_most} visits"
+        return f"skip rule {type(rule).__name__.lower()}: {done}"
     rules = []
     if policy.drops_inputs:
         rules.append("drops inputs" + (", chosen by how rows move" if drops_updates else ""))

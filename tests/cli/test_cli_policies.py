@@ -155,3 +155,12 @@ def test_check_options_are_read(cli: Cli) -> None:
     result = cli("policies", "check", "lru", "--set", "nothing=1")
     assert result.code == 9 and "nothing" in result.out
     assert cli("policies", "check", "lru", "--set", "nothing").code == 2
+
+
+def test_the_command_line_shows_and_checks_rules(cli) -> None:
+    listed = cli("policies", "list")
+    assert "skip rules, beside any policy (--skip):" in listed.out and "\ndefer " in listed.out
+    shown = cli("policies", "show", "defer")
+    assert "leaves updates out: no" in shown.out and "  bound: float | None = None" in shown.out
+    checked = cli("policies", "check", "updates", "--set", "target_skip=0.5")
+    assert checked.code == 0 and checked.out.count("ok ") == 4

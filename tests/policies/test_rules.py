@@ -10,10 +10,14 @@ from helpers import Trained, bags, one_table, random_batches, step_all, train, t
 from numpy.typing import NDArray
 
 from adaptive import Adagrad, RowStats, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive.compare.contenders import contenders
+from adaptive.config import TrainConfig
+from adaptive.contract import check_rule
 from adaptive.counters import Counter
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import SGD, RowOptimizer
 from adaptive.policy_loading import installed_rules, make_rule
+from adaptive.settings import load_settings
 from policies.defer import Defer
 from policies.hybrid import Hybrid
 from policies.lfu import LFU
@@ -48,7 +52,7 @@ class Answers(SkipRule):
 
 
 def defer(**options: Any) -> Defer:
-    return Defer(**{"warmup": 8, "bound": 3.0, "at_most": 4, **options})
+    return Defer(**{"by": "movement", "warmup": 8, "bound": 3.0, "at_most": 4, **options})
 
 
 RULES = {
@@ -112,7 +116,7 @@ def test_off_is_the_run_without_skipping_whatever_the_policy_says() -> None:
 def test_deferral_by_movement_is_the_bound_over_the_movement_of_a_visit() -> None:
     """Over 10 visits: 0.5 each: 1; 0.1: 2; 0.04: 5; nearly none: at most 8; unknown: 1."""
     rows = row_stats(5, drift=[5.0, 1.0, 0.4, 1e-6, np.nan], drift_visits=[10] * 5)
-    assert Defer(bound=0.2, at_most=8).visits(rows).tolist() == [1, 2, 5, 8, 1]
+    assert Defer(by="movement", bound=0.2, at_most=8).visits(rows).tolist() == [1, 2, 5, 8, 1]
 
 
 def test_deferral_by_visits_and_by_the_least_of_both() -> None:
@@ -122,12 +126,16 @@ def test_deferral_by_visits_and_by_the_least_of_both() -> None:
 
 
 def test_the_bound_and_the_limit_follow_from_the_optimizer_unless_they_are_given() -> None:
-    rule = Defer()
+    rule = Defer(by="movement")
     rule.begin("sgd")
     assert (rule.bound, rule.at_most) == (0.02, 16)
     rule.begin("rowwiseadagrad")
     assert (rule.bound, rule.at_most) == (0.2, 64)
-    rule = Defer(bound=0.5, at_most=3)
+    by_visits = Defer()
+    assert by_visits.at_most == 8
+    by_visits.begin("sgd")
+    assert by_visits.at_most == 4 and not by_visits.watches
+    rule = Defer(by="movement", bound=0.5, at_most=3)
     rule.begin("sgd")
     assert (rule.bound, rule.at_most) == (0.5, 3)
 
@@ -226,3 +234,49 @@ def test_what_cannot_be_is_told_at_once(spec: str, message: str) -> None:
 def test_a_policy_that_leaves_inputs_out_itself_carries_no_rule() -> None:
     with pytest.raises(ConfigError, match="skip rule defer: policy RandomDrop leaves inputs out itself; choose one"):
         TieredEmbeddingBag(TABLES, policy=RandomDrop, skip="defer")
+
+
+# --- the contract, and the command line ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule", ["defer", "defer+by=movement", "defer+by=least+warmup=0", "updates", "updates+warmup=0"]
+)
+def test_the_rules_here_keep_the_contract(rule: str) -> None:
+    results = check_rule(rule)
+    assert [result.check for result in results if not result.passed] == [], results
+    assert len(results) == 4
+
+
+class Forgetful(SkipRule):
+    """Its answers depend on what it was asked before it was made: two of a kind differ."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Forgetful.made += 1
+        self.number = Forgetful.made
+        self.warmup = 0
+
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        return np.full(len(rows), 1 + self.number % 3)
+
+
+def test_the_contract_finds_what_is_wrong() -> None:
+    def failed(rule: type[SkipRule]) -> list[str]:
+        return [result.check for result in check_rule(rule) if not result.passed]
+
+    assert failed(Forgetful)[0] == "same questions, same answers"
+    assert failed(Answers)[0] == "visits gives one whole number per row, inputs untouched"
+
+
+def test_a_comparison_takes_a_rule_beside_a_policy() -> None:
+    def load(label: str, spec: str, options: Any, sets: Any) -> TrainConfig:
+        return load_settings(sets=[f"policy={spec}", *sets])[0]
+
+    with_rule, without, own = contenders("lfu+skip=defer+bound=0.25,lfu,slipstream+skip=off", [], load)
+    assert with_rule.config.skip is not None and with_rule.config.skip.rule == "defer+bound=0.25"
+    assert without.config.skip is not None and without.config.skip.rule is None
+    assert own.config.skip is not None and own.config.skip.rule is None  # slipstream has a parameter of that name
+    with pytest.raises(PolicyError, match="skip rule Defer has no parameter bond"):
+        contenders("lfu+skip=defer+bond=1", [], load)

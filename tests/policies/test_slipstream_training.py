@@ -28,7 +28,7 @@ def skipped(policy: Slipstream, depth: int = 2) -> NDArray[np.float64]:
         offsets=np.arange(3 * BATCH_SIZE + 1) * NUM_ROWS,
         labels=np.zeros(BATCH_SIZE, np.float32),
     )
-    skip = SkipConfig(interval=INTERVAL, min_visits=1, hot_rows="100%", min_accesses=1, lag=4)
+    skip = SkipConfig(interval=INTERVAL, min_visits=INTERVAL, hot_rows="100%", min_accesses=1, lag=4)
     found = []
     with TieredEmbeddingBag(
         tables, TierConfig(device_rows="100%", device="cpu"), policy=policy, optimizer=SGD(lr=1.0), skip=skip
