@@ -88,7 +88,7 @@ def policy_text(spec: str, policy: Policy, *, defers: bool, drops_updates: bool)
 
 
 def skip_text(policy: Policy, *, defers: bool, drops_updates: bool) -> str:
-    """The skip rule with its mode, as far as the policy tells: `skip=defer: defers updates of popular rows (...)`."""
+    """The skip rule with its mode: `skip rule defer: ...`, or as far as the policy tells `skip=defer: defers ...`."""
     if (rule := policy.rule) is not None and (defers or drops_updates):
         done = "leaves updates out" if rule.leaves_out else f"gradients wait for up to {rule.at_most} visits"
         return f"skip rule {type(rule).__name__.lower()}: {done}"
@@ -101,10 +101,11 @@ def skip_text(policy: Policy, *, defers: bool, drops_updates: bool) -> str:
         most = "auto" if policy.deferral.at_most is None else policy.deferral.at_most
         rules.append(f"defers updates of popular rows (every={policy.deferral.every}, at_most={most})")
     wanted = policy.deferral is not None or (policy.watches and type(policy).saturated is not Policy.saturated)
-    off = " (skip=null switches it off)" if wanted and not (defers or drops_updates) else ""
+    if wanted and not (defers or drops_updates or policy.drops_inputs):
+        return "skips nothing: what the policy would skip is switched off"
     mode = getattr(policy, "skip", None)
     named = f"skip={mode}: " if isinstance(mode, str) else ""
-    return named + (" and ".join(rules) or "skips nothing") + off
+    return named + (" and ".join(rules) or "skips nothing")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -27,7 +27,7 @@ STAGED, ON_HOST = "missed rows are fetched ahead; ", "missed rows stay on the ho
         ),
         ("slipstream", {"skip": "inputs"}, {}, STAGED + "skip=inputs: drops inputs, chosen by how rows move"),
         ("slipstream", {"skip": "off"}, {}, STAGED + "skip=off: skips nothing"),
-        ("slipstream", {}, None, STAGED + "skip=defer: skips nothing (skip=null switches it off)"),
+        ("slipstream", {}, None, STAGED + "skips nothing: what the policy would skip is switched off"),
     ],
 )
 def test_what_a_run_trains_under(policy: str, options: dict[str, Any], skip: Any, expected: str) -> None:
