@@ -188,3 +188,17 @@ class ByRow(Generic[Scalar]):
     def rows(self) -> NDArray[np.int64]:
         """Rows whose value is not 0, in order."""
         return np.flatnonzero(self._values)
+
+
+def probed(rows: NDArray[np.int64], step: int, every: int) -> NDArray[np.bool_]:
+    """(n,) whether a row is let through at this question: one in `every`, by a hash of row and batch; 0: never."""
+    if not every:
+        return np.zeros(len(rows), np.bool_)
+    mixed = rows.astype(np.uint64) * np.uint64(_MIX_ROW)  # wraps, as a hash should
+    mixed ^= np.uint64(step * _MIX_STEP & (1 << 64) - 1)
+    mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(_MIX_LAST)
+    chosen: NDArray[np.bool_] = (mixed >> np.uint64(33)) % np.uint64(every) == 0
+    return chosen
+
+
+_MIX_ROW, _MIX_STEP, _MIX_LAST = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9  # odd: bijections

@@ -30,10 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Deferral, Policy, RowStats, TierView
-from policies.inputs import ByRow, Refill, count_lookups, samples_of_lookups
+from policies.inputs import ByRow, Refill, count_lookups, probed, samples_of_lookups
 
-_MASK = (1 << 64) - 1
-_MIX_ROW, _MIX_STEP, _MIX_LAST = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9  # odd: bijections
 _SAMPLE = 4096  # latest inputs from which the threshold is found
 _MOST_DROPPED = 0.9  # of a batch: were all of them dropped, training would stand still and no verdict would change
 
@@ -130,7 +128,7 @@ class Slipstream(Policy):
         before = self._saturated[rows.rows] if self.drops_inputs else rows.saturated
         limit = np.where(before, self.hysteresis * self.threshold, self.threshold)
         # An unknown movement means that no update was let through: it says nothing, the verdict stands.
-        verdicts = np.where(np.isnan(moved), before, moved <= limit) & ~self._probed(rows.rows, rows.step)
+        verdicts = np.where(np.isnan(moved), before, moved <= limit) & ~probed(rows.rows, rows.step, self.probe_every)
         if rows.step < self.warmup:
             verdicts = nothing
         if not self.drops_inputs:
@@ -159,15 +157,6 @@ class Slipstream(Policy):
             self._norms[rows.rows], self._accesses[rows.rows] = rows.update_norm, rows.accesses
         known = (moved > 0) & (accesses >= self.min_accesses)
         return np.where(known, moved, np.float32(np.nan))
-
-    def _probed(self, rows: NDArray[np.int64], step: int) -> NDArray[np.bool_]:
-        if not self.probe_every:
-            return np.zeros(len(rows), np.bool_)
-        mixed = rows.astype(np.uint64) * np.uint64(_MIX_ROW)  # wraps, as a hash should
-        mixed ^= np.uint64(step * _MIX_STEP & _MASK)
-        mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(_MIX_LAST)
-        chosen: NDArray[np.bool_] = (mixed >> np.uint64(33)) % np.uint64(self.probe_every) == 0
-        return chosen
 
     # --- which inputs ----------------------------------------------------------------------------------------
 
@@ -246,7 +235,7 @@ class Slipstream(Policy):
     def _judged(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Movement of watched rows, infinite where none is known or the row is being probed."""
         moved = self._moved[rows]
-        return np.where((moved > 0) & ~self._probed(rows, self._asked), moved, np.float32(np.inf))
+        return np.where((moved > 0) & ~probed(rows, self._asked, self.probe_every), moved, np.float32(np.inf))
 
     # --- state -----------------------------------------------------------------------------------------------
 

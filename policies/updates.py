@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
-
-_MIX_ROW, _MIX_STEP, _MIX_LAST = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9  # odd: bijections
-_MASK = (1 << 64) - 1
+from policies.inputs import probed
 
 
 class Updates(SkipRule):
@@ -62,7 +60,9 @@ class Updates(SkipRule):
         if self.threshold is None:
             self.found_threshold = self._find(moved, known, weights)
         limit = np.where(rows.saturated, self.hysteresis * self.found_threshold, self.found_threshold)
-        resting = np.where(known, moved <= limit, rows.saturated) & ~(rows.saturated & self._probed(rows))
+        resting = np.where(known, moved <= limit, rows.saturated) & ~(
+            rows.saturated & probed(rows.rows, rows.step, self.probe_every)
+        )
         return np.where(resting, 0, 1)
 
     def _find(self, moved: NDArray[np.floating[Any]], known: NDArray[np.bool_], weights: NDArray[np.int64]) -> float:
@@ -74,12 +74,3 @@ class Updates(SkipRule):
         count = int(np.searchsorted(shares, self.target_skip, side="right"))
         resting = order[:count][known[order[:count]]]
         return float(moved[resting].max()) if len(resting) else 0.0
-
-    def _probed(self, rows: RowStats) -> NDArray[np.bool_]:
-        if not self.probe_every:
-            return np.zeros(len(rows), np.bool_)
-        mixed = rows.rows.astype(np.uint64) * np.uint64(_MIX_ROW)  # wraps, as a hash should
-        mixed ^= np.uint64(rows.step * _MIX_STEP & _MASK)
-        mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(_MIX_LAST)
-        chosen: NDArray[np.bool_] = (mixed >> np.uint64(33)) % np.uint64(self.probe_every) == 0
-        return chosen
