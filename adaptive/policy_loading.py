@@ -21,7 +21,7 @@ PlugIn = TypeVar("PlugIn", Policy, SkipRule)
 ENTRY_POINTS = "adaptive.policies"
 RULE_ENTRY_POINTS = "adaptive.skip_rules"
 NO_RULE: Final = "off"  # the name that means: nothing is skipped
-_PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+bound=0.1
+PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+bound=0.1
 
 
 def installed_policies() -> dict[str, str]:
@@ -70,7 +70,7 @@ def _load_class(spec: str, kind: str, installed: Mapping[str, str], base: type[P
 def is_rule(spec: str) -> bool:
     """Whether a name, `module:Class` or `file.py:Class` is a skip rule's; False also if it cannot be loaded."""
     try:
-        load_rule_class(_PARAMETER.split(spec)[0])
+        load_rule_class(PARAMETER.split(spec)[0])
     except PolicyError:
         return False
     return True
@@ -86,7 +86,7 @@ def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
         return _checked_rule(spec)
     options: dict[str, Any] = {}
     if isinstance(spec, str):
-        name, *texts = _PARAMETER.split(spec)
+        name, *texts = PARAMETER.split(spec)
         options = {key: value for key, _, value in (text.partition("=") for text in texts)}
         spec = load_rule_class(name)
     try:

@@ -3,7 +3,6 @@
 What is wrong with a policy is told here, in the words of the list, before anything is trained.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +12,7 @@ from adaptive.errors import ConfigError, PolicyError
 from adaptive.policy import Policy, arranges
 from adaptive.policy_loading import (
     NO_RULE,
+    PARAMETER,
     installed_policies,
     load_policy_class,
     make_policy,
@@ -21,7 +21,6 @@ from adaptive.policy_loading import (
 )
 from adaptive.settings import suggestion
 
-_OPTION: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")
 _OF_POLICY: Final = "policy."
 
 Load = Callable[[str, str, Mapping[str, str], Sequence[str]], TrainConfig]
@@ -61,7 +60,7 @@ def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender
     if twice:
         raise ConfigError(f"policies: {', '.join(twice)} more than once; give each once, or with other parameters")
     own = [text for text in sets if text.strip().startswith(_OF_POLICY)]
-    classes = {label: policy_class(_OPTION.split(label)[0]) for label in labels}
+    classes = {label: policy_class(PARAMETER.split(label)[0]) for label in labels}
     _check_known(own, classes)
     others = [text for text in sets if text not in own]
     return [_contender(label, classes[label], own, others, load) for label in labels]
@@ -92,7 +91,7 @@ def _hint(spec: str) -> str:
 
 
 def _contender(label: str, cls: type[Policy], own: Sequence[str], others: Sequence[str], load: Load) -> Contender:
-    spec, *texts = _OPTION.split(label)
+    spec, *texts = PARAMETER.split(label)
     known = policy_parameters(cls)
     options = {name: value for name, _, value in (text.partition("=") for text in texts)}
     rule = _rule_of(label, options, known)
