@@ -18,7 +18,9 @@ class Statistics:
     batches: int
     counts: NDArray[np.int64]  # (tables, len(Counter))
     resident_rows: NDArray[np.int64]  # (tables,) on the device
-    saturated_rows: NDArray[np.int64]  # (tables,) whose updates are skipped
+    watched_rows: NDArray[np.int64]  # (tables,) as of the latest question to the policy or the skip rule
+    judged_rows: NDArray[np.int64]  # (tables,) of these, with a verdict
+    saturated_rows: NDArray[np.int64]  # (tables,) of these, whose updates are left out or wait
     times_ms: dict[str, float]  # summed over the batches, per stage
     update_norm_edges: NDArray[np.float64]  # (n + 1,)
     update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm
@@ -70,6 +72,7 @@ class StatisticsInterval:
         """What happened since the last call."""
         pipeline = self._pipeline
         times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
+        watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
         bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
         statistics = Statistics(
             batches=self._batches,
@@ -77,7 +80,9 @@ class StatisticsInterval:
             batches_waited=self._waited,
             counts=self._counts,
             resident_rows=self._resident.copy(),
-            saturated_rows=np.concatenate([lane.planner.saturated_per_table() for lane in pipeline.lanes]),
+            watched_rows=np.concatenate([counts.watched for counts in watched]),
+            judged_rows=np.concatenate([counts.judged for counts in watched]),
+            saturated_rows=np.concatenate([counts.saturated for counts in watched]),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
             update_norm_counts=bins - self._bins,

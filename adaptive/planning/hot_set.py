@@ -3,7 +3,8 @@
 Only rows looked up often enough are watched (Slipstream, arXiv 2404.04270: a hot-row filter, then snapshots). The
 set is keyed by row and kept apart from the tiers, so verdicts do not depend on where rows lie. The look-ahead
 thread owns everything here; snapshots of row values belong to the training thread (`DeviceTier.watch`). A snapshot is
-renewed at the row's own pace: once it has been looked up `min_accesses` times, in `min_visits` batches, since the last.
+renewed at the row's own pace: once it has been looked up `min_accesses` times, in `min_visits` batches, since the last;
+the first four intervals are shorter, by 16, 8, 4 and 2, so that a row that has just come is judged, too.
 """
 
 from collections.abc import Mapping
@@ -28,13 +29,14 @@ ENTRY = np.dtype(
         ("saturated", np.bool_),
         ("skipped", np.bool_),  # an update was left out since the latest snapshot
         ("waits", np.uint8),  # a rule's answer: visits that a gradient waits for another
+        ("snapshots", np.uint8),  # taken so far, as far as that decides how long the next interval is
         ("drift_visits", np.uint16),  # batches that looked the row up between the two snapshots behind `drift`
     ],
     align=True,
 )
 assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none lies in two cache lines
 COLUMNS = ENTRY.names or ()
-LATER_COLUMNS = ("waits", "drift_visits")  # that checkpoints of earlier versions lack: nothing waits, no visit is known
+LATER_COLUMNS = ("waits", "snapshots", "drift_visits")  # that checkpoints of earlier versions lack: zeros
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class HotSet:
         self.drift_visits: NDArray[np.uint16] = self._records["drift_visits"]
         self.waits: NDArray[np.uint8] = self._records["waits"]
         self._accesses: NDArray[np.uint32] = self._records["accesses"]
+        self._snapshots: NDArray[np.uint8] = self._records["snapshots"]
         self._epoch: NDArray[np.int32] = self._records["epoch"]
         self._skipped: NDArray[np.bool_] = self._records["skipped"]
         self._new_table(0)
@@ -124,6 +127,7 @@ class HotSet:
             self.config.min_visits,
             self._epoch,
             self._accesses,
+            self._snapshots,
             self.saturated,
             self._skipped,
             fates,

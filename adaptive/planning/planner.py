@@ -24,7 +24,7 @@ from adaptive.planning.lookups import Bags, Distinct, Lookups
 from adaptive.planning.plan import Feedback, GroupPlan, Moves, Pooling, no_rows
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
-from adaptive.planning.skipping import Fates, Skipper, group_updates
+from adaptive.planning.skipping import Fates, Skipper, WatchedCounts, group_updates
 
 Int64s = NDArray[np.int64]
 
@@ -70,11 +70,9 @@ class Planner:
         rows = self.slots.rows[self.slots.rows >= 0]
         return np.bincount(self.group.tables_of(rows), minlength=len(self.group.tables))
 
-    def saturated_per_table(self) -> Int64s:
-        """(tables of the group,) rows whose updates are left out now."""
-        if self.skipper is None:
-            return np.zeros(len(self.group.tables), np.int64)
-        return self.skipper.saturated_per_table()
+    def watched_counts(self) -> WatchedCounts:
+        """Rows watched and saturated, by table."""
+        return WatchedCounts.none(len(self.group.tables)) if self.skipper is None else self.skipper.watched_counts
 
     # --- one batch -------------------------------------------------------------------------------------------
 

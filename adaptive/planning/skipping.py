@@ -7,7 +7,7 @@ every row is updated now.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,19 @@ from adaptive.planning.row_stats import StatsSource
 from adaptive.policy import Deferral
 
 Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class WatchedCounts:
+    """Rows watched, as of the latest question; (tables of the group,) each."""
+
+    watched: Int64s
+    judged: Int64s  # of these, there is a verdict: movement has been measured, or is not asked for
+    saturated: Int64s  # of these, updates are left out, or wait by a rule's answer
+
+    @classmethod
+    def none(cls, num_tables: int) -> "WatchedCounts":
+        return cls(*(np.zeros(num_tables, np.int64) for _ in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class Skipper:
 
     hot: HotSet
     deferral: DeferralBook | None
+    watched_counts: WatchedCounts
 
     def __init__(
         self,
@@ -79,7 +93,7 @@ class Skipper:
         if rule is not None:  # every=1: a row waits no more visits than it has had, and as the rule says
             deferral = Deferral(every=1, at_most=rule.at_most, warmup=rule.warmup)
         self.deferral = None if deferral is None else DeferralBook(self._capacity, deferral, self._optimizer)
-        self._saturated_per_table = np.zeros(len(self._group.tables), np.int64)
+        self.watched_counts = WatchedCounts.none(len(self._group.tables))
 
     @property
     def num_bytes(self) -> int:
@@ -89,10 +103,6 @@ class Skipper:
     def watches_movement(self) -> bool:
         """How far rows move is measured, so snapshots are kept."""
         return self._policy_caller.watches_movement
-
-    def saturated_per_table(self) -> Int64s:
-        """(tables of the group,) rows whose updates are left out, or wait by a rule's answer."""
-        return self._saturated_per_table
 
     def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
         """The fates of the distinct rows of batch `number`, which lie at `locations` (U,); counted in `tally`."""
@@ -115,7 +125,10 @@ class Skipper:
     def ask(self, number: int) -> None:
         """Ask the rule, or the policy, anew which watched rows are saturated, before batch `number` is planned."""
         caller = self._policy_caller
-        if self.hot.num_entries == 0 or not caller.asks:
+        if self.hot.num_entries == 0:
+            return
+        if not caller.asks:
+            self._count_watched()
             return
         entries = slice(0, self.hot.num_entries)
         rows, own = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
@@ -152,8 +165,16 @@ class Skipper:
         """Of all entries: whether updates are left out, and for how many visits gradients may wait for another."""
         hot = self.hot
         hot.saturated[: hot.num_entries], hot.waits[: hot.num_entries] = left_out, waits
-        tables = self._group.tables_of(hot.rows[: hot.num_entries][left_out | (waits > 0)])
-        self._saturated_per_table = np.bincount(tables, minlength=len(self._group.tables))
+        self._count_watched()
+
+    def _count_watched(self) -> None:
+        hot, entries = self.hot, slice(0, self.hot.num_entries)
+        tables, everyone = self._group.tables_of(hot.rows[entries]), np.ones(hot.num_entries, np.bool_)
+        judged = hot.drift_visits[entries] > 0 if self.watches_movement else everyone
+        saturated = hot.saturated[entries] | (hot.waits[entries] > 0)
+        self.watched_counts = WatchedCounts(
+            *(np.bincount(tables[chosen], minlength=len(self._group.tables)) for chosen in (everyone, judged, saturated))
+        )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,9 @@ class TableCounts:
     written_back: int = 0
     bytes_h2d: int = 0
     bytes_d2h: int = 0
-    saturated_rows: int = 0  # now
+    watched_rows: int = 0  # now, by a policy or rule that skips; by the latest question, as the next two
+    judged_rows: int = 0  # of the watched, those with a verdict
+    saturated_rows: int = 0  # of the watched, those whose updates are left out or wait
     skipped_updates: int = 0
     skipped_lookups: int = 0
     deferred_updates: int = 0
@@ -58,6 +60,11 @@ class TableCounts:
     def row_hit_rate(self) -> float | None:
         """Share of the batches' unique rows that were on the device when planned; None without look-ups."""
         return share(self.row_hits, self.unique_rows)
+
+    @property
+    def judged_row_share(self) -> float | None:
+        """Share of the watched rows about which there is a verdict; None where none is watched."""
+        return share(self.judged_rows, self.watched_rows)
 
     @property
     def skipped_update_share(self) -> float | None:
@@ -187,7 +194,7 @@ class ResumeRecord:
 
 Record = RunRecord | IntervalRecord | EvalRecord | GuardRecord | ResumeRecord
 
-_NOW = ("resident_rows", "saturated_rows")
+_NOW = ("resident_rows", "watched_rows", "judged_rows", "saturated_rows")
 
 
 def sum_tables(tables: list[TableCounts]) -> TableCounts:
@@ -203,28 +210,22 @@ def add_counts(before: TableCounts, after: TableCounts) -> TableCounts:
 
 
 def table_counts(
-    names: Sequence[str],
-    counts: NDArray[np.int64],
-    *,
-    resident_rows: NDArray[np.int64],
-    saturated_rows: NDArray[np.int64],
+    names: Sequence[str], counts: NDArray[np.int64], **rows_now: NDArray[np.int64]
 ) -> dict[str, TableCounts]:
     """The counts of an interval by table name.
 
     Args:
         names: the tables, T of them.
         counts: (T, len(Counter)) of the interval.
-        resident_rows: (T,) rows on the device now.
-        saturated_rows: (T,) saturated rows now.
+        rows_now: (T,) each: resident_rows, watched_rows, judged_rows, saturated_rows; those that are missing are 0.
     """
     assert counts.shape == (len(names), len(Counter)), (counts.shape, len(names))
-    assert len(resident_rows) == len(saturated_rows) == len(names)
+    assert set(rows_now) <= set(_NOW) and all(len(rows) == len(names) for rows in rows_now.values())
     columns = zip(names, counts.tolist(), strict=True)
     return {
         name: TableCounts(
             **{counter.name.lower(): values[counter] for counter in Counter},
-            resident_rows=int(resident_rows[table]),
-            saturated_rows=int(saturated_rows[table]),
+            **{name: int(rows[table]) for name, rows in rows_now.items()},
         )
         for table, (name, values) in enumerate(columns)
     }

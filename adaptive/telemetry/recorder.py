@@ -160,6 +160,8 @@ class Recorder:
             self._embeddings.table_names,
             found.counts,
             resident_rows=found.resident_rows,
+            watched_rows=found.watched_rows,
+            judged_rows=found.judged_rows,
             saturated_rows=found.saturated_rows,
         )
         return self._record(

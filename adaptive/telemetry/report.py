@@ -106,6 +106,9 @@ def run_summary(
         "bytes_d2h": counts.bytes_d2h,
         "promoted": counts.promoted,
         "demoted": counts.demoted,
+        "watched_rows": counts.watched_rows,
+        "judged_row_share": counts.judged_row_share,
+        "saturated_rows": counts.saturated_rows,
         "skipped_update_share": counts.skipped_update_share,
         "deferred_update_share": counts.deferred_update_share,
         "skipped_lookup_share": counts.skipped_lookup_share,
@@ -158,7 +161,7 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
 def _skipping(summary: Mapping[str, Any]) -> list[str]:
     """Skipping is the one thing that changes what is trained: said if it happened or was guarded, nothing otherwise."""
     kept, undone = summary.get("guard_kept", summary), summary.get("guard_undone", {})
-    lines = [*_undone(undone), *_dropped(kept, undone), *_not_written(kept)]
+    lines = [*_undone(undone), *_dropped(kept, undone), *_not_written(kept), *_watched(summary)]
     if summary.get("guard_exact"):
         lines.append("not written: nothing. The trained tables are those of a run that skips nothing")
     return lines
@@ -200,6 +203,16 @@ def _not_written(kept: Mapping[str, Any]) -> list[str]:
     return [
         f"not written: {percent_text(skipped)} of row updates ({percent_text(kept['skipped_lookup_share'])} of "
         f"look-ups): {'; '.join(reasons)}. The trained tables differ from a run that skips nothing"
+    ]
+
+
+def _watched(summary: Mapping[str, Any]) -> list[str]:
+    """How many rows skipping looks at, of how many it knows something, and how many are at rest."""
+    if not summary.get("watched_rows"):
+        return []
+    return [
+        f"watched: {count_text(summary['watched_rows'])} rows, {percent_text(summary['judged_row_share'])} of them with "
+        f"a verdict, {count_text(summary['saturated_rows'])} saturated at the end"
     ]
 
 

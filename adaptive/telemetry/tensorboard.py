@@ -158,6 +158,8 @@ def _table_numbers(table: str, counts: TableCounts) -> dict[str, float | None]:
         f"{tier}/bytes_h2d": counts.bytes_h2d,
         f"{tier}/bytes_d2h": counts.bytes_d2h,
         f"{saturated}/rows": counts.saturated_rows,
+        f"{saturated}/watched_rows": counts.watched_rows,
+        f"{saturated}/judged_row_share": counts.judged_row_share,
         f"{saturated}/skipped_updates": counts.skipped_updates,
         f"{saturated}/skipped_update_share": counts.skipped_update_share,
         f"{saturated}/deferred_updates": counts.deferred_updates,

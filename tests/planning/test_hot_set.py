@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
 from adaptive.kernels.planning.books import SKIPPED
+from adaptive.kernels.planning.watched import SHORTER
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.plan import Feedback, Snapshots
 
@@ -17,8 +18,18 @@ from adaptive.planning.plan import Feedback, Snapshots
 class WatchedRows:
     """A hot set and the access counts it reads, driven batch by batch."""
 
-    def __init__(self, capacity: int = 4, *, min_accesses: int = 2, min_visits: int = 1, num_rows: int = 50) -> None:
+    def __init__(
+        self,
+        capacity: int = 4,
+        *,
+        min_accesses: int = 2,
+        min_visits: int = 1,
+        num_rows: int = 50,
+        short_intervals: bool = False,
+    ) -> None:
         self.hot = HotSet(capacity, SkipConfig(min_accesses=min_accesses, min_visits=min_visits))
+        if not short_intervals:
+            self.hot._records["snapshots"] = SHORTER + 1  # as of rows that were watched for long
         self.accesses = np.zeros(num_rows, np.uint32)
         self.number = 0
 
@@ -80,6 +91,21 @@ def test_a_row_with_many_look_ups_in_a_batch_is_compared_over_several_batches() 
     assert len(due.visits) == 0
     watched.visit(5, counts=[8])
     assert watched.visit(5, counts=[8])[1].visits.tolist() == [3]
+
+
+def test_the_first_intervals_are_shorter_so_that_a_verdict_comes_soon() -> None:
+    """Of 64 look-ups in 32 visits: after 4 in 2, then 8 in 4, 16 in 8, 32 in 16, and from then on as set."""
+    watched = WatchedRows(min_accesses=64, min_visits=32, short_intervals=True)
+    watched.visit(5, counts=[64])
+    due = [number for number in range(1, 300) if len(watched.visit(5)[1].entries)]
+    assert np.diff([0, *due]).tolist() == [4, 8, 16, 32, 64, 64, 64]
+
+
+def test_short_intervals_are_of_as_many_visits_in_proportion() -> None:
+    watched = WatchedRows(min_accesses=1, min_visits=32, short_intervals=True)
+    watched.visit(5)
+    due = [number for number in range(1, 130) if len(watched.visit(5)[1].entries)]
+    assert np.diff([0, *due]).tolist() == [2, 4, 8, 16, 32, 32, 32]
 
 
 def test_an_update_that_is_left_out_makes_a_movement_unknown_also_in_the_batch_of_the_snapshot() -> None:

@@ -26,6 +26,7 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.kernels.planning.watched import SHORTER
 from adaptive.optim import Adagrad, Adam, RowOptimizer
 from adaptive.policy import Policy, RowStats
 from policies.lru import LRU
@@ -233,6 +234,7 @@ def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], 
     accesses: dict[int, int] = {}
     since: dict[int, int] = {}  # watched row -> look-ups since its snapshot
     visits: dict[int, int] = {}  # and batches that looked it up
+    taken: dict[int, int] = {}  # snapshots
     snapshots: dict[int, NDArray[np.float32]] = {}
     left_out: set[int] = set()  # rows of which an update was skipped since their snapshot
     measured: list[dict[int, tuple[float, int]]] = []
@@ -256,7 +258,10 @@ def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], 
             visits[row] = visits.get(row, 0) + 1
             if verdicts.get(row, False):
                 left_out.add(row)
-            if row not in snapshots or (since[row] >= skip.min_accesses and visits[row] >= skip.min_visits):
+            shorter = max(SHORTER + 1 - taken.get(row, 0), 0)
+            due = since[row] >= skip.min_accesses >> shorter and visits[row] >= skip.min_visits >> shorter
+            if row not in snapshots or due:
+                taken[row] = taken.get(row, 0) + 1
                 before = None if row in left_out else snapshots.get(row)
                 found[row] = (float(reference.drift(table[row], before)), since[row])
                 snapshots[row], since[row], visits[row] = table[row].copy(), 0, 0

@@ -19,6 +19,7 @@ SKIPPED_UPDATES, SKIPPED_LOOKUPS = int(Counter.SKIPPED_UPDATES), int(Counter.SKI
 DEFERRED_UPDATES = int(Counter.DEFERRED_UPDATES)
 ONE = np.uint64(1)
 MOST_VISITS = 2**16 - 1  # between two snapshots, as the books have room for
+SHORTER = 4  # the first interval is shorter by 2**SHORTER, the second by half of that, and so on
 
 
 @kernel(inline=True)
@@ -81,6 +82,7 @@ def visit_entries(
     min_visits,
     entry_visits,
     entry_accesses,
+    entry_snapshots,
     entry_saturated,
     entry_skipped,
     fates,
@@ -93,7 +95,8 @@ def visit_entries(
     """Count the look-ups of watched rows, mark the saturated ones as skipped, and list the snapshots that are due.
 
     A snapshot is due when a row is first seen (entry_visits int32 is -1), and when `min_accesses` look-ups in
-    `min_visits` batches have been counted since the latest one. It is taken after the batch's update; so an update that
+    `min_visits` batches have been counted since the latest one; the first intervals are shorter, so that a verdict
+    comes soon (entry_snapshots uint8 counts them). It is taken after the batch's update; so an update that
     is left out in this batch, as one since the latest snapshot (entry_skipped), makes the movement unknown. Outputs:
     fates (U,) uint8, where skipped; of the due snapshots, in order, location int64, entry int32, known (bool: there is
     a snapshot to compare with, and every update since was done), accesses and visits int64, look-ups and batches since
@@ -105,10 +108,11 @@ def visit_entries(
         seen = min(np.int64(entry_accesses[entry]) + np.int64(counts[u]), MOST_ACCESSES)
         first = entry_visits[entry] < 0
         visits = min(max(entry_visits[entry], 0) + 1, MOST_VISITS)
+        shorter = max(SHORTER + 1 - np.int64(entry_snapshots[entry]), 0)
         if entry_saturated[entry]:
             fates[u] = SKIPPED
             entry_skipped[entry] = True
-        if first or (seen >= min_accesses and visits >= min_visits):
+        if first or (seen >= min_accesses >> shorter and visits >= min_visits >> shorter):
             due_locations[num_due] = locations[u]
             due_entries[num_due] = entry
             known[num_due] = not first and not entry_skipped[entry]
@@ -117,6 +121,7 @@ def visit_entries(
             num_due += 1
             seen = visits = 0
             entry_skipped[entry] = False
+            entry_snapshots[entry] = min(np.int64(entry_snapshots[entry]) + 1, SHORTER + 1)
         entry_visits[entry] = visits
         entry_accesses[entry] = seen
     return num_due
