@@ -381,12 +381,16 @@ def _with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> Skip
         skip = SkipConfig(rule=skip)
     wanted = skip.rule if isinstance(skip, SkipConfig) else skip
     if wanted is None:
-        return skip if isinstance(skip, SkipConfig) else None
+        if not isinstance(skip, SkipConfig):  # a policy's own rule is for where skipping is switched on
+            policy.rule = None
+            return None
+        return skip
     if policy.drops_inputs:
         raise ConfigError(
             f"skip rule {wanted}: policy {type(policy).__name__} leaves inputs out itself; choose one of the two"
         )
     if wanted == NO_RULE:
+        policy.rule = None
         return None
     policy.rule = make_rule(wanted)
     return skip if isinstance(skip, SkipConfig) else SkipConfig()

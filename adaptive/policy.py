@@ -8,7 +8,7 @@ Letters: n candidate rows, N look-ups of a batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -104,11 +104,29 @@ class SkipRule(ABC):
     watches: bool = True
     """Whether movement is measured (`RowStats.drift`); a rule that does without says no, and no snapshots are kept."""
 
+    asks: bool = True
+    """Whether `visits` is asked at all; for a rule that says no, `every` and `at_most` say everything."""
+
     leaves_out: bool = False
     """Whether `visits` may answer 0: then updates are lost. Otherwise every gradient is applied, sooner or later."""
 
+    mode: str = ""
+    """What reports add to the rule's name, where it has several ways, such as `by movement`."""
+
     at_most: int = 255
-    """The largest answer that counts."""
+    """The largest answer that counts; 1: no gradient ever waits."""
+
+    every: int = 1
+    """Gradients of a row wait for no more visits than it has had so far, divided by this; counted at every visit."""
+
+    drops_inputs: bool = False
+    """Whether `arrange` leaves samples out; it counts those that came and those that it left out."""
+
+    seen_inputs: int = 0
+    dropped_inputs: int = 0
+
+    reported: ClassVar[tuple[str, ...]] = ()
+    """Attributes, numbers, that are shown with every record of a run."""
 
     warmup: int = 100
     """Batches before anything waits or is left out."""
@@ -121,11 +139,41 @@ class SkipRule(ABC):
         """(n,) whole numbers. 1: every visit (a batch that looks the row up) updates the row. k > 1: gradients wait in
         a sum that every k-th visit applies. 0: updates are left out until the rule is asked again."""
 
+    def arrange(
+        self, batches: Iterator[Batch], view: TierView, allows: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+    ) -> Iterator[Batch]:
+        """Leave inputs out, where the rule does that (`drops_inputs`), before the policy sees the batches; the others
+        come in their order. Of the inputs, numbered as they come, only those may go that `allows` (a guard)."""
+        return batches
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """As `Policy.state_dict`: what the rule must know to go on after a resume. Default: nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restore what `state_dict` gave. Default: expects nothing."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state, found {sorted(state)}")
+
 
 def arranges(policy: "Policy | type[Policy]") -> bool:
-    """Whether a policy makes batches of its own: it, or its class, has another `arrange` than the default, and its
-    settings have a use for it (`Policy.rearranges`)."""
+    """Whether batches come to training otherwise than they are read: the policy, or its class, has another `arrange`
+    than the default and its settings have a use for it (`Policy.rearranges`), or its rule leaves inputs out."""
+    if policy.rule is not None and policy.rule.drops_inputs:
+        return True
     return policy.rearranges and getattr(policy.arrange, "__func__", policy.arrange) is not Policy.arrange
+
+
+def drops_inputs(policy: "Policy") -> bool:
+    """Whether the policy, or the rule beside it, leaves inputs out."""
+    return policy.drops_inputs or (policy.rule is not None and policy.rule.drops_inputs)
+
+
+def inputs_of(policy: "Policy") -> tuple[int, int]:
+    """Inputs that came to whoever leaves inputs out, policy or rule, and those left out so far."""
+    rule = policy.rule
+    owner = rule if rule is not None and rule.drops_inputs else policy
+    return owner.seen_inputs, owner.dropped_inputs
 
 
 def calibrates(policy: "Policy | type[Policy]") -> bool:

@@ -104,6 +104,9 @@ def _checked_rule(rule: SkipRule) -> SkipRule:
         "warmup": ("a whole number from 0 on", isinstance(rule.warmup, int) and rule.warmup >= 0),
         "leaves_out": ("True or False", isinstance(rule.leaves_out, bool)),
         "watches": ("True or False", isinstance(rule.watches, bool)),
+        "asks": ("True or False", isinstance(rule.asks, bool)),
+        "drops_inputs": ("True or False", isinstance(rule.drops_inputs, bool)),
+        "every": ("a whole number from 1 on", isinstance(rule.every, int) and rule.every >= 1),
     }
     for name, (needed, holds) in answers.items():
         if not holds:

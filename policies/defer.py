@@ -1,11 +1,12 @@
 """Write rows less often: gradients of popular rows, or of rows at rest, wait in a sum, and nothing is lost.
 
-By visits, a row waits the longer the more visits it has had, as `adaptive.Deferral` says. By movement, it waits for
-k = bound / movement per visit visits: *movement per visit* is how far the row moved between two snapshots, relative to
-its length, over the batches that looked it up meanwhile. So it is behind by about `bound` of its length at most when
-its sum is applied, and a row that moves again waits less as soon as that has been measured. Slipstream
-(https://arxiv.org/abs/2404.04270) leaves such rows out, as far as its abstract and summaries tell; here their gradients
-are summed and applied later.
+By visits, a row waits the longer the more visits it has had: k = visits / every. By movement, it waits for as many
+visits as it takes to move by `bound` of its length: between two snapshots that `m` visits lie apart a row moved by
+`drift`, mostly to and fro, so that movement grows with the root of the visits (a random walk), and k = m * (bound /
+drift)^2; never more than the m visits that were looked at. By default it is the smaller of both: visits say how far
+behind a row may be, movement who is at rest, and a row that moves again waits less as soon as that has been measured.
+Slipstream (https://arxiv.org/abs/2404.04270) leaves such rows out, as far as its abstract and summaries tell; here
+their gradients are summed and applied later. What each way costs: docs/skipping.md.
 """
 
 from typing import Any, Final, Literal
@@ -14,69 +15,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
+from policies.resting import check_range
 
-BOUNDS: Final = {
-    "sgd": 0.02,
-    "adagrad": 0.2,
-    "rowwiseadagrad": 0.2,
-    "adam": 0.1,
-}  # guesses by a few runs; see docs/benchmarks.md
-MOST: Final = {"sgd": 16}  # visits that a sum may hold: under SGD one step with k gradients is one k-fold step
-MOST_OTHERS: Final = 64
-MOST_BY_VISITS: Final = {"sgd": 4}
-MOST_BY_VISITS_OTHERS: Final = 8
+# By optimizer, as measured for docs/skipping.md; those that are not named are as Adagrad. Under SGD a step with the sum
+# of k gradients is one k-fold step.
+EVERY: Final = {"sgd": 32, "adam": 32}
+EVERY_OTHERS: Final = 24
+MOST: Final = {"sgd": 4, "adam": 4}
+MOST_OTHERS: Final = 16
+MOST_BY_MOVEMENT: Final = {"sgd": 8, "adam": 4}
+MOST_BY_MOVEMENT_OTHERS: Final = 64
+BOUND: Final = 0.12  # where movement alone decides
+BOUND_BESIDE_VISITS: Final = 0.3
 
 
 class Defer(SkipRule):
     """Gradients of rows at rest wait in a sum, which every k-th visit applies; nothing is left out.
 
     Args:
-        by: `visits`: k = visits / every, whatever the row does; `movement`: k = bound / movement per visit; `least`:
-            the smaller of both. By visits less was lost for as much left out, so far (docs/benchmarks.md).
-        bound: movement, relative to the row, that may be outstanding; none: by optimizer.
-        every: visits of a row per unit of k, where visits count.
-        at_most: the largest k; none: by optimizer, 64, and 16 under plain SGD; where visits count 8, and 4.
+        by: `visits`: k = visits / every, whatever the row does; `movement`: the visits in which it moves by `bound`;
+            `least`: the smaller of both.
+        bound: how far a row may be expected to move, relative to its length, while its gradients wait; none: 0.3, and
+            0.12 where movement alone decides.
+        every: visits of a row per unit of k; none: 24, and 32 under SGD and Adam.
+        at_most: the largest k; none: 16, and 4 under SGD and Adam; where movement alone decides 64, 8 and 4.
         warmup: batches before any gradient waits; the harm, where any, is early.
     """
 
     def __init__(
         self,
         *,
-        by: Literal["movement", "visits", "least"] = "visits",
+        by: Literal["least", "visits", "movement"] = "least",
         bound: float | None = None,
-        every: int = 32,
+        every: int | None = None,
         at_most: int | None = None,
         warmup: int = 100,
     ) -> None:
-        if bound is not None and bound <= 0:
+        if bound is not None and not 0 < bound < float("inf"):
             raise ValueError(f"bound={bound}: needed more than 0")
-        if every < 1 or warmup < 0 or (at_most is not None and not 1 <= at_most <= 255):
-            raise ValueError(
-                f"needed every >= 1, at_most from 1 to 255, warmup >= 0, found every={every}, at_most={at_most}, "
-                f"warmup={warmup}"
-            )
-        self.by, self.every, self.warmup = by, every, warmup
-        self.watches = by != "visits"
-        self._bound, self._at_most = bound, at_most
+        check_range(1, every=every)
+        check_range(1, 255, at_most=at_most)
+        check_range(0, warmup=warmup)
+        self.by, self.warmup, self.mode = by, warmup, f"by {by}"
+        self.watches = self.asks = by != "visits"
+        self._given = (bound, every, at_most)
         self.begin("adagrad")
 
     def begin(self, optimizer: str) -> None:
-        self.bound = self._bound or BOUNDS.get(optimizer, BOUNDS["adagrad"])
-        by_visits = MOST_BY_VISITS.get(optimizer, MOST_BY_VISITS_OTHERS)
-        most = by_visits if self.by == "visits" else MOST.get(optimizer, MOST_OTHERS)
-        self.at_most = self._at_most or most
+        bound, every, at_most = self._given
+        alone = self.by == "movement"
+        self.bound = bound or (BOUND if alone else BOUND_BESIDE_VISITS)
+        self.every = 1 if alone else every or EVERY.get(optimizer, EVERY_OTHERS)
+        usual, others = (MOST_BY_MOVEMENT, MOST_BY_MOVEMENT_OTHERS) if alone else (MOST, MOST_OTHERS)
+        self.at_most = at_most or usual.get(optimizer, others)
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        answers = np.full(len(rows), self.at_most, np.int64)
-        if self.by != "visits":
-            answers = np.minimum(answers, self._by_movement(rows))
-        if self.by != "movement":
-            answers = np.minimum(answers, rows.visits // self.every)
-        return np.maximum(answers, 1)
+        return np.maximum(np.minimum(self._by_movement(rows), self.at_most), 1)
 
     def _by_movement(self, rows: RowStats) -> NDArray[np.int64]:
-        """(n,) bound / movement per visit; 1 where no movement is known."""
-        moved = np.where(np.isnan(rows.drift), np.inf, rows.drift)
-        least = self.bound / self.at_most  # so that the quotient is no larger than at_most
-        per_visit: NDArray[Any] = np.maximum(moved / np.maximum(rows.drift_visits, 1), least)
-        return (self.bound / per_visit + 1e-6).astype(np.int64)
+        """(n,) visits in which the row moves by `bound`, at most as many as were looked at; 0 if that is not known."""
+        moved = np.where(np.isnan(rows.drift), np.inf, rows.drift).astype(np.float64)
+        ratio = np.minimum(self.bound / np.maximum(moved, self.bound / 2), 1.0)
+        wanted: NDArray[Any] = rows.drift_visits * ratio * ratio
+        return (wanted + 1e-6).astype(np.int64)

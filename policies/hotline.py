@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from policies.inputs import ByRow, count_lookups
+from policies.samples import ByRow, count_lookups
 
 UNKNOWN = 100  # mini-batches that a share of an epoch of unknown length stands for
 

@@ -1,204 +1,136 @@
-"""What policies that look at whole inputs share: sums over a sample's look-ups, refilled and waiting batches, facts
-about rows.
+"""Leave whole inputs out whose rows have all stopped moving: Slipstream's other half, the Input Classifier
+(https://arxiv.org/abs/2404.04270), as far as its abstract and summaries tell; the paper's body could not be read.
 
-Letters: B samples, N look-ups of a batch.
+The only rule that saves dense work. It loses more than it saves on every data set that was tried (docs/skipping.md), so
+`adaptive-train compare` shows a run beside it that drops as many inputs at random.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
-from tempfile import SpooledTemporaryFile
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, concatenate
+from adaptive import Batch, RowStats, SkipRule, TierView
+from policies.resting import check_range, movement, probed
+from policies.samples import ByRow, Refill, count_lookups, greatest
 
-Scalar = TypeVar("Scalar", bound=np.generic)
-
-
-def samples_of_lookups(batch: Batch) -> NDArray[np.int64]:
-    """(N,) the sample that each look-up belongs to."""
-    bags = np.tile(np.arange(batch.num_samples), batch.num_features)
-    return np.repeat(bags, np.diff(batch.offsets))
+SAMPLE = 4096  # latest inputs from which the threshold is found
+MOST_DROPPED = 0.9  # of a batch: were all of them dropped, training would stand still and no verdict would change
 
 
-def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(B,) how many of each sample's look-ups are among the chosen (N,)."""
-    counts: NDArray[np.int64]
-    if batch.one_each:
-        counts = chosen.reshape(batch.num_features, batch.num_samples).sum(axis=0)
-        return counts
-    before = np.zeros(len(chosen) + 1, np.int64)
-    np.cumsum(chosen, out=before[1:])
-    per_bag = np.diff(before[batch.offsets])
-    counts = per_bag.reshape(batch.num_features, batch.num_samples).sum(axis=0)
-    return counts
+class Inputs(SkipRule):
+    """Inputs whose rows are all at rest are dropped; the others train in full batches.
 
+    Args:
+        hot_only: an input is dropped only if all its rows are watched and at rest: one cold id protects it. Otherwise
+            rows that are not watched do not count, but one must be.
+        target_drop: share of the inputs that could be dropped (those with watched rows only, or any) which are, at
+            most. After every question the threshold is found on the latest 4096 inputs (Sampling Block). Never more
+            than 90 % of a batch go.
+        threshold: movement per visit up to which a row is at rest, in the place of a target.
+        probe_every: of the inputs that would be dropped one in `probe_every` is trained all the same, chosen by a hash
+            of its number, so that rows which come in no others are judged anew; 0: none.
+        warmup: batches before anything is left out.
 
-class Refill:
-    """Samples put together, in order, to batches of one size: the given one, or 0: that of the first batch."""
-
-    def __init__(self, size: int = 0) -> None:
-        self.size = size
-        self.filled = 0  # batches
-        self._waiting: list[Batch] = []
-        self._count = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Samples that do not fill a batch yet."""
-        return self._count
-
-    def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
-        """Take the chosen (B,) samples; yields the batches that have become full."""
-        self.size = self.size or batch.num_samples
-        samples = np.flatnonzero(chosen)
-        while len(samples) and self._count + len(samples) >= self.size:
-            needed = self.size - self._count
-            self._wait(batch, samples[:needed])
-            samples = samples[needed:]
-            self.filled += 1
-            yield self._join()
-        self._wait(batch, samples)
-
-    def rest(self) -> Iterator[Batch]:
-        """What is left, as one smaller batch, if anything is."""
-        if self._count:
-            yield self._join()
-
-    def _wait(self, batch: Batch, samples: NDArray[np.int64]) -> None:
-        if len(samples):
-            self._waiting.append(batch if len(samples) == batch.num_samples else batch.take(samples))
-            self._count += len(samples)
-
-    def _join(self) -> Batch:
-        joined = concatenate(self._waiting)
-        self._waiting, self._count = [], 0
-        return joined
-
-
-def greatest(batch: Batch, values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(B,) the greatest of the values (N,) of each sample's look-ups, 0 if it has none or they are below."""
-    found = np.zeros(batch.num_samples, np.int64)
-    if batch.one_each:
-        np.max(values.reshape(batch.num_features, batch.num_samples), axis=0, initial=0, out=found)
-        return found
-    np.maximum.at(found, samples_of_lookups(batch), values)
-    return found
-
-
-class Coming:
-    """Batches to be read; tells whether there are more, for which one is read ahead."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self._next = next(batches, None)
-
-    @property
-    def more(self) -> bool:
-        return self._next is not None
-
-    def take(self, number: int) -> Iterator[Batch]:
-        """The next `number` batches, or all there are."""
-        while number and self._next is not None:
-            batch, self._next, number = self._next, next(self._batches, None), number - 1
-            yield batch
-
-
-class Spool:
-    """Batches that wait for their turn, in order: in memory, and beyond `memory` bytes in an unnamed temporary file.
-
-    The file lies in the folder of temporary files (TMPDIR) and is gone with the process, however that ends.
+    Attributes:
+        seen_inputs, hot_inputs, dropped_inputs: samples that came, those that could be dropped, and those that were.
+        found_threshold: the threshold in use.
     """
 
-    def __init__(self, memory: int) -> None:
-        self._file = SpooledTemporaryFile(max_size=memory)  # noqa: SIM115 (`__exit__` closes it)
-        self._waiting: list[Batch] = []  # without arrays of samples, which lie in the file
+    drops_inputs = True
+    at_most = 1
+    reported = ("found_threshold", "seen_inputs", "hot_inputs", "dropped_inputs")
 
-    def __enter__(self) -> "Spool":
-        return self
+    def __init__(
+        self,
+        *,
+        hot_only: bool = True,
+        target_drop: float = 0.2,
+        threshold: float | None = None,
+        probe_every: int = 8,
+        warmup: int = 100,
+    ) -> None:
+        check_range(0, 1, target_drop=target_drop)
+        check_range(0, threshold=threshold, probe_every=probe_every, warmup=warmup)
+        self.hot_only, self.target_drop, self.threshold = hot_only, target_drop, threshold
+        self.probe_every, self.warmup = probe_every, warmup
+        self.found_threshold = -1.0 if threshold is None else threshold  # no row moves less
+        self.seen_inputs = self.hot_inputs = self.dropped_inputs = 0
+        self._moved = ByRow(np.float32)  # 0: not watched; else 1 + movement, infinite where that is not known
+        self._asked = False  # since the threshold was found
+        self._recent: deque[NDArray[np.float32]] = deque()  # of the latest inputs that could be dropped, by batch
+        self._step = 0
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        """Every visit updates; what is asked for is remembered, for `arrange`."""
+        moved = movement(rows).astype(np.float32)
+        self._moved[rows.rows] = np.where(np.isnan(moved), np.float32(np.inf), 1 + moved)
+        self._asked, self._step = True, rows.step
+        return np.ones(len(rows), np.int64)
 
-    def add(self, batch: Batch) -> None:
-        """Put a batch behind the others. Not while they are being drained."""
-        for array in (batch.dense, batch.ids, batch.offsets, batch.labels, batch.weights, *_origin_arrays(batch)):
-            if array is not None:
-                np.lib.format.write_array(self._file, array, allow_pickle=False)
-        self._waiting.append(_hollow(batch))
+    def arrange(
+        self, batches: Iterator[Batch], view: TierView, allows: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+    ) -> Iterator[Batch]:
+        refill = Refill()
+        self._recent.clear()  # a resumed run has seen no inputs either
+        self._moved.reserve(view.num_rows)
+        for batch in batches:
+            most = self._most(batch, view.rows(batch))
+            self._find_threshold(most)
+            dropped = most <= self.found_threshold if self._step >= self.warmup else np.zeros(len(most), np.bool_)
+            numbers = self.seen_inputs + np.arange(batch.num_samples)
+            dropped &= allows(numbers) & ~probed(numbers, 0, self.probe_every)
+            dropped[np.flatnonzero(dropped)[int(MOST_DROPPED * batch.num_samples) :]] = False
+            self.seen_inputs += batch.num_samples
+            self.hot_inputs += int((most < np.inf).sum())
+            self.dropped_inputs += int(dropped.sum())
+            yield from refill.add(batch, ~dropped)
+        if refill.filled:  # a small last batch would weigh its few inputs like a full one its many
+            self.dropped_inputs += refill.num_waiting
+        else:
+            yield from refill.rest()
 
-    def drain(self) -> Iterator[Batch]:
-        """All batches, in order; then there are none."""
-        self._file.seek(0)
-        for hollow in self._waiting:
-            dense, ids, offsets, labels = (self._read() for _ in range(4))
-            weights = None if hollow.weights is None else self._read()
-            origin = hollow.origin
-            if origin is not None:
-                origin = replace(origin, file_index=self._read(), lines=self._read())
-            yield Batch(dense, ids, offsets, labels, weights, origin)
-        self._waiting = []
-        self._file.seek(0)
-        self._file.truncate()
+    def _most(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(B,) the largest movement among the rows of each input: what the threshold must reach for it to be dropped.
+        Infinite for an input that cannot be."""
+        moved = self._moved[rows]
+        watched = count_lookups(batch, moved > 0)
+        needed = count_lookups(batch, np.ones(len(rows), np.bool_)) if self.hot_only else np.ones_like(watched)
+        most = greatest(batch, moved) - 1
+        return np.where((watched >= needed) & (watched > 0), most, np.float32(np.inf))
 
-    def _read(self) -> NDArray[Any]:
-        return np.lib.format.read_array(self._file, allow_pickle=False)
+    def _find_threshold(self, most: NDArray[np.float32]) -> None:
+        """After a question: the largest threshold at which the latest inputs lose no more than `target_drop`."""
+        if self.threshold is not None:
+            return
+        self._recent.append(most)
+        while sum(map(len, self._recent)) - len(self._recent[0]) >= SAMPLE:
+            self._recent.popleft()
+        if self._asked:
+            self._asked = False
+            moves = np.concatenate(self._recent)
+            self.found_threshold = self._largest(moves[moves < np.inf])
 
+    def _largest(self, moves: NDArray[np.float32]) -> float:
+        """The largest of the movements (n,) that at most the wanted share of them do not exceed; -1: none is."""
+        values, counts = np.unique(moves, return_counts=True)
+        allowed = values[np.cumsum(counts) <= self.target_drop * len(moves)]
+        return float(allowed[-1]) if len(allowed) else -1.0
 
-def _origin_arrays(batch: Batch) -> tuple[NDArray[Any], ...]:
-    return () if batch.origin is None else (batch.origin.file_index, batch.origin.lines)
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        watched = self._moved.rows()
+        return {
+            "watched": watched,
+            "moved": self._moved[watched],
+            "inputs": np.array([self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, self._asked]),
+            "threshold": np.array([self.found_threshold]),
+        }
 
-
-def _hollow(batch: Batch) -> Batch:
-    """What a batch has besides its arrays: whether look-ups have weights, and the names of files."""
-    return batch.take(np.zeros(0, np.int64))
-
-
-class ByRow(Generic[Scalar]):
-    """One value for each row, 0 unless written. Memory that was never written to is not taken."""
-
-    def __init__(self, dtype: type[Scalar]) -> None:
-        self._values: NDArray[Scalar] = np.zeros(0, dtype)
-
-    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[Scalar]:
-        inside = rows < len(self._values)
-        if inside.all():
-            return self._values[rows]
-        found = np.zeros(len(rows), self._values.dtype)
-        found[inside] = self._values[rows[inside]]
-        return found
-
-    def __setitem__(self, rows: NDArray[np.int64], values: Any) -> None:
-        if len(rows):
-            needed = int(rows.max()) + 1
-            if needed > len(self._values):
-                self.reserve(max(needed, 2 * len(self._values)))
-            self._values[rows] = values
-
-    def reserve(self, num_rows: int) -> None:
-        """Make room for rows below `num_rows` at once, where their number is known."""
-        if num_rows > len(self._values):
-            grown = np.zeros(num_rows, self._values.dtype)
-            grown[: len(self._values)] = self._values
-            self._values = grown
-
-    def rows(self) -> NDArray[np.int64]:
-        """Rows whose value is not 0, in order."""
-        return np.flatnonzero(self._values)
-
-
-def probed(rows: NDArray[np.int64], step: int, every: int) -> NDArray[np.bool_]:
-    """(n,) whether a row is let through at this question: one in `every`, by a hash of row and batch; 0: never."""
-    if not every:
-        return np.zeros(len(rows), np.bool_)
-    mixed = rows.astype(np.uint64) * np.uint64(_MIX_ROW)  # wraps, as a hash should
-    mixed ^= np.uint64(step * _MIX_STEP & (1 << 64) - 1)
-    mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(_MIX_LAST)
-    chosen: NDArray[np.bool_] = (mixed >> np.uint64(33)) % np.uint64(every) == 0
-    return chosen
-
-
-_MIX_ROW, _MIX_STEP, _MIX_LAST = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9  # odd: bijections
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        if set(state) != set(self.state_dict()):
+            raise ValueError(f"Inputs: needed {sorted(self.state_dict())}, found {sorted(state)}")
+        self._moved[state["watched"]] = state["moved"]
+        self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, asked = map(int, state["inputs"])
+        self._asked, self.found_threshold = bool(asked), float(state["threshold"][0])

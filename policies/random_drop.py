@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from policies.inputs import Refill
+from policies.samples import Refill
 
 
 class RandomDrop(Policy):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from policies.inputs import ByRow
+from policies.samples import ByRow
 
 _NONE, _SMALL, _MAIN = range(3)
 _MOST_VISITS = 3  # two bits, as in the paper

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from policies.inputs import ByRow
+from policies.samples import ByRow
 
 _ROUND = 1 << 50  # more than there are places in the queue; scores are compared as float64, exact up to 2**53
 

@@ -4,13 +4,14 @@ as its abstract and summaries tell; the paper's body could not be read.
 Costs accuracy almost at once (docs/skipping.md): compare it with `defer`, which loses nothing.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
-from policies.inputs import probed
+from policies.resting import check_range, movement, probed
 
 
 class Updates(SkipRule):
@@ -25,7 +26,8 @@ class Updates(SkipRule):
         threshold: movement per visit up to which a row is saturated, in the place of a target.
         hysteresis: a saturated row stays so while it moves up to `hysteresis` times the threshold.
         probe_every: see above; 0: never.
-        warmup: batches before anything is left out.
+        warmup: batches before anything is left out. Before a model's loss has left its first plateau no row moves
+            much, and freezing rows then would freeze an untrained model.
 
     Attributes:
         found_threshold: the threshold in use.
@@ -33,6 +35,7 @@ class Updates(SkipRule):
 
     leaves_out = True
     at_most = 1
+    reported = ("found_threshold",)
 
     def __init__(
         self,
@@ -43,34 +46,40 @@ class Updates(SkipRule):
         probe_every: int = 8,
         warmup: int = 100,
     ) -> None:
-        if not 0 <= target_skip <= 1 or (threshold is not None and threshold < 0):
-            raise ValueError(
-                f"target_skip={target_skip}, threshold={threshold}: needed 0 to 1, and a threshold of 0 or more"
-            )
-        if hysteresis < 1 or probe_every < 0 or warmup < 0:
-            raise ValueError("needed hysteresis >= 1, probe_every >= 0, warmup >= 0")
+        check_range(0, 1, target_skip=target_skip)
+        check_range(0, threshold=threshold, probe_every=probe_every, warmup=warmup)
+        check_range(1, hysteresis=hysteresis)
         self.target_skip, self.threshold, self.hysteresis = target_skip, threshold, hysteresis
         self.probe_every, self.warmup = probe_every, warmup
         self.found_threshold = 0.0 if threshold is None else threshold
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        moved = rows.drift / np.maximum(rows.drift_visits, 1)  # NaN: unknown, or an update was left out
+        moved = movement(rows)
         known = ~np.isnan(moved)
-        weights = np.minimum(rows.accesses, rows.step + 1)  # about as many batches have looked the row up
         if self.threshold is None:
-            self.found_threshold = self._find(moved, known, weights)
+            self.found_threshold = self._find(moved, rows)
         limit = np.where(rows.saturated, self.hysteresis * self.found_threshold, self.found_threshold)
         resting = np.where(known, moved <= limit, rows.saturated) & ~(
             rows.saturated & probed(rows.rows, rows.step, self.probe_every)
         )
         return np.where(resting, 0, 1)
 
-    def _find(self, moved: NDArray[np.floating[Any]], known: NDArray[np.bool_], weights: NDArray[np.int64]) -> float:
+    def _find(self, moved: NDArray[np.float64], rows: RowStats) -> float:
         """The largest movement such that rows which move no more have at most the wanted share of the updates.
 
-        Rows whose movement is unknown because they are left out count as resting."""
-        order = np.argsort(np.where(known, moved, -1.0), kind="stable")
+        Rows whose movement is unknown because they are left out count as resting; other unknown ones as moving.
+        """
+        weights = np.minimum(rows.accesses, rows.step + 1)  # about as many batches have looked the row up
+        order = np.argsort(np.where(np.isnan(moved), np.where(rows.saturated, -1.0, np.inf), moved), kind="stable")
         shares = np.cumsum(weights[order]) / max(int(weights.sum()), 1)
         count = int(np.searchsorted(shares, self.target_skip, side="right"))
-        resting = order[:count][known[order[:count]]]
-        return float(moved[resting].max()) if len(resting) else 0.0
+        resting = moved[order[:count]]
+        known = resting[~np.isnan(resting)]
+        return float(known.max()) if len(known) else 0.0
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {"threshold": np.array([self.found_threshold])}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        if state:  # of an earlier version: it is found anew at the next question
+            self.found_threshold = float(state["threshold"][0])

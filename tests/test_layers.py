@@ -41,7 +41,7 @@ MODULES = sorted(
     path for path in (ROOT / "adaptive").rglob("*.py") if path.parent != ROOT / "adaptive" or path.stem != "__init__"
 )
 SHARED_BY_POLICIES = {
-    "policies.inputs",
+    "policies.samples",
     "policies.fae_shuffle",
     "policies.fae_threshold",
 }  # no policies; those do not know each other

@@ -37,7 +37,11 @@ class Contender:
     @property
     def arranges(self) -> bool:
         """The policy regroups or drops inputs, so it may train other batches than the others."""
-        return arranges(make_policy(self.config.policy, self.config.policy_options))
+        policy = make_policy(self.config.policy, self.config.policy_options)
+        skip = self.config.skip
+        if skip is None or skip.rule is not None:
+            policy.rule = None if skip is None or skip.rule in (None, NO_RULE) else make_rule(skip.rule)
+        return arranges(policy)
 
 
 def contenders(policies: str, sets: Sequence[str], load: Load) -> list[Contender]:

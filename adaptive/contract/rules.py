@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from adaptive.config import SkipConfig
 from adaptive.contract.asked import BrokenError
 from adaptive.contract.checks import train_tables
-from adaptive.contract.made_up import made_up_stats
+from adaptive.contract.made_up import MadeUpView, made_up_batches, made_up_stats, samples_of
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.policy import Policy, RowStats, SkipRule
 
@@ -63,10 +63,43 @@ def _trains(make: Make, timeout_s: float) -> None:
                 )
 
 
+def _keeps_inputs(make: Make) -> None:
+    rule, given = make(), list(made_up_batches(12))
+    rule.visits(made_up_stats(1000, 700))
+    left = list(rule.arrange(iter(given), MadeUpView(), lambda numbers: np.ones(len(numbers), np.bool_)))
+    known = {number: sample for batch in given for number, sample in samples_of(batch)}
+    seen: set[int] = set()
+    for batch in left:
+        for number, sample in samples_of(batch):
+            if number in seen or known.get(number) != sample:
+                raise BrokenError(f"arrange gave sample {number} twice, or changed it")
+            seen.add(number)
+    if not rule.drops_inputs and len(seen) < len(known):
+        raise BrokenError(f"arrange lost {len(known) - len(seen)} samples and drops_inputs is not set")
+    if rule.drops_inputs and (rule.seen_inputs, rule.dropped_inputs) != (len(known), len(known) - len(seen)):
+        found = f"seen_inputs={rule.seen_inputs}, dropped_inputs={rule.dropped_inputs}"
+        raise BrokenError(f"of {len(known)} samples {len(seen)} were left, but the rule counts {found}")
+
+
+def _restores(make: Make) -> None:
+    rule, restored = make(), make()
+    for step in (200, 264):
+        rule.visits(made_up_stats(1000, step))
+    state = rule.state_dict()
+    for name, array in state.items():
+        if not isinstance(array, np.ndarray) or array.dtype == object:
+            raise BrokenError(f"state_dict()[{name!r}] must be an array of numbers, found {type(array).__name__}")
+    restored.load_state_dict({name: array.copy() for name, array in state.items()})
+    if not all(np.array_equal(array, restored.state_dict()[name], equal_nan=True) for name, array in state.items()):
+        raise BrokenError("a rule restored from state_dict() has another state")
+
+
 def rule_checks(timeout_s: float) -> Mapping[str, Callable[[Make], None]]:
     """The checks by name; each makes rules of its own."""
     return {
         "visits gives one whole number per row, inputs untouched": _valid,
         "same questions, same answers": _deterministic,
+        "inputs are left as they are, and those left out counted": _keeps_inputs,
+        "state_dict restores": _restores,
         "trained tables do not depend on where rows lie": partial(_trains, timeout_s=timeout_s),
     }

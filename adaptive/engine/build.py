@@ -53,7 +53,7 @@ def build_engine(
     groups = make_groups(tables, seed)
     mover = Mover(streams_of(choose_device(tier.device)))
     policy_caller.begin(type(optimizer).__name__.lower())
-    defers = policy.deferral is not None or policy.rule is not None
+    defers = policy_caller.defers
     skip = skip if policy_caller.asks or defers else None
     room = free_bytes(mover.device)
     if room is not None and skip is not None:
@@ -72,8 +72,7 @@ def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) ->
     for lane in pipeline.lanes:
         capacity = hot_rows(lane.group, skip, optimizer)
         lane.planner.watch(capacity, skip, optimizer)
-        sums = policy_caller.policy.deferral is not None or policy_caller.policy.rule is not None
-        lane.device.watch(capacity, snapshots=policy_caller.watches_movement, sums=sums)
+        lane.device.watch(capacity, snapshots=policy_caller.watches_movement, sums=policy_caller.defers)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -5,7 +5,7 @@ from typing import Any
 
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.policy import Policy
+from adaptive.policy import Policy, drops_inputs, inputs_of
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,9 @@ def shares(now: GuardState, policy: Policy) -> dict[str, Any]:
     It is not if inputs were dropped, even if that was undone: later batches then hold other samples.
     """
     all_, undone = SkipCounts(**now.left_out), SkipCounts(**now.undone)
-    if policy.drops_inputs:  # its own counts include inputs that filled no batch at the end of a pass
-        all_ = replace(all_, inputs=policy.seen_inputs, dropped=policy.dropped_inputs)
+    if drops_inputs(policy):  # its own counts include inputs that filled no batch at the end of a pass
+        seen, dropped = inputs_of(policy)
+        all_ = replace(all_, inputs=seen, dropped=dropped)
     kept = all_ - undone
     return {
         "guard_kept": kept.shares_of(all_),

@@ -23,6 +23,7 @@ from adaptive.guard.account import GuardState
 from adaptive.guard.schedule import Timing
 from adaptive.optim import RowOptimizer
 from adaptive.planning.deferral import longest
+from adaptive.policy import drops_inputs
 
 CONFIDENCE: Final = 0.95
 REACH: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)  # standard errors to either side
@@ -151,7 +152,7 @@ def least_allowance(embeddings: TieredEmbeddingBag, optimizer: RowOptimizer) -> 
     below 1 / (longest - 1) every update is the plain one.
     """
     policy, rule = embeddings.policy, embeddings.policy.rule
-    if embeddings.drops_updates or policy.drops_inputs:
+    if embeddings.drops_updates or drops_inputs(policy):
         return 0.0
     if not embeddings.defers:
         return None
@@ -166,7 +167,7 @@ class Allowance:
 
     def __init__(self, embeddings: TieredEmbeddingBag, optimizer: RowOptimizer, timing: Timing, budget: float) -> None:
         self.least = least_allowance(embeddings, optimizer)
-        self.drops = embeddings.drops_updates or embeddings.policy.drops_inputs
+        self.drops = embeddings.drops_updates or drops_inputs(embeddings.policy)
         self._timing, self._budget = timing, budget
 
     def after(self, now: GuardState, outlook: Outlook) -> tuple[float, str]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adaptive.config import GuardConfig, TrainConfig
 from adaptive.guard.account import GuardState, SkipCounts
-from adaptive.policy import Policy
+from adaptive.policy import Policy, drops_inputs
 
 READ_PER_TRAINED: Final = 10  # batches that a policy which drops inputs reads for each one trained, at most as a rule
 
@@ -41,8 +41,8 @@ class Timing:
             warmup=max(settings.warmup, *_warmups(policy)),
             steps=settings.steps,
             held_back=-(-settings.holdout // config.batch_size),
-            margin=planned * READ_PER_TRAINED if policy.drops_inputs else planned,
-            window=0 if policy.drops_inputs else policy.window,
+            margin=planned * READ_PER_TRAINED if drops_inputs(policy) else planned,
+            window=0 if drops_inputs(policy) else policy.window,
             total=total,
         )
 

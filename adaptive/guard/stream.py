@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.guard.account import SkipCounts, left_out
-from adaptive.policy import Policy
+from adaptive.policy import Policy, drops_inputs, inputs_of
 from adaptive.telemetry.recorder import Recorder
 
 
@@ -37,7 +37,7 @@ class NumberedBatches(Iterator[Batch]):
     def __init__(self, batches: Iterator[Batch], policy: Policy, first: int = 0) -> None:
         self.first = self.taken = first
         self._source, self._policy = batches, policy
-        self._before = Inputs(policy.seen_inputs, policy.seen_inputs - policy.dropped_inputs)
+        self._before = _inputs(policy)
         self._oldest = first  # number of the first batch that is remembered
         self._batches: deque[Batch] = deque()
         self._inputs: deque[Inputs] = deque()  # in this pass, after each batch from the oldest on; lacks the latest
@@ -147,13 +147,17 @@ class NumberedBatches(Iterator[Batch]):
 
     def _latest(self) -> Inputs:
         """Counts of inputs up to the latest batch handed out. The caller holds the lock."""
-        policy = self._policy
-        if policy.drops_inputs:
-            kept = policy.seen_inputs - policy.dropped_inputs - self._before.kept
-            return Inputs(policy.seen_inputs - self._before.seen, kept)
+        if drops_inputs(self._policy):
+            now = _inputs(self._policy)
+            return Inputs(now.seen - self._before.seen, now.kept - self._before.kept)
         last = self._inputs[-1] if self._inputs else self._forgotten
         samples = last.seen + self._batches[self.taken - 1 - self._oldest].num_samples
         return Inputs(samples, samples)
+
+
+def _inputs(policy: Policy) -> Inputs:
+    seen, dropped = inputs_of(policy)
+    return Inputs(seen, seen - dropped)
 
 
 class Passes:

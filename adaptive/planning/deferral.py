@@ -89,6 +89,11 @@ class DeferralBook:
         )
         return SummedRows(summed.entries[:count], summed.due[:num_due], summed.due_at[:num_due])
 
+    def may_wait(self, num_entries: int) -> NDArray[np.bool_]:
+        """Of the first entries: whether their gradients wait by their visits alone."""
+        often: NDArray[np.bool_] = self.visits[:num_entries] >= 2 * self.deferral.every
+        return often & (self.at_most > 1)
+
     def restore(self, visits: NDArray[np.uint32], waiting: NDArray[np.uint32]) -> None:
         """Restore the books of the first n entries."""
         self.visits[: len(visits)], self.waiting[: len(waiting)] = visits, waiting

@@ -29,14 +29,14 @@ ENTRY = np.dtype(
         ("saturated", np.bool_),
         ("skipped", np.bool_),  # an update was left out since the latest snapshot
         ("waits", np.uint8),  # a rule's answer: visits that a gradient waits for another
-        ("snapshots", np.uint8),  # taken so far, as far as that decides how long the next interval is
+        ("num_snapshots", np.uint8),  # taken so far, as far as that decides how long the next interval is
         ("drift_visits", np.uint16),  # batches that looked the row up between the two snapshots behind `drift`
     ],
     align=True,
 )
 assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none lies in two cache lines
 COLUMNS = ENTRY.names or ()
-LATER_COLUMNS = ("waits", "snapshots", "drift_visits")  # that checkpoints of earlier versions lack: zeros
+LATER_COLUMNS = ("waits", "num_snapshots", "drift_visits")  # that checkpoints of earlier versions lack: zeros
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class HotSet:
         self.drift_visits: NDArray[np.uint16] = self._records["drift_visits"]
         self.waits: NDArray[np.uint8] = self._records["waits"]
         self._accesses: NDArray[np.uint32] = self._records["accesses"]
-        self._snapshots: NDArray[np.uint8] = self._records["snapshots"]
+        self._num_snapshots: NDArray[np.uint8] = self._records["num_snapshots"]
         self._epoch: NDArray[np.int32] = self._records["epoch"]
         self._skipped: NDArray[np.bool_] = self._records["skipped"]
         self._new_table(0)
@@ -127,7 +127,7 @@ class HotSet:
             self.config.min_visits,
             self._epoch,
             self._accesses,
-            self._snapshots,
+            self._num_snapshots,
             self.saturated,
             self._skipped,
             fates,

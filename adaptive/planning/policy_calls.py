@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, as_batch
 from adaptive.errors import AdaptiveError, PolicyError
 from adaptive.planning.policy_thread import Overdue, PolicyThread, overdue_text
-from adaptive.policy import Policy, RowStats, TierView, arranges
+from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, drops_inputs
 
 Answer = TypeVar("Answer")
+OF_RULE: Final = "rule."
+RULE_ARRANGE: Final = OF_RULE + "arrange"  # for errors, beside the policy's `arrange`
 _DONE: Final = object()
 
 
@@ -47,7 +49,14 @@ class PolicyCaller:
     @property
     def asks(self) -> bool:
         """There is somebody to ask about watched rows."""
-        return self.policy.rule is not None or self._names_saturated
+        rule = self.policy.rule
+        return self._names_saturated if rule is None else rule.asks
+
+    @property
+    def defers(self) -> bool:
+        """Gradients may wait in sums."""
+        rule = self.policy.rule
+        return self.policy.deferral is not None if rule is None else rule.at_most > 1
 
     @property
     def leaves_out(self) -> bool:
@@ -132,7 +141,11 @@ class PolicyCaller:
             source.closed = True
 
     def _arranged(self, source: "_Source", view: TierView) -> Iterator[Batch]:
-        arranged = self._ask("arrange", -1, lambda: iter(self.policy.arrange(source, view)))
+        policy, rule = self.policy, self.policy.rule
+        kept: Iterator[Batch] = source
+        if rule is not None and rule.drops_inputs:
+            kept = self._kept(rule, source, view)
+        arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(kept, view)))
         num_samples = 0
         while True:
             try:
@@ -149,8 +162,19 @@ class PolicyCaller:
                 raise self._wrong("arrange", -1, f"batches, found {type(batch).__name__}")
             num_samples += batch.num_samples
             yield batch
-        if not self.policy.drops_inputs:
+        if not drops_inputs(policy):
             self._check_samples(source, num_samples)
+
+    def _kept(self, rule: SkipRule, source: "_Source", view: TierView) -> Iterator[Batch]:
+        """The batches that a rule leaves, for the policy to arrange; in the policy's thread."""
+        try:
+            yield from rule.arrange(source, view, self.policy.allows)
+        except AdaptiveError:
+            raise
+        except (Exception, SystemExit) as error:
+            if error is source.error:
+                raise
+            raise self._failed(RULE_ARRANGE, -1, error) from error
 
     def _check_samples(self, source: "_Source", num_samples: int) -> None:
         """Check that all samples came back: no report would tell of those left out without `drops_inputs`."""
@@ -201,7 +225,7 @@ class PolicyCaller:
 
     def _failed(self, method: str, step: int, error: BaseException) -> PolicyError:
         return PolicyError(
-            f"{self._owner(method)}.{method}{_at(step)} raised {type(error).__name__}: {error}. "
+            f"{self._owner(method)}.{method.removeprefix(OF_RULE)}{_at(step)} raised {type(error).__name__}: {error}. "
             f"Nothing was moved; run `adaptive-train policies check` on it."
         )
 
@@ -216,7 +240,7 @@ class PolicyCaller:
 
     def _owner(self, method: str) -> str:
         """Whose method it is, as errors name it."""
-        if method in ("visits", "begin"):
+        if method in ("visits", "begin", RULE_ARRANGE):
             return f"skip rule {type(self.policy.rule).__name__}"
         return f"policy {self._name}"
 

@@ -90,8 +90,10 @@ class Skipper:
         self.hot = HotSet(self._capacity, self._skip)
         rule = self._policy_caller.policy.rule
         deferral = self._policy_caller.policy.deferral
-        if rule is not None:  # every=1: a row waits no more visits than it has had, and as the rule says
-            deferral = Deferral(every=1, at_most=rule.at_most, warmup=rule.warmup)
+        if rule is not None:
+            deferral = None
+        if rule is not None and rule.at_most > 1:
+            deferral = Deferral(every=rule.every, at_most=rule.at_most, warmup=rule.warmup)
         self.deferral = None if deferral is None else DeferralBook(self._capacity, deferral, self._optimizer)
         self.watched_counts = WatchedCounts.none(len(self._group.tables))
 
@@ -115,7 +117,7 @@ class Skipper:
             due = self.hot.visit(mine, counts, locations, fates)
             snapshots = due if self.watches_movement else None
         if self.deferral is not None:
-            rule_waits = None if caller.policy.rule is None else self.hot.waits
+            rule_waits = self.hot.waits if caller.policy.rule is not None and caller.asks else None
             summed = self.deferral.decide(
                 number, mine, rows, counts, accesses, fates, self._allowance, rule_waits=rule_waits
             )
@@ -172,8 +174,13 @@ class Skipper:
         tables, everyone = self._group.tables_of(hot.rows[entries]), np.ones(hot.num_entries, np.bool_)
         judged = hot.drift_visits[entries] > 0 if self.watches_movement else everyone
         saturated = hot.saturated[entries] | (hot.waits[entries] > 0)
+        if self.deferral is not None and not self._policy_caller.asks:
+            saturated = self.deferral.may_wait(hot.num_entries)
         self.watched_counts = WatchedCounts(
-            *(np.bincount(tables[chosen], minlength=len(self._group.tables)) for chosen in (everyone, judged, saturated))
+            *(
+                np.bincount(tables[chosen], minlength=len(self._group.tables))
+                for chosen in (everyone, judged, saturated)
+            )
         )
 
 

@@ -19,9 +19,20 @@ def config_of(record: Mapping[str, Any], path: Path) -> TrainConfig:
         CheckpointError: if they are none.
     """
     try:
-        return TrainConfig.model_validate(record.get("config"))
+        return TrainConfig.model_validate(_as_meant(record.get("config")))
     except ValidationError as error:
         raise CheckpointError(f"{path / 'run.json'}: config: {error.errors()[0]['msg']}") from error
+
+
+def _as_meant(config: object) -> object:
+    """Settings that an earlier version stored, with the defaults that it had for `slipstream`: deferral by visits."""
+    if not isinstance(config, dict) or config.get("policy") != "slipstream":
+        return config
+    skip, optimizer, options = (config.get(name) or {} for name in ("skip", "optimizer", "policy_options"))
+    if not skip or "min_visits" in skip or options.get("skip", "defer") != "defer":
+        return config
+    most = 4 if optimizer.get("name") == "sgd" else 8
+    return {**config, "policy_options": {"by": "visits", "every": 32, "at_most": most, **options}}
 
 
 def check_same_data(path: Path, record: Mapping[str, Any], dataset: Dataset) -> None:

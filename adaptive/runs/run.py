@@ -15,6 +15,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.errors import InputError
 from adaptive.evaluation import Evaluation, evaluate
 from adaptive.guard.guard import Guard
+from adaptive.policy import inputs_of
 from adaptive.runs.loop import DataPosition, Loop
 from adaptive.runs.state import SavedProgress, content, is_guarded, restore_recorder
 from adaptive.storage.checkpoint import Checkpoint
@@ -165,7 +166,7 @@ class Run:
         return found
 
     def _summary(self, found: Evaluation | None) -> dict[str, Any]:
-        policy = self.components.embeddings.policy
+        seen, dropped = inputs_of(self.components.embeddings.policy)
         auc, log_loss = self.recorder.auc.value(), self.recorder.log_loss.value()
         accuracy = self.recorder.auc.accuracy()
         quality = {"auc_of": "training", "auc": auc, "log_loss": log_loss, "accuracy": accuracy, "eval_samples": 0}
@@ -177,7 +178,7 @@ class Run:
             "evaluations": [_point(record) for record in self.recorder.evaluations],
             **(self.guard.summary() if self.guard else {}),
             **self._file_traffic(),
-            "skipped_input_share": policy.dropped_inputs / policy.seen_inputs if policy.dropped_inputs else 0.0,
+            "skipped_input_share": dropped / seen if dropped else 0.0,
             "device_rows": self.components.embeddings.view.device_rows,
             "seed": self.config.seed,
             "rejected_lines": self.dataset.rejects(),

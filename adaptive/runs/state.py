@@ -18,12 +18,14 @@ from adaptive.build import Components
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.guard.guard import Guard
+from adaptive.policy import Policy, drops_inputs
 from adaptive.runs.loop import DataPosition, Loop
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RECORD
 from adaptive.telemetry.recorder import Recorder
 
 Arrays = dict[str, NDArray[Any]]
+OF_RULE: Final = "rule."  # before the names of a skip rule's arrays
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
@@ -75,7 +77,7 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
     return {
         "rows": components.embeddings.state_arrays(),
         "dense": components.model.state_dict(),
-        "policy": components.embeddings.policy.state_dict(),
+        "policy": _policy_state(components.embeddings.policy),
         "optimizer": optimizer_arrays(components.optimizer),
         "run": {AUC: recorder.auc.counts, **_random()},
         "meta": {
@@ -121,7 +123,7 @@ def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None
         raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error
     policy = components.embeddings.policy
     try:
-        policy.load_state_dict(checkpoint.policy)
+        _load_policy_state(policy, checkpoint.policy)
     except Exception as error:  # it is the user's code
         about = f"{type(policy).__name__}.load_state_dict raised {type(error).__name__}: {error}"
         raise CheckpointError(f"{where}: saved by another version of the policy? {about}") from error
@@ -168,10 +170,23 @@ def refuse_guarded_resume(config: TrainConfig, components: Components, where: Pa
         )
 
 
+def _policy_state(policy: Policy) -> dict[str, NDArray[Any]]:
+    """The policy's arrays, and those of its skip rule under names of their own."""
+    of_rule = {} if policy.rule is None else policy.rule.state_dict()
+    return {**policy.state_dict(), **{OF_RULE + name: array for name, array in of_rule.items()}}
+
+
+def _load_policy_state(policy: Policy, state: Mapping[str, NDArray[Any]]) -> None:
+    of_rule = {name.removeprefix(OF_RULE): array for name, array in state.items() if name.startswith(OF_RULE)}
+    policy.load_state_dict({name: array for name, array in state.items() if not name.startswith(OF_RULE)})
+    if policy.rule is not None:
+        policy.rule.load_state_dict(of_rule)
+
+
 def is_guarded(config: TrainConfig, components: Components) -> bool:
     """Whether a guard is set and has something to guard; one that has not would lose nothing in a checkpoint."""
     embeddings = components.embeddings
-    skips = embeddings.drops_updates or embeddings.defers or embeddings.policy.drops_inputs
+    skips = embeddings.drops_updates or embeddings.defers or drops_inputs(embeddings.policy)
     return config.guard is not None and skips
 
 

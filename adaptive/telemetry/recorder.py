@@ -207,17 +207,22 @@ def evaluation_record(found: Evaluation, step: int) -> EvalRecord:
 
 
 def reported_numbers(policy: Policy) -> dict[str, float]:
-    """What the policy wants shown.
+    """What the policy, and the skip rule beside it, want shown.
 
     Raises:
-        PolicyError: if it names an attribute that is not there, or no number.
+        PolicyError: if one names an attribute that is not there, or no number.
     """
-    try:
-        return {name: float(getattr(policy, name)) for name in policy.reported}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise PolicyError(
-            f"policy {type(policy).__name__}.reported must name attributes that are numbers: {error}"
-        ) from error
+    numbers: dict[str, float] = {}
+    for kind, one in (("policy", policy), ("skip rule", policy.rule)):
+        if one is None:
+            continue
+        try:
+            numbers |= {name: float(getattr(one, name)) for name in one.reported}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise PolicyError(
+                f"{kind} {type(one).__name__}.reported must name attributes that are numbers: {error}"
+            ) from error
+    return numbers
 
 
 def _policy_numbers(found: Statistics, policy: Policy) -> dict[str, float]:

@@ -211,8 +211,8 @@ def _watched(summary: Mapping[str, Any]) -> list[str]:
     if not summary.get("watched_rows"):
         return []
     return [
-        f"watched: {count_text(summary['watched_rows'])} rows, {percent_text(summary['judged_row_share'])} of them with "
-        f"a verdict, {count_text(summary['saturated_rows'])} saturated at the end"
+        f"watched: {count_text(summary['watched_rows'])} rows, {percent_text(summary['judged_row_share'])} of them "
+        f"with a verdict, {count_text(summary['saturated_rows'])} saturated at the end"
     ]
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from adaptive.policy import Policy
+from adaptive.policy import Policy, drops_inputs
 from adaptive.telemetry.record import GuardRecord
 
 
@@ -89,9 +89,11 @@ def policy_text(spec: str, policy: Policy, *, defers: bool, drops_updates: bool)
 
 def skip_text(policy: Policy, *, defers: bool, drops_updates: bool) -> str:
     """The skip rule with its mode: `skip rule defer: ...`, or as far as the policy tells `skip=defer: defers ...`."""
-    if (rule := policy.rule) is not None and (defers or drops_updates):
-        done = "leaves updates out" if rule.leaves_out else f"gradients wait for up to {rule.at_most} visits"
-        return f"skip rule {type(rule).__name__.lower()}: {done}"
+    if (rule := policy.rule) is not None and (defers or drops_updates or rule.drops_inputs):
+        waits = f"gradients wait for up to {rule.at_most} visits"
+        done = "leaves updates out" if rule.leaves_out else "leaves inputs out" if rule.drops_inputs else waits
+        name = " ".join(filter(None, (type(rule).__name__.lower(), rule.mode)))
+        return f"skip rule {name}: {done}"
     rules = []
     if policy.drops_inputs:
         rules.append("drops inputs" + (", chosen by how rows move" if drops_updates else ""))
@@ -101,7 +103,7 @@ def skip_text(policy: Policy, *, defers: bool, drops_updates: bool) -> str:
         most = "auto" if policy.deferral.at_most is None else policy.deferral.at_most
         rules.append(f"defers updates of popular rows (every={policy.deferral.every}, at_most={most})")
     wanted = policy.deferral is not None or (policy.watches and type(policy).saturated is not Policy.saturated)
-    if wanted and not (defers or drops_updates or policy.drops_inputs):
+    if wanted and not (defers or drops_updates or drops_inputs(policy)):
         return "skips nothing: what the policy would skip is switched off"
     mode = getattr(policy, "skip", None)
     named = f"skip={mode}: " if isinstance(mode, str) else ""

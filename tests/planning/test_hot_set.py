@@ -29,7 +29,7 @@ class WatchedRows:
     ) -> None:
         self.hot = HotSet(capacity, SkipConfig(min_accesses=min_accesses, min_visits=min_visits))
         if not short_intervals:
-            self.hot._records["snapshots"] = SHORTER + 1  # as of rows that were watched for long
+            self.hot._records["num_snapshots"] = SHORTER + 1  # as of rows that were watched for long
         self.accesses = np.zeros(num_rows, np.uint32)
         self.number = 0
 

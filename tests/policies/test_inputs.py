@@ -1,144 +1,245 @@
-"""Sums over samples' look-ups, refilled batches and values by row."""
+"""The skip rule `inputs`: which inputs are dropped, and the threshold that is found."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import pytest
+from builders import View, batch_of
+from contract import row_stats
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from adaptive.batch import Batch, Origin
-from policies.inputs import ByRow, Coming, Refill, Spool, count_lookups, greatest, samples_of_lookups
+from adaptive import Adagrad, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag, TierView
+from adaptive.batch import Batch
+from adaptive.errors import ConfigError, PolicyError
+from adaptive.policy_loading import make_rule
+from policies.inputs import Inputs
+from policies.random_drop import RandomDrop
 
-
-def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:
-    """Bags of 0 to 2 look-ups; the label is the sample's number."""
-    random = np.random.default_rng([seed, first])
-    sizes = random.integers(0, 3, num_features * num_samples)
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Batch(
-        dense=np.zeros((num_samples, 0), np.float32),
-        ids=random.integers(0, 9, offsets[-1]),
-        offsets=offsets,
-        labels=np.arange(first, first + num_samples, dtype=np.float32),
-    )
+NUM_ROWS = 100
 
 
-def labels(batches: Sequence[Batch]) -> list[list[int]]:
-    return [batch.labels.astype(int).tolist() for batch in batches]
+def numbered(samples: Sequence[Sequence[int]]) -> Batch:
+    """The label is the number of the sample."""
+    return batch_of(samples, np.arange(len(samples)))
 
 
-def test_look_ups_are_counted_by_sample() -> None:
-    """Feature 0: sample 0 looks up 7, sample 1 looks up 8 and 9; feature 1: sample 0 nothing, sample 1 looks up 7."""
-    batch = Batch(
-        np.zeros((2, 0), np.float32), np.array([7, 8, 9, 7]), np.array([0, 1, 3, 3, 4]), np.zeros(2, np.float32)
-    )
-    assert samples_of_lookups(batch).tolist() == [0, 1, 1, 1]
-    assert count_lookups(batch, batch.ids < 9).tolist() == [1, 2]
+def dropping(**options: Any) -> Inputs:
+    return Inputs(**{"threshold": 0.1, "warmup": 0, "probe_every": 0, **options})
 
 
-def test_the_greatest_of_a_samples_look_ups() -> None:
-    batch = Batch(
-        np.zeros((3, 0), np.float32), np.array([7, 8, 9, 7]), np.array([0, 1, 3, 3, 4, 4, 4]), np.zeros(3, np.float32)
-    )
-    assert greatest(batch, np.array([5, 1, 2, 3])).tolist() == [5, 2, 0]
-    even = Batch(np.zeros((2, 0), np.float32), np.array([1, 2, 3, 4]), np.arange(5), np.zeros(2, np.float32))
-    assert greatest(even, np.array([5, -1, 2, -3])).tolist() == [5, 0]
+def ask(rule: Inputs, moved: dict[int, float], step: int = 64) -> None:
+    """Rows with a movement are watched; over four visits a random walk covers twice the movement of one."""
+    drift = [2 * value for value in moved.values()]
+    stats = row_stats(len(moved), step=step, drift=drift, drift_visits=[4] * len(moved))
+    object.__setattr__(stats, "rows", np.array(list(moved)))
+    assert (rule.visits(stats) == 1).all(), "updates of inputs that are trained are never skipped"
 
 
-@given(st.integers(0, 20), st.integers(1, 4), st.booleans(), st.integers(0, 1000))
-def test_counting_agrees_with_a_loop(num_samples: int, num_features: int, one_id: bool, seed: int) -> None:
+def everything(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.ones(len(numbers), np.bool_)
+
+
+def kept(rule: Inputs, *batches: Sequence[Sequence[int]], allows: Callable[..., Any] = everything) -> list[list[int]]:
+    """Rows of the first feature of what is trained."""
+    arranged = rule.arrange((numbered(samples) for samples in batches), View(), allows)
+    return [batch.ids[: batch.num_samples].tolist() for batch in arranged]
+
+
+# Rows 1 and 2 stand still, 3 and 4 move; of 5 nothing is known; all others are not watched.
+MOVED = {1: 0.01, 2: 0.05, 3: 0.5, 4: 0.9, 5: float("nan")}
+SAMPLES = [(1, 2), (1, 50), (2, 3), (3, 4), (50, 3), (60, 70), (2, 5)]
+
+
+def test_an_input_goes_only_if_all_its_rows_are_watched_and_at_rest() -> None:
+    rule = dropping()
+    ask(rule, MOVED)
+    assert kept(rule, SAMPLES) == [[1, 2, 3, 50, 60, 2]]
+    assert (rule.seen_inputs, rule.hot_inputs, rule.dropped_inputs) == (7, 3, 1)
+
+
+def test_cold_rows_protect_no_input_if_hot_ones_alone_count() -> None:
+    rule = dropping(hot_only=False)
+    ask(rule, MOVED)
+    assert kept(rule, SAMPLES) == [[2, 3, 50, 60, 2]]
+    assert (rule.seen_inputs, rule.hot_inputs, rule.dropped_inputs) == (7, 5, 2)
+
+
+def test_kept_inputs_fill_whole_batches() -> None:
+    rule = dropping()
+    ask(rule, MOVED)
+    assert kept(rule, [(3,), (1,), (4,)], [(1,), (50,), (51,)], [(53,), (52,), (2,)]) == [[3, 4, 50], [51, 53, 52]]
+
+
+def test_what_fills_no_batch_at_the_end_is_dropped_too() -> None:
+    rule = dropping()
+    ask(rule, MOVED)
+    assert kept(rule, [(3,), (1,), (4,)], [(50,), (51,), (2,)]) == [[3, 4, 50]]
+    assert (rule.seen_inputs, rule.dropped_inputs) == (6, 3)
+
+
+def test_a_batch_is_never_dropped_as_a_whole() -> None:
+    """Training would stand still, and with it the questions that could change a verdict."""
+    rule = dropping()
+    ask(rule, MOVED)
+    endless = (numbered([[1]] * 20) for _ in itertools.repeat(None))
+    assert next(rule.arrange(endless, View(), everything)).num_samples == 20
+    assert rule.dropped_inputs / rule.seen_inputs == 0.9
+
+
+def test_nothing_is_dropped_during_the_warm_up_or_before_a_question() -> None:
+    rule = dropping(warmup=100)
+    assert kept(rule, [(1,), (2,)]) == [[1, 2]]
+    ask(rule, MOVED, step=99)
+    assert kept(rule, [(1,), (2,)]) == [[1, 2]]
+    ask(rule, MOVED, step=100)
+    assert kept(rule, [(1,), (60,)]) == [[60]]
+
+
+def test_one_input_in_so_many_is_trained_all_the_same() -> None:
+    rule = dropping(probe_every=4)
+    ask(rule, {1: 0.01})
+    left = sum(len(batch) for batch in kept(rule, *[[(1,)] * 8 + [(60,)] * 2 for _ in range(200)]))
+    assert rule.dropped_inputs + left == 2000
+    assert 0.7 < rule.dropped_inputs / 1600 < 0.8
+
+
+def test_a_guard_keeps_inputs() -> None:
+    rule = dropping()
+    ask(rule, MOVED)
+    assert kept(rule, [(1,), (2,), (1,), (60,)], allows=lambda numbers: numbers % 2 == 0) == [[2, 60]]
+
+
+# --- the Sampling Block ------------------------------------------------------------------------------------------
+
+
+def found(rule: Inputs, moved: dict[int, float], samples: Sequence[Sequence[int]]) -> float:
+    ask(rule, moved)
+    kept(rule, samples)
+    return rule.found_threshold
+
+
+def test_the_threshold_drops_no_more_than_the_target_of_the_inputs_that_could_be_dropped() -> None:
+    """Ten inputs of one watched row each, which moved by 0.1 ... 1.0; others do not count."""
+    moved = {row: row / 10 for row in range(1, 11)}
+    samples = [[row] for row in range(1, 11)] + [[50]] * 7
+    for target, threshold in [(0.0, -1.0), (0.3, 0.3), (0.39, 0.3), (1.0, 1.0)]:
+        assert found(dropping(threshold=None, target_drop=target), moved, samples) == pytest.approx(threshold)
+
+
+def test_equal_movements_go_together_or_stay() -> None:
+    moved = {1: 0.1, 2: 0.2, 3: 0.3}
+    samples = [[1], [2], [2], [2], [3]]
+    assert found(dropping(threshold=None, target_drop=0.6), moved, samples) == pytest.approx(0.1)
+    assert found(dropping(threshold=None, target_drop=0.8), moved, samples) == pytest.approx(0.2)
+
+
+def test_the_found_threshold_is_used_at_once_and_found_anew_after_each_question() -> None:
+    rule = dropping(threshold=None, target_drop=0.5)
+    ask(rule, {row: moved for row, moved in MOVED.items() if row < 5})
+    assert kept(rule, [(1,), (2,), (3,), (4,)]) == [[3, 4]]
+    ask(rule, {1: 0.9, 2: 0.8, 3: 0.01, 4: 0.02})
+    assert kept(rule, [(1,), (2,), (3,), (4,)]) == [[1, 2]]
+
+
+@given(st.floats(0, 1), st.booleans(), st.integers(0, 10**6))
+def test_on_its_own_sample_the_share_is_the_largest_up_to_the_target(target: float, hot_only: bool, seed: int) -> None:
+    """Against trying every movement as the threshold."""
     random = np.random.default_rng(seed)
-    sizes = np.full(num_features * num_samples, 1) if one_id else random.integers(0, 3, num_features * num_samples)
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    ids = np.arange(offsets[-1])
-    dense, zeros = np.zeros((num_samples, 0), np.float32), np.zeros(num_samples, np.float32)
-    batch = Batch(dense, ids, offsets, zeros)
-    chosen = random.random(len(ids)) < 0.5
-    expected = [0] * num_samples
-    for bag in range(len(sizes)):
-        expected[bag % num_samples] += int(chosen[offsets[bag] : offsets[bag + 1]].sum())
-    assert count_lookups(batch, chosen).tolist() == expected
+    moved = dict(zip(range(20), (random.integers(1, 9, 20) / 8).tolist(), strict=True))
+    samples = random.integers(0, 22, (30, 3)).tolist()
+    could = [s for s in samples if (all if hot_only else any)(row in moved for row in s)]
+    most = [max(moved[row] for row in sample if row in moved) for sample in could]
+    shares = {-1.0: 0.0} | {limit: sum(m <= limit for m in most) / len(most) for limit in sorted(set(most))}
+    best = max(share for share in shares.values() if share <= target)
+    threshold = found(dropping(threshold=None, target_drop=target, hot_only=hot_only), moved, samples)
+    assert shares[max(value for value in shares if value <= threshold + 1e-6)] == best
 
 
-def test_refilled_batches_are_full_and_in_order() -> None:
-    refill = Refill()
-    full = [*refill.add(numbered(0, 4), np.array([True, False, True, True]))]
-    assert labels(full) == []
-    full += refill.add(numbered(4, 4), np.array([True, True, False, True]))
-    full += refill.rest()
-    assert labels(full) == [[0, 2, 3, 4], [5, 7]]
-    assert list(refill.rest()) == []
+def test_a_run_goes_on_from_its_state() -> None:
+    rule = dropping(threshold=None, target_drop=0.4)
+    ask(rule, MOVED)
+    kept(rule, [(1,), (50,)])
+    restored = dropping(threshold=None, target_drop=0.4)
+    restored.load_state_dict(rule.state_dict())
+    assert kept(restored, SAMPLES) == kept(rule, SAMPLES)
+    assert (restored.seen_inputs, restored.dropped_inputs) == (rule.seen_inputs, rule.dropped_inputs)
+    with pytest.raises(ValueError, match=r"Inputs: needed .*, found \['rows'\]"):
+        restored.load_state_dict({"rows": np.arange(2)})
 
 
-def test_refilling_keeps_what_a_sample_holds() -> None:
-    refill = Refill()
-    given = numbered(0, 5)
-    (rest,) = [*refill.add(given, np.array([False, True, False, True, False])), *refill.rest()]
-    expected = given.take(np.array([1, 3]))
-    for name in ("ids", "offsets", "labels"):
-        assert np.array_equal(getattr(rest, name), getattr(expected, name))
+# --- whole runs --------------------------------------------------------------------------------------------------
+
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="50%", min_accesses=4, lag=4)
 
 
-@given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 1000))
-def test_nothing_is_lost_or_repeated(sizes: list[int], seed: int) -> None:
-    random = np.random.default_rng(seed)
-    refill = Refill()
-    found: list[Batch] = []
-    expected: list[int] = []
-    first = 0
-    for size in sizes:
-        chosen = random.random(size) < 0.6
-        found += refill.add(numbered(first, size), chosen)
-        expected += (first + np.flatnonzero(chosen)).tolist()
-        first += size
-    assert all(batch.num_samples == sizes[0] for batch in found)
-    found += refill.rest()
-    assert [label for part in labels(found) for label in part] == expected
+def batches() -> Iterator[Batch]:
+    random = np.random.default_rng(7)
+    for _ in range(60):
+        ids = random.zipf(1.4, (16, 1)) % NUM_ROWS
+        yield batch_of(ids, ids[:, 0] % 3 == 0)
 
 
-def test_values_by_row() -> None:
-    values = ByRow(np.int64)
-    assert values[np.array([3, 0])].tolist() == [0, 0]
-    values[np.array([5, 2])] = np.array([7, 8])
-    assert values[np.array([2, 5, 4, 1000])].tolist() == [8, 7, 0, 0]
-    assert values.rows().tolist() == [2, 5]
-    values[np.zeros(0, np.int64)] = 1
-    values.reserve(100)
-    assert values.rows().tolist() == [2, 5]
+@pytest.mark.parametrize("policy", ["lru", "fae", "hotline", "scratchpipe"])
+@pytest.mark.parametrize("rule", ["inputs+warmup=8+threshold=0.1", "inputs+warmup=8+target_drop=0.4"])
+def test_beside_any_policy_dropped_inputs_do_not_depend_on_the_look_ahead_or_the_size(policy: str, rule: str) -> None:
+    runs = []
+    for depth, rows in [(0, "100%"), (2, "60%"), (4, "100%")]:
+        table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
+        tier = TierConfig(device_rows=rows, device="cpu", poison=True)
+        skip = SKIP.model_copy(update={"rule": rule})
+        embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=Adagrad(lr=0.1), skip=skip)
+        embeddings.calibrate(list(itertools.islice(batches(), 8)))
+        for planned in embeddings.look_ahead(batches(), depth=depth):
+            (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
+            embeddings.step()
+        dropping = embeddings.policy.rule
+        assert isinstance(dropping, Inputs) and dropping.seen_inputs == 60 * 16
+        assert 0.02 < dropping.dropped_inputs / dropping.seen_inputs < 0.6
+        assert not embeddings.defers and not embeddings.drops_updates and not embeddings.may_plan_again
+        runs.append((dropping.dropped_inputs, embeddings.table_weights("t") if policy != "fae" or rows == "60%" else 0))
+    if policy in ("lru", "scratchpipe"):  # the others regroup by what fits on the device
+        for dropped, weights in runs[1:]:
+            assert dropped == runs[0][0]
+            np.testing.assert_array_equal(weights, runs[0][1])
 
 
-@given(st.lists(st.integers(1, 9), max_size=6), st.booleans(), st.booleans(), st.sampled_from([1, 1000, 1 << 20]))
-def test_batches_come_back_from_where_they_waited(
-    sizes: list[int], weighted: bool, with_origin: bool, memory: int
-) -> None:
-    given_batches = []
-    for number, size in enumerate(sizes):
-        batch = numbered(10 * number, size)
-        if weighted:
-            batch = replace(batch, weights=np.linspace(0, 1, len(batch.ids), dtype=np.float32))
-        if with_origin:
-            lines = np.arange(size)
-            batch = replace(batch, origin=Origin(("a", "b"), (lines % 2).astype(np.int32), lines + number))
-        given_batches.append(batch)
-    with Spool(memory) as spool:
-        for _ in range(2):
-            assert list(spool.drain()) == []
-            for batch in given_batches:
-                spool.add(batch)
-            for found, batch in zip(spool.drain(), given_batches, strict=True):
-                for name in ("dense", "ids", "offsets", "labels", "weights"):
-                    np.testing.assert_array_equal(
-                        getattr(found, name), getattr(batch, name), strict=weighted, err_msg=name
-                    )
-                places = [found.origin and found.origin.where(s) for s in range(batch.num_samples)]
-                assert places == [batch.origin and batch.origin.where(s) for s in range(batch.num_samples)]
+def test_a_policy_that_drops_inputs_itself_carries_no_rule() -> None:
+    with pytest.raises(ConfigError, match="RandomDrop leaves inputs out itself"):
+        TieredEmbeddingBag(
+            [TableConfig(name="t", num_embeddings=9, embedding_dim=4)], policy=RandomDrop(), skip="inputs"
+        )
 
 
-def test_what_comes_is_read_one_ahead() -> None:
-    source = iter([numbered(0, 1), numbered(1, 1), numbered(2, 1)])
-    coming = Coming(source)
-    assert coming.more and labels(list(coming.take(2))) == [[0], [1]]
-    assert coming.more and next(source, None) is None
-    assert labels(list(coming.take(5))) == [[2]] and not coming.more
-    assert not Coming(iter(())).more
+def test_a_rule_that_fails_over_inputs_is_named() -> None:
+    class Fails(SkipRule):
+        drops_inputs = True
+
+        def visits(self, rows: Any) -> NDArray[np.int64]:
+            return np.ones(len(rows), np.int64)
+
+        def arrange(self, batches: Iterator[Batch], view: TierView, allows: Any) -> Iterator[Batch]:
+            raise RuntimeError("out of order")
+
+    table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
+    embeddings = TieredEmbeddingBag([table], skip=Fails())
+    with pytest.raises(PolicyError, match=r"skip rule Fails\.arrange raised RuntimeError: out of order"):
+        list(embeddings.look_ahead(batches(), depth=2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("inputs+target_drop=2", "target_drop=2.0: needed at least 0, at most 1"),
+        ("inputs+threshold=-1", "threshold=-1.0: needed at least 0"),
+        ("inputs+probe_every=-1", "probe_every=-1: needed at least 0"),
+        ("inputs+hot_only=perhaps", "hot_only='perhaps'"),
+    ],
+)
+def test_bad_values_are_named(spec: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        make_rule(spec)
+    assert message in str(error.value)

@@ -56,7 +56,7 @@ def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cl
     ours = {module for module in imported if module.split(".")[0] in ("adaptive", "policies")}
     assert "adaptive" in ours and ours <= {
         "adaptive",
-        "policies.inputs",
+        "policies.samples",
         "policies.fae_shuffle",
         "policies.fae_threshold",
     }

@@ -23,6 +23,7 @@ from policies.hybrid import Hybrid
 from policies.lfu import LFU
 from policies.lru import LRU
 from policies.random_drop import RandomDrop
+from policies.resting import probed
 from policies.scratchpipe import ScratchPipe
 from policies.updates import Updates
 
@@ -57,7 +58,7 @@ def defer(**options: Any) -> Defer:
 
 RULES = {
     "movement": defer,
-    "visits": lambda: defer(by="visits", every=3),
+    "visits": lambda: Defer(by="visits", warmup=8, every=3, at_most=4),
     "least": lambda: defer(by="least", every=2),
     "updates": lambda: Updates(target_skip=0.5, warmup=8, probe_every=4),
     "own": EvenRowsWait,
@@ -113,47 +114,60 @@ def test_off_is_the_run_without_skipping_whatever_the_policy_says() -> None:
 # --- what they answer ------------------------------------------------------------------------------------------------
 
 
-def test_deferral_by_movement_is_the_bound_over_the_movement_of_a_visit() -> None:
-    """Over 10 visits: 0.5 each: 1; 0.1: 2; 0.04: 5; nearly none: at most 8; unknown: 1."""
-    rows = row_stats(5, drift=[5.0, 1.0, 0.4, 1e-6, np.nan], drift_visits=[10] * 5)
-    assert Defer(by="movement", bound=0.2, at_most=8).visits(rows).tolist() == [1, 2, 5, 8, 1]
+def test_by_movement_a_row_waits_the_visits_in_which_it_moves_by_the_bound() -> None:
+    """A random walk that covered `drift` in 16 visits covers half of that in 4. Never more than the 16 looked at."""
+    rows = row_stats(6, drift=[0.8, 0.4, 0.2, 0.1, 0.0, np.nan], drift_visits=[16] * 6)
+    assert Defer(by="movement", bound=0.2).visits(rows).tolist() == [1, 4, 16, 16, 16, 1]
+    assert Defer(by="movement", bound=0.2, at_most=8).visits(rows).tolist() == [1, 4, 8, 8, 8, 1]
 
 
-def test_deferral_by_visits_and_by_the_least_of_both() -> None:
-    rows = row_stats(3, drift=[0.4, 0.4, 5.0], drift_visits=[10] * 3, visits=[0, 100, 1000])
-    assert Defer(by="visits").visits(rows).tolist() == [1, 3, 8]
-    assert Defer(by="least", bound=0.2, at_most=8).visits(rows).tolist() == [1, 3, 1]
+def test_by_visits_nothing_is_asked_and_nothing_measured() -> None:
+    rule = Defer(by="visits", every=5, at_most=7)
+    assert not rule.asks and not rule.watches and (rule.every, rule.at_most) == (5, 7)
+    assert Defer(by="movement").every == 1 and Defer(by="least").every == 24
 
 
-def test_the_bound_and_the_limit_follow_from_the_optimizer_unless_they_are_given() -> None:
-    rule = Defer(by="movement")
-    rule.begin("sgd")
-    assert (rule.bound, rule.at_most) == (0.02, 16)
-    rule.begin("rowwiseadagrad")
-    assert (rule.bound, rule.at_most) == (0.2, 64)
-    by_visits = Defer()
-    assert by_visits.at_most == 8
-    by_visits.begin("sgd")
-    assert by_visits.at_most == 4 and not by_visits.watches
-    rule = Defer(by="movement", bound=0.5, at_most=3)
-    rule.begin("sgd")
-    assert (rule.bound, rule.at_most) == (0.5, 3)
+def test_the_bounds_follow_from_the_optimizer_unless_they_are_given() -> None:
+    def bounds(optimizer: str, **options: Any) -> tuple[float, int, int]:
+        rule = Defer(**options)
+        rule.begin(optimizer)
+        return rule.bound, rule.every, rule.at_most
+
+    assert bounds("rowwiseadagrad") == bounds("adagrad") == (0.3, 24, 16)
+    assert bounds("sgd") == bounds("adam") == (0.3, 32, 4)
+    assert bounds("adagrad", by="movement") == (0.12, 1, 64)
+    assert bounds("sgd", by="movement") == (0.12, 1, 8)
+    assert bounds("sgd", bound=0.5, every=3, at_most=9) == (0.5, 3, 9)
 
 
 def test_left_out_are_the_rows_that_move_least_up_to_the_wanted_share_of_the_updates() -> None:
-    """Of 10 visits each, two of four rows are half of the updates; a row of unknown movement is not left out."""
+    """Of 16 visits each, two of four rows are half of the updates; a row of unknown movement is not left out, and one
+    that is left out and so unknown counts."""
     rule = Updates(target_skip=0.5, probe_every=0)
-    rows = row_stats(5, step=99, accesses=[10, 10, 10, 10, 0], drift=[3, 1, 2, 4, np.nan], drift_visits=[10] * 5)
+    rows = row_stats(5, step=99, accesses=[9, 9, 9, 9, 0], drift=[3, 1, 2, 4, np.nan], drift_visits=[16] * 5)
     assert rule.visits(rows).tolist() == [1, 0, 0, 1, 1]
-    assert rule.found_threshold == pytest.approx(0.2)
+    assert rule.found_threshold == pytest.approx(0.5)
+    unknown = row_stats(4, step=99, accesses=[9] * 4, drift=[np.nan, 1, 2, np.nan], drift_visits=[16] * 4)
+    assert rule.visits(unknown).tolist() == [1, 0, 0, 1]
+    left_out = row_stats(
+        4, step=99, accesses=[9] * 4, drift=[np.nan, 1, 2, 3], drift_visits=[16] * 4, saturated=[True] + [False] * 3
+    )
+    assert rule.visits(left_out).tolist() == [0, 0, 1, 1]
 
 
 def test_a_row_that_is_left_out_stays_so_until_it_is_probed_or_moves() -> None:
     rule = Updates(threshold=0.1, hysteresis=2, probe_every=1)
-    rows = row_stats(3, drift=[np.nan, 1.5, 2.5], drift_visits=[10] * 3, saturated=[True, True, True])
+    rows = row_stats(3, drift=[np.nan, 0.6, 1.0], drift_visits=[16] * 3, saturated=[True, True, True])
     assert rule.visits(rows).tolist() == [1, 1, 1]
     rule.probe_every = 0
     assert rule.visits(rows).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("hashed", ["rows", "questions"])
+def test_every_row_is_probed_again_and_again_each_at_its_own_questions(hashed: str) -> None:
+    share = np.array([probed(np.arange(500), step, 4) for step in range(0, 64 * 200, 64)])
+    each = share.mean(axis=0 if hashed == "rows" else 1)
+    assert 0.23 < share.mean() < 0.27 and each.min() > 0.1 and each.max() < 0.4
 
 
 def test_rows_that_wait_or_are_left_out_are_reported_as_saturated() -> None:
@@ -198,7 +212,7 @@ def test_wrong_answers_name_the_rule_and_the_batch(answer: Any, message: str) ->
 
 
 def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
-    assert {"defer", "updates"} <= set(installed_rules())
+    assert {"defer", "inputs", "updates"} <= set(installed_rules())
     rule = make_rule("defer+by=least+bound=0.125+every=7")
     assert isinstance(rule, Defer) and (rule.by, rule.bound, rule.every) == ("least", 0.125, 7)
     assert isinstance(make_rule("policies.updates:Updates+target_skip=0.1"), Updates)
@@ -216,14 +230,14 @@ def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("defr", "no skip rule 'defr'; known: defer, updates; or give module:Class or file.py:Class"),
+        ("defr", "no skip rule 'defr'; known: defer, inputs, updates; or give module:Class or file.py:Class"),
         ("policies.lru:LRU", "has no class LRU derived from adaptive.SkipRule"),
         ("defer+bond=1", "skip rule Defer has no parameter bond; it has: by, bound, every, at_most, warmup"),
         ("defer+bound=much", "skip rule Defer: bound='much'"),
         ("defer+bound=-1", "skip rule Defer: bound=-1.0: needed more than 0"),
-        ("defer+at_most=256", "at_most from 1 to 255"),
+        ("defer+at_most=256", "at_most=256: needed at least 1, at most 255"),
         ("updates+target_skip=2", "skip rule Updates: target_skip=2.0"),
-        ("updates+hysteresis=0.5", "skip rule Updates: needed hysteresis >= 1"),
+        ("updates+hysteresis=0.5", "skip rule Updates: hysteresis=0.5: needed at least 1"),
     ],
 )
 def test_what_cannot_be_is_told_at_once(spec: str, message: str) -> None:
@@ -240,12 +254,13 @@ def test_a_policy_that_leaves_inputs_out_itself_carries_no_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", ["defer", "defer+by=movement", "defer+by=least+warmup=0", "updates", "updates+warmup=0"]
+    "rule",
+    ["defer", "defer+by=movement", "defer+by=visits+warmup=0", "updates", "updates+warmup=0", "inputs+warmup=0"],
 )
 def test_the_rules_here_keep_the_contract(rule: str) -> None:
     results = check_rule(rule)
     assert [result.check for result in results if not result.passed] == [], results
-    assert len(results) == 4
+    assert len(results) == 6
 
 
 class Forgetful(SkipRule):

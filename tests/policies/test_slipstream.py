@@ -1,99 +1,141 @@
-"""When a row counts as saturated, when it is let through again, and that a run can be repeated."""
+"""`slipstream`: popularity placement with a skip rule of its own, chosen by its mode."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
+from builders import batch_of
 from contract import row_stats
-from hypothesis import given
-from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from adaptive.policy import RowStats
+from adaptive import Adagrad, Counter, Policy, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
+from adaptive.batch import Batch
+from adaptive.errors import PolicyError
+from adaptive.policy_loading import make_policy
+from policies.defer import Defer
+from policies.inputs import Inputs
+from policies.lfu import LFU
 from policies.slipstream import Slipstream
+from policies.updates import Updates
+
+NUM_ROWS = 100
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="50%", min_accesses=4, lag=4)
 
 
-def rows_at(step: int, drift: list[float], **columns: Any) -> RowStats:
-    columns.setdefault("drift_accesses", np.full(len(drift), 1000))
-    return row_stats(len(drift), step=step, drift=drift, **columns)
+def batches() -> Iterator[Batch]:
+    random = np.random.default_rng(7)
+    for _ in range(60):
+        ids = random.zipf(1.4, (16, 1)) % NUM_ROWS
+        yield batch_of(ids, ids[:, 0] % 3 == 0)
 
 
-def verdicts(policy: Slipstream, rows: RowStats) -> list[bool]:
-    found = policy.saturated(rows)
-    assert found.dtype == np.bool_
-    return [bool(verdict) for verdict in found]
-
-
-def unprobed(**options: Any) -> Slipstream:
-    return Slipstream(
-        **{"skip": "updates", "threshold": 0.1, "hysteresis": 2, "warmup": 100, "probe_every": 0} | options
-    )
+def train(
+    policy: Policy, depth: int = 2, rows: str = "60%", skip: SkipConfig | SkipRule | None = SKIP
+) -> tuple[TieredEmbeddingBag, NDArray[np.float32]]:
+    table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
+    tier = TierConfig(device_rows=rows, device="cpu", poison=True)
+    embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=Adagrad(lr=0.1), skip=skip)
+    for planned in embeddings.look_ahead(batches(), depth=depth):
+        (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
+        embeddings.step()
+    return embeddings, embeddings.table_weights("t")
 
 
 def test_scores_by_popularity() -> None:
     assert Slipstream().score(row_stats(3, accesses=[5, 1, 9])).tolist() == [5, 1, 9]
 
 
-def test_rows_that_moved_at_most_the_threshold_are_saturated() -> None:
-    drift = np.array([0.05, 0.1, 0.11, 3.0], np.float32)
-    policy = unprobed(threshold=float(drift[1]))
-    assert verdicts(policy, rows_at(100, drift.tolist())) == [True, True, False, False]
+@pytest.mark.parametrize(
+    ("mode", "options", "rule"),
+    [
+        ("defer", {"every": 3, "at_most": 5, "by": "visits"}, Defer(every=3, at_most=5, by="visits", warmup=7)),
+        ("updates", {"threshold": 0.1, "hysteresis": 2.0}, Updates(threshold=0.1, hysteresis=2.0, warmup=7)),
+        ("inputs", {"target_drop": 0.4, "hot_only": False}, Inputs(target_drop=0.4, hot_only=False, warmup=7)),
+    ],
+)
+def test_a_mode_is_a_skip_rule_with_its_parameters(mode: str, options: dict[str, Any], rule: SkipRule) -> None:
+    policy = make_policy("slipstream", {"skip": mode, "warmup": 7, **options})
+    assert type(policy.rule) is type(rule)
+    plain = {name: value for name, value in vars(rule).items() if isinstance(value, bool | int | float | str | tuple)}
+    assert {name: getattr(policy.rule, name) for name in plain} == plain
 
 
-def test_nothing_is_saturated_during_the_warm_up() -> None:
-    assert verdicts(unprobed(), rows_at(99, [0.01], saturated=[True])) == [False]
+def test_a_mode_trains_as_its_rule_does_beside_the_same_placement() -> None:
+    for mode, rule in (("defer", Defer(warmup=3)), ("updates", Updates(warmup=3)), ("inputs", Inputs(warmup=3))):
+        own = train(make_policy("slipstream", {"skip": mode, "warmup": 3}))[1]
+        np.testing.assert_array_equal(own, train(LFU(), skip=rule_with(rule))[1])
 
 
-def test_few_look_ups_say_nothing() -> None:
-    rows = rows_at(100, [0.01, 0.01], drift_accesses=[63, 64])
-    assert verdicts(unprobed(min_accesses=64), rows) == [False, True]
+def rule_with(rule: SkipRule) -> SkipConfig:
+    """The settings above with the rule of this name at the parameters of the test above."""
+    return SKIP.model_copy(update={"rule": f"{type(rule).__name__.lower()}+warmup=3"})
 
 
-def test_an_unknown_movement_says_nothing() -> None:
-    """A row that was skipped since the snapshot has not moved at all: that must not keep it saturated for ever."""
-    rows = rows_at(100, [np.nan, np.nan, 0.0, 0.0], saturated=[True, False, True, False])
-    assert verdicts(unprobed(), rows) == [True, False, True, False]
+def test_off_is_a_plain_run_bit_for_bit() -> None:
+    np.testing.assert_array_equal(train(Slipstream(skip="off"))[1], train(LFU())[1])
 
 
-def test_a_saturated_row_stays_so_up_to_the_hysteresis() -> None:
-    rows = rows_at(100, [0.15, 0.15, 0.25], saturated=[True, False, True])
-    assert verdicts(unprobed(), rows) == [True, False, False]
+def test_without_skipping_switched_on_it_is_a_plain_run() -> None:
+    for mode in ("defer", "updates", "inputs"):
+        embeddings, weights = train(make_policy("slipstream", {"skip": mode, "warmup": 0}), skip=None)
+        np.testing.assert_array_equal(weights, train(LFU())[1])
+        assert embeddings.may_plan_again
 
 
-def test_without_rows_there_are_no_verdicts() -> None:
-    assert verdicts(Slipstream(), rows_at(1000, [])) == []
+def test_by_visits_keeps_sums_and_no_snapshots() -> None:
+    policy = Slipstream(by="visits", every=2, at_most=5, warmup=3)
+    embeddings, weights = train(policy)
+    counts = embeddings.take_statistics().counts.sum(axis=0)
+    assert counts[Counter.DEFERRED_UPDATES] == counts[Counter.SKIPPED_UPDATES] > 100
+    assert not embeddings._pipeline.policy_caller.watches_movement
+    assert (weights != train(LFU())[1]).any()
+    again = Slipstream(by="visits", every=2, at_most=5, warmup=3)
+    np.testing.assert_array_equal(train(again, depth=0, rows="100%")[1], weights)
 
 
-def test_probing_lets_every_saturated_row_through_again_and_again() -> None:
-    policy = unprobed(probe_every=4)
-    saturated = np.array([policy.saturated(rows_at(step, [0.01] * 500)) for step in range(100, 100 + 64 * 200, 64)])
-    let_through = 1 - saturated.mean(axis=0)
-    assert 0.23 < let_through.mean() < 0.27
-    assert let_through.min() > 0.1 and let_through.max() < 0.4  # each row, not some of them for ever
+def test_deferring_at_most_one_visit_is_a_plain_run_bit_for_bit() -> None:
+    np.testing.assert_array_equal(train(Slipstream(every=1, at_most=1, warmup=0))[1], train(LFU())[1])
 
 
-def test_the_questions_that_probe_differ_between_rows() -> None:
-    policy = unprobed(probe_every=4)
-    share = 1 - policy.saturated(rows_at(640, [0.01] * 2000)).mean()
-    assert 0.2 < share < 0.3
+def earlier_state(num_rows: int) -> dict[str, NDArray[Any]]:
+    """What a version that kept the modes' facts in the policy stored."""
+    rows = np.arange(num_rows)
+    names = ("watched", "saturated", "moved", "asked", "norms", "accesses")
+    return {**dict.fromkeys(names, rows), "inputs": np.zeros(2, np.int64), "threshold": np.zeros(1)}
 
 
-def test_a_probed_row_that_moves_is_free_and_one_that_does_not_is_saturated_again() -> None:
-    """The measurement of a probed interval arrives questions later: until then the row stays open."""
-    policy = unprobed()
-    opened = rows_at(200, [0.0, 0.0], saturated=[False, False])
-    assert verdicts(policy, opened) == [False, False]
-    measured = rows_at(264, [0.3, 0.02], saturated=[False, False])
-    assert verdicts(policy, measured) == [False, True]
+def test_the_state_of_an_earlier_version_is_nothing_under_defer_and_refused_otherwise() -> None:
+    Slipstream().load_state_dict(earlier_state(0))
+    with pytest.raises(ValueError, match="earlier version with skip=updates or skip=inputs"):
+        Slipstream().load_state_dict(earlier_state(3))
+    with pytest.raises(ValueError, match="earlier version"):
+        Slipstream().load_state_dict({"rows": np.arange(2)})
 
 
-@given(st.integers(0, 10**9), st.integers(0, 300), st.integers(0, 2**31))
-def test_verdicts_depend_on_the_rows_alone_and_not_on_their_neighbours(step: int, size: int, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    columns = {
-        "rows": random.choice(10**12, size, replace=False),
-        "drift_accesses": random.integers(0, 128, size),
-        "saturated": random.random(size) < 0.5,
-    }
-    drift = random.random(size) * 0.03
-    whole = Slipstream(skip="updates", warmup=0).saturated(rows_at(step, drift.tolist(), **columns))
-    half = rows_at(step, drift[::2].tolist(), **{name: column[::2] for name, column in columns.items()})
-    assert np.array_equal(whole[::2], Slipstream(skip="updates", warmup=0).saturated(half))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"skip": "rows"}, "skip='rows'"),
+        ({"target_drop": 0.2}, "target_drop: not of skip=defer, which has by, bound, every, at_most, warmup"),
+        ({"skip": "off", "every": 3, "bound": 1.0}, "bound, every: not of skip=off, which has warmup"),
+        ({"skip": "inputs", "target_drop": -1}, "target_drop=-1.0: needed at least 0, at most 1"),
+        ({"skip": "updates", "threshold": float("nan")}, "threshold=nan: needed at least 0"),
+        ({"every": 0}, "every=0: needed at least 1"),
+        ({"at_most": 256}, "at_most=256: needed at least 1, at most 255"),
+        ({"bound": 0.0}, "bound=0.0: needed more than 0"),
+    ],
+)
+def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        make_policy(Slipstream, options)
+    assert message in str(error.value)
+
+
+def test_every_parameter_reaches_some_mode() -> None:
+    from adaptive.policy_loading import policy_parameters
+    from policies.slipstream import _RULES
+
+    of_modes = set(itertools.chain.from_iterable(names for _, names in _RULES.values()))
+    assert of_modes == set(policy_parameters(Slipstream)) - {"skip"}

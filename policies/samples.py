@@ -1,0 +1,190 @@
+"""What policies and rules that look at whole inputs share: sums over a sample's look-ups, refilled and waiting batches,
+facts about rows.
+
+Letters: B samples, N look-ups of a batch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from tempfile import SpooledTemporaryFile
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive import Batch, concatenate
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def samples_of_lookups(batch: Batch) -> NDArray[np.int64]:
+    """(N,) the sample that each look-up belongs to."""
+    bags = np.tile(np.arange(batch.num_samples), batch.num_features)
+    return np.repeat(bags, np.diff(batch.offsets))
+
+
+def count_lookups(batch: Batch, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(B,) how many of each sample's look-ups are among the chosen (N,)."""
+    counts: NDArray[np.int64]
+    if batch.one_each:
+        counts = chosen.reshape(batch.num_features, batch.num_samples).sum(axis=0)
+        return counts
+    before = np.zeros(len(chosen) + 1, np.int64)
+    np.cumsum(chosen, out=before[1:])
+    per_bag = np.diff(before[batch.offsets])
+    counts = per_bag.reshape(batch.num_features, batch.num_samples).sum(axis=0)
+    return counts
+
+
+class Refill:
+    """Samples put together, in order, to batches of one size: the given one, or 0: that of the first batch."""
+
+    def __init__(self, size: int = 0) -> None:
+        self.size = size
+        self.filled = 0  # batches
+        self._waiting: list[Batch] = []
+        self._count = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that do not fill a batch yet."""
+        return self._count
+
+    def add(self, batch: Batch, chosen: NDArray[np.bool_]) -> Iterator[Batch]:
+        """Take the chosen (B,) samples; yields the batches that have become full."""
+        self.size = self.size or batch.num_samples
+        samples = np.flatnonzero(chosen)
+        while len(samples) and self._count + len(samples) >= self.size:
+            needed = self.size - self._count
+            self._wait(batch, samples[:needed])
+            samples = samples[needed:]
+            self.filled += 1
+            yield self._join()
+        self._wait(batch, samples)
+
+    def rest(self) -> Iterator[Batch]:
+        """What is left, as one smaller batch, if anything is."""
+        if self._count:
+            yield self._join()
+
+    def _wait(self, batch: Batch, samples: NDArray[np.int64]) -> None:
+        if len(samples):
+            self._waiting.append(batch if len(samples) == batch.num_samples else batch.take(samples))
+            self._count += len(samples)
+
+    def _join(self) -> Batch:
+        joined = concatenate(self._waiting)
+        self._waiting, self._count = [], 0
+        return joined
+
+
+def greatest(batch: Batch, values: NDArray[Scalar]) -> NDArray[Scalar]:
+    """(B,) the greatest of the values (N,) of each sample's look-ups, 0 if it has none or they are below."""
+    found = np.zeros(batch.num_samples, values.dtype)
+    if batch.one_each:
+        np.max(values.reshape(batch.num_features, batch.num_samples), axis=0, initial=0, out=found)
+        return found
+    np.maximum.at(found, samples_of_lookups(batch), values)
+    return found
+
+
+class Coming:
+    """Batches to be read; tells whether there are more, for which one is read ahead."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._next = next(batches, None)
+
+    @property
+    def more(self) -> bool:
+        return self._next is not None
+
+    def take(self, number: int) -> Iterator[Batch]:
+        """The next `number` batches, or all there are."""
+        while number and self._next is not None:
+            batch, self._next, number = self._next, next(self._batches, None), number - 1
+            yield batch
+
+
+class Spool:
+    """Batches that wait for their turn, in order: in memory, and beyond `memory` bytes in an unnamed temporary file.
+
+    The file lies in the folder of temporary files (TMPDIR) and is gone with the process, however that ends.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._file = SpooledTemporaryFile(max_size=memory)  # noqa: SIM115 (`__exit__` closes it)
+        self._waiting: list[Batch] = []  # without arrays of samples, which lie in the file
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def add(self, batch: Batch) -> None:
+        """Put a batch behind the others. Not while they are being drained."""
+        for array in (batch.dense, batch.ids, batch.offsets, batch.labels, batch.weights, *_origin_arrays(batch)):
+            if array is not None:
+                np.lib.format.write_array(self._file, array, allow_pickle=False)
+        self._waiting.append(_hollow(batch))
+
+    def drain(self) -> Iterator[Batch]:
+        """All batches, in order; then there are none."""
+        self._file.seek(0)
+        for hollow in self._waiting:
+            dense, ids, offsets, labels = (self._read() for _ in range(4))
+            weights = None if hollow.weights is None else self._read()
+            origin = hollow.origin
+            if origin is not None:
+                origin = replace(origin, file_index=self._read(), lines=self._read())
+            yield Batch(dense, ids, offsets, labels, weights, origin)
+        self._waiting = []
+        self._file.seek(0)
+        self._file.truncate()
+
+    def _read(self) -> NDArray[Any]:
+        return np.lib.format.read_array(self._file, allow_pickle=False)
+
+
+def _origin_arrays(batch: Batch) -> tuple[NDArray[Any], ...]:
+    return () if batch.origin is None else (batch.origin.file_index, batch.origin.lines)
+
+
+def _hollow(batch: Batch) -> Batch:
+    """What a batch has besides its arrays: whether look-ups have weights, and the names of files."""
+    return batch.take(np.zeros(0, np.int64))
+
+
+class ByRow(Generic[Scalar]):
+    """One value for each row, 0 unless written. Memory that was never written to is not taken."""
+
+    def __init__(self, dtype: type[Scalar]) -> None:
+        self._values: NDArray[Scalar] = np.zeros(0, dtype)
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[Scalar]:
+        inside = rows < len(self._values)
+        if inside.all():
+            return self._values[rows]
+        found = np.zeros(len(rows), self._values.dtype)
+        found[inside] = self._values[rows[inside]]
+        return found
+
+    def __setitem__(self, rows: NDArray[np.int64], values: Any) -> None:
+        if len(rows):
+            needed = int(rows.max()) + 1
+            if needed > len(self._values):
+                self.reserve(max(needed, 2 * len(self._values)))
+            self._values[rows] = values
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for rows below `num_rows` at once, where their number is known."""
+        if num_rows > len(self._values):
+            grown = np.zeros(num_rows, self._values.dtype)
+            grown[: len(self._values)] = self._values
+            self._values = grown
+
+    def rows(self) -> NDArray[np.int64]:
+        """Rows whose value is not 0, in order."""
+        return np.flatnonzero(self._values)

@@ -1,0 +1,144 @@
+"""Sums over samples' look-ups, refilled batches and values by row."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptive.batch import Batch, Origin
+from policies.samples import ByRow, Coming, Refill, Spool, count_lookups, greatest, samples_of_lookups
+
+
+def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:
+    """Bags of 0 to 2 look-ups; the label is the sample's number."""
+    random = np.random.default_rng([seed, first])
+    sizes = random.integers(0, 3, num_features * num_samples)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Batch(
+        dense=np.zeros((num_samples, 0), np.float32),
+        ids=random.integers(0, 9, offsets[-1]),
+        offsets=offsets,
+        labels=np.arange(first, first + num_samples, dtype=np.float32),
+    )
+
+
+def labels(batches: Sequence[Batch]) -> list[list[int]]:
+    return [batch.labels.astype(int).tolist() for batch in batches]
+
+
+def test_look_ups_are_counted_by_sample() -> None:
+    """Feature 0: sample 0 looks up 7, sample 1 looks up 8 and 9; feature 1: sample 0 nothing, sample 1 looks up 7."""
+    batch = Batch(
+        np.zeros((2, 0), np.float32), np.array([7, 8, 9, 7]), np.array([0, 1, 3, 3, 4]), np.zeros(2, np.float32)
+    )
+    assert samples_of_lookups(batch).tolist() == [0, 1, 1, 1]
+    assert count_lookups(batch, batch.ids < 9).tolist() == [1, 2]
+
+
+def test_the_greatest_of_a_samples_look_ups() -> None:
+    batch = Batch(
+        np.zeros((3, 0), np.float32), np.array([7, 8, 9, 7]), np.array([0, 1, 3, 3, 4, 4, 4]), np.zeros(3, np.float32)
+    )
+    assert greatest(batch, np.array([5, 1, 2, 3])).tolist() == [5, 2, 0]
+    even = Batch(np.zeros((2, 0), np.float32), np.array([1, 2, 3, 4]), np.arange(5), np.zeros(2, np.float32))
+    assert greatest(even, np.array([5, -1, 2, -3])).tolist() == [5, 0]
+
+
+@given(st.integers(0, 20), st.integers(1, 4), st.booleans(), st.integers(0, 1000))
+def test_counting_agrees_with_a_loop(num_samples: int, num_features: int, one_id: bool, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sizes = np.full(num_features * num_samples, 1) if one_id else random.integers(0, 3, num_features * num_samples)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    ids = np.arange(offsets[-1])
+    dense, zeros = np.zeros((num_samples, 0), np.float32), np.zeros(num_samples, np.float32)
+    batch = Batch(dense, ids, offsets, zeros)
+    chosen = random.random(len(ids)) < 0.5
+    expected = [0] * num_samples
+    for bag in range(len(sizes)):
+        expected[bag % num_samples] += int(chosen[offsets[bag] : offsets[bag + 1]].sum())
+    assert count_lookups(batch, chosen).tolist() == expected
+
+
+def test_refilled_batches_are_full_and_in_order() -> None:
+    refill = Refill()
+    full = [*refill.add(numbered(0, 4), np.array([True, False, True, True]))]
+    assert labels(full) == []
+    full += refill.add(numbered(4, 4), np.array([True, True, False, True]))
+    full += refill.rest()
+    assert labels(full) == [[0, 2, 3, 4], [5, 7]]
+    assert list(refill.rest()) == []
+
+
+def test_refilling_keeps_what_a_sample_holds() -> None:
+    refill = Refill()
+    given = numbered(0, 5)
+    (rest,) = [*refill.add(given, np.array([False, True, False, True, False])), *refill.rest()]
+    expected = given.take(np.array([1, 3]))
+    for name in ("ids", "offsets", "labels"):
+        assert np.array_equal(getattr(rest, name), getattr(expected, name))
+
+
+@given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 1000))
+def test_nothing_is_lost_or_repeated(sizes: list[int], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    refill = Refill()
+    found: list[Batch] = []
+    expected: list[int] = []
+    first = 0
+    for size in sizes:
+        chosen = random.random(size) < 0.6
+        found += refill.add(numbered(first, size), chosen)
+        expected += (first + np.flatnonzero(chosen)).tolist()
+        first += size
+    assert all(batch.num_samples == sizes[0] for batch in found)
+    found += refill.rest()
+    assert [label for part in labels(found) for label in part] == expected
+
+
+def test_values_by_row() -> None:
+    values = ByRow(np.int64)
+    assert values[np.array([3, 0])].tolist() == [0, 0]
+    values[np.array([5, 2])] = np.array([7, 8])
+    assert values[np.array([2, 5, 4, 1000])].tolist() == [8, 7, 0, 0]
+    assert values.rows().tolist() == [2, 5]
+    values[np.zeros(0, np.int64)] = 1
+    values.reserve(100)
+    assert values.rows().tolist() == [2, 5]
+
+
+@given(st.lists(st.integers(1, 9), max_size=6), st.booleans(), st.booleans(), st.sampled_from([1, 1000, 1 << 20]))
+def test_batches_come_back_from_where_they_waited(
+    sizes: list[int], weighted: bool, with_origin: bool, memory: int
+) -> None:
+    given_batches = []
+    for number, size in enumerate(sizes):
+        batch = numbered(10 * number, size)
+        if weighted:
+            batch = replace(batch, weights=np.linspace(0, 1, len(batch.ids), dtype=np.float32))
+        if with_origin:
+            lines = np.arange(size)
+            batch = replace(batch, origin=Origin(("a", "b"), (lines % 2).astype(np.int32), lines + number))
+        given_batches.append(batch)
+    with Spool(memory) as spool:
+        for _ in range(2):
+            assert list(spool.drain()) == []
+            for batch in given_batches:
+                spool.add(batch)
+            for found, batch in zip(spool.drain(), given_batches, strict=True):
+                for name in ("dense", "ids", "offsets", "labels", "weights"):
+                    np.testing.assert_array_equal(
+                        getattr(found, name), getattr(batch, name), strict=weighted, err_msg=name
+                    )
+                places = [found.origin and found.origin.where(s) for s in range(batch.num_samples)]
+                assert places == [batch.origin and batch.origin.where(s) for s in range(batch.num_samples)]
+
+
+def test_what_comes_is_read_one_ahead() -> None:
+    source = iter([numbered(0, 1), numbered(1, 1), numbered(2, 1)])
+    coming = Coming(source)
+    assert coming.more and labels(list(coming.take(2))) == [[0], [1]]
+    assert coming.more and next(source, None) is None
+    assert labels(list(coming.take(5))) == [[2]] and not coming.more
+    assert not Coming(iter(())).more
