@@ -1,18 +1,9 @@
 """What the study of skipping trains: settings (data, model, optimizer, length), ways to skip, and which meets which.
 
-A *way* is a policy with its parameters under a short label. `off` is the control that skips nothing (`lfu`, whose
-placement `slipstream` shares). Ways that drop inputs get a control of their own from `adaptive.compare`, which drops as
-many at random.
-"""
-
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
-
-
-@dataclass(frozen=True)
-class Way:
-    """A policy and its parameters."""
+A *way* is a policy with its parameters, or a skip rule beside it, under a short label. `off` is the control that skips
+nothing (`lfu`, whose placement `slipstream` shares); the others are skip rules beside the same placement. Ways that
+drop inputs get a control of their own from `adaptive.compare`, which drops as many at random.
+"""A policy and its parameters."""
 
     label: str
     policy: str = "slipstream"
@@ -44,25 +35,30 @@ class Block:
     seeds: int = 3
 
 
-OFF = Way("off", "lfu")
-DEFER = Way("defer")
+def ruled(label: str, rule: str) -> Way:
+    """The control's placement with a skip rule beside it."""
+    return Way(label, "lfu", config={"skip": {"rule": rule}})
 
 
-def deferring(at_most: int, *, warmup: int = 100, every: int = 32) -> Way:
-    """Mode `defer` with its parameters."""
-    more = {name: value for name, value, usual in (("warmup", warmup, 100), ("every", every, 32)) if value != usual}
-    label = ", ".join([f"defer {at_most}", *(f"{name} {value}" for name, value in more.items())])
-    return Way(label, options={"at_most": at_most, **more})
+OFF = ruled("off", "off")
+DEFER = ruled("defer", "defer")  # the default of `slipstream`: by the smaller of visits and movement
+VISITS = ruled("defer by visits", "defer+by=visits")
+MOVEMENT = ruled("defer by movement", "defer+by=movement")
+EARLIER = ruled("defer by visits, 8", "defer+by=visits+every=32+at_most=8")
+UPDATES = ruled("updates", "updates")
+INPUTS = ruled("inputs", "inputs")
+INPUTS_ALL = ruled("inputs, any cold", "inputs+hot_only=false")
 
 
-def updates(threshold: float) -> Way:
-    """Mode `updates` with its threshold."""
-    return Way(f"updates {threshold:g}", options={"skip": "updates", "threshold": threshold})
+def updates(target: float) -> Way:
+    """`updates` up to a share of the watched rows' updates."""
+    return ruled(f"updates {target:g}", f"updates+target_skip={target:g}")
 
 
 def inputs(target: float) -> Way:
-    """Mode `inputs`: dropped where three quarters of the watched rows are saturated, up to a share."""
-    return Way(f"inputs {target:g}", options={"skip": "inputs", "target_drop": target, "drop_at": 0.75})
+    """`inputs` up to a share of those that could be dropped, cold rows not counted: where few inputs are all hot, the
+    paper's own rule drops next to none."""
+    return ruled(f"inputs, any cold {target:g}", f"inputs+hot_only=false+target_drop={target:g}")
 
 
 # --- settings ----------------------------------------------------------------------------------------------------
@@ -87,9 +83,11 @@ def stream(
     return Setting(f"{kind}{drift}{name}", "synthetic", {"batch_size": 512, **config}, options)
 
 
-def whole(kind: str, drift: str = "") -> Setting:
-    """At the library's defaults (width 16), as long as runs before."""
-    return stream(kind, 1_500_000, evaluated=300_000, drift=drift)
+def whole(kind: str, drift: str = "", rows: str = "rowwise_adagrad") -> Setting:
+    """2,930 steps at width 8; `rows`: their optimizer."""
+    tail = f", {rows}" if rows != "rowwise_adagrad" else ""
+    config = {"model_options": _SMALL, "optimizer": ROW_OPTIMIZERS[rows]}
+    return stream(kind, 1_500_000, drift=drift, name=tail, **config)
 
 
 def short(kind: str, drift: str = "", rows: str = "rowwise_adagrad", name: str = "", **more: Any) -> Setting:
@@ -128,42 +126,33 @@ def lengthy(kind: str) -> Setting:
 
 # --- blocks, the most important first -----------------------------------------------------------------------------
 
-UPDATES = tuple(updates(threshold) for threshold in (0.05, 0.1, 0.2))
-INPUTS = tuple(inputs(target) for target in (0.3, 0.6))
-DEFERS = tuple(deferring(at_most) for at_most in (2, 4, 16))
+PLAIN: Final = ("easy", "hard")
 
 
 def blocks() -> tuple[Block, ...]:
     """All of the study."""
-    from benchmarks.study_sets import LARGE, PAIRS, SLOW, TINY
+    from benchmarks.study_sets import LARGE, PAIRS, TINY
 
-    main, dropping = (OFF, DEFER), (OFF, DEFER, UPDATES[1])
-    some = (OFF, DEFER, *UPDATES[:2], INPUTS[0])
+    deferring = (OFF, DEFER, VISITS, MOVEMENT)
+    papers = (OFF, DEFER, UPDATES, INPUTS, INPUTS_ALL)
     return (
-        Block("bar", (whole("easy"), whole("hard")), main),
-        Block("bar-drift", (whole("easy", ", drift"), whole("hard", ", drift")), main),
-        Block("real", LARGE, main),
-        Block("drift-short", (short("hard", ", drift"),), main),
-        Block("modes", (short("easy"),), (OFF, DEFER, *UPDATES, *INPUTS, *DEFERS)),
-        Block("rates", (rated("easy", 0.005), rated("easy", 0.2)), main),
-        Block("optimizers", tuple(short("easy", rows=name) for name in ROW_OPTIMIZERS), dropping),
-        Block("sgd", (short("easy", rows="sgd"),), (OFF, DEFER, deferring(8))),
-        Block("real-rates", SLOW, (*main, deferring(2))),
-        Block("pairs", PAIRS, main),
-        Block("epochs", (repeated("easy"),), some),
-        Block("epochs-real", LARGE[-1:], (OFF, DEFER, UPDATES[1], INPUTS[0])),
-        Block("modes-drift", (short("easy", ", drift"),), (*some, DEFERS[-1])),
-        Block("modes-hard", (short("hard"),), (*some, DEFERS[-1])),
-        Block("real-tiny", TINY, main, seeds=5),
-        Block("long", (lengthy("easy"),), (OFF, DEFER, UPDATES[0])),
-        Block("widths", (wide("easy", 64), wide("easy", 16)), dropping),
-        Block("tiers", tuple(tiered(size) for size in ("1%", "3%", "10%")), main),
-        Block("real-modes", LARGE, (OFF, UPDATES[1], INPUTS[0])),
-        Block("epochs-hard", (repeated("hard"),), some),
-        Block("modes-hard-drift", (short("hard", ", drift"),), (*some, DEFERS[-1])),
-        Block("optimizers-hard", tuple(short("hard", rows=name) for name in ROW_OPTIMIZERS), dropping),
-        Block("long-hard", (lengthy("hard"),), (OFF, DEFER, UPDATES[0])),
-        Block("churn", (whole("easy", ", churn"),), main),
+        Block("bar", tuple(whole(kind) for kind in PLAIN), deferring),
+        Block("bar-drift", tuple(whole(kind, ", drift") for kind in PLAIN), deferring),
+        Block("optimizers", tuple(whole(kind, rows=rows) for rows in ("sgd", "adam") for kind in PLAIN), deferring),
+        Block("papers", (whole("easy"), whole("easy", ", drift")), papers),
+        Block("real", LARGE, (*deferring, UPDATES, INPUTS)),
+        Block("adagrad", (whole("easy", rows="adagrad"),), (OFF, DEFER)),
+        Block("targets", (whole("easy"),), (OFF, updates(0.05), UPDATES, updates(0.4), inputs(0.4), inputs(0.8))),
+        Block("earlier", (whole("easy"), whole("hard")), (OFF, EARLIER)),
+        Block("papers-hard", (whole("hard"), whole("hard", ", drift")), papers),
+        Block("churn", (whole("easy", ", churn"),), (OFF, DEFER, VISITS)),
+        Block("rates", (rated("easy", 0.005), rated("easy", 0.2)), (OFF, DEFER)),
+        Block("widths", (wide("easy", 64), wide("easy", 16)), (OFF, DEFER)),
+        Block("tiers", tuple(tiered(size) for size in ("1%", "10%")), (OFF, DEFER)),
+        Block("epochs", (repeated("easy"),), (OFF, DEFER, UPDATES)),
+        Block("long", (lengthy("easy"),), (OFF, DEFER)),
+        Block("pairs", PAIRS, (OFF, DEFER)),
+        Block("real-tiny", TINY, (OFF, DEFER), seeds=5),
     )
 
 
