@@ -50,7 +50,8 @@ class DLRMConfig(Config):
 
     embedding_dim: int = Field(default=16, ge=1, le=4096, description="values in an embedding vector")
     bottom_mlp: LayerSizes = Field(
-        default=(64, 16), description="layer sizes of the bottom MLP without its input; the last is embedding_dim"
+        default=(64, 16),
+        description="layer sizes of the bottom MLP without its input; the last is embedding_dim; default 64-<that>",
     )
     top_mlp: LayerSizes = Field(
         default=(128, 64, 1), description="layer sizes of the top MLP without its input; the last is 1"
@@ -65,6 +66,14 @@ class DLRMConfig(Config):
         "evaluation; layer: over the width of each vector",
     )
     bf16: bool = Field(default=False, description="compute the MLPs in bfloat16; weights and logits stay float32")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bottom_follows_width(cls, given: Any) -> Any:
+        """So that a width alone is a setting that fits."""
+        if isinstance(given, dict) and "bottom_mlp" not in given and isinstance(given.get("embedding_dim"), int):
+            return {**given, "bottom_mlp": (64, given["embedding_dim"])}
+        return given
 
     @model_validator(mode="after")
     def _check_last_sizes(self) -> "DLRMConfig":
