@@ -132,6 +132,7 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
         "accuracy_std": _spread([o.summary.get("accuracy") for o in finished]),
         "accuracy_difference": _mean(accuracies),
         "accuracy_difference_ci": interval(accuracies),
+        **_target(finished),
         **_measured(finished),
         "exact": _is_exact(mine) and not unequal,
         "verdict": verdict,
@@ -139,6 +140,22 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
         "seeds": [outcome.seed for outcome in finished],
         "runs": [_run(outcome) for outcome in mine],
         "problems": [f"{_who(mine[0])}: {reason}"] if unequal else [],
+    }
+
+
+def _target(finished: Sequence[Outcome]) -> dict[str, Any]:
+    """When runs reached the target at which they were to stop; nothing without one. Steps and samples are means,
+    seconds of training the median, of those that did."""
+    found = [outcome.summary["stop_at"] for outcome in finished if "stop_at" in outcome.summary]
+    if not found:
+        return {}
+    reached = [one for one in found if one["reached"]]
+    return {
+        "target": f"{found[0]['metric']} {found[0]['target']:g}",
+        "target_reached": len(reached),
+        "target_step": _mean([one["step"] for one in reached]),
+        "target_samples": _mean([one["samples"] for one in reached]),
+        "target_seconds": _median([one["seconds"] for one in reached]),
     }
 
 
@@ -166,7 +183,8 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     error = None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
     names = ("auc", "log_loss", "accuracy", "samples_per_s")
     found = {name: outcome.summary.get(name) for name in names}
-    return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, "error": error}
+    target = {name: outcome.summary[name] for name in ("stop_at",) if name in outcome.summary}
+    return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, **target, "error": error}
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:

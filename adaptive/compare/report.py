@@ -32,6 +32,12 @@ RANDOM = (
 )
 
 
+TARGET = (
+    " Target: runs that reached it, out of those that ended; steps and samples until then: means; seconds of training, "
+    "evaluations apart: median. A run stops there, so a difference of AUC may be between runs of unlike lengths."
+)
+
+
 def comparison_text(result: Mapping[str, Any]) -> str:
     """Tables, a verdict for each policy, and what went wrong; that alone if no run came to its end."""
     problems = [f"problem: {problem}" for problem in result["problems"]]
@@ -129,6 +135,7 @@ def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
         ("difference", _difference),
         ("log loss", lambda one: _with_spread(one["log_loss"], one["log_loss_std"])),
         ("accuracy", _accuracy),
+        *(_target_columns() if any("target" in one for one in policies) else []),
         ("samples/s", lambda one: count_text(one["samples_per_s"])),
         ("hit rate", lambda one: percent_text(one["hit_rate"])),
         ("to device", lambda one: bytes_text(_per_step(one, "bytes_h2d"))),
@@ -144,7 +151,24 @@ def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
     return [*columns, ("verdict", lambda one: one["verdict"])]
 
 
-OF_ALL_VALUES = ("policy", "AUC", "difference", "log loss", "accuracy", "samples/s", "hit rate", "verdict")
+TARGET_COLUMNS = ("target", "reached", "at step", "after samples", "after s")
+OF_ALL_VALUES = (
+    *("policy", "AUC", "difference", "log loss", "accuracy"),
+    *TARGET_COLUMNS,
+    *("samples/s", "hit rate", "verdict"),
+)
+
+
+def _target_columns() -> list[Column]:
+    """Of policies none of whose runs ended there is a dash."""
+    texts: list[Callable[[Mapping[str, Any]], str]] = [
+        lambda one: one.get("target", "-"),
+        lambda one: f"{one['target_reached']} of {len(one['seeds'])}" if "target" in one else "-",
+        lambda one: count_text(one.get("target_step")),
+        lambda one: count_text(one.get("target_samples")),
+        lambda one: "-" if one.get("target_seconds") is None else f"{one['target_seconds']:.1f}",
+    ]
+    return list(zip(TARGET_COLUMNS, texts, strict=True))
 
 
 def _value_rows(result: Mapping[str, Any]) -> list[Row]:
@@ -219,7 +243,8 @@ def _note(result: Mapping[str, Any]) -> str:
         if any("host_bytes_read" in one for one in result["policies"])
         else ""
     )
-    return which + NOTE.format(confidence=result["confidence"], files=files) + random + alone
+    target = TARGET if any("target" in one for one in result["policies"]) else ""
+    return which + NOTE.format(confidence=result["confidence"], files=files) + random + target + alone
 
 
 def _with_spread(mean: float | None, spread: float | None) -> str:
