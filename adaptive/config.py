@@ -210,6 +210,42 @@ class GuardConfig(Config):
     every: int = Field(default=4000, ge=1, description="batches from a check that was passed to the next")
 
 
+class StopAtConfig(Config):
+    """The quality at which a run has learnt enough: one of the three. The first evaluation that reaches it ends it."""
+
+    auc: float | None = Field(default=None, gt=0, le=1, description="area under the ROC curve, at least")
+    log_loss: float | None = Field(default=None, gt=0, description="log loss in nats, at most")
+    accuracy: float | None = Field(
+        default=None, gt=0, le=1, description="share of predictions on their label's side of 0.5, at least"
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if len(self._given()) != 1:
+            found = ", ".join(self._given()) or "none"
+            raise ValueError(f"stop_at needs one of auc, log_loss and accuracy, found {found}")
+        return self
+
+    def _given(self) -> dict[str, float]:
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+    @property
+    def metric(self) -> str:
+        (name,) = self._given()
+        return name
+
+    @property
+    def target(self) -> float:
+        return self._given()[self.metric]
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric == "log_loss"
+
+    def is_reached_by(self, value: float) -> bool:
+        return value <= self.target if self.lower_is_better else value >= self.target
+
+
 class OptimizerConfig(Config):
     """Optimizer of the rows."""
 
@@ -273,6 +309,9 @@ class TrainConfig(Config):
     )
     eval_every: int | None = Field(
         default=None, ge=1, description="batches between evaluations during training; null: at the end of an epoch only"
+    )
+    stop_at: StopAtConfig | None = Field(
+        default=None, description="null: train to the end; or the quality at which an evaluation ends training"
     )
     deterministic: bool = Field(
         default=False, description="torch's deterministic algorithms; needed for equal bits on a GPU"

@@ -9,7 +9,11 @@ for planned in embeddings.look_ahead(batches, depth=depth):       read, plan, wr
 A batch in parts goes forward and backward part by part, and is updated once. The loss of a part is its samples' share
 of the batch's mean, so every sample has the gradient that it has without parts, as far as its model's own rounding
 does not depend on how many samples run together; dense gradients are sums of the parts' sums. Layers whose samples
-influence each other (batch normalisation) see each part as a batch.
+influence each other (batch normalisation) would see each part as a batch. For a model with a layer that says so
+(`mixes_samples = True`, as `BatchFeatureNorm` does), batches are trained whole, whatever parts they have.
+
+What a forward pass changes by itself (buffers, such as running statistics) is put back where its batch is not trained
+or is run again.
 
 On a GPU a step waits for the device once, between the backward pass and the update: whether loss and gradients are
 finite must be known before anything is updated. Everything before that is asked for without a wait.
@@ -75,6 +79,7 @@ class Trainer:
         """
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
+        self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, stopped: Callable[[], bool] = lambda: False) -> int:
         """Train on the batches, or until `stopped()` after a step; returns the number of steps.
@@ -100,8 +105,7 @@ class Trainer:
         A device that runs out of memory in the passes gives rows back, and they are run again.
         """
         name = f"step {self.recorder.steps + 1}"
-        passed = self.embeddings.with_room(lambda: self._passes(planned))
-        self._check(passed, planned, name)
+        passed = self.embeddings.with_room(lambda: self._checked_passes(planned, name))
         with self.recorder.timed("update"):
             update(self.optimizer)
         with self.recorder.timed("row_update"):
@@ -109,11 +113,17 @@ class Trainer:
         logits = torch.cat(passed.logits) if len(passed.logits) > 1 else passed.logits[0]
         self.recorder.step(passed.loss, logits, planned.batch.labels)
 
+    def _checked_passes(self, planned: Planned, name: str) -> _Passed:
+        with _buffers_back_on_error(self.model):
+            passed = self._passes(planned)
+            self._check(passed, planned, name)
+        return passed
+
     def _passes(self, planned: Planned) -> _Passed:
         """Forward and backward of all parts, and the one wait for the device."""
         self.optimizer.zero_grad()
         learnt, losses, logits = [], [], []
-        parts = planned.parts()
+        parts = self._in_one(planned) if self._mixes_samples else planned.parts()
         while (part := self._next_part(parts)) is not None:
             loss, found = self._learn(part)
             learnt.append(part)
@@ -148,6 +158,11 @@ class Trainer:
             if parameters or features:
                 raise explain_gradients(name, planned.batch, parameters=parameters, features=features)
 
+    def _in_one(self, planned: Planned) -> Iterator[Planned]:
+        """The whole batch as its own only part, once all of its rows are in place."""
+        planned.wait()
+        yield planned
+
     def _next_part(self, parts: Iterator[Planned]) -> Planned | None:
         with self.recorder.timed("wait"):
             return next(parts, None)
@@ -164,6 +179,18 @@ class Trainer:
             planned = next(coming, None)
         self.recorder.write_if_due()  # only now does the last batch count as trained
         return planned
+
+
+@contextlib.contextmanager
+def _buffers_back_on_error(model: nn.Module) -> Iterator[None]:
+    """Give the model's buffers (running statistics) the values back that they had, if what is inside fails."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    except BaseException:
+        for buffer, value in before:
+            buffer.copy_(value)
+        raise
 
 
 def _share_of_loss(logits: Tensor, part: Planned) -> Tensor:

@@ -324,3 +324,51 @@ def update_table(optimizer: RowOptimizer, values: tuple[Floats, Floats], ids: In
     weights, state = values
     for row in dict.fromkeys(ids.tolist()):
         update_row(optimizer, weights[row], state[row], weighted_sum(gradients[ids == row]))
+
+
+# --- normalisation of pooled vectors -------------------------------------------------------------------------------
+# In float64: the fast code agrees to the rounding of float32, not to the bit.
+
+Doubles = NDArray[np.float64]
+
+
+def layer_feature_norm(pooled: Doubles, scale: Doubles, shift: Doubles) -> Doubles:
+    """(B, F, D): each vector less its mean over the width, over its deviation."""
+    normal = np.empty_like(pooled)
+    for sample, feature in np.ndindex(pooled.shape[:2]):
+        vector = pooled[sample, feature]
+        mean = sum(vector) / len(vector)
+        variance = sum((value - mean) ** 2 for value in vector) / len(vector)
+        normal[sample, feature] = (vector - mean) / math.sqrt(variance + 1e-5)
+    return normal * scale + shift
+
+
+@dataclass
+class RunningStatistics:
+    """What batch normalisation knows for evaluation: of each feature and column, (F, D)."""
+
+    mean: Doubles
+    variance: Doubles
+    batches: int = 0
+
+    def add(self, mean: Doubles, variance: Doubles) -> None:
+        self.batches += 1
+        weight = max(1 / self.batches, 0.1)
+        self.mean = (1 - weight) * self.mean + weight * mean
+        self.variance = (1 - weight) * self.variance + weight * variance
+
+
+def batch_feature_norm(
+    pooled: Doubles, scale: Doubles, shift: Doubles, known: RunningStatistics, *, training: bool
+) -> Doubles:
+    """(B, F, D): each value less the mean of its feature and column, over its deviation, of the batch in training.
+
+    What is learnt for evaluation is the variance of the population: over B - 1.
+    """
+    mean, variance = known.mean, known.variance
+    if training and len(pooled) > 1:
+        mean = sum(pooled) / len(pooled)
+        squares = sum((sample - mean) ** 2 for sample in pooled)
+        variance = squares / len(pooled)
+        known.add(mean, squares / (len(pooled) - 1))
+    return (pooled - mean) / np.sqrt(variance + 1e-5) * scale + shift

@@ -5,6 +5,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,6 +70,16 @@ def compare(
             rich_help_panel=COMPARISON,
         ),
     ] = 3,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=LIST",
+            help="Train every policy with each of these values of a setting that --set takes, such as "
+            "batch_size=256,1024,4096; may be repeated: every combination. KEY+KEY=VALUE+VALUE,... varies keys "
+            "together.",
+            rich_help_panel=COMPARISON,
+        ),
+    ] = None,
     auc_budget: Annotated[
         float,
         typer.Option(min=0.0, metavar="AUC", help="Loss of AUC that a policy may cause.", rich_help_panel=COMPARISON),
@@ -95,9 +106,11 @@ def compare(
     random_drop at the share that it dropped, with the same seeds, without being asked. Each run is kept under --out
     (default runs/<date>-compare) as seed-<seed>/<policy>. A run that fails is told and does not stop the others; the
     exit code is then that of its error. Stopped by Ctrl-C, it compares the runs that are done.
+
+    With --vary policies are compared value by value, and a table over all values follows.
     """
     with own_stdout():
-        rivals = load_contenders(policies, sets or [], flags, config, flag="--policies")
+        rivals = _rivals(policies, vary or [], sets or [], flags, config)
     check_folders(markdown, csv)
     from adaptive.compare.runs import claim, trainings
 
@@ -114,6 +127,23 @@ def compare(
             tell(outcomes, stopped=[f"stopped after {done} of {seeds * len(rivals)} runs; the others are missing here"])
         raise
     _refuse_problems([outcome.error for outcome in outcomes], tell(outcomes))
+
+
+def _rivals(
+    policies: str, vary: Sequence[str], sets: list[str], flags: Mapping[str, Any], config: Path | None
+) -> "list[Contender]":
+    """The policies with every combination of the values that are varied. All settings are checked here."""
+    from adaptive.compare.variations import variations
+
+    given = {text.partition("=")[0].strip(): "--set" for text in sets} | given_flags(flags)[1]
+    rivals: list[Contender] = []
+    for varied in variations(vary, given):
+        # parameters of policies go to those that have them, as those of --set do
+        own = [f"{value.key}={value.text}" for value in varied if value.key.startswith("policy.")]
+        more = {value.key: (value.text, value.place) for value in varied if not value.key.startswith("policy.")}
+        found = load_contenders(policies, [*sets, *own], flags, config, flag="--policies", more=more)
+        rivals += [replace(one, varied=varied) for one in found]
+    return rivals
 
 
 def _tell(

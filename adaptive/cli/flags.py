@@ -90,7 +90,14 @@ FLAGS = (
     ),
     Flag("--steps", ("steps",), "BATCHES", TRAINING, "Stop after this many batches.", "all data"),
     Flag("--epochs", ("epochs",), "NUMBER", TRAINING, "Passes over the training data.", "1"),
-    Flag("--eval-every", ("eval_every",), "BATCHES", TRAINING, "Evaluate every so many batches, too."),
+    Flag(
+        "--eval-every",
+        ("eval_every",),
+        "BATCHES",
+        TRAINING,
+        "Evaluate every so many batches, too. --set stop_at.auc=0.80 ends training at the first evaluation that "
+        "reaches it.",
+    ),
     Flag("--seed", ("seed",), "NUMBER", TRAINING, "Seed of the initial values.", "0"),
     Flag("--out", ("out",), "DIR", OUTPUT, "Run directory, new or empty.", "runs/<date>-<policy>"),
     Flag("--arch-sparse-feature-size", ("model.embedding_dim",), "WIDTH", DLRM, "model.embedding_dim"),

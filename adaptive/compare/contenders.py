@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from adaptive.compare.variations import Variation
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.policy import Policy, arranges
@@ -29,10 +30,11 @@ Load = Callable[[str, str, Mapping[str, str], Sequence[str]], TrainConfig]
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy as the user wrote it, and the settings of its runs."""
+    """A policy as the user wrote it, and the settings of its runs; `varied`: those of them that --vary gave."""
 
     label: str
     config: TrainConfig
+    varied: Variation = ()
 
     @property
     def arranges(self) -> bool:
@@ -134,6 +136,6 @@ def _check_known(own: Sequence[str], classes: Mapping[str, type[Policy]]) -> Non
     for text in own:
         if _parameter(text) not in known:
             raise ConfigError(
-                f"--set {text}: none of {', '.join(classes)} has a parameter {_parameter(text)}; "
+                f"{text.strip()}: none of {', '.join(classes)} has a parameter {_parameter(text)}; "
                 f"they have: {', '.join(sorted(known)) or 'none'}"
             )

@@ -4,6 +4,8 @@ The *control* is the first policy of the list that skipped nothing and trained t
 policy must have trained the same weights as the control, bit for bit: placement never changes the numbers. What the
 others differ by is what skipping (or another order of inputs) cost, seed by seed. A policy that dropped inputs is also
 compared with its own control, which dropped as many at random: a rule that is worth anything beats it.
+
+Where settings are varied, all of this is done within each combination of their values, each with a control of its own.
 """
 
 import math
@@ -13,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from adaptive.compare.runs import Outcome
+from adaptive.compare.variations import Variation, title, values
 
 SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
@@ -31,19 +34,17 @@ def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> dict[str, Any]:
 
     Returns:
         Facts of each policy; `problems` says what no comparison should have: runs that failed, and policies that
-        skipped nothing and still differ from the control.
+        skipped nothing and still differ from the control. Where settings are varied, a policy has facts for each
+        combination of values, `varied`, and `values` holds these with their controls in the place of `control`.
     """
-    labels = list(dict.fromkeys(outcome.policy for outcome in outcomes))
-    mine = {label: [outcome for outcome in outcomes if outcome.policy == label] for label in labels}
-    control = next((label for label in labels if _is_exact(mine[label])), None)
-    random = {runs[0].beside: runs for runs in mine.values() if runs[0].beside is not None}
-    policies = [
-        _facts(mine[label], mine.get(control or "", []), auc_budget) | _against(mine[label], random.get(label, []))
-        for label in labels
-    ]
+    groups: dict[Variation, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.varied, []).append(outcome)
+    found = [_judge_group(varied, mine, auc_budget) for varied, mine in groups.items()]
+    policies = [one for _, facts in found for one in facts]
     return {
         "schema": SCHEMA,
-        "control": control,
+        **_controls([(varied, control) for varied, (control, _) in zip(groups, found, strict=True)]),
         "seeds": list(dict.fromkeys(outcome.seed for outcome in outcomes)),
         "auc_of": next((outcome.summary["auc_of"] for outcome in outcomes if outcome.summary), None),
         "auc_budget": auc_budget,
@@ -51,6 +52,27 @@ def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> dict[str, Any]:
         "problems": [*_failures(outcomes), *(problem for one in policies for problem in one.pop("problems"))],
         "policies": policies,
     }
+
+
+def _controls(found: Sequence[tuple[Variation, str | None]]) -> dict[str, Any]:
+    if not any(varied for varied, _ in found):
+        return {"control": found[0][1] if found else None}
+    return {"values": [{"varied": values(varied), "control": control} for varied, control in found]}
+
+
+def _judge_group(
+    varied: Variation, outcomes: Sequence[Outcome], budget: float
+) -> tuple[str | None, list[dict[str, Any]]]:
+    """The control of the runs with one combination of values, and the facts of each policy."""
+    labels = list(dict.fromkeys(outcome.policy for outcome in outcomes))
+    mine = {label: [outcome for outcome in outcomes if outcome.policy == label] for label in labels}
+    control = next((label for label in labels if _is_exact(mine[label])), None)
+    random = {runs[0].beside: runs for runs in mine.values() if runs[0].beside is not None}
+    policies = [
+        _facts(mine[label], mine.get(control or "", []), budget) | _against(mine[label], random.get(label, []))
+        for label in labels
+    ]
+    return control, [{"varied": values(varied), **one} for one in policies] if varied else policies
 
 
 def _is_exact(mine: Sequence[Outcome]) -> bool:
@@ -110,13 +132,30 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
         "accuracy_std": _spread([o.summary.get("accuracy") for o in finished]),
         "accuracy_difference": _mean(accuracies),
         "accuracy_difference_ci": interval(accuracies),
+        **_target(finished),
         **_measured(finished),
         "exact": _is_exact(mine) and not unequal,
         "verdict": verdict,
         "reason": reason,
         "seeds": [outcome.seed for outcome in finished],
         "runs": [_run(outcome) for outcome in mine],
-        "problems": [f"{mine[0].policy}: {reason}"] if unequal else [],
+        "problems": [f"{_who(mine[0])}: {reason}"] if unequal else [],
+    }
+
+
+def _target(finished: Sequence[Outcome]) -> dict[str, Any]:
+    """When runs reached the target at which they were to stop; nothing without one. Steps and samples are means,
+    seconds of training the median, of those that did."""
+    found = [outcome.summary["stop_at"] for outcome in finished if "stop_at" in outcome.summary]
+    if not found:
+        return {}
+    reached = [one for one in found if one["reached"]]
+    return {
+        "target": f"{found[0]['metric']} {found[0]['target']:g}",
+        "target_reached": len(reached),
+        "target_step": _mean([one["step"] for one in reached]),
+        "target_samples": _mean([one["samples"] for one in reached]),
+        "target_seconds": _median([one["seconds"] for one in reached]),
     }
 
 
@@ -144,7 +183,8 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     error = None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
     names = ("auc", "log_loss", "accuracy", "samples_per_s")
     found = {name: outcome.summary.get(name) for name in names}
-    return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, "error": error}
+    target = {name: outcome.summary[name] for name in ("stop_at",) if name in outcome.summary}
+    return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, **target, "error": error}
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:
@@ -153,11 +193,15 @@ def _failures(outcomes: Sequence[Outcome]) -> list[str]:
     for one in outcomes:
         if one.error is not None:
             cause = _POLICY.sub("", f"{type(one.error).__name__}: {one.error}")
-            found.setdefault(cause, {}).setdefault(one.policy, []).append(str(one.seed))
+            found.setdefault(cause, {}).setdefault(_who(one), []).append(str(one.seed))
     which = {
         cause: [f"{policy}, seed {', '.join(seeds)}" for policy, seeds in runs.items()] for cause, runs in found.items()
     }
     return [f"{'; '.join(runs)}: {cause}" for cause, runs in which.items()]
+
+
+def _who(outcome: Outcome) -> str:
+    return f"{outcome.policy} with {title(outcome.varied)}" if outcome.varied else outcome.policy
 
 
 def _verdict(

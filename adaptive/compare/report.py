@@ -1,4 +1,7 @@
-"""A comparison as text for the terminal, as Markdown and as CSV."""
+"""A comparison as text for the terminal, as Markdown and as CSV.
+
+Where settings are varied, the tables come once for each combination of values, under its name, and then one over all.
+"""
 
 import csv
 import io
@@ -29,13 +32,25 @@ RANDOM = (
 )
 
 
+TARGET = (
+    " Target: runs that reached it, out of those that ended; steps and samples until then: means; seconds of training, "
+    "evaluations apart: median. A run stops there, so a difference of AUC may be between runs of unlike lengths."
+)
+
+
 def comparison_text(result: Mapping[str, Any]) -> str:
     """Tables, a verdict for each policy, and what went wrong; that alone if no run came to its end."""
     problems = [f"problem: {problem}" for problem in result["problems"]]
     if not _any_finished(result):
         return "\n".join(["no run came to its end", *problems])
-    tables = [line for rows in _tables(result) for line in (*aligned(rows), "")]
-    return "\n".join([*tables, *_verdicts(result), "", _note(result), *problems])
+    parts = [line for name, part in _parts(result) for line in (*([f"--- {name}", ""] if name else []), *_text(part))]
+    all_values = [*aligned(_value_rows(result)), ""] if "values" in result else []
+    return "\n".join([*parts, *all_values, _note(result), *problems])
+
+
+def _text(part: Mapping[str, Any]) -> list[str]:
+    tables = [line for rows in _tables(part) for line in (*aligned(rows), "")]
+    return [*tables, *_verdicts(part), ""]
 
 
 def comparison_markdown(result: Mapping[str, Any]) -> str:
@@ -43,8 +58,31 @@ def comparison_markdown(result: Mapping[str, Any]) -> str:
     problems = [f"- problem: {problem}" for problem in result["problems"]]
     if not _any_finished(result):
         return "\n\n".join(["No run came to its end.", *problems]) + "\n"
-    parts = [*map(markdown_table, _tables(result)), "\n".join(f"- {v}" for v in _verdicts(result))]
-    return "\n\n".join([*parts, _note(result), *problems]) + "\n"
+    parts = [block for name, part in _parts(result) for block in (*([f"## {name}"] if name else []), *_blocks(part))]
+    all_values = ["## All values", markdown_table(_value_rows(result))] if "values" in result else []
+    return "\n\n".join([*parts, *all_values, _note(result), *problems]) + "\n"
+
+
+def _blocks(part: Mapping[str, Any]) -> list[str]:
+    return [*map(markdown_table, _tables(part)), "\n".join(f"- {verdict}" for verdict in _verdicts(part))]
+
+
+def _parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What is compared: all of it, without a name, or the policies of each combination of values."""
+    if "values" not in result:
+        return [("", result)]
+    names = [one["varied"] for one in result["values"]]
+    mine = [[one for one in result["policies"] if one["varied"] == name] for name in names]
+    return [(_title(name), {**result, "policies": own}) for name, own in zip(names, mine, strict=True)]
+
+
+def _title(varied: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={_value_text(value)}" for key, value in varied.items())
+
+
+def _value_text(value: Any) -> str:
+    """As --set takes it."""
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _tables(result: Mapping[str, Any]) -> list[list[Row]]:
@@ -58,7 +96,7 @@ def _any_finished(result: Mapping[str, Any]) -> bool:
 
 def comparison_csv(result: Mapping[str, Any]) -> str:
     """A line for each policy; numbers as they are, times as `time_ms.STAGE`, what it reports as `policy_numbers.NAME`,
-    intervals as two columns."""
+    what is varied as `varied.KEY`, intervals as two columns."""
     lines = [_flat(one) for one in result["policies"]]
     names = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO()
@@ -73,7 +111,7 @@ def _flat(one: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in one.items():
         if name.endswith("_ci"):
             flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
-        elif name in ("time_ms", "policy_numbers"):
+        elif name in ("time_ms", "policy_numbers", "varied"):
             flat |= {f"{name}.{what}": number for what, number in value.items()}
         elif name == "seeds":
             flat[name] = " ".join(map(str, value))
@@ -97,6 +135,7 @@ def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
         ("difference", _difference),
         ("log loss", lambda one: _with_spread(one["log_loss"], one["log_loss_std"])),
         ("accuracy", _accuracy),
+        *(_target_columns() if any("target" in one for one in policies) else []),
         ("samples/s", lambda one: count_text(one["samples_per_s"])),
         ("hit rate", lambda one: percent_text(one["hit_rate"])),
         ("to device", lambda one: bytes_text(_per_step(one, "bytes_h2d"))),
@@ -110,6 +149,37 @@ def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
     if _has_random(policies):
         columns.append(("against random", lambda one: _signed(one, "auc_difference_to_random")))
     return [*columns, ("verdict", lambda one: one["verdict"])]
+
+
+TARGET_COLUMNS = ("target", "reached", "at step", "after samples", "after s")
+OF_ALL_VALUES = (
+    *("policy", "AUC", "difference", "log loss", "accuracy"),
+    *TARGET_COLUMNS,
+    *("samples/s", "hit rate", "verdict"),
+)
+
+
+def _target_columns() -> list[Column]:
+    """Of policies none of whose runs ended there is a dash."""
+    texts: list[Callable[[Mapping[str, Any]], str]] = [
+        lambda one: one.get("target", "-"),
+        lambda one: f"{one['target_reached']} of {len(one['seeds'])}" if "target" in one else "-",
+        lambda one: count_text(one.get("target_step")),
+        lambda one: count_text(one.get("target_samples")),
+        lambda one: "-" if one.get("target_seconds") is None else f"{one['target_seconds']:.1f}",
+    ]
+    return list(zip(TARGET_COLUMNS, texts, strict=True))
+
+
+def _value_rows(result: Mapping[str, Any]) -> list[Row]:
+    """A line for each combination of values and policy, with what is looked at first."""
+    keys = list(result["values"][0]["varied"])
+    columns = [(title, text) for title, text in _columns(result["policies"]) if title in OF_ALL_VALUES]
+    rows = [
+        [*(_value_text(one["varied"][key]) for key in keys), *(text(one) for _, text in columns)]
+        for one in result["policies"]
+    ]
+    return [[*keys, *(title for title, _ in columns)], *rows]
 
 
 def _is_share(name: str) -> bool:
@@ -173,7 +243,8 @@ def _note(result: Mapping[str, Any]) -> str:
         if any("host_bytes_read" in one for one in result["policies"])
         else ""
     )
-    return which + NOTE.format(confidence=result["confidence"], files=files) + random + alone
+    target = TARGET if any("target" in one for one in result["policies"]) else ""
+    return which + NOTE.format(confidence=result["confidence"], files=files) + random + target + alone
 
 
 def _with_spread(mean: float | None, spread: float | None) -> str:

@@ -1,5 +1,8 @@
 """`compare`: one training for each policy and seed, interleaved, with everything but the policy equal.
 
+Where settings are varied, too, that holds within each combination of their values: all policies train with the first
+one, then with the next, and then comes the next seed.
+
 Seed i of a comparison is `seed` + i for initial weights, dense and rows. The built-in stream is another one for each
 seed (`data.synthetic.seed` + i), so that the spread covers the data, too; of files only the shuffle changes
 (`data.seed` + i, where there is one), since the data are what they are. Within a seed all policies get the same.
@@ -17,10 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from adaptive.compare.contenders import Contender
+from adaptive.compare.variations import Variation, folders, title
 from adaptive.config import TrainConfig
 from adaptive.errors import InputError, OutputError
 from adaptive.policy_loading import load_policy_class
@@ -46,6 +51,7 @@ class Outcome:
     bits: str | None = None  # of what was trained; equal exactly if the runs agree bit for bit
     error: Exception | None = None
     beside: str | None = None  # the policy whose share of dropped inputs this run dropped at random
+    varied: Variation = ()
 
 
 Told = Callable[[str], None]
@@ -76,9 +82,10 @@ def trainings(
     """Train every policy with every seed, seed by seed, and the controls; an error ends its own run only.
 
     Args:
-        contenders: settings that differ in the policy only.
+        contenders: settings that differ in the policy and, group by group, in what is varied only.
         seeds: how many.
-        directory: from `claim`; each run gets the folder `seed-<seed>/<policy>` in it.
+        directory: from `claim`; each run gets the folder `seed-<seed>/<policy>` in it, or
+            `seed-<seed>/<key=value>/<policy>`.
         overwrite: replace the runs of an earlier comparison.
         stream: where the progress of a run is shown.
         told: called before each run.
@@ -88,20 +95,32 @@ def trainings(
     """
     tell = told or (lambda which: None)
     train = partial(_train, overwrite=overwrite, stream=stream)
+    first = True
     for number in range(seeds):
-        for place, contender in enumerate(contenders):
-            config = with_seed(contender.config, number)
-            seed, folder = f"seed {config.seed} ({number + 1} of {seeds})", directory / f"seed-{config.seed}"
-            tell(f"{seed}, {contender.label} ({place + 1} of {len(contenders)})")
-            outcome = train(contender, config, folder / _folder_name(place, contender.label))
-            if isinstance(outcome.error, InputError) and number == place == 0 and not contender.arranges:
-                raise outcome.error
-            yield outcome
-            control = _control(contender, config, outcome)
-            if control is not None:
-                tell(f"{seed}, {control.label}")
-                found = train(control, control.config, folder / _folder_name(place, CONTROL))
-                yield replace(found, beside=contender.label)
+        for which, rivals in _groups(contenders):
+            for place, contender in enumerate(rivals):
+                config = with_seed(contender.config, number)
+                about = f"seed {config.seed} ({number + 1} of {seeds}){which}"
+                folder = directory.joinpath(f"seed-{config.seed}", *folders(contender.varied))
+                tell(f"{about}, {contender.label} ({place + 1} of {len(rivals)})")
+                outcome = train(contender, config, folder / _folder_name(place, contender.label))
+                if isinstance(outcome.error, InputError) and first and not contender.arranges:
+                    raise outcome.error
+                first = False
+                yield outcome
+                control = _control(contender, config, outcome)
+                if control is not None:
+                    tell(f"{about}, {control.label}")
+                    found = train(control, control.config, folder / _folder_name(place, CONTROL))
+                    yield replace(found, beside=contender.label)
+
+
+def _groups(contenders: Sequence[Contender]) -> list[tuple[str, list[Contender]]]:
+    """The contenders of each combination of values, with words for it: `, batch_size=256 (1 of 3)`."""
+    groups = [list(members) for _, members in groupby(contenders, key=lambda one: one.varied)]
+    varied = [members[0].varied for members in groups]
+    words = [f", {title(one)} ({place} of {len(varied)})" if one else "" for place, one in enumerate(varied, start=1)]
+    return list(zip(words, groups, strict=True))
 
 
 def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Contender | None:
@@ -110,7 +129,7 @@ def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Con
     if not share or load_policy_class(config.policy) is load_policy_class(CONTROL):
         return None
     changed = {"policy": CONTROL, "policy_options": {"share": share, "seed": config.seed}}
-    return Contender(f"{CONTROL} beside {contender.label}", config.model_copy(update=changed))
+    return Contender(f"{CONTROL} beside {contender.label}", config.model_copy(update=changed), contender.varied)
 
 
 def with_seed(config: TrainConfig, number: int) -> TrainConfig:
@@ -156,14 +175,14 @@ def write_record(directory: Path, result: dict[str, Any]) -> None:
 
 
 def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: bool, stream: TextIO | None) -> Outcome:
-    label = contender.label
+    outcome = Outcome(contender.label, config.seed, str(path), varied=contender.varied)
     try:
         summary = train_run(config.model_copy(update={"out": str(path)}), overwrite=overwrite, stream=stream)
     except Exception as error:  # whatever stops one run, the others are still worth having
         traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
-        return Outcome(label, config.seed, str(path), error=error)
+        return replace(outcome, error=error)
     summary.pop("table", None)
-    return Outcome(label, config.seed, str(path), contender.arranges, summary, _bits(path, summary))
+    return replace(outcome, arranges=contender.arranges, summary=summary, bits=_bits(path, summary))
 
 
 def _bits(path: Path, summary: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from adaptive.config import Config
 from adaptive.errors import ConfigError
+from adaptive.models.feature_norm import Kind, feature_norm
 from adaptive.models.interaction import aligned, concatenation, dot_interaction, num_dots
 
 
@@ -49,7 +50,8 @@ class DLRMConfig(Config):
 
     embedding_dim: int = Field(default=16, ge=1, le=4096, description="values in an embedding vector")
     bottom_mlp: LayerSizes = Field(
-        default=(64, 16), description="layer sizes of the bottom MLP without its input; the last is embedding_dim"
+        default=(64, 16),
+        description="layer sizes of the bottom MLP without its input; the last is embedding_dim; default 64-<that>",
     )
     top_mlp: LayerSizes = Field(
         default=(128, 64, 1), description="layer sizes of the top MLP without its input; the last is 1"
@@ -58,7 +60,20 @@ class DLRMConfig(Config):
         default="dot", description="dot: pairwise dot products; cat: vectors side by side"
     )
     interaction_self: bool = Field(default=False, description="dot: also each vector's product with itself")
+    feature_norm: Kind = Field(
+        default="none",
+        description="normalisation of pooled vectors; batch: over the samples of a batch, running statistics in "
+        "evaluation; layer: over the width of each vector",
+    )
     bf16: bool = Field(default=False, description="compute the MLPs in bfloat16; weights and logits stay float32")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bottom_follows_width(cls, given: Any) -> Any:
+        """So that a width alone is a setting that fits."""
+        if isinstance(given, dict) and "bottom_mlp" not in given and isinstance(given.get("embedding_dim"), int):
+            return {**given, "bottom_mlp": (64, given["embedding_dim"])}
+        return given
 
     @model_validator(mode="after")
     def _check_last_sizes(self) -> "DLRMConfig":
@@ -98,6 +113,7 @@ class DLRM(nn.Module):
         self.bottom: nn.Sequential | None = None
         if num_dense:
             self.bottom = nn.Sequential(*_layers((num_dense, *config.bottom_mlp), generator), nn.ReLU(inplace=True))
+        self.feature_norm = feature_norm(config.feature_norm, num_features=num_features, width=config.embedding_dim)
         width = self._top_inputs()
         self.top = nn.Sequential(*_layers((width, *config.top_mlp), generator, columns=aligned(width)))
 
@@ -110,6 +126,7 @@ class DLRM(nn.Module):
             ValueError: if a shape does not fit the model.
         """
         self._check_shapes(dense, pooled)
+        pooled = self.feature_norm(pooled)
         with self._mlp_precision(dense):
             bottom = pooled.new_empty((len(pooled), 0)) if self.bottom is None else self.bottom(dense)
         joined = self._interact(bottom.to(pooled.dtype), pooled)

@@ -32,6 +32,7 @@ class DataPosition(BaseModel):
     before: int = Field(default=0, ge=0)  # steps trained in earlier epochs
     over: bool = False  # this epoch has no more
     evaluated: int = Field(default=0, ge=0)  # `total` at the latest evaluation that came to its end
+    reached: bool = False  # that evaluation reached the run's target: nothing is left to train
 
     def left(self, steps: int | None) -> int | None:
         """Batches that this epoch may still take if the run is to train `steps`; None: as many as there are."""
@@ -98,13 +99,14 @@ class Loop:
         *,
         guard: Guard | None,
         save: Callable[[], None],
-        evaluate: Callable[[], object],
+        evaluate: Callable[[], bool],
     ) -> None:
         """
         Args:
             place: the position in the data to go on from.
             save: called every `config.save_every` batches of the data, unless nothing follows.
-            evaluate: called between two epochs, and every `config.eval_every` batches of the data within them.
+            evaluate: called between two epochs, and every `config.eval_every` batches of the data within them; says
+                whether the run has reached its target, which ends it.
         """
         self.place = place
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
@@ -118,6 +120,8 @@ class Loop:
 
     def is_done(self) -> bool:
         """Whether there is nothing left to train."""
+        if self.place.reached:
+            return True
         here = not self.place.over and self.place.left(self._config.steps) != 0
         return not (here or self._has_another_epoch())
 
@@ -131,15 +135,15 @@ class Loop:
             return False
         if self.place.over or self.place.left(self._config.steps) == 0:
             self._evaluate_here(stop)
-            if not stop:
+            if not (stop or self.place.reached):
                 self.place.next_epoch(self._trainer.recorder.steps)
-        return not stop
+        return not (stop or self.place.reached)
 
     def _evaluate_here(self, stop: StopRequest) -> None:
         """An evaluation that a signal cuts short is made again when the run goes on."""
-        self._evaluate()
+        reached = self._evaluate()
         if not stop:
-            self.place.evaluated = self.place.total
+            self.place.evaluated, self.place.reached = self.place.total, reached
 
     def _evaluate_if_due(self, stop: StopRequest) -> None:
         if self._until_evaluation() == 0 and self.place.evaluated != self.place.total and not stop:
@@ -148,7 +152,7 @@ class Loop:
     def _train_epoch(self, stop: StopRequest) -> None:
         source, more = Source(self._batches()), True
         self._evaluate_if_due(stop)
-        while more and not stop:
+        while more and not (stop or self.place.reached):
             self._train_stretch(source, stop)
             more = not stop and source.more()
             self.place.over = not (stop or more) and self.place.left(self._config.steps) != 0

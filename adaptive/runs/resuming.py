@@ -83,8 +83,10 @@ def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: 
     """Check that the settings leave the run something to train.
 
     Raises:
-        ConfigError: if it is longer already than it is to be, or was finished and is to be no longer.
+        ConfigError: if it is longer already than it is to be, was finished and is to be no longer, or has reached its
+            target.
     """
+    _check_target(config, path, record)
     trained = place.before + place.taken
     if config.steps is not None and config.steps < trained:
         raise ConfigError(f"{path}: steps={config.steps}, but {trained} are trained already; give as many or more")
@@ -93,6 +95,16 @@ def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: 
     is_last = place.epoch + 1 == config.epochs or trained == config.steps
     if record.get("status") == "finished" and is_last and (place.over or place.left(config.steps) == 0):
         raise ConfigError(f"{path}: the run is finished after {trained} steps; to train on, raise --steps or --epochs")
+
+
+def _check_target(config: TrainConfig, path: Path, record: Mapping[str, Any]) -> None:
+    """A run that was killed between its last checkpoint and its end is not recorded as finished, and may end."""
+    found = (record.get("summary") or {}).get("stop_at") or {}
+    if record.get("status") == "finished" and found.get("reached"):
+        raise ConfigError(
+            f"{path}: the run is finished: it reached {found['metric']} {found['target']:g} after {found['step']} "
+            f"steps; to train on, train anew with --config {path / RECORD} --set stop_at=null"
+        )
 
 
 def _build(config: TrainConfig, dataset: Dataset) -> Components:
@@ -124,8 +136,9 @@ def _rejects_anew(path: Path) -> Iterator[None]:
 
 
 def _drop_records(directory: RunDirectory, config: TrainConfig, checkpoint: Checkpoint, place: DataPosition) -> int:
-    """The evaluation behind the last step is made again where that ends the epoch; one in the middle is not."""
-    again = place.over or place.left(config.steps) == 0
+    """The evaluation behind the last step is made again where that ends the epoch, or the run; one in the middle is
+    not."""
+    again = place.reached or place.over or place.left(config.steps) == 0
     try:
         return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=again)
     except OSError as error:

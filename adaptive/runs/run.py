@@ -18,6 +18,7 @@ from adaptive.guard.guard import Guard
 from adaptive.policy import inputs_of
 from adaptive.runs.loop import DataPosition, Loop
 from adaptive.runs.state import SavedProgress, content, is_guarded, restore_recorder
+from adaptive.runs.target import is_reached, target_summary
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_checkpoints import Checkpoints
 from adaptive.storage.run_directory import RunDirectory
@@ -58,6 +59,7 @@ class Run:
         self.left = left
         self._seen_before = dataset.out_of_range()
         self.guard: Guard | None = None
+        self._reached: Evaluation | None = None  # the evaluation that ended training
         self.recorder = Recorder(components.embeddings, log_every=config.log_every)
         if left:
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where)
@@ -94,7 +96,7 @@ class Run:
             if self.config.save:
                 self.checkpoints.finish(self.loop.place.total, self._content())
             stop.raise_exit()
-            found = self._evaluate(stop)
+            found = self._reached or self._evaluate(stop)
             stop.raise_exit()
         return found
 
@@ -144,7 +146,7 @@ class Run:
             self.left.reached.place if self.left else DataPosition(),
             guard=self.guard,
             save=self._save,
-            evaluate=lambda: self._evaluate(stop),
+            evaluate=lambda: self._reaches_target(stop),
         )
         if self.left:
             loop.file_bytes |= self.left.reached.file_bytes
@@ -155,6 +157,12 @@ class Run:
 
     def _content(self) -> dict[str, Any]:
         return content(self.components, self.recorder, self.loop, self.guard)
+
+    def _reaches_target(self, stop: StopRequest) -> bool:
+        found = self._evaluate(stop)
+        if is_reached(self.config.stop_at, found):
+            self._reached = found
+        return self._reached is not None
 
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
         """None if there is no evaluation part, or the run is to stop."""
@@ -176,6 +184,7 @@ class Run:
             **run_summary(self.config.policy, self.recorder.totals, auc=auc, log_loss=log_loss),
             **quality,
             "evaluations": [_point(record) for record in self.recorder.evaluations],
+            **target_summary(self.config.stop_at, self.recorder),
             **(self.guard.summary() if self.guard else {}),
             **self._file_traffic(),
             "skipped_input_share": dropped / seen if dropped else 0.0,

@@ -8,6 +8,7 @@ from adaptive.config import TrainConfig
 from adaptive.models.presets import PRESETS
 from adaptive.runs.run import Run, total_steps
 from adaptive.runs.state import refuse_guarded_saves
+from adaptive.runs.target import refuse_unreachable
 from adaptive.storage.run_directory import RunDirectory
 from adaptive.telemetry.report import SCHEMA
 
@@ -32,6 +33,7 @@ def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | 
         components = build(config, dataset, sample)
         with components.embeddings:
             refuse_guarded_saves(config, components)
+            refuse_unreachable(config, components, dataset)
             components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
             directory.begin(
                 config=config.model_dump(mode="json"),
@@ -48,6 +50,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     components = build(in_memory, dataset, first_batches(config, dataset))  # memory that is not touched is not taken
     with components.embeddings as embeddings:
         refuse_guarded_saves(config, components)
+        refuse_unreachable(config, components, dataset)
         return {
             "schema": SCHEMA,
             "dry_run": True,

@@ -123,6 +123,22 @@ def _policy(summary: Mapping[str, Any]) -> list[str]:
     return [f"policy reports: {numbers}"] if numbers else []
 
 
+def _target(summary: Mapping[str, Any]) -> list[str]:
+    """Whether a run that was to stop at some quality did; nothing of others."""
+    if "stop_at" not in summary:
+        return []
+    found = summary["stop_at"]
+    what = f"target {found['metric'].replace('_', ' ')} {found['target']:g}: "
+    if found["reached"]:
+        return [
+            f"{what}reached ({score_text(found['best'])}) after {count_text(found['step'])} steps, "
+            f"{count_text(found['samples'])} samples, {found['seconds']:.1f} s of training"
+        ]
+    if found["best"] is None:
+        return [f"{what}not reached; no evaluation has a value"]
+    return [f"{what}not reached; best {score_text(found['best'])} after {count_text(found['best_step'])} steps"]
+
+
 def _files(summary: Mapping[str, Any]) -> list[str]:
     if "host_bytes_read" not in summary:
         return []
@@ -143,6 +159,7 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         f"{count_text(summary['samples'])} samples, {count_text(summary['samples_per_s'])} samples/s",
         f"auc {score_text(summary['auc'])}, log loss {score_text(summary['log_loss'])}, "
         f"accuracy {accuracy_text(summary['accuracy'])}",
+        *_target(summary),
         f"hit rate: {percent_text(summary['hit_rate'])} of look-ups, "
         f"{percent_text(summary['row_hit_rate'])} of each batch's rows",
         f"moved: {count_text(summary['fetched_rows'])} rows ({bytes_text(summary['bytes_h2d'])}) to the device, "

@@ -27,7 +27,7 @@ MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
     "device tier larger than everything": (["--device-rows", "150%"], 2, ["--device-rows", "more than 100%"]),
     "misspelt choice": (["--optimizer", "adagard"], 2, ["flag --optimizer", "'adagrad'", "did you mean adagrad?"]),
     "layer sizes do not fit": (
-        ["--arch-sparse-feature-size", "32"],
+        ["--arch-sparse-feature-size", "32", "--arch-mlp-bot", "64-16"],
         2,
         ["flag --arch-sparse-feature-size", "bottom_mlp must end with embedding_dim = 32, found 64-16"],
     ),

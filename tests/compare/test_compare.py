@@ -493,3 +493,46 @@ def test_the_error_of_a_run_keeps_no_tables_in_memory(tmp_path: Path, monkeypatc
     while last.tb_next is not None:
         last = last.tb_next
     assert "table" not in last.tb_frame.f_locals
+
+
+# --- a target at which runs stop -------------------------------------------------------------------------------------
+
+
+def stopped(policy: str, seed: int, step: int | None) -> Outcome:
+    reached = {"reached": step is not None, "step": step, "samples": step and 32 * step, "seconds": step and step / 8}
+    return outcome(policy, seed, 0.7, stop_at={"metric": "auc", "target": 0.7, "best": 0.7, "best_step": 4, **reached})
+
+
+def test_when_runs_reached_their_target() -> None:
+    steps = {"lru": (10, 20, 60), "lfu": (10, 20, None), "fae": (None, None, None)}
+    outcomes = [stopped(policy, seed, step) for policy, own in steps.items() for seed, step in enumerate(own)]
+    outcomes.append(Outcome("sieve", 0, "out", error=PolicyError("no")))
+    result = judge(outcomes, auc_budget=BUDGET)
+    names = ("target", "target_reached", "target_step", "target_samples", "target_seconds")
+    assert [tuple(one.get(name) for name in names) for one in result["policies"]] == [
+        ("auc 0.7", 3, 30, 960, 2.5),
+        ("auc 0.7", 2, 15, 480, 1.875),
+        ("auc 0.7", 0, None, None, None),
+        (None, None, None, None, None),
+    ]
+    assert by_policy(result)["lfu"]["runs"][2]["stop_at"]["best"] == 0.7
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in
+                      comparison_markdown(result).split("\n\n")[0].splitlines())  # fmt: skip
+    places = [head.index(name) for name in ("target", "reached", "at step", "after samples", "after s")]
+    assert [[row[place] for place in places] for row in rows] == [
+        ["auc 0.7", "3 of 3", "30", "960", "2.5"],
+        ["auc 0.7", "2 of 3", "15", "480", "1.9"],
+        ["auc 0.7", "0 of 3", "-", "-", "-"],
+        ["-", "-", "-", "-", "-"],
+    ]
+    assert "A run stops there" in comparison_text(result) and "target_seconds" in comparison_csv(result)
+    bare = judge([outcome("lru", 0, 0.7)], auc_budget=BUDGET)
+    assert "target" not in comparison_text(bare).lower() and "target" not in bare["policies"][0]
+
+
+def test_policies_that_skip_nothing_reach_a_target_at_the_same_step(tmp_path: Path) -> None:
+    result = compared([rival(name, eval_every=2, stop_at={"auc": 0.01}) for name in ("lru", "lfu")], tmp_path / "out")
+    assert [(one["verdict"], one["target_reached"], one["target_step"]) for one in result["policies"]] == [
+        ("within", 2, 2), ("within", 2, 2),
+    ]  # fmt: skip
+    assert result["problems"] == []

@@ -68,6 +68,11 @@ def test_config_accepts_text_and_lists() -> None:
     assert config.top_mlp == (256, 1)
 
 
+def test_the_default_bottom_mlp_ends_with_the_width() -> None:
+    assert DLRMConfig().bottom_mlp == (64, 16)
+    assert DLRMConfig(embedding_dim=32).bottom_mlp == (64, 32)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
