@@ -40,8 +40,9 @@ FLAGS = (
         ("data",),
         "SPEC",
         DATA,
-        "synthetic, criteo:PATH[,PATH...] or csv:PATH; for tbsm: sequences, taobao:PATH[,PATH...] or tbsm:PATH.",
-        "synthetic; sequences for tbsm",
+        "synthetic, criteo:PATH[,PATH...] or csv:PATH; for tbsm: sequences (its default), taobao:PATH[,PATH...] or "
+        "tbsm:PATH[,PATH...].",
+        "synthetic",
     ),
     Flag("--schema", ("data.schema_path",), "FILE", DATA, "Schema of csv:PATH, a TOML file (see examples/schemas)."),
     Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, "Samples per batch.", "2048"),

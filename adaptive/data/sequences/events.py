@@ -1,6 +1,6 @@
 """Logged events of users, in the order of each user's time, as arrays.
 
-E events. A log takes 48 bytes an event once it is sorted, and about three times as much while it is.
+E events. With the rows that `taobao` finds for them they take 60 bytes an event, and 140 while they are sorted.
 """
 
 from dataclasses import dataclass
