@@ -60,7 +60,7 @@ def test_where_rows_lie_changes_no_bit(optimizer: str) -> None:
     for tier, depth, policy in (
         ({"device_rows": "300"}, 0, "lru"),
         ({"device_rows": "400"}, 1, "lfu"),
-        ({"device_rows": "auto"}, 4, "lru"),
+        ({"device_rows": "400", "device": "cpu-torch"}, 4, "lru"),
         ({"device_rows": "auto"}, 3, "hybrid"),
     ):
         assert_equal(trained(**given, tier=tier, depth=depth, policy=policy), expected)
