@@ -12,7 +12,7 @@ class SequencesConfig(Config):
 
     users: int = Field(default=20_000, ge=1, le=10**7, description="Rows of the table user.")
     items: int = Field(default=100_000, ge=1, le=10**9, description="Rows of the table item.")
-    categories: int = Field(default=200, ge=2, le=10**9, description="Rows of the table category; each has items.")
+    categories: int = Field(default=50, ge=2, le=10**9, description="Rows of the table category; each has items.")
     seed: int = Field(default=0, ge=0, lt=2**62, description="All random choices follow from it.")
     num_train: int = Field(default=100_000, ge=1, le=10**12, description="Training samples of one epoch.")
     num_eval: int = Field(
