@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from adaptive.errors import AdaptiveError
     from adaptive.evaluation import Evaluation, evaluate
     from adaptive.models.dlrm import DLRM, DLRMConfig
+    from adaptive.models.tbsm import TBSM, TBSMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.planned import Planned
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
@@ -47,6 +48,8 @@ _HOMES = {
     "Statistics": "engine.statistics",
     "Synthetic": "data.synthetic.stream",
     "SyntheticConfig": "data.synthetic.config",
+    "TBSM": "models.tbsm",
+    "TBSMConfig": "models.tbsm",
     "TableConfig": "config",
     "TierConfig": "config",
     "TierView": "policy",
@@ -62,6 +65,7 @@ __all__ = [
     "DLRM",
     "NEVER",
     "SGD",
+    "TBSM",
     "Adagrad",
     "Adam",
     "AdaptiveError",
@@ -84,6 +88,7 @@ __all__ = [
     "Statistics",
     "Synthetic",
     "SyntheticConfig",
+    "TBSMConfig",
     "TableConfig",
     "TierConfig",
     "TierView",

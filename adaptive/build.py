@@ -22,7 +22,9 @@ from adaptive.data.sampling import Sample, take_share
 from adaptive.data.tables import by_table, tables_of
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
-from adaptive.models.dlrm import DLRM, DLRMConfig, parse_mlp
+from adaptive.models.dlrm import DLRM, TowerConfig, parse_mlp
+from adaptive.models.options import OPTIONS
+from adaptive.models.tbsm import TBSM, TBSMConfig
 from adaptive.optim import row_optimizer
 from adaptive.planning.sizing import held_rows
 from adaptive.policy import Policy, arranges, calibrates
@@ -116,8 +118,7 @@ def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -
         seed=config.seed,
     )
     try:
-        sizes = {"num_dense": dataset.num_dense, "num_features": len(dataset.features)}
-        model = embeddings.with_room(lambda: DLRM(model_config, **sizes, seed=config.seed).to(embeddings.device))
+        model = embeddings.with_room(lambda: _make_model(model_config, dataset, config.seed).to(embeddings.device))
         optimizer = embeddings.with_room(lambda: dense_optimizer(config.dense_optimizer, model))  # may make its state
         return Components(tables, embeddings, model, optimizer)
     except BaseException:
@@ -125,11 +126,19 @@ def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -
         raise
 
 
-def _model_config(config: TrainConfig, dataset: Dataset) -> DLRMConfig:
+def _model_config(config: TrainConfig, dataset: Dataset) -> TowerConfig:
     options = dict(config.model_options)
     if isinstance(options.get("bottom_mlp"), str):  # may begin with the number of inputs, as dlrm's flag does
-        options["bottom_mlp"] = parse_mlp(options["bottom_mlp"], num_inputs=dataset.num_dense)
-    return _options(DLRMConfig, "model", options)
+        num_inputs = dataset.num_dense // (dataset.steps if config.model == "tbsm" else 1)
+        options["bottom_mlp"] = parse_mlp(options["bottom_mlp"], num_inputs=num_inputs)
+    return _options(OPTIONS[config.model], "model", options)
+
+
+def _make_model(config: TowerConfig, dataset: Dataset, seed: int) -> nn.Module:
+    sizes = {"num_dense": dataset.num_dense, "num_features": len(dataset.features)}
+    if isinstance(config, TBSMConfig):
+        return TBSM(config, **sizes, steps=dataset.steps, seed=seed)
+    return DLRM(config, **sizes, seed=seed)
 
 
 def build_tables(dataset: Dataset, embedding_dim: int) -> tuple[TableConfig, ...]:

@@ -276,10 +276,16 @@ class TrainConfig(Config):
     )
     policy: str = Field(default="lru", description="name, module:Class or file.py:Class")
     policy_options: dict[str, Any] = Field(default_factory=dict, description="parameters of the policy")
-    data: str = Field(default="synthetic", description="synthetic, criteo:PATH[,PATH...] or csv:PATH")
+    data: str = Field(
+        default="synthetic",
+        description="synthetic, sequences, criteo:PATH[,PATH...], csv:PATH, taobao:PATH or tbsm:PATH",
+    )
     data_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.data.open.DataOptions")
-    model: Literal["dlrm"] = Field(default="dlrm", description="model to train")
-    model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.dlrm.DLRMConfig")
+    model: Literal["dlrm", "tbsm"] = Field(
+        default="dlrm",
+        description="model to train; tbsm needs data of sequences and trains on the built-in ones by default",
+    )
+    model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.options")
     tier: TierConfig = TierConfig()
     skip: SkipConfig | None = Field(default=SkipConfig(), description="null: ask no policy for saturated rows")
     guard: GuardConfig | None = Field(default=None, description="null: what skipping costs is not checked in the run")

@@ -1,4 +1,5 @@
 """Where settings come from: flag > --set > environment > file > preset > default. All mistakes are reported at once.
+Only one default depends on another setting: a model over sequences trains on the built-in stream of sequences.
 
 A key is dotted (`tier.device_rows`). `policy.NAME`, `data.NAME` and `model.NAME` mean the options of the policy, the
 data and the model. In the environment a key is `ADAPTIVE_` and capitals, with `__` for the dot
@@ -107,6 +108,7 @@ def load_settings(
     given = [*_from_file(file), *_from_environment(environ or {}), *_from_sets(sets, problems)]
     given += _from_flags(flags or {}, flag_names or {})
     given = [*_from_preset(given, problems), *given]
+    given = [*_from_model(given), *given]
     keys, policy_error = _known_keys(given)
     chosen = _choose(given, keys, problems)
     config = _validated(chosen, keys, problems)
@@ -146,18 +148,30 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 def _from_preset(given: Sequence[Given], problems: list[str]) -> list[Given]:
     """What the preset says that is named last."""
-    from adaptive.models.presets import ABSENT, PRESETS
+    from adaptive.models.presets import PRESETS
 
     named = next((one for one in reversed(given) if one.path == ("preset",)), None)
     if named is None or named.value is None:
         return []
     name = str(named.value)
     if name not in PRESETS:
-        why = f" ({ABSENT[name]})" if name in ABSENT else ""
-        hint = "" if why else suggestion(name, PRESETS)
-        problems.append(f"preset ({named.origin}): found {name!r}{why}; allowed: {', '.join(PRESETS)}{hint}")
+        allowed = f"{', '.join(PRESETS)}{suggestion(name, PRESETS)}"
+        problems.append(f"preset ({named.origin}): found {name!r}; allowed: {allowed}")
         return []
     return [Given(key, value, f"preset {name}") for key, value in PRESETS[name].settings.items()]
+
+
+def _from_model(given: Sequence[Given]) -> list[Given]:
+    """The data that the model trains on where none are given, if they are not those of the default."""
+    from adaptive.models.options import SEQUENCE_DATA
+
+    name = _last(given, "model")
+    return [Given("data", SEQUENCE_DATA[name], f"model {name}")] if name in SEQUENCE_DATA else []
+
+
+def _last(given: Sequence[Given], key: str) -> str | None:
+    """The text that counts for a key without a dot, or None where nobody gives one."""
+    return next((str(one.text or one.value) for one in reversed(given) if one.path == (key,)), None)
 
 
 def _from_file(file: Path | None) -> list[Given]:
@@ -239,26 +253,28 @@ def _null(value: Any) -> Any:
 def _known_keys(given: Sequence[Given]) -> tuple[Keys, PolicyError | None]:
     """All keys, those of the chosen policy's parameters included, or why that policy cannot be loaded."""
     keys = dict(_model_keys(TrainConfig))
-    for name, model in _option_models().items():
+    for name, model in _option_models(_last(given, "model")).items():
         keys.update(_model_keys(model, (name,)))
-    default = TrainConfig.model_fields["policy"].default
-    spec = ([default] + [one.text or one.value for one in given if one.path == ("policy",)])[-1]
+    found = _last(given, "policy")
+    spec = TrainConfig.model_fields["policy"].default if found is None else found
     try:
-        parameters = policy_parameters(load_policy_class(str(spec)))
+        parameters = policy_parameters(load_policy_class(spec))
     except PolicyError as error:
         keys[("policy_options",)] = Key(dict[str, Any])
-        return keys, PolicyError(f"{error}{suggestion(str(spec), installed_policies())}")
+        return keys, PolicyError(f"{error}{suggestion(spec, installed_policies())}")
     for name, parameter in parameters.items():
         known = parameter.annotation is not inspect.Parameter.empty
         keys["policy_options", name] = Key(parameter.annotation if known else Any)
     return keys, None
 
 
-def _option_models() -> dict[str, type[BaseModel]]:
+def _option_models(model: object) -> dict[str, type[BaseModel]]:
+    """Of a model that does not exist the default's: its name is a mistake of its own."""
     from adaptive.data.options import DataOptions
-    from adaptive.models.dlrm import DLRMConfig
+    from adaptive.models.options import OPTIONS
 
-    return {"data_options": DataOptions, "model_options": DLRMConfig}
+    options = OPTIONS.get(str(model), OPTIONS[TrainConfig.model_fields["model"].default])
+    return {"data_options": DataOptions, "model_options": options}
 
 
 def _model_keys(model: type[BaseModel], above: Path_ = ()) -> Iterator[tuple[Path_, Key]]:
@@ -324,7 +340,7 @@ def _names_below(section: Path_, keys: Keys) -> str:
 
 def _validated(chosen: Mapping[Path_, Given], keys: Keys, problems: list[str]) -> TrainConfig | None:
     tree = _tree(chosen)
-    for name, model in _option_models().items():
+    for name, model in _option_models(tree.get("model")).items():
         _check(model, tree.get(name, {}), (name,), (chosen, keys, problems))
     for path in [path for path in keys if path[0] == "policy_options" and len(path) == 2]:
         if path[1] in tree.get("policy_options", {}):

@@ -3,7 +3,16 @@
 A *way* is a policy with its parameters, or a skip rule beside it, under a short label. `off` is the control that skips
 nothing (`lfu`, whose placement `slipstream` shares); the others are skip rules beside the same placement. Ways that
 drop inputs get a control of their own from `adaptive.compare`, which drops as many at random.
-"""A policy and its parameters."""
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+
+@dataclass(frozen=True)
+class Way:
+    """A policy and its parameters."""
 
     label: str
     policy: str = "slipstream"

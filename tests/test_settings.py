@@ -248,3 +248,18 @@ def test_parse_text_takes_any_text(text: str) -> None:
 def test_suggestion_needs_likeness() -> None:
     assert suggestion("batch_sise", ["seed", "batch_size"]) == "; did you mean batch_size?"
     assert suggestion("xyzzy", ["seed", "batch_size"]) == ""
+
+
+def test_keys_below_model_are_those_of_the_model() -> None:
+    config, origins = load_settings(sets=["model=tbsm", "model.final_mlp=8-1"])
+    assert config.model_options == {"final_mlp": "8-1"}
+    assert (config.data, origins["data"]) == ("sequences", "model tbsm")
+    assert load_settings(sets=["model=tbsm"], flags={"data": "tbsm:a.npz"})[0].data == "tbsm:a.npz"
+    assert load_settings()[0].data == "synthetic"
+    with pytest.raises(ConfigError, match=r"model.final_mlp \(--set\): unknown key; model has .*top_mlp"):
+        load_settings(sets=["model.final_mlp=8-1"])
+    with pytest.raises(ConfigError, match=r"model.final_mlp \(--set\): final_mlp must end with 1 .*found 8-2"):
+        load_settings(flags={"model": "tbsm"}, sets=["model.final_mlp=8-2"])
+    for wrong in ("tbms", "[1]"):
+        with pytest.raises(ConfigError, match=r"model \(--set\): found .*; allowed: 'dlrm' or 'tbsm'"):
+            load_settings(sets=[f"model={wrong}"])

@@ -35,7 +35,15 @@ class Flag:
 
 
 FLAGS = (
-    Flag("--data", ("data",), "SPEC", DATA, "synthetic, criteo:PATH[,PATH...] or csv:PATH.", "synthetic"),
+    Flag(
+        "--data",
+        ("data",),
+        "SPEC",
+        DATA,
+        "synthetic, criteo:PATH[,PATH...] or csv:PATH; for tbsm: sequences (its default), taobao:PATH[,PATH...] or "
+        "tbsm:PATH[,PATH...].",
+        "synthetic",
+    ),
     Flag("--schema", ("data.schema_path",), "FILE", DATA, "Schema of csv:PATH, a TOML file (see examples/schemas)."),
     Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, "Samples per batch.", "2048"),
     Flag("--device", ("tier.device",), "auto|cpu|cuda", TIERS, "Where the device tier lies.", "auto"),
@@ -61,9 +69,16 @@ FLAGS = (
         ("preset",),
         "NAME",
         TRAINING,
-        "Model and built-in stream in a published shape: rmc2 to rmc4, syn-m1, syn-m2, m1prod to m3prod, mlperf.",
+        "Model and built-in stream in a published shape: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, mlperf.",
     ),
-    Flag("--model", ("model",), "NAME", TRAINING, "dlrm. Its shape: --set model.NAME=VALUE.", "dlrm"),
+    Flag(
+        "--model",
+        ("model",),
+        "NAME",
+        TRAINING,
+        "dlrm, or tbsm over sequences. Its shape: --set model.NAME=VALUE.",
+        "dlrm",
+    ),
     Flag(
         "--optimizer",
         ("optimizer.name",),

@@ -1,4 +1,4 @@
-"""Sources of batches: the built-in stream, and text files; `open_dataset` opens either.
+"""Sources of batches: built-in streams, text files, sequences; `open_dataset` opens any.
 
 The loops over bytes and ids are in `kernels.data`; `Batch` itself is in `adaptive.batch`.
 """

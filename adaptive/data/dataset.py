@@ -26,6 +26,9 @@ class Dataset(ABC):
     num_dense: int
     tables: tuple[str, ...] | None = None
     """The table of each feature where features share tables; None: a table per feature, named after it."""
+    steps: int = 1
+    """Steps of a sample that is a sequence, the last one the candidate that its label is of. Features and dense inputs
+    are then those of all steps: a table's features in the order of steps; dense inputs step by step."""
 
     @abstractmethod
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""`open_dataset`: the data set meant by `synthetic`, `criteo:PATH[,PATH...]` or `csv:PATH[,PATH...]`."""
+"""`open_dataset`: the data set meant by a spec such as `synthetic` or `criteo:PATH[,PATH...]`."""
 
 from pathlib import Path
 
@@ -30,4 +30,19 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         from adaptive.data.text.delimited import open_csv
 
         return open_csv(paths, options, run_dir=run_dir)
-    raise ConfigError(f"data {spec!r}: give 'synthetic', 'criteo:PATH[,PATH...]' or 'csv:PATH[,PATH...]' with a schema")
+    if spec == "sequences":
+        from adaptive.data.sequences.stream import open_sequences
+
+        return open_sequences(options.sequences, options.history)
+    if kind == "taobao" and paths:
+        from adaptive.data.sequences.taobao import open_taobao
+
+        return open_taobao(paths, options, run_dir=run_dir)
+    if kind == "tbsm" and paths:
+        from adaptive.data.sequences.processed import open_processed
+
+        return open_processed(paths, options)
+    raise ConfigError(
+        f"data {spec!r}: give 'synthetic', 'criteo:PATH[,PATH...]' or 'csv:PATH[,PATH...]' with a schema; of sequences "
+        "'sequences', 'taobao:PATH[,PATH...]' or 'tbsm:PATH[,PATH...]'"
+    )

@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from adaptive.config import Config
+from adaptive.data.sequences.config import SequencesConfig
 from adaptive.data.synthetic.config import SyntheticConfig
 
 
@@ -13,6 +14,7 @@ class DataOptions(Config):
     """Settings of all sources of data; a source ignores what has no meaning for it."""
 
     synthetic: SyntheticConfig = SyntheticConfig()
+    sequences: SequencesConfig = SequencesConfig()
     schema_path: Path | None = Field(default=None, description="schema.toml that describes the files of csv:PATH")
     eval_data: str | None = Field(default=None, description="evaluate on these files: PATH[,PATH...] or a pattern")
     holdout: float | None = Field(default=None, gt=0, lt=1, description="evaluate on this last fraction of the rows")
@@ -29,6 +31,12 @@ class DataOptions(Config):
     )
     out_of_range: Literal["error", "oov"] = Field(
         default="error", description="ids that are no rows: stop, or count them and use a row of their own"
+    )
+    history: int = Field(
+        default=20, ge=1, le=1000, description="steps before the candidate of a sequence (sequences, taobao:PATH)"
+    )
+    candidates: int = Field(
+        default=10, ge=1, le=2**20, description="candidates of a user, at most (taobao:PATH); each gives two samples"
     )
     shuffle_buffer: int = Field(
         default=0, ge=0, le=2**26, description="training rows shuffled together; 0: the order of the files"

@@ -39,7 +39,7 @@ def take_share(
     """
     taken, count, number = list[tuple[NDArray[np.float64], Batch]](), 0, 0
     for batch in batches:
-        drawn = _numbers(number, batch.num_samples, seed)
+        drawn = numbers(number, batch.num_samples, seed)
         number += batch.num_samples
         piece = _below(drawn, batch, share)
         taken += piece
@@ -53,14 +53,18 @@ def take_share(
     return Sample(_cut(taken, batch_size), number)
 
 
-def _numbers(first: int, count: int, seed: int) -> NDArray[np.float64]:
-    """(count,) numbers in [0, 1), one for each of the inputs `first` and following (SplitMix64)."""
+def numbers(first: int, count: int, seed: int) -> NDArray[np.float64]:
+    """(count,) numbers in [0, 1), one for each of the inputs `first` and following (SplitMix64).
+
+    Args:
+        seed: any whole number; streams of different seeds have nothing to do with each other.
+    """
     start = np.uint64((seed * int(_THIRD) + int(_STEP)) % _LIMIT)
     mixed = np.arange(first, first + count, dtype=np.uint64) * _STEP + start
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _SECOND
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _THIRD
-    numbers: NDArray[np.float64] = (mixed ^ (mixed >> np.uint64(31))) / _LIMIT
-    return numbers
+    found: NDArray[np.float64] = (mixed ^ (mixed >> np.uint64(31))) / _LIMIT
+    return found
 
 
 def _below(drawn: NDArray[np.float64], batch: Batch, share: float) -> list[tuple[NDArray[np.float64], Batch]]:

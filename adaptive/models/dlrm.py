@@ -45,8 +45,8 @@ def _sizes(value: Any) -> Any:
 LayerSizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_sizes)]
 
 
-class DLRMConfig(Config):
-    """Shape of a DLRM."""
+class TowerConfig(Config):
+    """Shape of a DLRM whose top MLP may end in any number of outputs: a model of its own, or a part of another."""
 
     embedding_dim: int = Field(default=16, ge=1, le=4096, description="values in an embedding vector")
     bottom_mlp: LayerSizes = Field(
@@ -72,24 +72,32 @@ class DLRMConfig(Config):
     def _bottom_follows_width(cls, given: Any) -> Any:
         """So that a width alone is a setting that fits."""
         if isinstance(given, dict) and "bottom_mlp" not in given and isinstance(given.get("embedding_dim"), int):
-            return {**given, "bottom_mlp": (64, given["embedding_dim"])}
+            return {**given, "bottom_mlp": (*cls.model_fields["bottom_mlp"].default[:-1], given["embedding_dim"])}
         return given
 
     @model_validator(mode="after")
-    def _check_last_sizes(self) -> "DLRMConfig":
+    def _check_last_sizes(self) -> "TowerConfig":
         if self.bottom_mlp[-1] != self.embedding_dim:
             raise ValueError(
                 f"bottom_mlp must end with embedding_dim = {self.embedding_dim}, found {_text(self.bottom_mlp)}"
             )
-        if self.top_mlp[-1] != 1:
-            raise ValueError(f"top_mlp must end with 1 (the logit), found {_text(self.top_mlp)}")
         if self.interaction == "cat" and self.interaction_self:
             raise ValueError("interaction_self needs interaction = dot, found cat")
         return self
 
 
+class DLRMConfig(TowerConfig):
+    """Shape of a DLRM."""
+
+    @model_validator(mode="after")
+    def _check_logit(self) -> "DLRMConfig":
+        if self.top_mlp[-1] != 1:
+            raise ValueError(f"top_mlp must end with 1 (the logit), found {_text(self.top_mlp)}")
+        return self
+
+
 class DLRM(nn.Module):
-    """Dense inputs and pooled embedding vectors to logits.
+    """Dense inputs and pooled embedding vectors to logits, or to the vectors that another model goes on with.
 
     The top MLP's input is padded with zero columns to a multiple of 16. Their weights start at zero and get zero
     gradients, and all other weights are those of the model without padding.
@@ -103,7 +111,7 @@ class DLRM(nn.Module):
         ConfigError: if nothing would reach the top MLP (one feature, no dense inputs, dots without `interaction_self`).
     """
 
-    def __init__(self, config: DLRMConfig, *, num_dense: int, num_features: int, seed: int = 0) -> None:
+    def __init__(self, config: TowerConfig, *, num_dense: int, num_features: int, seed: int = 0) -> None:
         super().__init__()
         assert num_dense >= 0
         assert num_features >= 1
@@ -112,10 +120,10 @@ class DLRM(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.bottom: nn.Sequential | None = None
         if num_dense:
-            self.bottom = nn.Sequential(*_layers((num_dense, *config.bottom_mlp), generator), nn.ReLU(inplace=True))
+            self.bottom = nn.Sequential(*layers((num_dense, *config.bottom_mlp), generator), nn.ReLU(inplace=True))
         self.feature_norm = feature_norm(config.feature_norm, num_features=num_features, width=config.embedding_dim)
         width = self._top_inputs()
-        self.top = nn.Sequential(*_layers((width, *config.top_mlp), generator, columns=aligned(width)))
+        self.top = nn.Sequential(*layers((width, *config.top_mlp), generator, columns=aligned(width)))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Logits (B,) float32 of `dense` (B, num_dense) and `pooled` (B, F, D), both float32.
@@ -125,21 +133,26 @@ class DLRM(nn.Module):
         Raises:
             ValueError: if a shape does not fit the model.
         """
+        return self.outputs(dense, pooled).squeeze(1)
+
+    def outputs(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """What the top MLP gives, (B, its last size), of the same arguments."""
         self._check_shapes(dense, pooled)
         pooled = self.feature_norm(pooled)
-        with self._mlp_precision(dense):
+        with self.mlp_precision(dense):
             bottom = pooled.new_empty((len(pooled), 0)) if self.bottom is None else self.bottom(dense)
         joined = self._interact(bottom.to(pooled.dtype), pooled)
-        with self._mlp_precision(dense):
-            logits: Tensor = self.top(joined)
-        return logits.to(pooled.dtype).squeeze(1)
+        with self.mlp_precision(dense):
+            outputs: Tensor = self.top(joined)
+        return outputs.to(pooled.dtype)
 
     def _interact(self, bottom: Tensor, pooled: Tensor) -> Tensor:
         if self.config.interaction == "cat":
             return concatenation(bottom, pooled)
         return dot_interaction(bottom, pooled, include_self=self.config.interaction_self)
 
-    def _mlp_precision(self, dense: Tensor) -> AbstractContextManager[object]:
+    def mlp_precision(self, dense: Tensor) -> AbstractContextManager[object]:
+        """In which MLPs are computed in bfloat16, if the settings say so."""
         return torch.autocast(dense.device.type, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
 
     def _top_inputs(self) -> int:
@@ -164,14 +177,14 @@ class DLRM(nn.Module):
             raise ValueError(f"DLRM needs dense {needed[0]} and pooled {needed[1]}, found {found[0]} and {found[1]}")
 
 
-def _layers(sizes: Sequence[int], generator: torch.Generator, *, columns: int | None = None) -> list[nn.Module]:
+def layers(sizes: Sequence[int], generator: torch.Generator, *, columns: int | None = None) -> list[nn.Module]:
     """Linear layers with ReLU between them; `columns`: input columns of the first layer, with padding."""
-    layers: list[nn.Module] = []
+    found: list[nn.Module] = []
     for num_inputs, num_outputs in pairwise(sizes):
-        if layers:
-            layers.append(nn.ReLU(inplace=True))
-        layers.append(_linear(num_inputs, num_outputs, generator, columns=None if layers else columns))
-    return layers
+        if found:
+            found.append(nn.ReLU(inplace=True))
+        found.append(_linear(num_inputs, num_outputs, generator, columns=None if found else columns))
+    return found
 
 
 def _linear(num_inputs: int, num_outputs: int, generator: torch.Generator, *, columns: int | None = None) -> nn.Linear:

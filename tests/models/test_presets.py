@@ -8,7 +8,7 @@ import torch
 from adaptive.build import build, open_data
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError
-from adaptive.models.presets import ABSENT, PRESETS
+from adaptive.models.presets import PRESETS
 from adaptive.runs.training import plan_run
 from adaptive.settings import load_settings
 
@@ -25,8 +25,8 @@ def test_a_preset_is_built_and_trains_a_batch(name: str) -> None:
     with parts.embeddings as embeddings:
         assert len(parts.tables) == preset.tables and {t.embedding_dim for t in parts.tables} == {preset.embedding_dim}
         for planned in embeddings.look_ahead([next(iter(dataset.train(64)))], depth=0):
-            assert planned.batch.dense.shape == (64, preset.num_dense)
-            assert len(planned.batch.ids) == 64 * preset.tables * preset.lookups
+            assert planned.batch.dense.shape == (64, preset.num_dense * preset.steps)
+            assert len(planned.batch.ids) == 64 * preset.tables * preset.lookups * preset.steps
             logits = parts.model(planned.dense, embeddings.stack(planned))
             logits.sum().backward()
             embeddings.step()
@@ -52,6 +52,10 @@ def test_shapes_as_published() -> None:
     mlperf = PRESETS["mlperf"]
     assert (mlperf.bottom_mlp, mlperf.top_mlp) == ("512-256-128", "1024-1024-512-256-1")
     assert all("MLP" in p.ours for p in [*acun, *hotline])
+    rmc1 = PRESETS["rmc1"]
+    assert (rmc1.num_dense, rmc1.tables, rmc1.embedding_dim, rmc1.steps) == (1, 3, 16, 21)
+    assert [rmc1.bottom_mlp, rmc1.top_mlp] == ["16", "15-15"]
+    assert [rmc1.more[f"model.{name}"] for name in ("attention_mlp", "final_mlp")] == ["15-15", "60-1"]
 
 
 def test_anything_given_beats_a_preset(tmp_path: Path) -> None:
@@ -79,12 +83,21 @@ def test_a_run_record_repeats_the_shape(tmp_path: Path) -> None:
 
 
 def test_wrong_names_get_the_list() -> None:
-    with pytest.raises(ConfigError, match=r"preset \(--set\): found 'rmc-2'; allowed: rmc2, .*, mlperf; did you mean"):
+    with pytest.raises(ConfigError, match=r"preset \(--set\): found 'rmc-2'; allowed: rmc1, .*, mlperf; did you mean"):
         load_settings(sets=["preset=rmc-2"])
-    with pytest.raises(ConfigError, match=r"found 'rmc1' \(it is TBSM, .*\); allowed: rmc2, rmc3") as caught:
-        load_settings(flags={"preset": "rmc1"}, sets=["batch_size=0"])
+    with pytest.raises(ConfigError, match=r"found 'rmc9'; allowed: rmc1, rmc2.*did you mean rmc") as caught:
+        load_settings(flags={"preset": "rmc9"}, sets=["batch_size=0"])
     assert "batch_size" in str(caught.value)  # all mistakes at once
-    assert not set(ABSENT) & set(PRESETS)
+
+
+def test_rmc1_brings_its_model_its_optimizer_and_sequences() -> None:
+    config, origins = load_settings(flags={"preset": "rmc1"})
+    assert (config.model, config.data) == ("tbsm", "sequences")
+    assert (origins["model"], origins["data"]) == ("preset rmc1", "model tbsm")
+    assert (config.optimizer.name, config.optimizer.lr) == ("adagrad", 0.05)
+    assert (config.dense_optimizer.name, config.dense_optimizer.lr) == ("adagrad", 0.05)
+    other, _ = load_settings(flags={"preset": "rmc1", "data": "taobao:x"}, sets=["optimizer.name=sgd"])
+    assert (other.data, other.optimizer.name, other.model) == ("taobao:x", "sgd", "tbsm")
 
 
 def test_a_dry_run_says_what_a_preset_would_take() -> None:

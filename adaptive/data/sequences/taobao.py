@@ -1,0 +1,181 @@
+"""Events of Taobao's users (`UserBehavior.csv`) as sequences with a candidate, in the manner of TBSM's preparation.
+
+A line is `user,item,category,behaviour,unix time`. A sample with label 1 is an event with the events of the same user
+before it; behind it comes a sample with the same history whose candidate is an item that the user has no event with,
+label 0. `windows` says which events and items these are. All behaviours count as events. Samples come in the order of
+their candidates' times, so that what is held out is what comes last.
+
+Each id of the training files has a row of its own, in ascending order; behind them come a row for ids that only
+`eval_data` has and, for items and categories, the row of steps before a short history's first event. In such steps the
+user is the user. The dense input of a step is its number over the number of steps.
+
+TBSM's preparation differs: it draws positions with replacement, negatives behind histories of their own, and fills
+short histories with row 0, which is also an item's.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch, Origin
+from adaptive.data.options import DataOptions
+from adaptive.data.sequences.dataset import Part, Samples, SequenceDataset, batch_of, held_out, step_times
+from adaptive.data.sequences.events import Events, event_format, read_events, seen_pairs
+from adaptive.data.sequences.windows import choose_candidates, draw_negatives
+from adaptive.data.text.assemble import open_source, settings_identity
+from adaptive.errors import ConfigError, InputError
+
+Ids = NDArray[np.int64]
+
+
+def open_taobao(paths: str, options: DataOptions, *, run_dir: Path | None = None) -> SequenceDataset:
+    """The data set of `taobao:PATH[,PATH...]`; see `adaptive.data.open.open_dataset`."""
+    if options.schema_path is not None:
+        raise ConfigError("taobao: has no schema; remove schema_path")
+    cut = _time_cut(options)
+    form = event_format(options.max_line_bytes)
+    source, train_files, eval_files = open_source(paths, options, run_dir, format_of=lambda _: form)
+    events = read_events(source, train_files)
+    catalogue = Catalogue(events)
+    samples = Windows(events, catalogue, source.names(), options)
+    train, evaluation = _split(samples, cut, options)
+    if eval_files:
+        other = Windows(read_events(source, eval_files), catalogue, source.names(), options)
+        evaluation = Part(other, 0, other.num_samples)
+    return SequenceDataset(
+        catalogue.tables,
+        train,
+        evaluation,
+        steps=options.history + 1,
+        num_dense=1,
+        identity={
+            "files": [file.fingerprint() for file in source.files],
+            "format": "taobao",
+            "history": options.history,
+            "candidates": options.candidates,
+            **settings_identity(options),
+        },
+        shuffle=(options.shuffle_buffer, options.seed),
+        bad=source.log.counts,
+    )
+
+
+def _time_cut(options: DataOptions) -> float | None:
+    if options.time_split is None:
+        return None
+    try:
+        return float(options.time_split)
+    except ValueError:
+        raise ConfigError(
+            f"time_split {options.time_split!r}: times of taobao: are seconds since 1970; give a number"
+        ) from None
+
+
+def _split(samples: "Windows", cut: float | None, options: DataOptions) -> tuple[Part, Part | None]:
+    if cut is None:
+        return held_out(samples, options)
+    first = samples.first_from(cut)
+    if not first:
+        raise InputError(f"data.time_split = {cut:g} leaves no sample for training: give a later time")
+    return Part(samples, 0, first), Part(samples, first, samples.num_samples)
+
+
+class Catalogue:
+    """The ids of the training events, each with its row."""
+
+    def __init__(self, events: Events) -> None:
+        self._users, self._items, self._categories = events.users, np.unique(events.items), np.unique(events.categories)
+        self.no_item, self.no_category = len(self._items) + 1, len(self._categories) + 1  # behind the unknown one
+        self.tables = {
+            "user": len(self._users) + 1,
+            "item": len(self._items) + 2,
+            "category": len(self._categories) + 2,
+        }
+        items, categories = self.items(events.items), self.categories(events.categories)
+        pairs = np.unique(items * len(self._categories) + categories)
+        self.pairs = np.stack(np.divmod(pairs, len(self._categories)), axis=1)
+        """(P, 2) rows of item and category, each pair that some event has once."""
+
+    def users(self, ids: Ids) -> Ids:
+        return _rows(ids, self._users)
+
+    def items(self, ids: Ids) -> Ids:
+        return _rows(ids, self._items)
+
+    def categories(self, ids: Ids) -> Ids:
+        return _rows(ids, self._categories)
+
+
+def _rows(ids: Ids, known: Ids) -> Ids:
+    """The place of each id among the known ones, ascending; their number for others."""
+    place = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    return np.where(known[place] == ids, place, len(known))
+
+
+class Windows(Samples):
+    """The samples of a log: sample 2 k is candidate k with its history, 2 k + 1 the one with another item.
+
+    Raises:
+        InputError: if no user has enough events, or a user has an event with nearly every item.
+    """
+
+    def __init__(self, events: Events, catalogue: Catalogue, files: tuple[str, ...], options: DataOptions) -> None:
+        self._events, self._catalogue, self._files, self._history = events, catalogue, files, options.history
+        self._user_of = events.user_of
+        self._users = catalogue.users(events.users)
+        self._items, self._categories = catalogue.items(events.items), catalogue.categories(events.categories)
+        chosen = choose_candidates(events.starts, options.history, options.candidates, 2 * options.seed)
+        if not len(chosen):
+            most = int(np.diff(events.starts).max())
+            raise InputError(
+                f"{files[events.file_index[0]]}: no user has more than 10 events, which a sample needs; found {most} "
+                f"at most, of {len(events.users):,} users"
+            )
+        self._negatives = self._draw(chosen, 2 * options.seed + 1)
+        order = np.argsort(events.times[chosen], kind="stable")
+        self._chosen, self._negatives = chosen[order], self._negatives[order]
+        self.num_samples = 2 * len(chosen)
+
+    def first_from(self, time: float) -> int:
+        """The first sample whose candidate is of this time or later."""
+        return 2 * int(np.searchsorted(self._events.times[self._chosen], time))
+
+    def take(self, wanted: Ids) -> Batch:
+        place, is_other = self._chosen[wanted // 2], wanted % 2 == 1
+        user = self._user_of[place]
+        steps = place[:, None] + np.arange(-self._history, 1)
+        there = steps >= self._events.starts[user][:, None]
+        steps = np.maximum(steps, 0)
+        items = np.where(there, self._items[steps], self._catalogue.no_item)
+        categories = np.where(there, self._categories[steps], self._catalogue.no_category)
+        others = self._catalogue.pairs[self._negatives[wanted // 2][is_other]]
+        items[is_other, -1], categories[is_other, -1] = others[:, 0], others[:, 1]
+        users = np.broadcast_to(self._users[user][:, None], items.shape)
+        times = step_times(self._history + 1)[:, None]
+        return batch_of(
+            np.stack([users, items, categories], axis=1),
+            np.broadcast_to(times, (len(wanted), *times.shape)),
+            (~is_other).astype(np.float32),
+            Origin(self._files, self._events.file_index[place], self._events.lines[place]),
+        )
+
+    def _draw(self, chosen: Ids, seed: int) -> Ids:
+        """(K,) the pair of item and category that stands beside each candidate."""
+        num_items = self._catalogue.tables["item"]
+        seen = seen_pairs(self._events, self._items, num_items)
+
+        def is_seen(candidates: Ids, pairs: Ids) -> NDArray[np.bool_]:
+            asked = self._user_of[chosen[candidates]] * num_items + self._catalogue.pairs[pairs, 0]
+            found: NDArray[np.bool_] = seen[np.minimum(np.searchsorted(seen, asked), len(seen) - 1)] == asked
+            return found
+
+        found = draw_negatives(len(chosen), len(self._catalogue.pairs), is_seen, seed)
+        if (found < 0).any():
+            place = chosen[np.flatnonzero(found < 0)[0]]
+            where = f"{self._files[self._events.file_index[place]]}:{self._events.lines[place]}"
+            raise InputError(
+                f"{where}: user {self._events.users[self._user_of[place]]} has events with nearly every item, so none "
+                "can be drawn as one that was not chosen; read more users' events"
+            )
+        return found

@@ -1,0 +1,150 @@
+"""TBSM against its slow twin, and its shapes, settings and initial values."""
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tbsm_twin import twin_logits
+from torch import Tensor
+
+from adaptive.errors import ConfigError
+from adaptive.models.options import OPTIONS, SEQUENCE_DATA
+from adaptive.models.tbsm import TBSM, TBSMConfig
+
+
+def make_model(*, inputs: int = 1, features: int = 3, steps: int = 21, seed: int = 0, **settings: Any) -> TBSM:
+    config = TBSMConfig(**settings)
+    return TBSM(config, num_dense=inputs * steps, num_features=features * steps, steps=steps, seed=seed)
+
+
+def make_inputs(model: TBSM, num_samples: int = 9) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    dense = torch.rand((num_samples, model.num_dense), generator=generator)
+    shape = (num_samples, model.num_features, model.config.embedding_dim)
+    return dense, torch.randn(shape, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ({}, {}),  # RMC1
+        ({"steps": 2}, {}),
+        ({"inputs": 3, "features": 2, "steps": 5}, {"attention_mlp": "7", "final_mlp": "1", "top_mlp": "4"}),
+        ({"inputs": 0, "features": 4, "steps": 3}, {"embedding_dim": 5, "bottom_mlp": "5"}),
+    ],
+)
+def test_logits_and_gradients_are_those_of_the_twin(shape: dict[str, int], settings: dict[str, Any]) -> None:
+    model = make_model(**shape, **settings).double()
+    found, expected = [], []
+    for forward, grads in ((model, found), (lambda d, p: twin_logits(model, d, p), expected)):
+        dense, pooled = (tensor.double() for tensor in make_inputs(model))
+        pooled.requires_grad_()
+        model.zero_grad()
+        logits = forward(dense, pooled)
+        (logits * torch.arange(1, len(logits) + 1)).sum().backward()
+        grads += [logits, pooled.grad, *(weight.grad for weight in model.parameters())]
+    for ours, twins in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, twins, rtol=1e-9, atol=1e-11)
+    assert all(bool(gradient.any()) for gradient in found)
+
+
+def test_float32_is_near_the_twin() -> None:
+    model = make_model()
+    dense, pooled = make_inputs(model)
+    torch.testing.assert_close(model(dense, pooled), twin_logits(model, dense, pooled), rtol=1e-4, atol=1e-5)
+
+
+def test_each_step_is_as_if_alone() -> None:
+    """The order of features and of dense inputs: another candidate changes the last step's vector and no other."""
+    model = make_model(inputs=2, features=3, steps=4)
+    dense, pooled = make_inputs(model)
+    before = model._vectors(dense, pooled)
+    pooled = pooled.view(9, 3, 4, 16).clone()
+    pooled[:, 1, 3] += 1
+    torch.testing.assert_close(model._vectors(dense, pooled.flatten(1, 2))[:, :3], before[:, :3], rtol=0, atol=0)
+    assert (model._vectors(dense, pooled.flatten(1, 2))[:, 3] != before[:, 3]).any()
+    dense = dense.clone()
+    dense[:, 0] += 1  # first input of the first step
+    changed = (model._vectors(dense, pooled.flatten(1, 2)) != before).any(0).any(1)
+    assert changed.tolist() == [True, False, False, True]
+
+
+def test_vectors_have_length_1_or_0() -> None:
+    model = make_model()
+    lengths = model._vectors(*make_inputs(model)).norm(dim=2)
+    assert bool(((lengths - 1).abs() < 1e-5).logical_or(lengths == 0).all())
+    with torch.no_grad():
+        model.dlrm.top[-1].bias.fill_(-1e6)  # every output is cut to 0, and no gradient is lost to a division by it
+    dense, pooled = make_inputs(model)
+    pooled.requires_grad_()
+    logits = model(dense, pooled)
+    logits.sum().backward()
+    assert torch.isfinite(logits).all() and pooled.grad is not None and not pooled.grad.any()
+
+
+def test_sizes_of_rmc1() -> None:
+    """DLRM 1-16 and 22-15-15 (22 padded to 32), attention 20-15-15-20, 30-60-1."""
+    shapes = {name: tuple(weight.shape) for name, weight in make_model().named_parameters() if weight.ndim == 2}
+    assert list(shapes.values()) == [
+        (15, 15),
+        (16, 1),
+        (15, 32),
+        (15, 15),
+        (15, 20),
+        (15, 15),
+        (20, 15),
+        (60, 30),
+        (1, 60),
+    ]
+
+
+def test_initial_values_follow_from_the_seed_alone() -> None:
+    state = torch.random.get_rng_state()
+    first, again, other = make_model(seed=7), make_model(seed=7), make_model(seed=8)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]) and not torch.equal(value, other.state_dict()[name]), name
+    make_model(seed=2**63 - 1)
+    wide = make_model(top_mlp="400")
+    assert abs(wide.inner.std() * 400**0.5 - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"final_mlp": "60-2"}, r"final_mlp must end with 1 \(the logit\), found 60-2"),
+        ({"bottom_mlp": "64-8"}, "bottom_mlp must end with embedding_dim = 16"),
+        ({"attention_mlp": "15-x"}, "'x' at position 2"),
+        ({"attention": "15"}, "attention"),
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValidationError, ConfigError), match=message):
+        TBSMConfig(**settings)
+
+
+def test_samples_that_are_no_sequences() -> None:
+    with pytest.raises(ConfigError, match=r"needs samples that are sequences.*--data sequences .*taobao:PATH"):
+        TBSM(TBSMConfig(), num_dense=13, num_features=26, steps=1)
+
+
+def test_wrong_shapes() -> None:
+    model = make_model(steps=3)
+    dense, pooled = make_inputs(model)
+    with pytest.raises(ValueError, match=r"TBSM needs dense \(9, 3\) and pooled \(9, 9, 16\), found .*\(9, 8, 16\)"):
+        model(dense, pooled[:, :8])
+    with pytest.raises(ValueError, match=r"found \(9, 2\)"):
+        model(dense[:, :2], pooled)
+
+
+def test_bfloat16_is_near_float32_and_gives_float32() -> None:
+    dense, pooled = make_inputs(make_model())
+    logits = make_model(bf16=True)(dense, pooled)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, make_model()(dense, pooled), rtol=0.05, atol=0.05)
+
+
+def test_every_model_has_described_settings() -> None:
+    assert set(SEQUENCE_DATA) <= set(OPTIONS)
+    assert all(field.description for config in OPTIONS.values() for field in config.model_fields.values())
