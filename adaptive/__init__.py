@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from adaptive.models.dlrm import DLRM, DLRMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.planned import Planned
+    from adaptive.planning.access_log import AccessLog
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
 
 _HOMES = {
+    "AccessLog": "planning.access_log",
     "Adagrad": "optim",
     "Adam": "optim",
     "AdaptiveError": "errors",
@@ -62,6 +64,7 @@ __all__ = [
     "DLRM",
     "NEVER",
     "SGD",
+    "AccessLog",
     "Adagrad",
     "Adam",
     "AdaptiveError",
