@@ -147,7 +147,7 @@ class TieredEmbeddingBag(nn.Module):
 
     def _finish(self, planned: Planned, plans: Sequence[GroupPlan]) -> None:
         self._pending.pop(planned.number, None)
-        self._since.add(plans, in_parts=bool(planned.batch.part_sizes), waited=planned.waited)
+        self._since.add(plans, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
     @_not_compiled
     def forward(self, planned: Planned) -> dict[str, Tensor]:

@@ -3,7 +3,8 @@
 For a while at the start, 5 % of an epoch, the access learning phase counts look-ups. Then the frequent rows stay on the
 device, their only home, and a mini-batch is cut into two micro-batches: the popular inputs, which need no other row,
 and the rest.
-Training begins with the popular ones while rows for the others are on their way.
+Training begins with the popular ones while rows for the others are on their way (not on a GPU yet, where both
+micro-batches run as one).
 
 There is one optimizer step for a mini-batch, from the gradients of both micro-batches. Rows are updated as without
 micro-batches: look-up by look-up in the order of the mini-batch. What may round differently is the order of the inputs
@@ -43,7 +44,8 @@ class Hotline(Policy):
         capacity: share of the device rows that popular rows may take. The rest is for the rows of mini-batches
             that are being fetched and trained.
         micro_batches: whether popular and other inputs run through the model apart; if not, popular inputs only stand
-            first. Apart, they cost two smaller passes instead of one, and gain what training would wait for rows.
+            first. Apart, they cost two smaller passes instead of one, and gain what training would wait for rows. On a
+            GPU no part can start before all rows have come: there both run in one pass, whatever this says.
         relearn_every: mini-batches after which learning starts again, for popularity that drifts; 0: never. What was
             learnt before holds until the phase ends.
 

@@ -51,7 +51,7 @@ class ReadyBatch:
 
     batch: Batch
     plans: list[GroupPlan]  # one for each group
-    parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is not in parts
+    parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
     arrived: Future[None] = field(default_factory=Future)
     """Done once all rows are in place; raises what moving them raised."""
 
@@ -159,7 +159,7 @@ class Pipeline:
                 lane.planner.commit(lookups, arrival)
                 for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)
             ]
-            parts = self._parts(batch, plans, arrivals) if batch.part_sizes else []
+            parts = self._parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             plans = [lane.device.ship(plan, buffer) for lane, plan in zip(self.lanes, plans, strict=True)]
             ready = ReadyBatch(batch, plans, parts)
@@ -204,9 +204,12 @@ class Pipeline:
     def _parts(
         self, batch: Batch, plans: Sequence[GroupPlan], arrivals: Sequence[Arrival]
     ) -> list[tuple[GroupPart, ...]]:
+        """None, so that the batch is run in one pass, where none could start before all rows have come. That is decided
+        by the kind of tier alone, never by depth or by what is lacking: a sum over parts rounds differently."""
+        if not batch.part_sizes or not all(lane.device.pools_parts for lane in self.lanes):
+            return []
         return [
-            # where parts are not pooled alone, what pooling needs is sent with the rows
-            describe_parts(lane.group, batch, plan, arrival, alone=lane.device.pools_parts)
+            describe_parts(lane.group, batch, plan, arrival)
             for lane, plan, arrival in zip(self.lanes, plans, arrivals, strict=True)
         ]
 

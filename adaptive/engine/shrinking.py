@@ -113,4 +113,4 @@ def _locations(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
     if plan.deferred is not None:
         found.append(plan.deferred.due_locations)
     parts = ready.parts[number] if ready.parts else ()
-    return found + [part.pooling.locations for part in parts if part.pooling is not None]
+    return found + [part.pooling.locations for part in parts]
