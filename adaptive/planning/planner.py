@@ -103,7 +103,7 @@ class Planner:
         """Enter what `prepare` decided into the books; returns the batch's plan for the kernels."""
         distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
         tally, moves = self._settle_books(arrival)
-        fates = Fates() if self.skipper is None else self.skipper.decide(number, distinct, locations, tally)
+        fates = self._decide_fates(arrival, tally)
         pooling = lookups.bags.pooling(distinct.inverse, locations)
         updates = group_updates(lookups, locations, fates.fates)
         deferred = updates.deferred(fates.summed, distinct.rows, locations)
@@ -113,15 +113,22 @@ class Planner:
         return GroupPlan(number, pooling, updates.row_updates, moves, tally, fates.snapshots, deferred)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
-        """`commit` for simulation: enters a batch that updates all its rows into the books, and makes no plan.
+        """`commit` for simulation: enters a batch into the books, and makes no plan.
 
         `bags` are needed where rows may stay on the host. Returns the tally, and (tables of the group,) how many bags
         have a row there.
         """
         tally, _ = self._settle_books(arrival)
-        books.mark_dirty(np.arange(len(arrival.distinct.rows)), arrival.locations, self.slots.flags)
+        fates = self._decide_fates(arrival, tally).fates
+        written = np.flatnonzero(fates < books.WAITS) if len(fates) else np.arange(len(arrival.distinct.rows))
+        books.mark_dirty(written, arrival.locations, self.slots.flags)
         pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
         return tally, self._count_bytes(pooling, tally)
+
+    def _decide_fates(self, arrival: "Arrival", tally: Int64s) -> Fates:
+        if self.skipper is None:
+            return Fates()
+        return self.skipper.decide(arrival.number, arrival.distinct, arrival.locations, tally)
 
     def _settle_books(self, arrival: "Arrival") -> tuple[Int64s, Moves]:
         """Slots, codes and records as they are once the batch's rows have moved; returns (tally, moves)."""
