@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from adaptive.models.tbsm import TBSM, TBSMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.planned import Planned
+    from adaptive.planning.access_log import AccessLog
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
 
 _HOMES = {
+    "AccessLog": "planning.access_log",
     "Adagrad": "optim",
     "Adam": "optim",
     "AdaptiveError": "errors",
@@ -66,6 +68,7 @@ __all__ = [
     "NEVER",
     "SGD",
     "TBSM",
+    "AccessLog",
     "Adagrad",
     "Adam",
     "AdaptiveError",

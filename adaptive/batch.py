@@ -56,7 +56,8 @@ class Batch:
     weights: NDArray[np.float32] | None = None  # (N,) per-sample weights of look-ups, or none
     origin: Origin | None = field(default=None, compare=False)
     part_sizes: tuple[int, ...] = ()
-    """Samples of each part, in order, to be run through the model part by part for one step; empty: all at once."""
+    """Samples of each part, in order, to be run through the model part by part for one step, where the first can start
+    before all rows have come (see `Planned.parts`); empty: all at once."""
     held_back: "Batch | None" = field(default=None, repr=False)
     """Samples on which the loss is wanted once this batch is trained (`Policy.observe`); they are not trained here."""
 

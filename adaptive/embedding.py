@@ -36,7 +36,7 @@ from adaptive.planning.plan import GroupPlan
 from adaptive.planning.sizing import SHRINK, resized
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, SkipRule, TierView, arranges
-from adaptive.policy_loading import NO_RULE, make_policy, make_rule
+from adaptive.policy_loading import make_policy, with_rule
 from adaptive.system import is_out_of_memory, running_out
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class TieredEmbeddingBag(nn.Module):
         check_arguments(tables, tier, optimizer, skip)
         self.features = feature_order(tables)
         self.policy = make_policy(policy)
-        skip = _with_rule(self.policy, skip)
+        skip = with_rule(self.policy, skip)
         engine = build_engine(tables, tier, self.policy, optimizer, skip, seed)
         self._pipeline, self._sizes = engine.pipeline, engine.sizes
         self.drops_updates, self.defers = engine.drops_updates, engine.defers
@@ -147,7 +147,7 @@ class TieredEmbeddingBag(nn.Module):
 
     def _finish(self, planned: Planned, plans: Sequence[GroupPlan]) -> None:
         self._pending.pop(planned.number, None)
-        self._since.add(plans, in_parts=bool(planned.batch.part_sizes), waited=planned.waited)
+        self._since.add(plans, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
     @_not_compiled
     def forward(self, planned: Planned) -> dict[str, Tensor]:
@@ -368,32 +368,6 @@ class TieredEmbeddingBag(nn.Module):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipConfig | None:
-    """Put the skip rule that is asked for beside the policy; the settings of skipping, None: nothing is skipped.
-
-    Raises:
-        ConfigError: if the policy leaves inputs out itself.
-        PolicyError: if the rule cannot be loaded.
-    """
-    if isinstance(skip, str):
-        skip = SkipConfig(rule=skip)
-    wanted = skip.rule if isinstance(skip, SkipConfig) else skip
-    if wanted is None:
-        if not isinstance(skip, SkipConfig):  # a policy's own rule is for where skipping is switched on
-            policy.rule = None
-            return None
-        return skip
-    if policy.drops_inputs:
-        raise ConfigError(
-            f"skip rule {wanted}: policy {type(policy).__name__} leaves inputs out itself; choose one of the two"
-        )
-    if wanted == NO_RULE:
-        policy.rule = None
-        return None
-    policy.rule = make_rule(wanted)
-    return skip if isinstance(skip, SkipConfig) else SkipConfig()
 
 
 class _Pool(torch.autograd.Function):

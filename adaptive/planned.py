@@ -29,7 +29,6 @@ class GroupWork:
         self.plan = plan
         self.parts = tuple(parts)
         self.gradients: Tensor | None = None
-        self._pooled: Tensor | None = None  # where parts are taken from the whole
         self._lane = lane
         self._pooling = plan.pooling if plan is not None else pooling
         self._weights = weights  # the rows themselves, for a batch that is only read
@@ -41,7 +40,7 @@ class GroupWork:
 
     def forget(self) -> None:
         """Drop all that was kept of the batch, which will be run again."""
-        self.gradients = self._pooled = None
+        self.gradients = None
 
     def add_gradients(self, gradients: Tensor) -> None:
         """Keep the gradients of the vectors (V, D); a second backward pass adds to the first."""
@@ -52,11 +51,7 @@ class GroupWork:
 
     def pool_part(self, part: GroupPart) -> Tensor:
         """The vectors of one part, in its order."""
-        if part.pooling is not None:
-            return self._lane.device.pool(part.pooling)
-        if self._pooled is None:
-            self._pooled = self.pool()
-        return torch.cat([self._pooled[place] for place in part.places])
+        return self._lane.device.pool(part.pooling)
 
     def add_part(self, part: GroupPart, gradients: Tensor, *, first: bool) -> None:
         """Put the gradients of a part's vectors where the plan has them; those of a part without any are 0."""
@@ -164,7 +159,8 @@ class Planned:
 
     def parts(self) -> Iterator["Planned"]:
         """The parts to run through the model one after another before the one `step()`, each when its rows are in
-        place. A batch that is not in parts is its own only one.
+        place. A batch that is not in parts is its own only one, and so is any where no part could start before all rows
+        have come (on a GPU): one pass is faster there.
 
             for part in planned.parts():
                 loss = loss_fn(model(part.dense, embeddings.stack(part)), part.labels)  # a mean over samples

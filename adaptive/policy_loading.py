@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from adaptive.errors import PolicyError
+from adaptive.config import SkipConfig
+from adaptive.errors import ConfigError, PolicyError
 from adaptive.policy import Deferral, Policy, SkipRule
 
 PlugIn = TypeVar("PlugIn", Policy, SkipRule)
@@ -96,6 +97,32 @@ def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
     except Exception as error:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise PolicyError(f"skip rule {spec.__name__}: {reason}") from error
+
+
+def with_rule(policy: Policy, skip: SkipConfig | SkipRule | str | None) -> SkipConfig | None:
+    """Put the skip rule that is asked for beside the policy; the settings of skipping, None: nothing is skipped.
+
+    Raises:
+        ConfigError: if the policy leaves inputs out itself.
+        PolicyError: if the rule cannot be loaded.
+    """
+    if isinstance(skip, str):
+        skip = SkipConfig(rule=skip)
+    wanted = skip.rule if isinstance(skip, SkipConfig) else skip
+    if wanted is None:
+        if not isinstance(skip, SkipConfig):  # a policy's own rule is for where skipping is switched on
+            policy.rule = None
+            return None
+        return skip
+    if policy.drops_inputs:
+        raise ConfigError(
+            f"skip rule {wanted}: policy {type(policy).__name__} leaves inputs out itself; choose one of the two"
+        )
+    if wanted == NO_RULE:
+        policy.rule = None
+        return None
+    policy.rule = make_rule(wanted)
+    return skip if isinstance(skip, SkipConfig) else SkipConfig()
 
 
 def _checked_rule(rule: SkipRule) -> SkipRule:

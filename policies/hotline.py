@@ -3,7 +3,8 @@
 For a while at the start, 5 % of an epoch, the access learning phase counts look-ups. Then the frequent rows stay on the
 device, their only home, and a mini-batch is cut into two micro-batches: the popular inputs, which need no other row,
 and the rest.
-Training begins with the popular ones while rows for the others are on their way.
+Training begins with the popular ones while rows for the others are on their way (not on a GPU yet, where both
+micro-batches run as one).
 
 There is one optimizer step for a mini-batch, from the gradients of both micro-batches. Rows are updated as without
 micro-batches: look-up by look-up in the order of the mini-batch. What may round differently is the order of the inputs
@@ -14,13 +15,14 @@ a step for each micro-batch; whether its second one takes one step or two could 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from policies.samples import ByRow, count_lookups
+from policies.hotline_learning import LOGGER_BYTES, MIN_SHARE, make_learner
+from policies.samples import count_lookups
 
 UNKNOWN = 100  # mini-batches that a share of an epoch of unknown length stands for
 
@@ -34,11 +36,16 @@ class Hotline(Policy):
         learn: mini-batches in a learning phase, or a share of an epoch's (`5%`), of which the paper takes 5 % to 20 %;
             where the length of an epoch is not known, a share means 100 mini-batches.
         every: of the mini-batches in a learning phase one in `every` is counted.
-        min_share: share of the counted look-ups from which on a row is popular; the paper has 1 in 100,000.
+        logger: `exact` counts the look-ups of every row. `srrip` is the paper's logger in bounded memory: 4-way sets of
+            16-bit entries, tags of 14 bits and 2-bit SRRIP. It has no counts: popular is what it holds in the end.
+        logger_bytes: of a `srrip` logger; the paper has 4 MB, two million rows. It gets no more entries than popular
+            rows may take of the device (`capacity`). While it learns again there are two of them.
+        min_share: share of the counted look-ups from which on a row is popular; the paper has 1 in 100,000. Of `exact`.
         capacity: share of the device rows that popular rows may take. The rest is for the rows of mini-batches
             that are being fetched and trained.
         micro_batches: whether popular and other inputs run through the model apart; if not, popular inputs only stand
-            first. Apart, they cost two smaller passes instead of one, and gain what training would wait for rows.
+            first. Apart, they cost two smaller passes instead of one, and gain what training would wait for rows. On a
+            GPU no part can start before all rows have come: there both run in one pass, whatever this says.
         relearn_every: mini-batches after which learning starts again, for popularity that drifts; 0: never. What was
             learnt before holds until the phase ends.
 
@@ -55,7 +62,9 @@ class Hotline(Policy):
         *,
         learn: int | str = "5%",
         every: int = 1,
-        min_share: float = 1e-5,
+        logger: Literal["exact", "srrip"] = "exact",
+        logger_bytes: int = LOGGER_BYTES,
+        min_share: float = MIN_SHARE,
         capacity: float = 0.5,
         micro_batches: bool = True,
         relearn_every: int = 0,
@@ -66,12 +75,16 @@ class Hotline(Policy):
         if not (0 <= min_share <= 1 and 0 < capacity <= 1):
             raise ValueError(f"min_share={min_share}, capacity={capacity}: needed shares from 0 to 1, capacity above 0")
         self._check_relearning(relearn_every, number if self._share is None else 1)
-        self.learn, self.every, self.min_share = number, every, min_share
-        self.capacity, self.micro_batches, self.relearn_every = capacity, micro_batches, relearn_every
-        self.popular_rows = self.seen_inputs = self.popular_inputs = 0
-        self._popular = ByRow(np.bool_)
-        self._counts = ByRow(np.uint32)  # of the learning phase
+        self.learn, self.every = number, every
+        self.micro_batches, self.relearn_every = micro_batches, relearn_every
+        self.seen_inputs = self.popular_inputs = 0
+        self._logger = logger
+        self._learner = make_learner(logger, logger_bytes, min_share, capacity)
         self._batches = 0
+
+    @property
+    def popular_rows(self) -> int:
+        return self._learner.popular_rows
 
     @staticmethod
     def _check_relearning(relearn_every: int, learn: int) -> None:
@@ -79,7 +92,7 @@ class Hotline(Policy):
             raise ValueError(f"relearn_every={relearn_every}: needed more than learn={learn} mini-batches, or 0: never")
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
-        return np.where(self._popular[rows.rows], rows.last_access + (1 << 40), rows.last_access)
+        return np.where(self._learner.popular(rows.rows), rows.last_access + (1 << 40), rows.last_access)
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
         if self._share is not None:  # said once for a run, however long it becomes when it goes on
@@ -92,7 +105,7 @@ class Hotline(Policy):
             if not self.popular_rows:
                 yield batch
                 continue
-            popular = count_lookups(batch, ~self._popular[rows]) == 0
+            popular = count_lookups(batch, ~self._learner.popular(rows)) == 0
             self.seen_inputs += batch.num_samples
             count = int(popular.sum())
             self.popular_inputs += count
@@ -105,42 +118,19 @@ class Hotline(Policy):
         place = self._batches % self.relearn_every if self.relearn_every else self._batches
         self._batches += 1
         if place < self.learn and place % self.every == 0:
-            distinct, counts = np.unique(rows, return_counts=True)
-            self._counts.reserve(view.num_rows)
-            self._counts[distinct] = self._counts[distinct] + counts.astype(np.uint32)
+            self._learner.count(rows, view)
         if place == self.learn - 1:
-            self._decide(int(self.capacity * view.device_rows))
-
-    def _decide(self, capacity: int) -> None:
-        rows = self._counts.rows()
-        counts = self._counts[rows].astype(np.int64)
-        frequent = np.flatnonzero(counts >= self.min_share * counts.sum())
-        most = frequent[np.argsort(-counts[frequent], kind="stable")[:capacity]]
-        self._adopt(np.sort(rows[most]))
-        self._counts = ByRow(np.uint32)
-
-    def _adopt(self, popular: NDArray[np.int64]) -> None:
-        self._popular = ByRow(np.bool_)
-        self._popular[popular] = True
-        self.popular_rows = len(popular)
+            self._learner.decide(view)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        counted = self._counts.rows()
-        return {
-            "popular": self._popular.rows(),
-            "counted": counted,
-            "counts": self._counts[counted],
-            "seen": np.array(
-                [self._batches, self.seen_inputs, self.popular_inputs, self.learn if self._batches else 0]
-            ),
-        }
+        seen = [self._batches, self.seen_inputs, self.popular_inputs, self.learn if self._batches else 0]
+        return {**self._learner.state(), "seen": np.array(seen)}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if sorted(state) != ["counted", "counts", "popular", "seen"]:
-            raise ValueError(f"Hotline: needed popular, counted, counts and seen, found {sorted(state)}")
-        self._adopt(state["popular"])
-        self._counts = ByRow(np.uint32)
-        self._counts[state["counted"]] = state["counts"]
+        needed = sorted(self.state_dict())
+        if sorted(state) != needed:
+            raise ValueError(f"Hotline: needed {needed} with logger={self._logger}, found {sorted(state)}")
+        self._learner.load(state)
         self._batches, self.seen_inputs, self.popular_inputs, *learn = (int(number) for number in state["seen"])
         if not learn and self._share:  # of an old run, in which 100 was the default
             learn = [UNKNOWN]

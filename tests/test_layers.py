@@ -44,6 +44,7 @@ SHARED_BY_POLICIES = {
     "policies.samples",
     "policies.fae_shuffle",
     "policies.fae_threshold",
+    "policies.hotline_learning",
 }  # no policies; those do not know each other
 OUTSIDE = sorted([*(ROOT / "policies").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 

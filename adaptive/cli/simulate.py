@@ -85,8 +85,8 @@ def simulate(
 ) -> None:
     """Predict hit rates, traffic and step times of device sizes from the ids of the data, without training.
 
-    The planner keeps its books as in training, but no row has a value: nothing is skipped, and policies see no
-    movement. A size into which the rows of a few batches do not fit is told as such.
+    The planner keeps its books as in training, but no row has a value: policies see no movement, and what is skipped by
+    movement is not. Deferral by visits is. A size into which the rows of a few batches do not fit is told as such.
     """
     more = {} if batches is None else {"steps": (str(batches), "--batches")}
     with own_stdout():

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
+from adaptive.engine.late import LateRows, is_late, updated_on_device
 from adaptive.errors import ConfigError
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, DistinctFinder, Lookups, LookupsAhead, check_batch, plan_threads
@@ -51,7 +52,7 @@ class ReadyBatch:
 
     batch: Batch
     plans: list[GroupPlan]  # one for each group
-    parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is not in parts
+    parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
     arrived: Future[None] = field(default_factory=Future)
     """Done once all rows are in place; raises what moving them raised."""
 
@@ -61,8 +62,8 @@ class ReadyBatch:
 
     @property
     def may_start(self) -> bool:
-        """Whether the first part can be trained already: it needs no row that is on its way."""
-        return bool(self.parts) and not any(parts[0].waits for parts in self.parts)
+        """Whether the first part can be trained already: it needs no row that is on its way, and none is late."""
+        return bool(self.parts) and not is_late(self.plans) and not any(parts[0].waits for parts in self.parts)
 
 
 class Pipeline:
@@ -93,6 +94,7 @@ class Pipeline:
         self._losses: dict[int, float] = {}
         self.running = False  # whether a look-ahead is
         self._planned: list[ReadyBatch] = []  # the latest ones, with all that are in flight
+        self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
         self._learnt = 0  # feedback of all batches before this one has been taken in
         self._observed = 0  # the policy knows the losses measured after all batches before this one
 
@@ -121,6 +123,7 @@ class Pipeline:
         self.observe_until(self.next_number)
         with self.lock:
             self.finish_copies()
+            self.late.forget()
 
     def restart(self, number: int) -> None:
         """Count batches from `number` on, after other rows have been loaded."""
@@ -131,7 +134,11 @@ class Pipeline:
         self._losses.clear()
 
     def start_training(self, ready: ReadyBatch) -> None:
-        """Called by the training thread before it asks the device to train a batch."""
+        """Called by the training thread before it asks the device to train a batch; all before it are trained."""
+        if is_late(ready.plans):
+            with self.lock:
+                self.late.fetch(ready.number)
+                self.mover.end_moves(ready.number)  # later than when its other rows had moved
         if not ready.may_start:
             self.mover.start_training(ready.number)
 
@@ -159,19 +166,20 @@ class Pipeline:
                 lane.planner.commit(lookups, arrival)
                 for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)
             ]
-            parts = self._parts(batch, plans, arrivals) if batch.part_sizes else []
+            parts = self._parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             plans = [lane.device.ship(plan, buffer) for lane, plan in zip(self.lanes, plans, strict=True)]
             ready = ReadyBatch(batch, plans, parts)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
+            self.late.expect(plans)
         return ready
 
     def move(self, ready: ReadyBatch) -> None:
         """Carry a plan out: write back, then fetch. Errors also go to `ready.arrived`. The caller holds the lock."""
         try:
-            for lane, plan in zip(self.lanes, ready.plans, strict=True):
-                self._move_rows(lane, plan)
+            for number, plan in enumerate(ready.plans):
+                self._move_rows(number, plan)
             if not ready.may_start:
                 self.mover.end_moves(ready.number)
         except BaseException as error:
@@ -204,13 +212,17 @@ class Pipeline:
     def _parts(
         self, batch: Batch, plans: Sequence[GroupPlan], arrivals: Sequence[Arrival]
     ) -> list[tuple[GroupPart, ...]]:
+        """None, so that the batch is run in one pass, where none could start before all rows have come. That is decided
+        by the kind of tier alone, never by depth or by what is lacking: a sum over parts rounds differently."""
+        if not batch.part_sizes or not all(lane.device.pools_parts for lane in self.lanes):
+            return []
         return [
-            # where parts are not pooled alone, what pooling needs is sent with the rows
-            describe_parts(lane.group, batch, plan, arrival, alone=lane.device.pools_parts)
+            describe_parts(lane.group, batch, plan, arrival)
             for lane, plan, arrival in zip(self.lanes, plans, arrivals, strict=True)
         ]
 
-    def _move_rows(self, lane: Lane, plan: GroupPlan) -> None:
+    def _move_rows(self, number: int, plan: GroupPlan) -> None:
+        lane = self.lanes[number]
         device = lane.device
         with self.stopwatch.stage("write_back"):
             device.write_back(plan.moves)
@@ -219,8 +231,14 @@ class Pipeline:
         with self.stopwatch.stage("fetch"):
             device.fetch(plan.moves)
             lane.host.expect(plan.row_updates)
-            if device.poison:
-                device.poison_host(plan.row_updates.rows[plan.row_updates.locations >= 0])
+            self.poison_host(number, plan)
+
+    def poison_host(self, number: int, plan: GroupPlan) -> None:
+        """Debug: NaN into the host copies of rows of a group that a batch will change on the device, but for those that
+        are still used on the host before."""
+        device = self.lanes[number].device
+        if device.poison:
+            device.poison_host(np.setdiff1d(updated_on_device(plan), self.late.on_host(number)))
 
     # --- feedback --------------------------------------------------------------------------------------------
 
@@ -264,7 +282,9 @@ class Pipeline:
         return [ready for ready in self._planned if ready.number > self.trained]
 
     def finish_copies(self) -> None:
-        """Wait until all copies of rows are done. The caller holds the lock."""
+        """Wait until all copies of rows are done, and late rows lie in their slots as they are now. The caller, who is
+        the training thread, holds the lock."""
+        self.late.look()
         self.mover.finish_copies()
         for lane in self.lanes:
             lane.device.land()
@@ -299,6 +319,7 @@ class Pipeline:
     def write_all_back(self) -> None:
         """Write changed rows back to the host; they keep their slots. The caller holds the lock."""
         self.mover.catch_up()
+        self.late.look()
         for lane in self.lanes:
             slots = lane.planner.slots.dirty()
             lane.device.write_back(Moves(slots, lane.planner.slots.rows[slots]))

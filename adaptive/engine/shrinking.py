@@ -100,17 +100,16 @@ def _shrink(
             on_device = locations >= 0
             locations[on_device] = new_slots[locations[on_device]]
         device.ship_again(plan)
-        if device.poison:
-            device.poison_host(plan.row_updates.rows[plan.row_updates.locations >= 0])
+        pipeline.poison_host(number, plan)
     return tally[:, Counter.DEMOTED]
 
 
 def _locations(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
     """All arrays of a batch and a group that name slots; they are changed in place."""
-    found = [plan.pooling.locations, plan.row_updates.locations]
+    found = [plan.pooling.locations, plan.row_updates.locations, plan.moves.late_slots]
     if plan.snapshots is not None:
         found.append(plan.snapshots.locations)
     if plan.deferred is not None:
         found.append(plan.deferred.due_locations)
     parts = ready.parts[number] if ready.parts else ()
-    return found + [part.pooling.locations for part in parts if part.pooling is not None]
+    return found + [part.pooling.locations for part in parts]

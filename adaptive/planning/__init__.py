@@ -16,6 +16,7 @@ The words of this room, each with one meaning everywhere in the code (`docs/desi
     held        needed by a batch that is planned and not trained yet. *Idle*: on the device and not held.
     promoted    has come onto the device. *Demoted*: has left it. *Victim*: a slot whose row is to leave.
     write back  copy a changed row to the host; *fetch*: copy a row to the device. *Dirty*: changed since it came.
+    late        gets a slot while batches in flight update it on the host; fetched when training comes to its batch.
     part        a run of samples of one batch, pooled and differentiated alone (a micro-batch).
     watched     in the hot set, so that the row's movement is known. *Entry*: a watched row's number in the set.
     snapshot    a copy of a watched row; *drift*: how far the row has moved since then.

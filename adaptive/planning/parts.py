@@ -20,7 +20,7 @@ class GroupPart:
     """One part of a batch and one group of tables."""
 
     places: tuple[slice, ...]  # of the part's vectors among the batch's, in order
-    pooling: Pooling | None  # None: it cannot be pooled alone, only with the batch
+    pooling: Pooling
     waits: bool  # for rows that come with this batch
 
 
@@ -33,9 +33,7 @@ class _Run:
     column: int  # -1: not pooled
 
 
-def describe_parts(
-    group: Group, batch: Batch, plan: GroupPlan, arrival: Arrival, *, alone: bool
-) -> tuple[GroupPart, ...]:
+def describe_parts(group: Group, batch: Batch, plan: GroupPlan, arrival: Arrival) -> tuple[GroupPart, ...]:
     """The parts of a planned batch; none if it has none.
 
     Args:
@@ -43,7 +41,6 @@ def describe_parts(
         batch: of the plan.
         plan: of the whole batch.
         arrival: which of its distinct rows get slots with this batch.
-        alone: pool each part alone, so that it need not wait for the rows of the others.
     """
     found = []
     coming = np.zeros(len(arrival.distinct.rows), np.bool_)
@@ -52,8 +49,8 @@ def describe_parts(
     for first, last in pairwise(accumulate(batch.part_sizes, initial=0)):
         runs = _runs(group, batch, first, last)
         places = _places(group, plan.pooling, runs, first, last)
-        pooling = _pooling(group, plan.pooling, runs, first, last) if alone else None
-        waits = pooling is None or _on_host(pooling, plan) or any(arriving[run.lookups].any() for run in runs)
+        pooling = _pooling(group, plan.pooling, runs, first, last)
+        waits = _on_host(pooling, plan) or any(arriving[run.lookups].any() for run in runs)
         found.append(GroupPart(places, pooling, waits))
     return tuple(found)
 

@@ -41,7 +41,8 @@ class RowUpdates:
 
 @dataclass(frozen=True)
 class Moves:
-    """What crosses between the tiers before the batch is trained: first write back, then fetch."""
+    """What crosses between the tiers before the batch is trained: first write back, then fetch, and at last what is
+    late."""
 
     back_slots: Int64s = field(default_factory=no_rows)
     back_rows: Int64s = field(default_factory=no_rows)
@@ -49,6 +50,8 @@ class Moves:
     fetch_rows: Int64s = field(default_factory=no_rows)
     fetch_initial: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     fresh_rows: Int64s = field(default_factory=no_rows)  # used on the host, to be given their initial values there
+    late_slots: Int64s = field(default_factory=no_rows)  # of rows that batches in flight still update on the host:
+    late_rows: Int64s = field(default_factory=no_rows)  # fetched when the batch before this one has been trained
 
 
 @dataclass(frozen=True)

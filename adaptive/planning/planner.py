@@ -4,7 +4,9 @@ It runs in the look-ahead thread and is the only writer of records, slots and th
 on the batches, the policy and feedback of a fixed age, never on clocks; so the same run plans the same way.
 
 Hold rule: when batch k is planned with look-ahead d, rows of batches k - d ... k keep their slots. All batches up to
-k - d - 1 are trained before k's rows move, so a row in a slot that is not held can be written back.
+k - d - 1 are trained before k's rows move, so a row in a slot that is not held can be written back. A row that one of
+the batches k - d ... k - 1 updates on the host may get a slot, too, but is *late*: it is fetched between the training
+of batches k - 1 and k.
 """
 
 from collections.abc import Sequence
@@ -89,7 +91,8 @@ class Planner:
         question = _Question(number, depth, window, rows, missing[:count])
         staged = self._policy_caller.policy.misses == "stage"
         takers, victims = self._stage(question) if staged else self._promote(question)
-        return Arrival(number, distinct, locations, takers, victims)
+        late = self.tracker.last_access[rows[takers]].astype(np.int64) - 1 >= question.oldest_held
+        return Arrival(number, distinct, locations, takers, victims, late)
 
     def let_go(self, distinct: Distinct) -> None:
         """Undo `prepare`: release the slots it held for the batch."""
@@ -101,7 +104,7 @@ class Planner:
         """Enter what `prepare` decided into the books; returns the batch's plan for the kernels."""
         distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
         tally, moves = self._settle_books(arrival)
-        fates = Fates() if self.skipper is None else self.skipper.decide(number, distinct, locations, tally)
+        fates = self._decide_fates(arrival, tally)
         pooling = lookups.bags.pooling(distinct.inverse, locations)
         updates = group_updates(lookups, locations, fates.fates)
         deferred = updates.deferred(fates.summed, distinct.rows, locations)
@@ -111,15 +114,22 @@ class Planner:
         return GroupPlan(number, pooling, updates.row_updates, moves, tally, fates.snapshots, deferred)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
-        """`commit` for simulation: enters a batch that updates all its rows into the books, and makes no plan.
+        """`commit` for simulation: enters a batch into the books, and makes no plan.
 
         `bags` are needed where rows may stay on the host. Returns the tally, and (tables of the group,) how many bags
         have a row there.
         """
         tally, _ = self._settle_books(arrival)
-        books.mark_dirty(np.arange(len(arrival.distinct.rows)), arrival.locations, self.slots.flags)
+        fates = self._decide_fates(arrival, tally).fates
+        written = np.flatnonzero(fates < books.WAITS) if len(fates) else np.arange(len(arrival.distinct.rows))
+        books.mark_dirty(written, arrival.locations, self.slots.flags)
         pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
         return tally, self._count_bytes(pooling, tally)
+
+    def _decide_fates(self, arrival: "Arrival", tally: Int64s) -> Fates:
+        if self.skipper is None:
+            return Fates()
+        return self.skipper.decide(arrival.number, arrival.distinct, arrival.locations, tally)
 
     def _settle_books(self, arrival: "Arrival") -> tuple[Int64s, Moves]:
         """Slots, codes and records as they are once the batch's rows have moved; returns (tally, moves)."""
@@ -147,7 +157,11 @@ class Planner:
         slots, initial = self.slots.take(arrival.takers, rows, locations, arrival.number, tally)
         fresh = np.empty(len(rows), np.int64)
         num_fresh = books.use_rows_on_host(rows, self.tracker.codes, locations, fresh)
-        return Moves(back_slots, back_rows, slots, rows[arrival.takers], initial, fresh[:num_fresh])
+        coming, late = rows[arrival.takers], arrival.late
+        now = ~late
+        return Moves(
+            back_slots, back_rows, slots[now], coming[now], initial[now], fresh[:num_fresh], slots[late], coming[late]
+        )
 
     # --- rows that are not on the device ---------------------------------------------------------------------
 
@@ -176,19 +190,14 @@ class Planner:
 
     def _promote(self, question: "_Question") -> tuple[Int64s, Int64s]:
         """Bring in missing rows for free slots, and those that score above the lowest idle rows; the others stay."""
-        movable = self._movable(question)
-        if not len(movable) or not len(self.slots):
+        missing = question.missing
+        if not len(missing) or not len(self.slots):
             return no_rows(), no_rows()
-        full = len(movable) > self.slots.num_free
+        full = len(missing) > self.slots.num_free
         idle = self.slots.idle(question.oldest_held, self._tier.max_candidates) if full else no_rows()
-        candidates = np.concatenate([question.rows[movable], self.slots.rows[idle]])
+        candidates = np.concatenate([question.rows[missing], self.slots.rows[idle]])
         scores = self._score(candidates, question)
-        return _swaps(movable, idle, scores, self.slots.num_free)
-
-    def _movable(self, question: "_Question") -> Int64s:
-        """Missing rows that no batch in flight updates on the host."""
-        last = self.tracker.last_access[question.rows[question.missing]].astype(np.int64) - 1
-        return question.missing[last < question.oldest_held]
+        return _swaps(missing, idle, scores, self.slots.num_free)
 
     def _score(self, rows: Int64s, question: "_Question") -> NDArray[np.float64]:
         skipper = self.skipper
@@ -226,18 +235,19 @@ class Arrival:
     locations: Int64s  # (U,) slot, or -1
     takers: Int64s
     victims: Int64s
+    late: NDArray[np.bool_]  # of the takers: batches in flight still update them on the host
 
 
-def _swaps(movable: Int64s, idle: Int64s, scores: NDArray[np.float64], num_free: int) -> tuple[Int64s, Int64s]:
+def _swaps(missing: Int64s, idle: Int64s, scores: NDArray[np.float64], num_free: int) -> tuple[Int64s, Int64s]:
     """Which rows come in, and whose slots they take: free ones first, then in pairs while the new row scores higher."""
-    coming, staying = scores[: len(movable)], scores[len(movable) :]
+    coming, staying = scores[: len(missing)], scores[len(missing) :]
     best = np.argsort(-coming, kind="stable")
     worst = np.argsort(staying, kind="stable")
     challengers = best[num_free:]
     pairs = min(len(challengers), len(worst))
     wins = int((coming[challengers[:pairs]] > staying[worst[:pairs]]).sum())
     chosen = np.sort(best[: num_free + wins])
-    return movable[chosen], idle[worst[:wins]]
+    return missing[chosen], idle[worst[:wins]]
 
 
 def lowest(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:

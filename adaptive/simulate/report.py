@@ -19,26 +19,32 @@ STEPS = {
 }
 HEAD = [
     *("policy", "device rows", "of rows", "look-up hits", "row hits", "row hits, Belady", "popular", "to device"),
-    *("to host", "plan"),
+    *("to host", "deferred", "plan"),
 ]
 LEGEND = """\
 look-up hits: look-ups whose row was on the device when its batch was planned; row hits: the same of each batch's
 distinct rows, each counted once; row hits, Belady: the most row hits that any policy could have had (it bounds row
-hits, not look-up hits); popular: inputs all of whose rows were there; to device, to host: bytes of a batch; plan:
-milliseconds of planning a batch, as measured here; then the modelled milliseconds of a step: look-ahead with perfect
-overlap, serial without any, both with planning."""
+hits, not look-up hits); popular: inputs all of whose rows were there; to device, to host: bytes of a batch; deferred:
+updates of rows that are not written because they wait for a later one; plan: milliseconds of planning a batch, as
+measured here; then the modelled milliseconds of a step: look-ahead with perfect overlap, serial without any, both with
+planning."""
+
+UNKNOWN = (
+    "what is skipped or deferred follows from how far rows move, which ids do not tell; all numbers are those of a run "
+    "that skips nothing"
+)
 
 
 def simulation_text(result: Mapping[str, Any]) -> str:
     """A table with a line for each policy and device size."""
-    failed = _failures(result)
-    return "\n".join([_head(result), "", *aligned(_rows(result)), "", LEGEND, *(["", *failed] if failed else [])])
+    notes = _notes(result)
+    return "\n".join([_head(result), "", *aligned(_rows(result)), "", LEGEND, *(["", *notes] if notes else [])])
 
 
 def simulation_markdown(result: Mapping[str, Any]) -> str:
     """The same as Markdown."""
     legend = " ".join(LEGEND.splitlines())
-    return "\n\n".join([_head(result), markdown_table(_rows(result)), legend, *_failures(result)]) + "\n"
+    return "\n\n".join([_head(result), markdown_table(_rows(result)), legend, *_notes(result)]) + "\n"
 
 
 def _rows(result: Mapping[str, Any]) -> list[list[str]]:
@@ -55,8 +61,13 @@ def _head(result: Mapping[str, Any]) -> str:
     )
 
 
-def _failures(result: Mapping[str, Any]) -> list[str]:
-    """A line for each cause, which is often the same for several policies."""
+def _notes(result: Mapping[str, Any]) -> list[str]:
+    """What is missing: a line for each cause, which is often the same for several policies."""
+    moving = dict.fromkeys(run["policy"] for run in result["runs"] if run["skips_unknown"])
+    return [*_stopped(result), *([f"{', '.join(moving)}: {UNKNOWN}"] if moving else [])]
+
+
+def _stopped(result: Mapping[str, Any]) -> list[str]:
     found: dict[str, list[str]] = {}
     for run in result["runs"]:
         if run["error"] is not None:
@@ -75,9 +86,17 @@ def _cells(run: Mapping[str, Any], batches: int, steps: Sequence[str]) -> list[s
         percent_text(run["popular_input_share"]),
         bytes_text(run["bytes_h2d"] / batches),
         bytes_text(run["bytes_d2h"] / batches),
+        _deferred(run),
         f"{run['plan_ms']:.3f}",
         *(f"{run['step_ms'][name]:.3f}" for name in steps),
     ]
+
+
+def _deferred(run: Mapping[str, Any]) -> str:
+    if run["skips_unknown"]:
+        return "unknown"
+    share = percent_text(run["deferred_update_share"])
+    return f"<= {share}" if run["skips_at_most"] and run["deferred_update_share"] is not None else share
 
 
 def need_matplotlib() -> None:

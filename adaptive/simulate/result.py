@@ -15,7 +15,9 @@ from adaptive.simulate.stream import SharedTrace
 SCHEMA: Final = 1
 _FOUND: Final = (
     *("hit_rate", "row_hit_rate", "belady_row_hit_rate", "belady_hit_rate", "popular_input_share", "fetched_rows"),
-    *("written_back_rows", "bytes_h2d", "bytes_d2h", "lookups_per_s", "plan_ms", "step_ms"),
+    *("written_back_rows", "bytes_h2d", "bytes_d2h", "skipped_update_share", "deferred_update_share", "skips_unknown"),
+    "skips_at_most",
+    *("lookups_per_s", "plan_ms", "step_ms"),
 )
 
 
@@ -77,10 +79,19 @@ def _run_facts(
         "written_back_rows": total[Counter.WRITTEN_BACK],
         "bytes_h2d": total[Counter.BYTES_H2D],
         "bytes_d2h": total[Counter.BYTES_D2H],
+        "skipped_update_share": _share(total[Counter.SKIPPED_UPDATES], rows, run),
+        "deferred_update_share": _share(total[Counter.DEFERRED_UPDATES], rows, run),
+        "skips_unknown": run.skips_unknown,
+        "skips_at_most": run.skips_at_most,
         "lookups_per_s": lookups / (run.seconds + stream.seconds),
         "plan_ms": plan_ms,
         "step_ms": step_ms(_traffic(setup, run), machine, staged=run.staged, plan_ms=plan_ms),
     }
+
+
+def _share(count: int, rows: int, run: SimulatedRun) -> float | None:
+    """Of the row updates; None where ids do not tell."""
+    return None if run.skips_unknown or not rows else count / rows
 
 
 def _without_policy(run: SimulatedRun) -> str:

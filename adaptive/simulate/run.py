@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.config import TierConfig
+from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError, PolicyError
 from adaptive.kernels.planning import belady
@@ -22,9 +22,9 @@ from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, lay_out_bags
 from adaptive.planning.planner import Arrival, Planner
 from adaptive.planning.policy_calls import PolicyCaller
-from adaptive.planning.sizing import choose_slots, row_bytes
+from adaptive.planning.sizing import choose_slots, hot_rows, row_bytes
 from adaptive.planning.tier_view import RowView
-from adaptive.policy import Policy, arranges
+from adaptive.policy import Policy, RowStats, SkipRule, arranges
 
 Int64s = NDArray[np.int64]
 
@@ -39,10 +39,24 @@ class Setup:
     depth: int
 
 
+class _ByVisits(SkipRule):
+    """What a rule bounds by visits, whatever rows do."""
+
+    watches = asks = False
+
+    def __init__(self, rule: SkipRule) -> None:
+        self.every, self.at_most, self.warmup = rule.every, rule.at_most, rule.warmup
+
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        return np.full(len(rows), self.at_most)
+
+
 class SimulatedRun:
     """Plans batch after batch as training would, and counts what `take_statistics` would count.
 
-    Nothing is skipped, and what a policy is told of values (update sizes, drift) is what it is told of fresh rows.
+    What a policy is told of values (update sizes, drift) is what it is told of fresh rows. Deferral that goes by visits
+    is decided as in training; a rule that lets rows which move wait less is taken by its bound on visits, as if none
+    moved (`skips_at_most`). What goes by movement alone ids do not tell: then nothing is skipped (`skips_unknown`).
 
     Attributes:
         tally: (T, counters) sums over the batches planned so far.
@@ -50,9 +64,20 @@ class SimulatedRun:
         seconds: spent, on calibration and on what only a simulation counts, too.
         plan_seconds: of each batch, spent planning it.
         error: why the run stopped: its device tier is too small, or its policy failed.
+        skips_unknown: training would skip or defer updates of rows by how far they move.
+        skips_at_most: training defers no more than is counted here.
+
+    Args:
+        setup: what it shares with others.
+        policy: with its skip rule, if it has one beside it.
+        device_rows: as in `tier.device_rows`.
+        skip: settings of skipping; None: nothing is skipped.
+
+    Raises:
+        AdaptiveError: for a size that cannot be, or a rule that fails at once.
     """
 
-    def __init__(self, setup: Setup, policy: Policy, device_rows: str) -> None:
+    def __init__(self, setup: Setup, policy: Policy, device_rows: str, skip: SkipConfig | None = None) -> None:
         tier = setup.tier.model_copy(update={"device_rows": device_rows})
         sizes = choose_slots((setup.group,), tier, setup.optimizer, policy)
         self.setup, self.policy = setup, policy
@@ -60,6 +85,8 @@ class SimulatedRun:
         self.policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
         row_size = row_bytes(setup.group, setup.optimizer)
         self.planner = Planner(setup.group, self.num_slots, tier, self.policy_caller, row_size)
+        self.skips_at_most = False
+        self.skips_unknown = self._begin_skipping(skip)
         self.view = RowView([self.planner])
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
         self.batches = self.samples = self.popular = self.host_vectors = 0
@@ -68,6 +95,21 @@ class SimulatedRun:
         self.error: DeviceMemoryError | PolicyError | None = None
         self._shallower = tier.when_full == "shallower"
         self._ahead: deque[tuple[Batch, Distinct]] = deque()
+
+    def _begin_skipping(self, skip: SkipConfig | None) -> bool:
+        """Watch the rows that training would watch, unless it would watch how far they move; then return True."""
+        caller, optimizer = self.policy_caller, self.setup.optimizer
+        caller.begin(type(optimizer).__name__.lower())
+        self._skip = skip if caller.asks or self.policy.deferral is not None else None
+        if self._skip is None:
+            return False
+        rule = self.policy.rule
+        if rule is not None and rule.watches and rule.every > 1 and not (rule.leaves_out or rule.drops_inputs):
+            self.policy.rule, self.skips_at_most = _ByVisits(rule), True
+        if caller.watches_movement:
+            return True
+        self.planner.watch(hot_rows(self.setup.group, self._skip, optimizer), self._skip, optimizer)
+        return False
 
     @property
     def staged(self) -> bool:
@@ -115,12 +157,19 @@ class SimulatedRun:
             return
         with self.timed():
             started = time.perf_counter()
+            self._ask()
             arrival = self._prepare(distinct, [later for _, later in self._ahead])
             prepared = time.perf_counter()
             self._count_popular(batch, arrival)
             counted = time.perf_counter()
             self._commit(batch, arrival)
             self.plan_seconds.append(time.perf_counter() - counted + prepared - started)
+
+    def _ask(self) -> None:
+        """As the pipeline does, before it plans a batch."""
+        skipper = self.planner.skipper
+        if skipper is not None and self._skip is not None and self.batches and self.batches % self._skip.interval == 0:
+            skipper.ask(self.batches)
 
     def _prepare(self, distinct: Distinct, window: list[Distinct]) -> Arrival:
         depth = self.setup.depth

@@ -17,7 +17,7 @@ from adaptive.errors import ConfigError
 from adaptive.optim import row_optimizer
 from adaptive.planning.layout import make_groups
 from adaptive.planning.sizing import held_rows
-from adaptive.policy_loading import make_policy
+from adaptive.policy_loading import make_policy, with_rule
 from adaptive.simulate.machine import Machine
 from adaptive.simulate.result import simulation_result
 from adaptive.simulate.run import Setup, SimulatedRun
@@ -77,14 +77,16 @@ def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
 
 
 def _streams(setup: Setup, cases: Sequence[Case], sizes: Sequence[str]) -> list[SharedTrace]:
-    runs = [
-        (label, size, SimulatedRun(setup, make_policy(config.policy, config.policy_options), size))
-        for label, config in cases
-        for size in _sizes_for(config, sizes)
-    ]
+    runs = [(label, size, _run(setup, config, size)) for label, config in cases for size in _sizes_for(config, sizes)]
     shared = [entry for entry in runs if not entry[2].arranges]
     own = [SharedTrace([entry], setup) for entry in runs if entry[2].arranges]
     return [SharedTrace(shared, setup), *own] if shared else own
+
+
+def _run(setup: Setup, config: TrainConfig, size: str) -> SimulatedRun:
+    policy = make_policy(config.policy, config.policy_options)
+    skip = with_rule(policy, config.skip)
+    return SimulatedRun(setup, policy, size, skip)
 
 
 def _sizes_for(config: TrainConfig, sizes: Sequence[str]) -> Sequence[str]:

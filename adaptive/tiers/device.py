@@ -35,7 +35,7 @@ class DeviceTier(ABC):
     num_slots: int
     squares_width: int  # float32 values beside each sum, see `RowOptimizer.squares_width`
     poison: bool
-    pools_parts: bool  # parts of a batch can be pooled alone, while rows for the others are on their way
+    pools_parts: bool  # while rows for the others are on their way; if not, batches are run in one pass
 
     @abstractmethod
     def send(self, array: Floats) -> Tensor:

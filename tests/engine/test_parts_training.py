@@ -96,6 +96,19 @@ def test_hotlines_micro_batches_are_its_mini_batch_to_rounding() -> None:
         np.testing.assert_allclose(apart[name], values, rtol=0, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_where_no_part_can_start_early_a_batch_is_run_in_one_pass(depth: int) -> None:
+    """A GPU's tier (here on the CPU): to the bit what is trained without parts, at any depth."""
+    found, toy = [], ToyData()
+    for policy in ("contract:InParts", "lru"):
+        parts = build(toy_config(policy=policy, tier={"device": "cpu-torch", "device_rows": "60%"}), toy)
+        with parts.embeddings as embeddings:
+            Trainer(embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=depth)
+            assert embeddings.take_statistics().batches_in_parts == 0
+            found.append(everything(parts))
+    assert_equal(*found)
+
+
 def test_the_loop_that_a_user_writes_is_the_trainers() -> None:
     """Means weighted by the parts' shares, as `Planned.parts` says: the same to rounding."""
     parts, toy = parts_of(policy="contract:InParts")

@@ -140,6 +140,16 @@ def test_parts_written_out() -> None:
     assert np.allclose(change[:4, 0], [0, 10, 20, 100], atol=1e-5)
 
 
+def test_where_no_part_can_start_early_there_is_one_pass() -> None:
+    embeddings = one_table(device="cpu-torch")
+    for planned in embeddings.look_ahead([in_parts(bags([1, 2], [2], [3]), 2, 1)] * 3, depth=1):
+        assert list(planned.parts()) == [planned]
+        sum_of(embeddings(planned)).backward()  # type: ignore[no-untyped-call]
+        embeddings.step()
+    found = embeddings.take_statistics()
+    assert (found.batches, found.batches_in_parts, found.batches_waited) == (3, 0, 0)
+
+
 def test_a_batch_without_parts_is_its_own_only_one() -> None:
     embeddings = one_table()
     for planned in embeddings.look_ahead([bags([1], [2])], depth=0):

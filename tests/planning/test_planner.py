@@ -251,13 +251,16 @@ def test_on_the_host_rows_fill_free_slots_then_challenge_the_lowest() -> None:
     assert third.pooling.locations.tolist() == [~0]
 
 
-def test_on_the_host_a_row_that_a_batch_in_flight_updates_does_not_move() -> None:
-    """Row 5 is missed while row 9 holds the only slot; it may move only when batch 1 is trained, not for batch 2."""
+def test_on_the_host_a_row_that_a_batch_in_flight_updates_is_late() -> None:
+    """Row 9 holds the only slot while batch 0 is in flight. With batch 2 row 5 gets it, which batch 1 uses on the host:
+    so it moves when batch 1 is trained. Batch 3 finds the slot held."""
     embeddings = one_table(device_rows="1", policy=NewcomersWin)
     batches = [bags([9]), bags([5]), bags([5]), bags([1]), bags([5])]
     initial = embeddings.table_weights("t")
     done = step_all(embeddings, batches, depth=1)
-    assert [plan_of(planned).pooling.locations.tolist() for planned in done] == [[0], [~5], [~5], [0], [~5]]
+    assert [plan_of(planned).pooling.locations.tolist() for planned in done] == [[0], [~5], [0], [~1], [0]]
+    assert [plan_of(planned).moves.late_rows.tolist() for planned in done] == [[], [], [5], [], []]
+    assert [fetched(plan_of(planned)) for planned in done] == [{9: 0}, {}, {}, {}, {}]
     assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
 
 

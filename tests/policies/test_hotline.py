@@ -141,8 +141,58 @@ def test_it_goes_on_from_its_state_within_a_learning_phase_and_after_it(batches:
     following = [[7], [1], [5], [5]], [[8], [7], [5], [6]]
     assert arranged(restored, *following) == arranged(policy, *following)
     assert popular(restored) == popular(policy)
-    with pytest.raises(ValueError, match="Hotline: needed popular, counted, counts and seen"):
+    with pytest.raises(
+        ValueError, match=r"Hotline: needed \['counted', 'counts', 'popular', 'seen'\] with logger=exact"
+    ):
         restored.load_state_dict({})
+
+
+def logging(**options: Any) -> Hotline:
+    """With the paper's logger; `View` has 8 device rows, so it has as many entries at most."""
+    return Hotline(learn=2, logger="srrip", capacity=1, **options)
+
+
+def test_with_the_logger_what_it_holds_is_popular() -> None:
+    policy = logging()
+    first, second, third = arranged(policy, [[5], [5], [6]], [[7], [7], [6]], [[9], [7], [8], [5], [6]])
+    assert (first, second, third) == ([5, 5, 6], [7, 7, 6], [7, 5, 6, 9, 8])
+    assert popular(policy) == [5, 6, 7]
+    assert (policy.popular_rows, policy.seen_inputs, policy.popular_inputs) == (3, 8, 6)
+
+
+def test_the_logger_has_no_more_entries_than_popular_rows_may_take_nor_than_its_bytes_hold() -> None:
+    rows = [[row] for row in range(100)] * 2
+    for options, entries in [({}, 8), ({"logger_bytes": 8}, 4), ({"logger_bytes": 2**40}, 8)]:
+        policy = logging(**options)
+        arranged(policy, rows)
+        assert policy.state_dict()["learning"].shape == (entries // 4, 4)
+    none = Hotline(learn=1, logger="srrip", capacity=0.4)  # 3 rows are no set
+    assert arranged(none, LEARNT, LEARNT) == [[5, 5, 6, 7]] * 2
+    assert none.popular_rows == 0
+
+
+def test_the_logger_learns_again_while_what_it_learnt_holds() -> None:
+    policy = logging(relearn_every=4)
+    arranged(policy, [[1], [1]], [[2], [2]], [[3]], [[3]], [[4]])
+    assert popular(policy) == [1, 2]
+    arranged(policy, [[4], [5]])
+    assert popular(policy) == [4, 5]
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2, 5])
+def test_the_logger_goes_on_from_its_state(batches: int) -> None:
+    policy, restored = logging(relearn_every=4), logging(relearn_every=4)
+    random = np.random.default_rng(5)
+    data = [random.zipf(1.5, (12, 1)) % 60 for _ in range(9)]
+    arranged(policy, *data[:batches])
+    restored.load_state_dict(policy.state_dict())
+    assert restored.popular_rows == policy.popular_rows
+    assert arranged(restored, *data[batches:]) == arranged(policy, *data[batches:])
+    assert popular(restored) == popular(policy) != []
+    for name, array in policy.state_dict().items():
+        np.testing.assert_array_equal(restored.state_dict()[name], array)
+    with pytest.raises(ValueError, match=r"needed \['learning', 'learnt', 'seen'\] with logger=srrip"):
+        restored.load_state_dict(Hotline().state_dict())
 
 
 def weights(policy: Policy, scale: float) -> NDArray[np.float32]:
@@ -166,9 +216,9 @@ def weights(policy: Policy, scale: float) -> NDArray[np.float32]:
 
 def test_a_mini_batch_is_the_same_step_to_the_bit_where_sums_are_exact() -> None:
     """Gradients are small whole numbers: no order of summation rounds."""
-    policy = Hotline(learn=3)
-    np.testing.assert_array_equal(weights(policy, 1.0), weights(LRU(), 1.0))
-    assert 0 < policy.popular_inputs < policy.seen_inputs
+    for policy in Hotline(learn=3), Hotline(learn=3, logger="srrip"):
+        np.testing.assert_array_equal(weights(policy, 1.0), weights(LRU(), 1.0))
+        assert 0 < policy.popular_inputs < policy.seen_inputs
 
 
 def test_and_to_rounding_where_they_are_not() -> None:
@@ -189,6 +239,10 @@ def test_and_to_rounding_where_they_are_not() -> None:
         ({"learn": "101%"}, "learn=101%"),
         ({"learn": "much"}, "learn=much"),
         ({"learn": "7.5"}, "learn=7.5"),
+        ({"logger": "lru"}, "logger='lru'"),
+        ({"logger_bytes": 1 << 20}, "logger_bytes=1048576: exact counters have no size; needed logger=srrip"),
+        ({"logger": "srrip", "logger_bytes": 7}, "logger_bytes=7: needed at least 8"),
+        ({"logger": "srrip", "min_share": 0.1}, "min_share=0.1: logger=srrip has no counts"),
     ],
 )
 def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:

@@ -59,6 +59,7 @@ def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cl
         "policies.samples",
         "policies.fae_shuffle",
         "policies.fae_threshold",
+        "policies.hotline_learning",
     }
 
 

@@ -30,7 +30,7 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError
 from adaptive.kernels.planning import belady
 from adaptive.optim import row_optimizer
-from adaptive.policy import Policy
+from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.policy_loading import make_policy
 from adaptive.simulate.machine import Machine, Traffic, parse_rate, step_ms
 from adaptive.simulate.report import need_matplotlib, simulation_text
@@ -72,8 +72,8 @@ def trained_counts(dataset: Dataset, config: TrainConfig, device_rows: str) -> A
     """What training counts per table, and its device rows."""
     tier = config.tier.model_copy(update={"device_rows": device_rows})
     policy = make_policy(config.policy, config.policy_options)
-    optimizer = row_optimizer(config.optimizer)
-    with TieredEmbeddingBag(build_tables(dataset, WIDTH), tier, policy=policy, optimizer=optimizer) as embeddings:
+    optimizer, tables = row_optimizer(config.optimizer), build_tables(dataset, WIDTH)
+    with TieredEmbeddingBag(tables, tier, policy=policy, optimizer=optimizer, skip=config.skip) as embeddings:
         embeddings.calibrate(prepare([policy], config, dataset))
         for epoch in range(config.epochs):
             for planned in embeddings.look_ahead(dataset.train(config.batch_size, epoch=epoch), depth=config.depth):
@@ -110,6 +110,84 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
     assert {name: run[name] for name in found} == found
     assert run["belady_row_hit_rate"] is None or run["belady_row_hit_rate"] >= run["row_hit_rate"]
     assert run["belady_hit_rate"] == run["belady_row_hit_rate"] and run["plan_ms"] > 0
+
+
+class RareVisits(SkipRule):
+    """By counts and visits alone, some updates left out."""
+
+    watches, leaves_out, warmup, at_most = False, True, 8, 5
+
+    def visits(self, rows: RowStats) -> Any:
+        return np.minimum(rows.visits // 4, rows.rows % 6)
+
+
+DEFERRALS: list[tuple[str, dict[str, Any], str | None]] = [
+    ("slipstream", {"by": "visits", "every": 3, "warmup": 6}, None),
+    ("lru", {}, "defer+by=visits+every=2+warmup=5"),
+    ("contract:LRUOnHost", {}, "defer+by=visits+every=2+warmup=5+at_most=3"),
+    ("hybrid", {}, "defer+by=visits+every=2+warmup=5"),
+    ("lfu", {}, "test_simulate:RareVisits"),
+]
+
+
+@pytest.mark.parametrize(("policy", "options", "rule"), DEFERRALS, ids=lambda value: str(value))
+@pytest.mark.parametrize("depth", [0, DEPTH])
+def test_deferral_by_visits_is_that_of_training(
+    dataset: Dataset, policy: str, options: dict[str, Any], rule: str | None, depth: int
+) -> None:
+    """Rows whose gradient waits stay clean, so they cost nothing when they leave."""
+    size = make_policy(policy, options).device_rows or "60%"
+    tier = {"device": "cpu", "when_full": "shallower", "release_share": 0.05}
+    skip = {"rule": rule, "interval": 4, "min_accesses": 3}
+    given = {"policy": policy, "policy_options": options, "depth": depth, "tier": tier, "epochs": 2, "batch_size": 8}
+    config, plain = toy_config(**given, skip=skip), toy_config(**given, skip=None)
+    counts, _ = trained_counts(dataset, config, size)
+    run, same = simulate([("p", config), ("q", plain)], [size], MACHINE, embedding_dim=WIDTH)["runs"]
+    found = {
+        "written_back_rows": counts[Counter.WRITTEN_BACK],
+        "fetched_rows": counts[Counter.FETCHED],
+        "bytes_h2d": counts[Counter.BYTES_H2D],
+        "bytes_d2h": counts[Counter.BYTES_D2H],
+        "skipped_update_share": counts[Counter.SKIPPED_UPDATES] / counts[Counter.UNIQUE_ROWS],
+        "deferred_update_share": counts[Counter.DEFERRED_UPDATES] / counts[Counter.UNIQUE_ROWS],
+        "skips_unknown": False,
+        "skips_at_most": False,
+    }
+    assert {name: run[name] for name in found} == found
+    assert run["deferred_update_share"] > 0.02 and same["deferred_update_share"] == 0
+    assert run["written_back_rows"] <= same["written_back_rows"]
+
+
+def test_what_goes_by_movement_is_said_to_be_unknown(dataset: Dataset) -> None:
+    names = {
+        "slipstream": {"policy": "slipstream", "policy_options": {"skip": "updates"}},
+        "lru+skip=defer+by=movement": {"policy": "lru", "skip": {"rule": "defer+by=movement"}},
+        "lru": {"policy": "lru"},
+        "off": {"policy": "slipstream", "policy_options": {"skip": "updates"}, "skip": {"rule": "off"}},
+    }
+    cases = [(name, toy_config(**given)) for name, given in names.items()]
+    result = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)
+    shares = {run["policy"]: (run["deferred_update_share"], run["skips_unknown"]) for run in result["runs"]}
+    assert shares == {
+        "slipstream": (None, True), "lru+skip=defer+by=movement": (None, True), "lru": (0, False), "off": (0, False),
+    }  # fmt: skip
+    text = simulation_text(result)
+    assert "slipstream, lru+skip=defer+by=movement: what is skipped or deferred follows from how far rows move" in text
+    assert text.count("unknown") == 2
+    json.dumps(result, allow_nan=False)
+
+
+def test_what_movement_can_only_lessen_is_told_as_a_bound(dataset: Dataset) -> None:
+    """By the smaller of visits and movement no more waits than by visits."""
+    cases = [
+        (name, toy_config(policy="lru", skip={"rule": f"defer+by={name}+every=3+warmup=6", "min_accesses": 3}))
+        for name in ("least", "visits")
+    ]
+    least, visits = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)["runs"]
+    assert (least["skips_at_most"], visits["skips_at_most"]) == (True, False)
+    assert least["deferred_update_share"] == visits["deferred_update_share"] > 0.02
+    text = simulation_text(simulate(cases[:1], ["80%"], MACHINE, embedding_dim=WIDTH))
+    assert f"<= {100 * least['deferred_update_share']:.1f} %" in text and "unknown" not in text
 
 
 def timeless(run: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""How Hotline learns which rows are popular: an exact counter for each row, or the paper's logger in bounded memory."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive import TierView
+from policies.samples import ByRow
+
+if TYPE_CHECKING:
+    from adaptive import AccessLog
+
+MIN_SHARE = 1e-5
+LOGGER_BYTES = 4 * 2**20
+_ENTRY_BYTES = 2  # of a logger
+_NO_LOG: NDArray[np.uint16] = np.zeros(0, np.uint16)
+
+Rows = NDArray[np.int64]
+State = dict[str, NDArray[Any]]
+
+
+class Learner(Protocol):
+    """Counts look-ups, and says which rows are popular since a phase's end."""
+
+    popular_rows: int
+
+    def count(self, rows: Rows, view: TierView) -> None:
+        """Take in the rows of a mini-batch's look-ups (N,)."""
+
+    def decide(self, view: TierView) -> None:
+        """The learning phase is over."""
+
+    def popular(self, rows: Rows) -> NDArray[np.bool_]:
+        """(n,) whether each row is."""
+
+    def state(self) -> State: ...
+
+    def load(self, state: Mapping[str, NDArray[Any]]) -> None: ...
+
+
+class Counters:
+    """An exact counter for each row. Memory: a bit-map and, while it learns, 4 bytes a row, pages that are touched."""
+
+    def __init__(self, min_share: float, capacity: float) -> None:
+        self._min_share, self._capacity = min_share, capacity
+        self.popular_rows = 0
+        self._popular = ByRow(np.bool_)
+        self._counts = ByRow(np.uint32)
+
+    def count(self, rows: Rows, view: TierView) -> None:
+        distinct, counts = np.unique(rows, return_counts=True)
+        self._counts.reserve(view.num_rows)
+        self._counts[distinct] = self._counts[distinct] + counts.astype(np.uint32)
+
+    def decide(self, view: TierView) -> None:
+        rows = self._counts.rows()
+        counts = self._counts[rows].astype(np.int64)
+        frequent = np.flatnonzero(counts >= self._min_share * counts.sum())
+        room = int(self._capacity * view.device_rows)
+        most = frequent[np.argsort(-counts[frequent], kind="stable")[:room]]
+        self._adopt(np.sort(rows[most]))
+        self._counts = ByRow(np.uint32)
+
+    def popular(self, rows: Rows) -> NDArray[np.bool_]:
+        return self._popular[rows]
+
+    def _adopt(self, popular: Rows) -> None:
+        self._popular = ByRow(np.bool_)
+        self._popular[popular] = True
+        self.popular_rows = len(popular)
+
+    def state(self) -> State:
+        counted = self._counts.rows()
+        return {"popular": self._popular.rows(), "counted": counted, "counts": self._counts[counted]}
+
+    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self._adopt(state["popular"])
+        self._counts = ByRow(np.uint32)
+        self._counts[state["counted"]] = state["counts"]
+
+
+class Logger:
+    """The paper's access logger, with an entry for each row that may stay on the device, as far as its bytes go.
+
+    A log of each kind: what is being learnt, and what was learnt by the end of the latest phase.
+    """
+
+    def __init__(self, num_bytes: int, capacity: float) -> None:
+        self._num_bytes, self._capacity = num_bytes, capacity
+        self._learning: AccessLog | None = None
+        self._learnt: AccessLog | None = None
+        self.popular_rows = 0
+
+    def count(self, rows: Rows, view: TierView) -> None:
+        if self._learning is None:
+            from adaptive import AccessLog  # compiles kernels, for which `policies list` need not wait
+
+            self._learning = AccessLog(min(self._num_bytes // _ENTRY_BYTES, int(self._capacity * view.device_rows)))
+        self._learning.add(rows)
+
+    def decide(self, view: TierView) -> None:
+        self._learnt, self._learning = self._learning, None
+        self.popular_rows = 0 if self._learnt is None else self._learnt.num_held
+
+    def popular(self, rows: Rows) -> NDArray[np.bool_]:
+        return np.zeros(len(rows), np.bool_) if self._learnt is None else self._learnt.holds(rows)
+
+    def state(self) -> State:
+        logs = {"learning": self._learning, "learnt": self._learnt}
+        return {name: _NO_LOG if log is None else log.entries() for name, log in logs.items()}
+
+    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self._learning, self._learnt = _log(state["learning"]), _log(state["learnt"])
+        self.popular_rows = 0 if self._learnt is None else self._learnt.num_held
+
+
+def _log(entries: NDArray[np.uint16]) -> "AccessLog | None":
+    from adaptive import AccessLog  # as above
+
+    return None if entries.ndim == 1 and not len(entries) else AccessLog.restored(entries)
+
+
+def make_learner(logger: str, num_bytes: int, min_share: float, capacity: float) -> Learner:
+    """What learns which rows are popular.
+
+    Raises:
+        ValueError: for options that do not go together.
+    """
+    if logger == "exact":
+        if num_bytes != LOGGER_BYTES:
+            raise ValueError(f"logger_bytes={num_bytes}: exact counters have no size; needed logger=srrip with it")
+        return Counters(min_share, capacity)
+    if logger != "srrip":
+        raise ValueError(f"logger={logger}: needed exact or srrip")
+    if min_share != MIN_SHARE:
+        raise ValueError(f"min_share={min_share}: logger=srrip has no counts; needed logger=exact with it")
+    if num_bytes < 4 * _ENTRY_BYTES:
+        raise ValueError(f"logger_bytes={num_bytes}: needed at least {4 * _ENTRY_BYTES}, a set of four entries")
+    return Logger(num_bytes, capacity)
