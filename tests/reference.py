@@ -139,7 +139,7 @@ def gradient_squares(optimizer: RowOptimizer, gradient: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Gradients of one row that were put off: their sum (D,), and the sum of their squares, for Adam with their number."""
+    """Gradients of one row that were put off: their sum (D,), and that of their squares, for Adam with their number."""
 
     gradient: Floats
     squares: Floats
