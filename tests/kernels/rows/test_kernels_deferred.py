@@ -150,8 +150,8 @@ def test_two_visits_under_sgd_are_one_step_with_their_sum(choose: Choose) -> Non
 
 @both
 def test_two_visits_under_adam_are_two_updates_with_their_mean(choose: Choose) -> None:
-    """Gradients 1 and 3: mean 2, mean square 5. With both betas 0.5 a quarter of the moments stays: 2 / 4 + 3 / 4 * 2 = 2,
-    1 / 4 + 3 / 4 * 5 = 4. The row moves by twice the fourth update's size, times 2 / sqrt(4)."""
+    """Gradients 1 and 3: mean 2, mean square 5. With both betas 0.5 a quarter of the moments stays: 2 / 4 + 3 / 4 * 2
+    and 1 / 4 + 3 / 4 * 5, so 2 and 4. The row moves by twice the fourth update's size, times 2 / sqrt(4)."""
     optimizer = Adam(0.5, eps=0.0, beta1=0.5, beta2=0.5)
     rows = one_row(optimizer, 1, 1)
     rows.device_state[:] = 2, 1, 2
