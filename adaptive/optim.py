@@ -38,7 +38,10 @@ class RowOptimizer(ABC):
         """float32 values of state that travel with a row."""
 
     def squares_width(self, embedding_dim: int) -> int:
-        """float32 values of squares that a deferred sum keeps beside it; see `adaptive.kernels.rows.cpu.deferred`."""
+        """float32 values that a deferred sum keeps beside it: squares, and Adam's number of gradients.
+
+        See `adaptive.kernels.rows.cpu.deferred`.
+        """
         return 0
 
     @abstractmethod
@@ -110,7 +113,10 @@ class RowwiseAdagrad(RowOptimizer):
 
 @dataclass(frozen=True)
 class Adam(RowOptimizer):
-    """Adam as torch.optim.SparseAdam, except that the step count is each row's own number of updates."""
+    """Adam as torch.optim.SparseAdam, except that the step count is each row's own number of updates.
+
+    A deferred sum of k gradients counts as k updates with their mean.
+    """
 
     kind: ClassVar[int] = ADAM
     lr: float = 0.001
@@ -120,6 +126,9 @@ class Adam(RowOptimizer):
 
     def state_width(self, embedding_dim: int) -> int:
         return 2 * embedding_dim + 1  # first moment, second moment, number of updates
+
+    def squares_width(self, embedding_dim: int) -> int:
+        return embedding_dim + 1  # squares, number of gradients in the sum
 
     def settings(self) -> NDArray[np.float32]:
         return _settings(self.lr, self.eps, self.beta1, self.beta2)

@@ -80,7 +80,7 @@ class Deferral:
     Nothing is dropped. The optimizer takes one step with the sum instead of k steps. Under Adagrad and row-wise Adagrad
     the accumulator grows by the squares of the k gradients, as if each had been applied, and not by the square of their
     sum, which would slow a row down whose gradients agree. Watched rows take memory for the sum and these squares: D +
-    1 numbers for row-wise Adagrad, 2 D for Adagrad, D for SGD and Adam.
+    1 numbers for row-wise Adagrad, 2 D for Adagrad, D for SGD, 2 D + 1 for Adam, which counts the gradients, too.
     """
 
     every: int = 32  # visits per unit of k: how much of its history a row may be behind

@@ -124,17 +124,22 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> Floats:
 
 
 def gradient_squares(optimizer: RowOptimizer, gradient: Floats) -> Floats:
-    """What the state of the Adagrad family grows by under a gradient (D,): (D,), or (1,) row-wise; (0,) for others."""
+    """What the state grows by under a gradient (D,): Adagrad's by (D,), or (1,) row-wise; nothing, (0,), under SGD.
+
+    Adam's second moment moves towards the mean of the squares: (D + 1,), the last counts the gradient.
+    """
     if isinstance(optimizer, Adagrad):
         return gradient * gradient
     if isinstance(optimizer, RowwiseAdagrad):
         return np.array([square_sum(gradient) / f32(len(gradient))], f32)
+    if isinstance(optimizer, Adam):
+        return np.append(gradient * gradient, f32(1))
     return np.zeros(0, f32)
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Gradients of one row that were put off: their sum (D,), and the sum of their squares."""
+    """Gradients of one row that were put off: their sum (D,), and that of their squares, for Adam with their number."""
 
     gradient: Floats
     squares: Floats
@@ -166,20 +171,36 @@ def update_row(
         delta = f32(optimizer.lr) / (np.sqrt(state[0]) + f32(optimizer.eps)) * gradient
     else:
         assert isinstance(optimizer, Adam)
-        delta = adam_delta(optimizer, state, gradient)
+        delta = adam_delta(optimizer, state, gradient, grown_by)
     weights -= delta
     return norm(delta)
 
 
-def adam_delta(optimizer: Adam, state: Floats, gradient: Floats) -> Floats:
-    """state: first moment (D,), second moment (D,), number of the row's updates (1,)."""
+def adam_delta(optimizer: Adam, state: Floats, gradient: Floats, squares: Floats) -> Floats:
+    """state: first moment (D,), second moment (D,), number of the row's updates (1,).
+
+    gradient: the sum of k gradients; squares (D + 1,): the sum of their squares, and k. They count as k updates with
+    their mean.
+    """
     first, second, count = np.split(state, [len(gradient), 2 * len(gradient)])
-    beta1, beta2 = f32(optimizer.beta1), f32(optimizer.beta2)
-    count += 1
-    first[:] = beta1 * first + (f32(1) - beta1) * gradient
-    second[:] = beta2 * second + (f32(1) - beta2) * (gradient * gradient)
-    delta: Floats = adam_step_size(optimizer, int(count[0])) * first / (np.sqrt(second) + f32(optimizer.eps))
+    k = squares[-1]
+    keep1, keep2 = power(f32(optimizer.beta1), int(k)), power(f32(optimizer.beta2), int(k))
+    count += k
+    first[:] = keep1 * first + (f32(1) - keep1) * (gradient / k)
+    second[:] = keep2 * second + (f32(1) - keep2) * (squares[:-1] / k)
+    size = k * adam_step_size(optimizer, int(count[0]))
+    delta: Floats = size * first / (np.sqrt(second) + f32(optimizer.eps))
     return delta
+
+
+def power(base: np.float32, exponent: int) -> np.float32:
+    """base**exponent, the product of base**1, base**2, base**4, ... in this order, of which exponent is the sum."""
+    found = f32(1)
+    while exponent:
+        if exponent % 2:
+            found = found * base
+        base, exponent = base * base, exponent // 2
+    return found
 
 
 def adam_step_size(optimizer: Adam, count: int) -> np.float32:

@@ -34,6 +34,7 @@ from adaptive.tiers.device import WatchedValues
 Arrays = dict[str, NDArray[Any]]
 WATCHED = "watched."
 RECORDS = ("accesses", "last_access", "update_norm")
+MOST_SUMMED = 255  # gradients: the largest `at_most` of `Deferral` and of skip rules
 
 
 def save_rows(pipeline: Pipeline) -> Arrays:
@@ -204,6 +205,7 @@ def _check_watched(lane: Lane, part: Arrays) -> None:
             f"the checkpoint watches {len(rows)} rows of width {lane.group.embedding_dim}, there is room for {most}: "
             "raise skip.hot_rows to what it was"
         )
+    _check_squares(lane, part)
     for name, (shape, dtype) in _expected(lane, part).items():
         if part[name].shape != shape or part[name].dtype != dtype:
             raise CheckpointError(
@@ -215,6 +217,32 @@ def _check_watched(lane: Lane, part: Arrays) -> None:
     summed = part.get("summed", rows[:0])
     if len(summed) and not (summed.min() >= 0 and summed.max() < len(rows) and (np.diff(summed) > 0).all()):
         raise CheckpointError("rows whose gradient waits are out of range or not in order in the checkpoint")
+
+
+def _check_squares(lane: Lane, part: Arrays) -> None:
+    """Check what lies beside Adam's deferred sums: squares, and how many gradients a sum is of.
+
+    Raises:
+        CheckpointError: if nothing does, as where a sum was still applied as one update; if a number cannot be.
+    """
+    width, needed = lane.host.weights.shape[1], lane.device.squares_width
+    squares = part.get("squares")
+    if squares is None or needed != width + 1 or squares.ndim != 2:
+        return
+    if squares.shape[1] == 0:
+        raise CheckpointError(
+            f"checkpoint array {WATCHED}squares: {needed} numbers beside each of Adam's deferred sums are needed, "
+            "squares and a number of gradients; found none: an earlier version saved it, which kept none. Its rows are "
+            "whole, with what waits applied: evaluate them, load them into tables that skip nothing (skip=None), or go "
+            "on training with the version that saved them"
+        )
+    numbers = squares[:, -1]
+    wrong = numbers[~((numbers >= 1) & (numbers <= MOST_SUMMED) & (numbers % 1 == 0))]
+    if squares.shape[1] == needed and len(wrong):
+        raise CheckpointError(
+            f"checkpoint array {WATCHED}squares: the last column tells of how many gradients a sum is, whole numbers "
+            f"from 1 to {MOST_SUMMED} are needed, found {wrong[0]}"
+        )
 
 
 def _expected(lane: Lane, part: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

@@ -216,6 +216,34 @@ def test_arrays_that_cannot_be_are_refused_and_nothing_changes(name: str, change
     assert_same(embeddings.state_arrays(), before)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda squares: squares[:, :0], r"5 numbers beside each of Adam's deferred sums are needed.*none.*evaluate"),
+        (lambda squares: squares[:0, :0], r"5 numbers beside each of Adam's deferred sums are needed.*; found none"),
+        (lambda squares: squares[:, :4], r"watched.squares: float32 \(\d+, 5\) is needed"),
+        (lambda squares: squares + np.float32(0.5), r"whole numbers from 1 to 255 are needed, found \d+.5"),
+        (lambda squares: squares * 0, r"whole numbers from 1 to 255 are needed, found 0"),
+        (lambda squares: squares * np.nan, r"whole numbers from 1 to 255 are needed, found nan"),
+    ],
+)
+def test_sums_under_adam_need_their_squares_and_numbers(change: Any, message: str) -> None:
+    """Versions that applied such a sum as one update kept none. Tables that skip nothing take what they saved."""
+    adam = OPTIMIZERS[3]
+    embeddings = build(Both, adam)
+    train_more(embeddings, Trainee(TABLES), BATCHES[:25], 1)
+    before = embeddings.state_arrays()
+    squares = before["rows0.watched.squares"]
+    assert squares.shape[1] == 5 and squares[:, 4].min() >= 1 and squares[:, 4].max() > 1
+    changed = before | {"rows0.watched.squares": np.ascontiguousarray(change(squares))}
+    with pytest.raises(CheckpointError, match=message):
+        embeddings.load_state_arrays(changed)
+    assert_same(embeddings.state_arrays(), before)
+    plain = build(Both, adam, skip=None)
+    plain.load_state_arrays(changed)
+    np.testing.assert_array_equal(plain.table_weights("a"), embeddings.table_weights("a"))
+
+
 def test_more_watched_rows_than_there_is_room_for() -> None:
     embeddings, _ = trained()
     small = build(skip=SKIP.model_copy(update={"hot_rows": "5"}))

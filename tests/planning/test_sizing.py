@@ -216,6 +216,6 @@ def test_bytes_of_watched_rows() -> None:
     row = 4 * (100 * 4 + 50 * 16)
     assert watched_bytes(groups, skip, Adagrad(), snapshots=True, sums=False) == row
     assert watched_bytes(groups, skip, SGD(), snapshots=True, sums=True) == 2 * row
-    assert watched_bytes(groups, skip, Adam(), snapshots=False, sums=True) == row
+    assert watched_bytes(groups, skip, Adam(), snapshots=False, sums=True) == 2 * row + 4 * (100 + 50), "and a count"
     assert watched_bytes(groups, skip, Adagrad(), snapshots=True, sums=True) == 3 * row, "as many squares as sums"
     assert watched_bytes(groups, skip, RowwiseAdagrad(), snapshots=False, sums=True) == row + 4 * (100 + 50)

@@ -79,11 +79,11 @@ def fullest(width: int) -> Iterator[Form]:
     yield pool_kernel, shape | {"HOST": True, "SCALED": True}, "bf16"
     for kind, state in states(width).items():
         more = {"KIND": kind, "STATE": state, "HOST": kind == steps.ADAM, "SCALED": True, "CHUNKED": True}
-        for summed in (False, True) if kind in (steps.ADAGRAD, steps.ROWWISE_ADAGRAD) else (False,):
+        for summed in (False, True) if kind != steps.SGD_ else (False,):
             yield update_kernel, shape | more | {"SUMMED": summed}, "fp16" if kind == steps.SGD_ else "fp32"
     for size, bits in ((32, 5), (1024, 10)):
         yield chunk_kernel, shape | {"SCALED": True, "SIZE": size, "BITS": bits}, "fp32"
-    for squares in sorted({0, 1, width}):
+    for squares in sorted({0, 1, width, width + 1}):
         yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": True, "CHUNKED": True}, "fp32"
     yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": True}, "fp32"
     for copied in sorted({width, *states(width).values()} - {0}):  # of rows, and of their state
@@ -101,11 +101,11 @@ def every(width: int) -> Iterator[Form]:
             continue
         own = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": scaled, "CHUNKED": chunked, "SUMMED": False}
         yield update_kernel, shape | own, rows
-        if kind in (steps.ADAGRAD, steps.ROWWISE_ADAGRAD) and not (scaled or chunked):
+        if kind != steps.SGD_ and not (scaled or chunked):
             yield update_kernel, shape | own | {"SUMMED": True}, rows
     for (size, bits), scaled in product(((32, 5), (1024, 10)), flags):
         yield chunk_kernel, shape | {"SCALED": scaled, "SIZE": size, "BITS": bits}, "fp32"
-    for squares, scaled, chunked in product(sorted({0, 1, width}), flags, flags):
+    for squares, scaled, chunked in product(sorted({0, 1, width, width + 1}), flags, flags):
         yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled, "CHUNKED": chunked}, "fp32"
     for rows, host in product(FORMATS, flags):
         yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": host}, rows

@@ -70,7 +70,7 @@ def all_row_updates(width: int) -> Iterator[tuple[Tensor, ...]]:
 
 def launch_all(width: int, kind: int, state_width: int) -> None:
     weights, state, none = torch.zeros(5000, width), torch.zeros(5000, state_width), torch.zeros(0)
-    squares_width = {steps.ADAGRAD: width, steps.ROWWISE_ADAGRAD: 1}.get(kind, 0)
+    squares_width = {steps.SGD_: 0, steps.ADAGRAD: width, steps.ROWWISE_ADAGRAD: 1, steps.ADAM: width + 1}[kind]
     corrections = torch.ones(3 if kind == steps.ADAM else 0)
     for rows, segments, vectors, gradients in all_row_updates(width):
         num, bags = len(rows), len(segments) - 1

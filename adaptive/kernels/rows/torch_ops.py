@@ -8,6 +8,7 @@ Arguments are tensors on one device. Host rows are tensors that the device can r
 or rows that have crossed. Numbers of rows are int64. Letters: see `kernels.rows.cpu`.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,14 +47,15 @@ def square_root(x: Tensor) -> Tensor:
 def squares_of(gradients: Tensor, width: int) -> Tensor:
     """(U, width) by how much a gradient makes the state grow: its squares under Adagrad, their mean if row-wise.
 
-    width: D, 1, or 0 for an optimizer that has no such state.
+    width: D, 1, or 0 for an optimizer that has no such state; D + 1 for Adam: a 1 follows, which counts the gradient.
     """
     dim = gradients.shape[1]
     if width == 1:
         # Numbers in divisions are tensors: torch would multiply by a reciprocal, which rounds differently.
         return (square_sum(gradients) / _number(float(dim), gradients))[:, None]
-    assert width in (0, dim)
-    return gradients[:, :width] * gradients[:, :width]
+    assert width in (0, dim, dim + 1)
+    squares = gradients[:, :width] * gradients[:, :width]
+    return squares if width <= dim else torch.cat([squares, torch.ones_like(squares[:, :1])], dim=1)
 
 
 def steps(
@@ -66,7 +68,7 @@ def steps(
 ) -> tuple[Tensor, Tensor]:
     """(changes to subtract (U, D), new state (U, S)) of one optimizer step; see `rows.cpu.steps.apply_update`.
 
-    squares: (U, S) by how much Adagrad's state grows, where the gradients are sums of several; default the gradients'.
+    squares: (U, S) those of the gradients, where these are sums of several, see `squares_of`; default: their own.
     """
     lr, eps = settings[LR], settings[EPS]
     if kind == SGD_:
@@ -77,17 +79,33 @@ def steps(
         return lr * gradients / (square_root(state) + eps), state
     if kind == ROWWISE_ADAGRAD:
         return gradients * (torch.full_like(state, lr) / (square_root(state) + eps)), state
-    return _adam(state, gradients, settings, corrections)
+    return _adam(state, gradients, squares, settings, corrections)
 
 
-def _adam(state: Tensor, gradients: Tensor, settings: list[float], corrections: Tensor) -> tuple[Tensor, Tensor]:
+def _adam(
+    state: Tensor, gradients: Tensor, squares: Tensor | None, settings: list[float], corrections: Tensor
+) -> tuple[Tensor, Tensor]:
     dim = gradients.shape[1]
-    one, beta1, beta2 = (_number(number, state) for number in (1.0, settings[BETA1], settings[BETA2]))
-    count = state[:, 2 * dim :] + 1
-    size = corrections[count.long().clamp(max=len(corrections)) - 1]
-    first = beta1 * state[:, :dim] + (one - beta1) * gradients
-    second = beta2 * state[:, dim : 2 * dim] + (one - beta2) * (gradients * gradients)
+    number, beta1, beta2 = (_number(number, state) for number in (1.0, settings[BETA1], settings[BETA2]))
+    square = gradients * gradients
+    if squares is not None:
+        number = squares[:, dim:]
+        beta1, beta2 = (power(settings[place], number) for place in (BETA1, BETA2))
+        gradients, square = gradients / number, squares[:, :dim] / number
+    count = state[:, 2 * dim :] + number
+    size = number * corrections[count.long().clamp(max=len(corrections)) - 1]
+    first = beta1 * state[:, :dim] + (1 - beta1) * gradients
+    second = beta2 * state[:, dim : 2 * dim] + (1 - beta2) * square
     return size * first / (square_root(second) + settings[EPS]), torch.cat([first, second, count], dim=1)
+
+
+def power(base: float, exponents: Tensor) -> Tensor:
+    """base**exponents for whole numbers from 0 to 255, by squaring; see `rows.cpu.deferred.power`."""
+    found, squared, bits = torch.ones_like(exponents), np.float32(base), exponents.int()
+    for bit in range(8):
+        found = torch.where(((bits >> bit) & 1) > 0, found * float(squared), found)
+        squared = squared * squared
+    return found
 
 
 def _number(value: float, like: Tensor) -> Tensor:
@@ -138,7 +156,7 @@ def update(
 ) -> None:
     """Take one optimizer step of the rows in `slots`; norms (U,) receives the L2 norms of the changes. Always exact.
 
-    squares: if given, `gradients` are sums, one for each row, and Adagrad's states grow by these squares.
+    squares: if given, `gradients` are sums, one for each row, and states grow by these squares: see `accumulate`.
     """
     places = vectors.long()
     if squares is None:
@@ -165,7 +183,7 @@ def accumulate(
 ) -> None:
     """Add each row's gradient to sums[entries[u]], or start that sum; mark it pending. Always exact.
 
-    What the gradient would add to Adagrad's state goes to squares[entries[u]] likewise.
+    What the gradient would add to the optimizer's state goes to squares[entries[u]] likewise; see `squares_of`.
     """
     summed = sum_gradients(gradients, vectors.long(), segments, scales)
     going_on = pending[entries][:, None]

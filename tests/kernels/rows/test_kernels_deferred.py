@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from variants import both
 
 from adaptive.kernels.rows.cpu import update
-from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums, defer, update_from_sums
+from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums, defer, power, update_from_sums
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Choose = Callable[[Any], Callable[..., Any]]
@@ -141,17 +141,61 @@ def test_two_visits_under_rowwise_adagrad(choose: Choose) -> None:
 
 
 @both
-def test_two_visits_under_sgd_and_adam_are_one_step_with_their_sum(choose: Choose) -> None:
-    """Adam with beta1 = 0.5, beta2 = 0.75, gradient 2: 0.5 * sqrt(.25) / .5 * 1 / sqrt(1), counted as one update."""
-    for optimizer, weight, state in (
-        (SGD(0.5), 0.0, []),
-        (Adam(0.5, eps=0.0, beta1=0.5, beta2=0.75), 0.5, [1, 1, 1]),
-    ):
-        rows = one_row(optimizer, 1, 1)
-        visit(choose, rows, [5], due=[])
-        visit(choose, rows, [-3], due=[0])
-        np.testing.assert_array_equal(rows.device, [[weight]])
-        np.testing.assert_array_equal(rows.device_state, [state])
+def test_two_visits_under_sgd_are_one_step_with_their_sum(choose: Choose) -> None:
+    rows = one_row(SGD(0.5), 1, 1)
+    visit(choose, rows, [5], due=[])
+    visit(choose, rows, [-3], due=[0])
+    np.testing.assert_array_equal(rows.device, [[0]])
+
+
+@both
+def test_two_visits_under_adam_are_two_updates_with_their_mean(choose: Choose) -> None:
+    """Gradients 1 and 3: mean 2, mean square 5. With both betas 0.5 a quarter of the moments stays: 2 / 4 + 3 / 4 * 2
+    and 1 / 4 + 3 / 4 * 5, so 2 and 4. The row moves by twice the fourth update's size, times 2 / sqrt(4)."""
+    optimizer = Adam(0.5, eps=0.0, beta1=0.5, beta2=0.5)
+    rows = one_row(optimizer, 1, 1)
+    rows.device_state[:] = 2, 1, 2
+    visit(choose, rows, [1], due=[])
+    np.testing.assert_array_equal(rows.squares, [[1, 1]])
+    norms = visit(choose, rows, [3], due=[0])
+    np.testing.assert_array_equal(rows.squares, [[10, 2]])
+    np.testing.assert_array_equal(rows.device_state, [[2, 4, 4]])
+    moved = 2 * optimizer.corrections()[3]
+    np.testing.assert_array_equal(rows.device, [[1 - moved]])
+    np.testing.assert_array_equal(norms, [moved])
+
+
+@both
+@pytest.mark.parametrize("base", [0.0, 0.9, 0.999, 0.25])
+def test_powers_are_those_of_the_twin(choose: Choose, base: float) -> None:
+    """A first power is the base itself, so that a sum of one visit has the bits of the plain update."""
+    found = [choose(power)(np.float32(base), np.float32(exponent)) for exponent in range(256)]
+    np.testing.assert_array_equal(found, [reference.power(np.float32(base), exponent) for exponent in range(256)])
+    assert found[0] == 1 and found[1] == np.float32(base)
+    np.testing.assert_allclose(found, np.float64(np.float32(base)) ** np.arange(256), rtol=1e-5, atol=1e-37)
+
+
+@both
+@pytest.mark.parametrize("visits", [1, 2, 5, 8, 255])
+def test_gradients_that_agree_are_worth_as_many_plain_updates_of_adam(choose: Choose, visits: int) -> None:
+    """Whatever the moments are, they end as after the plain updates, and so does the row where the moments stand still.
+    As one update with the sum it would move by one of them."""
+    optimizer, gradient = Adam(0.01, beta1=0.9, beta2=0.99), floats(0.5, -2.0, 1e-3)
+    for first, second in ((gradient, gradient * gradient), (floats(3, 0, -1), floats(9, 1, 1e-4))):
+        deferred, plain = (one_row(optimizer, 3, 1) for _ in range(2))
+        for rows in (deferred, plain):
+            rows.device_state[:] = np.concatenate([first, second, floats(10_000)])
+        for number in range(1, visits + 1):
+            visit(choose, deferred, gradient, due=[0] if number == visits else [])
+            visit(choose, plain, gradient, due=[0])
+        np.testing.assert_allclose(deferred.device_state, plain.device_state, rtol=1e-4, atol=1e-7)
+    steady, moved = (one_row(optimizer, 3, 0) for _ in range(2))
+    steady.device_state[:] = moved.device_state[:] = np.concatenate([gradient, gradient * gradient, floats(10_000)])
+    for number in range(1, visits + 1):
+        visit(choose, steady, gradient, due=[0])
+        visit(choose, moved, gradient, due=[0] if number == visits else [])
+    np.testing.assert_allclose(moved.device, steady.device, rtol=1e-4)
+    np.testing.assert_allclose(np.abs(moved.device), 0.01 * visits, rtol=1e-3)
 
 
 @both
@@ -280,7 +324,7 @@ def test_update_from_sums_equals_its_twin(choose: Choose, optimizer: RowOptimize
 
 
 @both
-@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), RowwiseAdagrad()], ids=lambda o: type(o).__name__)
+@every_optimizer
 def test_accumulate_touches_only_its_range(choose: Choose, optimizer: RowOptimizer) -> None:
     rows = Watched(optimizer, 3)
     gradients = rows.values(4)

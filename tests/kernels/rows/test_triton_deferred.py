@@ -16,7 +16,7 @@ import adaptive.kernels.rows.gpu.deferred
 import adaptive.kernels.rows.gpu.update
 from adaptive.kernels.rows import torch_ops
 from adaptive.kernels.rows.cpu import deferred, update
-from adaptive.optim import Adagrad, RowOptimizer, RowwiseAdagrad
+from adaptive.optim import Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 DIMS = [1, 3, 16, 17, 64, 130]
 NO_SCALES = np.zeros(0, np.float32)
@@ -72,7 +72,8 @@ def one_each(*gradients: Any) -> tuple[Any, ...]:
 
 
 def test_two_visits_are_summed_and_so_are_their_squares(kernels: Kernels) -> None:
-    for width, expected in ((2, [[1 + 9, 9 + 25]]), (1, [[5 + 17]]), (0, [[]])):  # means of (1, 9), of (9, 25)
+    """The last number of the widest counts; 5 and 17 are means of (1, 9) and of (9, 25)."""
+    for width, expected in ((3, [[1 + 9, 9 + 25, 2]]), (2, [[1 + 9, 9 + 25]]), (1, [[5 + 17]]), (0, [[]])):
         sums = Sums(1, 2, width)
         for gradient in ([1, 3], [-3, 5]):
             sums.visit(kernels, np.array([0]), *one_each(gradient))
@@ -83,11 +84,11 @@ def test_two_visits_are_summed_and_so_are_their_squares(kernels: Kernels) -> Non
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("squares", ["none", "row", "every"])
+@pytest.mark.parametrize("squares", ["none", "row", "every", "counted"])
 def test_gradients_are_added_to_sums_or_start_them(kernels: Kernels, dim: int, exact: bool, squares: str) -> None:
     """No row has more than 32 look-ups: both orders have the same bits."""
     rng = np.random.default_rng(dim)
-    sums = Sums(12, dim, {"none": 0, "row": 1, "every": dim}[squares])
+    sums = Sums(12, dim, {"none": 0, "row": 1, "every": dim, "counted": dim + 1}[squares])
     segments, vectors = np.array([0, 1, 6, 38]), rng.integers(0, 9, 38).astype(np.int32)
     for entries in ([3, 1, 7], [7, 4, 3], [11, 0, 7]):
         scales, gradients = random_rows(rng, 38 if exact else 0), random_rows(rng, 9, dim)
@@ -96,16 +97,17 @@ def test_gradients_are_added_to_sums_or_start_them(kernels: Kernels, dim: int, e
     np.testing.assert_array_equal(np.flatnonzero(sums.device[2]), [0, 1, 3, 4, 7, 11])
 
 
-def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [1, 131])
+def test_programs_take_several_tiles_each(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scratch is used again, by rows in another tile."""
     monkeypatch.setattr(adaptive.kernels.rows.gpu.deferred, "MAX_PROGRAMS", 2)
-    sums, rng = Sums(7, 130, 1), np.random.default_rng(0)
+    sums, rng = Sums(7, 130, width), np.random.default_rng(0)
     for _ in range(2):
         sums.visit(KINDS["triton"], rng.permutation(7), *one_each(*random_rows(rng, 7, 130)))
     sums.assert_same()
 
 
-@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("width", [1, 4, 5])
 def test_squares_are_those_of_the_gradient_that_was_summed_by_chunks(width: int) -> None:
     """A first visit of 70 look-ups: `sums` is that gradient."""
     rng, sums = np.random.default_rng(1), Sums(1, 4, width)
@@ -169,6 +171,14 @@ class Rows:
             assert_same_bits(found, expected)
 
 
+def random_squares(rng: np.random.Generator, num: int, dim: int, optimizer: RowOptimizer) -> Floats:
+    """As they might wait, of 1 to 255 gradients where these are counted."""
+    squares = random_rows(rng, num, optimizer.squares_width(dim)) ** 2
+    if isinstance(optimizer, Adam):
+        squares[:, dim] = rng.integers(1, 256, num)
+    return squares
+
+
 def assert_applied_as_by_the_twin(
     kernels: Kernels, optimizer: RowOptimizer, locations: Sequence[int], sums: Floats, squares: Floats, **options: Any
 ) -> None:
@@ -198,12 +208,27 @@ def test_the_formulas_on_one_number(kernels: Kernels) -> None:
         assert_same_bits(norms, [0.25])
 
 
+def test_a_sum_under_adam_counts_as_updates_with_its_mean(kernels: Kernels) -> None:
+    """As written out in `test_kernels_deferred`: moments 2 and 1 become 2 and 4, the row moves as in two updates."""
+    optimizer = Adam(0.5, eps=0.0, beta1=0.5, beta2=0.5)
+    rows, sums = Rows(optimizer, 1, 2), Sums(1, 1, 2)
+    rows.arrays[0].fill(1)
+    rows.arrays[1][:] = 2, 1, 2
+    for gradient in (1, 3):
+        sums.visit(kernels, np.array([0]), *one_each([gradient]))
+    assert_same_bits(sums.device[1], [[10, 2]])
+    norms, moved = rows.apply(kernels, np.array([1]), np.array([0]), *sums.device[:2]), 2 * optimizer.corrections()[3]
+    assert_same_bits(rows.arrays[0], [[1], [1 - moved]])
+    assert_same_bits(rows.arrays[1], [[2, 1, 2], [2, 4, 4]])
+    assert_same_bits(norms, [moved])
+
+
 @every_optimizer
 @pytest.mark.parametrize("dim", DIMS)
 def test_sums_of_every_width_are_applied_as_by_the_twin(kernels: Kernels, optimizer: RowOptimizer, dim: int) -> None:
     """With squares that are not those of the sums. Torch's kernels have no rows on the host."""
     rng = np.random.default_rng(dim)
-    sums, squares = random_rows(rng, 6, dim), random_rows(rng, 6, optimizer.squares_width(dim)) ** 2
+    sums, squares = random_rows(rng, 6, dim), random_squares(rng, 6, dim, optimizer)
     locations = [2, ~3, 0, ~1, 1] if kernels is KINDS["triton"] else [2, 3, 0, 1]
     assert_applied_as_by_the_twin(kernels, optimizer, locations, sums, squares)
 
@@ -212,7 +237,7 @@ def test_sums_of_every_width_are_applied_as_by_the_twin(kernels: Kernels, optimi
 def test_sums_that_are_not_finite_are_applied_as_by_the_twin(kernels: Kernels, optimizer: RowOptimizer) -> None:
     sums = np.array([[np.nan, 1], [np.inf, 1], [1e30, 1e-30], [1e-41, 0]], np.float32)
     width = optimizer.squares_width(2)
-    squares = np.array([[1, 1], [np.inf, np.nan], [np.inf, 0], [0, 0]], np.float32)[:, :width].copy()
+    squares = np.array([[1, 1, 1], [np.inf, np.nan, 2], [np.inf, 0, 5], [0, 0, 3]], np.float32)[:, :width].copy()
     assert_applied_as_by_the_twin(kernels, optimizer, [2, 3, 0, 1], sums, squares)
 
 
@@ -221,7 +246,7 @@ def test_many_sums_are_not_cut_into_chunks(optimizer: RowOptimizer, monkeypatch:
     """Each is one look-up, however many there are; `exact` asks for nothing."""
     monkeypatch.delattr(adaptive.kernels.rows.gpu.update, "chunk_sums")
     rng = np.random.default_rng(2)
-    sums, squares = random_rows(rng, 40, 3), random_rows(rng, 40, optimizer.squares_width(3)) ** 2
+    sums, squares = random_rows(rng, 40, 3), random_squares(rng, 40, 3, optimizer)
     assert_applied_as_by_the_twin(KINDS["triton"], optimizer, range(40), sums, squares, exact=False)
 
 

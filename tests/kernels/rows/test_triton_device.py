@@ -169,6 +169,7 @@ def test_nothing_waits_for_the_gpu() -> None:
     host, host_state = pinned(np.zeros((8, 4), np.float32)), pinned(np.zeros((8, 4), np.float32))
     starts = torch.arange(9, device=DEVICE)
     none, flags = torch.zeros(0, device=DEVICE), torch.zeros(8, dtype=torch.bool, device=DEVICE)
+    sizes = torch.ones(3, device=DEVICE)
     with ready():
         triton_setup.fetch(weights, state, slots, host, host_state, slots)
         triton_setup.pool(weights, host, slots, slots, starts, none, out)
@@ -177,12 +178,12 @@ def test_nothing_waits_for_the_gpu() -> None:
             weights, state, host, host_state, slots, starts, slots, none, out, 1, [0.1] * 5, none, out[:, 0].clone(),
             exact=False,
         )  # fmt: skip
-        for squares in (out[:, :0].clone(), out[:, :1].clone(), out.clone()):
+        for squares in (out[:, :0].clone(), out[:, :1].clone(), out.clone(), torch.zeros(8, 5, device=DEVICE)):
             triton_setup.accumulate(slots, starts, slots, none, out, weights, squares, flags, exact=False)
-        for kind, width in ((1, 4), (2, 1)):
-            squares, accumulators = (torch.zeros(8, width, device=DEVICE) for _ in range(2))
+        for kind, width, state_width in ((1, 4, 4), (2, 1, 1), (3, 5, 9)):
+            squares, accumulators = (torch.zeros(8, columns, device=DEVICE) for columns in (width, state_width))
             triton_setup.update(
-                weights, accumulators, None, None, slots, starts, slots, none, out, kind, [0.1] * 5, none,
+                weights, accumulators, None, None, slots, starts, slots, none, out, kind, [0.1] * 5, sizes,
                 out[:, 0].clone(), squares=squares,
             )  # fmt: skip
         triton_setup.drift(slots, slots, flags, weights, host, out, state[:, 0].clone())

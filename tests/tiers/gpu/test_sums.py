@@ -16,7 +16,9 @@ from adaptive.tiers.gpu.host_rows import HostRows
 OPTIMIZERS = [SGD(), Adagrad(), RowwiseAdagrad(), Adam()]
 
 
-@pytest.mark.parametrize("optimizer", [Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1)], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize(
+    "optimizer", [Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)], ids=lambda o: type(o).__name__
+)
 @pytest.mark.parametrize(("policy", "rows"), [(Skips, "60%"), (SkipsOnHost, "30%")])
 def test_sums_and_their_squares_wait_as_in_ordinary_memory(
     policy: type[Policy], rows: str, optimizer: RowOptimizer, monkeypatch: pytest.MonkeyPatch

@@ -1,9 +1,18 @@
-"""Deferral: gradients of popular rows wait in sums, beside the squares that Adagrad's state is to grow by.
+"""Deferral: gradients of popular rows wait in sums, beside the squares that the optimizer's state is to grow by.
 
 Letters and locations: see `cpu`; H entries of the hot set. `sums` (H, D) float32; `squares` (H, S) float32, where S is
-D for Adagrad, 1 for row-wise Adagrad (the mean over the columns) and 0 for optimizers that need none. Each visit adds
-its gradient to the one and the gradient's square to the other: the state grows as if every visit had been applied, and
-the step is that of the sum. A sum of one visit is applied as `update.update` would have, bit for bit.
+D for Adagrad, 1 for row-wise Adagrad (the mean over the columns), D + 1 for Adam, whose last column counts the
+gradients, and 0 for SGD, which needs none. Each visit adds its gradient to the one and the gradient's square to the
+other. Under the Adagrad family the state grows as if every visit had been applied, and the step is that of the sum.
+
+Under Adam a sum G of k gradients with squares Q stands for k updates with their mean G / k, of mean square Q / k:
+
+    count += k
+    first = beta1**k * first + (1 - beta1**k) * (G / k)        second likewise, of beta2 and Q / k
+    w -= k * size(count) * first / (sqrt(second) + eps)        size: the plain update's after `count` updates
+
+The moments forget as much as in k updates, and the row moves as far; one update with G would do one k-th of that. A sum
+of one visit is applied as `update.update` would have, bit for bit, under any optimizer.
 """
 
 import numba
@@ -13,10 +22,15 @@ from adaptive.kernels.jit import kernel
 from adaptive.kernels.rows.cpu.move import clear_row, copy_row
 from adaptive.kernels.rows.cpu.steps import (
     ADAGRAD,
+    ADAM,
+    BETA1,
+    BETA2,
     EPS,
     LR,
     ROWWISE_ADAGRAD,
     adagrad,
+    adam,
+    adam_size,
     apply_update,
     mean_square,
     norm,
@@ -44,6 +58,28 @@ def adagrad_sum_step(weights, delta, state, squares, g, lr: Scalar, eps: Scalar)
     return adagrad(weights, state + squares, g, lr, eps)
 
 
+@row_op
+def adam_sum_step(
+    weights, delta, first, second, squares, g, number: Scalar, size: Scalar, beta1: Scalar, rest1: Scalar,
+    beta2: Scalar, rest2: Scalar, eps: Scalar,
+):  # fmt: skip
+    return adam(weights, first, second, g / number, squares / number, size, beta1, rest1, beta2, rest2, eps)
+
+
+@kernel(inline=True)
+def power(base, exponent):
+    """base**exponent for a whole number from 0 to 255, by squaring: the same bits on every device.
+
+    Its eight rounds need no table, and vectors of exponents take as many (`rows.gpu.steps.power`).
+    """
+    found, squared = np.float32(1.0), np.float32(base)
+    for bit in range(8):
+        if (int(exponent) >> bit) & 1:
+            found *= squared
+        squared *= squared
+    return found
+
+
 @kernel(inline=True)
 def prefetch_sum(sums, squares, entry):
     prefetch_row(sums, entry)
@@ -57,7 +93,8 @@ def accumulate(first, last, entries, segments, vectors, scales, gradients, sums,
 
     entries (U,) int64, each once; gradients are summed as in `update.update`; pending (H,) bool; g (1, D) is scratch.
     """
-    ahead, last_row = np.uint64(AHEAD), np.uint64(last)
+    ahead, last_row, dim = np.uint64(AHEAD), np.uint64(last), g.shape[1]
+    elements = squares[:, :dim]
     for u in range(np.uint64(first), last_row):
         if u + ahead < last_row:
             prefetch_sum(sums, squares, entries[u + ahead])
@@ -72,12 +109,14 @@ def accumulate(first, last, entries, segments, vectors, scales, gradients, sums,
         if squares.shape[1] == 1:
             squares[entry, 0] += mean_square(g, 0)
         elif squares.shape[1] > 0:
-            add_square_row(squares, entry, g, 0)
+            add_square_row(elements, entry, g, 0)
+        if squares.shape[1] > dim:
+            squares[entry, dim] += np.float32(1.0)
 
 
 @kernel(inline=True)
 def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, corrections):
-    """`steps.apply_update` with the gradient sums[entry], where Adagrad's state grows by squares[entry]."""
+    """`steps.apply_update` with the gradient sums[entry], where the state grows by squares[entry]: see the module."""
     if kind == ADAGRAD:
         adagrad_sum_step(
             weights, i, delta, 0, state, i, squares, entry, sums, entry, settings[LR], settings[EPS],
@@ -85,6 +124,16 @@ def apply_sum(weights, state, i, sums, squares, entry, delta, kind, settings, co
         return norm(delta)
     if kind == ROWWISE_ADAGRAD:
         rowwise_adagrad_step(weights, state, i, sums, entry, squares[entry, 0], delta, settings)
+        return norm(delta)
+    if kind == ADAM:
+        dim, one = delta.shape[1], np.float32(1.0)
+        number = squares[entry, dim]
+        beta1, beta2 = power(settings[BETA1], number), power(settings[BETA2], number)
+        size = number * adam_size(state, i, dim, number, corrections)
+        adam_sum_step(
+            weights, i, delta, 0, state, i, state[:, dim:], i, squares, entry, sums, entry,
+            number, size, beta1, one - beta1, beta2, one - beta2, settings[EPS],
+        )  # fmt: skip
         return norm(delta)
     return apply_update(weights, state, i, sums, entry, delta, kind, settings, corrections)
 

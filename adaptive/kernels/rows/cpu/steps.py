@@ -29,15 +29,20 @@ def adagrad_step(weights, delta, state, g, lr: Scalar, eps: Scalar):
     return adagrad(weights, state + g * g, g, lr, eps)
 
 
+def adam(weights, first, second, g, square, size, beta1, rest1, beta2, rest2, eps):
+    """New weights, change and moments; `square` is that of g. Called by the row operations of Adam."""
+    first = beta1 * first + rest1 * g
+    second = beta2 * second + rest2 * square
+    change = size * first / (square_root(second) + eps)
+    return weights - change, change, first, second
+
+
 @row_op
 def adam_step(
     weights, delta, first, second, g, size: Scalar, beta1: Scalar, rest1: Scalar, beta2: Scalar, rest2: Scalar,
     eps: Scalar,
 ):  # fmt: skip
-    first = beta1 * first + rest1 * g
-    second = beta2 * second + rest2 * (g * g)
-    change = size * first / (square_root(second) + eps)
-    return weights - change, change, first, second
+    return adam(weights, first, second, g, g * g, size, beta1, rest1, beta2, rest2, eps)
 
 
 @kernel(inline=True)
@@ -60,6 +65,14 @@ def rowwise_adagrad_step(weights, state, i, g, j, mean, delta, settings):
 
 
 @kernel(inline=True)
+def adam_size(state, i, dim, number, corrections):
+    """Adam's step size after `number` more updates of row i, which are counted."""
+    # A float32 counts to 2**24 exactly; by then every correction is 1.
+    state[i, 2 * dim] += number
+    return corrections[min(int(state[i, 2 * dim]), corrections.size) - 1]
+
+
+@kernel(inline=True)
 def apply_update(weights, state, i, g, j, delta, kind, settings, corrections):
     """Take one optimizer step of row i with gradient g[j] (D,); returns the L2 norm of the change.
 
@@ -75,9 +88,7 @@ def apply_update(weights, state, i, g, j, delta, kind, settings, corrections):
         dim = delta.shape[1]
         one = np.float32(1.0)
         beta1, beta2 = settings[BETA1], settings[BETA2]
-        # A float32 counts to 2**24 exactly; by then every correction is 1.
-        state[i, 2 * dim] += one
-        size = corrections[min(int(state[i, 2 * dim]), corrections.size) - 1]
+        size = adam_size(state, i, dim, one, corrections)
         adam_step(
             weights, i, delta, 0, state, i, state[:, dim:], i, g, j, size, beta1, one - beta1, beta2, one - beta2,
             settings[EPS],

@@ -1,4 +1,4 @@
-"""Deferral: gradients of popular rows wait in sums, and beside them what they add to Adagrad's state."""
+"""Deferral: gradients of popular rows wait in sums, and beside them what they add to the optimizer's state."""
 
 import torch
 import triton
@@ -54,7 +54,12 @@ def accumulate_kernel(
             tl.store(mean_to, tl.where(going_on, before + mean, mean), mask=live[:, None])
             tl.debug_barrier()  # before the next tile overwrites what is kept
         elif SQUARES > 1:
-            add_or_start(squares + places * WIDTH + columns, totals * totals, inside, going_on)
+            add_or_start(squares + places * SQUARES + columns, totals * totals, inside, going_on)
+            if SQUARES > WIDTH:
+                number_to = squares + places * SQUARES + WIDTH + tl.arange(0, 1)[None, :]
+                number = 1.0 + tl.load(number_to, mask=live[:, None] & going_on, other=0.0)
+                tl.debug_barrier()  # a row's number is read by many threads and written by one
+                tl.store(number_to, number, mask=live[:, None])
 
 
 @triton.jit
@@ -78,15 +83,15 @@ def accumulate(
 ) -> None:
     """Add each row's gradient (summed as in `update`) to sums[entries[u]], or start that sum; mark it pending.
 
-    What this gradient would add to Adagrad's state goes to squares[entries[u]] likewise: the squares of its elements if
-    S = D, their mean if S = 1 (row-wise), nothing if S = 0.
+    What this gradient would add to the optimizer's state goes to squares[entries[u]] likewise: the squares of its
+    elements if S = D, then a 1 if S = D + 1 (Adam counts gradients), their mean if S = 1 (row-wise), nothing if S = 0.
 
     entries (U,) int64, each once; sums (H, D) and squares (H, S) float32; pending (H,) bool; the others, and `exact`,
     as in `update`. Bits as `cpu.deferred.accumulate`.
     """
     dense(entries, segments, vectors, scales, gradients, sums, squares, pending)
     num_rows, width = len(entries), sums.shape[1]
-    assert squares.shape[1] in (0, 1, width)
+    assert squares.shape[1] in (0, 1, width, width + 1)
     if num_rows == 0:
         return
     chunked = not exact and len(vectors) > CHUNK

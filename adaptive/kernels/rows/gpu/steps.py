@@ -1,7 +1,7 @@
 """Optimizer steps of a tile of rows, as `cpu.steps.apply_update` takes them. State is float32.
 
 Letters as in `arithmetic`. `places` (R,) are locations; `columns` (1, C); `gradient` (R, C); settings (1, 1) float32.
-SUMMED: the gradient is a sum of several, and what Adagrad's state grows by stands in `squares`, see
+SUMMED: the gradient is a sum of several, and what the state grows by stands in `squares`, see
 `waiting_squares`. A number that belongs to a whole row is read by many threads and written by one: reads stand before
 a barrier, writes behind it.
 """
@@ -13,10 +13,13 @@ from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_rows, sto
 
 
 @triton.jit
-def waiting_squares(squares, vectors, starts, live, columns, STATE: tl.constexpr):
-    """(R, C) the rows of `squares` (V, STATE) that belong to the sums which are the rows' only gradients."""
+def waiting_squares(squares, vectors, starts, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """(R, C) the rows of `squares` that belong to the sums which are the rows' only gradients; 1 outside.
+
+    Rows are STRIDE values apart, WIDTH of them are read.
+    """
     entries = tl.load(vectors + starts, mask=live, other=0).to(tl.int64)[:, None]
-    return tl.load(squares + entries * STATE + columns, mask=live[:, None] & (columns < STATE), other=0.0)
+    return tl.load(squares + entries * STRIDE + columns, mask=live[:, None] & (columns < WIDTH), other=1.0)
 
 
 @triton.jit
@@ -37,7 +40,7 @@ def adagrad_delta(
     SUMMED: tl.constexpr,
 ):
     """(R, C) what to subtract; stores the new accumulators."""
-    grown = waiting_squares(squares, vectors, starts, live, columns, WIDTH) if SUMMED else gradient * gradient
+    grown = waiting_squares(squares, vectors, starts, live, columns, WIDTH, WIDTH) if SUMMED else gradient * gradient
     total = load_rows(state, host_state, places, live, columns, WIDTH, WIDTH, HOST) + grown
     store_rows(state, host_state, places, live, columns, total, WIDTH, WIDTH, HOST)
     return tl.div_rn(lr * gradient, tl.sqrt_rn(total) + eps)
@@ -67,7 +70,7 @@ def rowwise_adagrad_scale(
     before = load_rows(state, host_state, places, live, only, 1, 1, HOST)
     keep(kept, gradient, BLOCK, ROWS)
     if SUMMED:
-        grown = waiting_squares(squares, vectors, starts, live, only, 1)
+        grown = waiting_squares(squares, vectors, starts, live, only, 1, 1)
     else:
         grown = kept_mean_square(kept, WIDTH, BLOCK, ROWS)
     total = before + grown
@@ -78,11 +81,15 @@ def rowwise_adagrad_scale(
 @triton.jit
 def adam_delta(
     gradient,
+    squares,
+    vectors,
+    starts,
     state,
     host_state,
     places,
     live,
     columns,
+    number,
     count,
     corrections,
     num_corrections,
@@ -92,17 +99,38 @@ def adam_delta(
     WIDTH: tl.constexpr,
     STATE: tl.constexpr,
     HOST: tl.constexpr,
+    SUMMED: tl.constexpr,
 ):
-    """(R, C) what to subtract; stores both moments. count (R, 1): the number of this update of the row, from 1."""
-    number = tl.minimum(tl.maximum(count, 1.0), num_corrections.to(tl.float32)).to(tl.int32)
-    size = tl.load(corrections + number - 1)
+    """(R, C) what to subtract; stores both moments.
+
+    count (R, 1): the row's updates with this one, from 1; number (R, 1): how many of them it stands for, if SUMMED.
+    """
+    size = tl.load(corrections + tl.minimum(tl.maximum(count, 1.0), num_corrections.to(tl.float32)).to(tl.int32) - 1)
+    square = gradient * gradient
+    if SUMMED:
+        square = tl.div_rn(waiting_squares(squares, vectors, starts, live, columns, WIDTH + 1, WIDTH), number)
+        gradient = tl.div_rn(gradient, number)
+        size = number * size
+        beta1 = power(beta1, number)
+        beta2 = power(beta2, number)
     first = load_rows(state, host_state, places, live, columns, STATE, WIDTH, HOST)
     second = load_rows(state + WIDTH, host_state + WIDTH, places, live, columns, STATE, WIDTH, HOST)
     first = beta1 * first + (1.0 - beta1) * gradient
-    second = beta2 * second + (1.0 - beta2) * (gradient * gradient)
+    second = beta2 * second + (1.0 - beta2) * square
     store_rows(state, host_state, places, live, columns, first, STATE, WIDTH, HOST)
     store_rows(state + WIDTH, host_state + WIDTH, places, live, columns, second, STATE, WIDTH, HOST)
     return tl.div_rn(size * first, tl.sqrt_rn(second) + eps)
+
+
+@triton.jit
+def power(base, exponents):
+    """(R, 1) base (1, 1) to whole exponents (R, 1) from 0 to 255, by squaring; see `cpu.deferred.power`."""
+    bits = exponents.to(tl.int32)
+    found = tl.zeros_like(exponents) + 1.0
+    for bit in tl.static_range(8):
+        found = tl.where(((bits >> bit) & 1) != 0, found * base, found)
+        base = base * base
+    return found
 
 
 @triton.jit

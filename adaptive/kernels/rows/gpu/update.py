@@ -12,7 +12,13 @@ from torch import Tensor
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_rows, store_rows
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, dense, tile_of
-from adaptive.kernels.rows.gpu.steps import adagrad_delta, adam_delta, kept_norm, rowwise_adagrad_scale
+from adaptive.kernels.rows.gpu.steps import (
+    adagrad_delta,
+    adam_delta,
+    kept_norm,
+    rowwise_adagrad_scale,
+    waiting_squares,
+)
 from adaptive.kernels.rows.gpu.sums import CHUNK, chunk_sums, sum_gradients
 
 SGD_ = tl.constexpr(steps.SGD_)
@@ -80,10 +86,13 @@ def update_kernel(
             delta = scale * gradient
             norm = tl.sqrt_rn(kept_square_sum(kept, scale, WIDTH, BLOCK, ROWS))
         elif KIND == ADAM:
-            count = 1.0 + load_rows(state + 2 * WIDTH, host_state + 2 * WIDTH, places, live, only, STATE, 1, HOST)
+            number = tl.full([ROWS, 1], 1.0, tl.float32)
+            if SUMMED:
+                number = waiting_squares(squares + WIDTH, vectors, starts, live, only, WIDTH + 1, 1)
+            count = number + load_rows(state + 2 * WIDTH, host_state + 2 * WIDTH, places, live, only, STATE, 1, HOST)
             delta = adam_delta(
-                gradient, state, host_state, places, live, columns, count, corrections, num_corrections,
-                eps, beta1, beta2, WIDTH, STATE, HOST,
+                gradient, squares, vectors, starts, state, host_state, places, live, columns, number, count,
+                corrections, num_corrections, eps, beta1, beta2, WIDTH, STATE, HOST, SUMMED,
             )  # fmt: skip
             norm = kept_norm(kept, delta, BLOCK, ROWS, WIDTH)
             store_rows(state + 2 * WIDTH, host_state + 2 * WIDTH, places, live, only, count, STATE, 1, HOST)
@@ -128,7 +137,7 @@ def update(
     (U,) float32 receives the L2 norms of the changes, before they are rounded to a narrower format.
 
     squares: if given, `gradients` and these are what `accumulate` has filled; each row has one look-up, not scaled: its
-    sum. Adagrad's states, row-wise or not, then grow by the row of squares (V, S) in place of the gradient's own.
+    sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.
 
     exact: sum in look-up order; bits as `cpu.update.update`. Otherwise rows of more than 32 look-ups are summed as
     `kernels.rows.gpu.sums` says: always in the same way, much faster for very frequent rows, rounded differently.
@@ -137,9 +146,10 @@ def update(
     assert host_weights is not None or locations.is_cuda or not bool((locations < 0).any())
     dense(weights, state, host_weights, host_state, locations, segments)
     dense(vectors, scales, gradients, squares, corrections, norms)
-    summed = squares is not None and kind in (steps.ADAGRAD, steps.ROWWISE_ADAGRAD)
-    assert squares is None or not summed or squares.shape == (len(gradients), state.shape[1])
     num_rows, width = len(locations), weights.shape[1]
+    summed = squares is not None and kind != steps.SGD_
+    beside = width + 1 if kind == steps.ADAM else state.shape[1]
+    assert squares is None or squares.shape == (len(gradients), beside)
     if num_rows == 0:
         return
     chunked = not exact and squares is None and len(vectors) > CHUNK
