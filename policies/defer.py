@@ -21,9 +21,9 @@ from policies.resting import check_range
 # of k gradients is one k-fold step.
 EVERY: Final = {"sgd": 32, "adam": 32}
 EVERY_OTHERS: Final = 24
-MOST: Final = {"sgd": 4, "adam": 4}
+MOST: Final = {"sgd": 4, "adam": 8}
 MOST_OTHERS: Final = 16
-MOST_BY_MOVEMENT: Final = {"sgd": 8, "adam": 4}
+MOST_BY_MOVEMENT: Final = {"sgd": 8}
 MOST_BY_MOVEMENT_OTHERS: Final = 64
 BOUND: Final = 0.12  # where movement alone decides
 BOUND_BESIDE_VISITS: Final = 0.3
@@ -38,7 +38,7 @@ class Defer(SkipRule):
         bound: how far a row may be expected to move, relative to its length, while its gradients wait; none: 0.3, and
             0.12 where movement alone decides.
         every: visits of a row per unit of k; none: 24, and 32 under SGD and Adam.
-        at_most: the largest k; none: 16, and 4 under SGD and Adam; where movement alone decides 64, 8 and 4.
+        at_most: the largest k; none: 16, under Adam 8, under SGD 4; where movement alone decides 64, under SGD 8.
         warmup: batches before any gradient waits; the harm, where any, is early.
     """
 

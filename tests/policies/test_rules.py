@@ -134,7 +134,7 @@ def test_the_bounds_follow_from_the_optimizer_unless_they_are_given() -> None:
         return rule.bound, rule.every, rule.at_most
 
     assert bounds("rowwiseadagrad") == bounds("adagrad") == (0.3, 24, 16)
-    assert bounds("sgd") == bounds("adam") == (0.3, 32, 4)
+    assert bounds("sgd") == (0.3, 32, 4) and bounds("adam") == (0.3, 32, 8)
     assert bounds("adagrad", by="movement") == (0.12, 1, 64)
     assert bounds("sgd", by="movement") == (0.12, 1, 8)
     assert bounds("sgd", bound=0.5, every=3, at_most=9) == (0.5, 3, 9)
