@@ -22,6 +22,7 @@ from contextlib import nullcontext
 from itertools import islice
 
 from adaptive.batch import Batch
+from adaptive.engine.letting_go import let_go, no_longer_come
 from adaptive.engine.pipeline import Coming, Pipeline, ReadyBatch
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.planning.lookups import Lookups
@@ -65,6 +66,9 @@ def _carried_out(
         number = pipeline.next_number
         wait_until_trained(number - depth - 1)
         pipeline.learn()
+        if any(map(len, leaving := no_longer_come(pipeline))):
+            wait_until_trained(number - 1)
+            let_go(pipeline, leaving)
         held = depth
         while True:
             try:

@@ -17,6 +17,7 @@ from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
 from adaptive.engine.late import LateRows, is_late, updated_on_device
 from adaptive.errors import ConfigError
+from adaptive.kernels.planning.books import INITIAL, ON_HOST
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, DistinctFinder, Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.planning.parts import GroupPart, describe_parts
@@ -308,6 +309,16 @@ class Pipeline:
         if with_waiting and skipper is not None and skipper.deferral is not None:
             lane.device.apply_waiting(skipper.hot.entries_of(rows), weights, state)
         return weights, state
+
+    def put(self, lane: Lane, rows: Int64s, weights: NDArray[np.float32], state: NDArray[np.float32]) -> None:
+        """Give local rows (n,) these values, wherever they lie. The caller holds the lock; copies are done."""
+        codes = lane.planner.tracker.codes
+        lane.host.write(rows, weights, state)
+        codes[rows[codes[rows] == INITIAL]] = ON_HOST
+        here = rows[codes[rows] > 0]
+        taken = codes[here].astype(np.int64) - 1
+        lane.device.fetch(Moves(fetch_slots=taken, fetch_rows=here, fetch_initial=np.zeros(len(here), np.bool_)))
+        lane.planner.slots.mark_stored(taken)
 
     def flush(self) -> None:
         """Write every changed row back to the host; rows keep their slots."""

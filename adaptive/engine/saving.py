@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from adaptive.engine.pipeline import Lane, Pipeline
 from adaptive.errors import CheckpointError, ConfigError
-from adaptive.kernels.planning.books import INITIAL, ON_HOST
+from adaptive.kernels.planning.books import ON_HOST
 from adaptive.planning.hot_set import COLUMNS, ENTRY, LATER_COLUMNS
-from adaptive.planning.plan import Moves
 from adaptive.planning.skipping import Skipper
 from adaptive.tiers.device import WatchedValues
 
@@ -93,17 +92,12 @@ def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> No
         pipeline.mover.catch_up()  # steps asked for so far come first
         pipeline.finish_copies()
         for lane, part in zip(pipeline.lanes, parts, strict=True):
-            _overwrite_lane(lane, part)
+            _overwrite_lane(pipeline, lane, part)
         pipeline.finish_copies()
 
 
-def _overwrite_lane(lane: Lane, part: Arrays) -> None:
-    codes, rows = lane.planner.tracker.codes, part["changed"]
-    lane.host.write(rows, part["weights"], part["state"])
-    codes[rows[codes[rows] == INITIAL]] = ON_HOST
-    here = rows[codes[rows] > 0]
-    taken = codes[here].astype(np.int64) - 1
-    lane.device.fetch(Moves(fetch_slots=taken, fetch_rows=here, fetch_initial=np.zeros(len(here), np.bool_)))
+def _overwrite_lane(pipeline: Pipeline, lane: Lane, part: Arrays) -> None:
+    pipeline.put(lane, part["changed"], part["weights"], part["state"])
     lane.device.forget_watched()  # what waits is in the new values; snapshots are of the old ones
 
 

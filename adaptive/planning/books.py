@@ -174,6 +174,10 @@ class SlotTable:
         """Slots whose row changed since it came."""
         return np.flatnonzero((self.flags & books.DIRTY) != 0)
 
+    def mark_stored(self, slots: NDArray[np.int64]) -> None:
+        """The host has values for these rows that are not their initial ones."""
+        self.flags[slots] |= books.CHANGED
+
     def clean(self, slots: Int64s) -> None:
         """Mark `slots` as unchanged: their rows have been copied to the host and stay."""
         self.flags[slots] = books.CHANGED

@@ -94,6 +94,12 @@ class DeferralBook:
         often: NDArray[np.bool_] = self.visits[:num_entries] >= 2 * self.deferral.every
         return often & (self.at_most > 1)
 
+    def keep(self, entries: NDArray[np.int64]) -> None:
+        """Go on with the books of these entries (n,), ascending, which are numbered anew from 0; no other waits."""
+        kept = self._records[entries]
+        self._records[:] = 0
+        self._records[: len(kept)] = kept
+
     def restore(self, visits: NDArray[np.uint32], waiting: NDArray[np.uint32]) -> None:
         """Restore the books of the first n entries."""
         self.visits[: len(visits)], self.waiting[: len(waiting)] = visits, waiting

@@ -48,7 +48,8 @@ class WatchedRows:
 
 
 class HotSet:
-    """Watched rows of one group. Entries are given in order of admission and kept for the run.
+    """Watched rows of one group. Entries are given in order of admission, and kept until their rows no longer come and
+    are let go (`keep`).
 
     Memory is taken as rows are admitted: records of zeros that the system gives when they are touched, and a hash table
     that doubles. Until then a set for 5 % of 10^9 rows takes nothing.
@@ -169,6 +170,17 @@ class HotSet:
         self._enter_all(accesses)
         for name in COLUMNS:
             self._records[name][: len(rows)] = columns[name]
+
+    def keep(self, entries: NDArray[np.int64], accesses: NDArray[np.uint32]) -> None:
+        """Go on with these entries (n,), ascending, which are numbered anew from 0; the others are forgotten.
+
+        accesses (all rows,): look-ups so far.
+        """
+        kept = self._records[entries]
+        self._records[len(kept) : self.num_entries] = 0
+        self._records[: len(kept)] = kept
+        self.num_entries = len(kept)
+        self._enter_all(accesses)
 
     # --- the hash table --------------------------------------------------------------------------------------
 

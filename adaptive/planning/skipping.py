@@ -8,7 +8,7 @@ every row is updated now.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,15 @@ from adaptive.planning.deferral import DeferralBook, SummedRows
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, Lookups
-from adaptive.planning.plan import Deferred, Feedback, RowUpdates, Snapshots
+from adaptive.planning.plan import Deferred, Feedback, RowUpdates, Snapshots, no_rows
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
 from adaptive.policy import Deferral
 
 Int64s = NDArray[np.int64]
+LET_GO_EVERY: Final = 16  # questions between two looks for watched rows that no longer come
+PATIENCE: Final = 8  # such a row has been away so many times as long as usual
+FEW: Final = 16  # fewer than this part of the set are not worth that training waits for it
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,27 @@ class Skipper:
         if number < caller.policy.rule.warmup:
             answer = np.ones_like(answer)
         self._adopt(answer == 0, (np.maximum(answer, 1) - 1).astype(np.uint8))
+
+    def no_longer_come(self, number: int) -> Int64s:
+        """(n,) entries to be let go before batch `number` is planned, ascending: if the set is full, those whose rows
+        have been away for many times as long as they used to be. None if there are few of them."""
+        hot = self.hot
+        if hot.num_entries < hot.capacity or number % (LET_GO_EVERY * self._skip.interval):
+            return no_rows()
+        rows = hot.rows[: hot.num_entries]
+        last = self._tracker.last_access[rows].astype(np.int64) - 1
+        usual = np.maximum((last + 1) / np.maximum(self._tracker.accesses[rows], 1), 1)
+        away = np.maximum(number - last, 0)
+        found = np.flatnonzero((away >= self._skip.interval) & (away > PATIENCE * usual))
+        return found if len(found) >= max(1, hot.capacity // FEW) else no_rows()
+
+    def keep(self, entries: Int64s) -> None:
+        """Watch only these entries (n,) on, ascending, numbered anew from 0. No batch is in flight, all feedback has
+        been taken in, and no gradient waits for the others."""
+        self.hot.keep(entries, self._tracker.accesses)
+        if self.deferral is not None:
+            self.deferral.keep(entries)
+        self._count_watched()
 
     def learn(self, feedback: Feedback) -> None:
         """Take in the drifts that were measured with a trained batch."""

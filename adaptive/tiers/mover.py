@@ -120,6 +120,11 @@ class Mover:
         """The training thread asks for no more work of batch `number`."""
         self._trained[number] = self.compute.record()
 
+    def rest(self, trained: int) -> None:
+        """From the look-ahead thread, with no batch in flight: copies asked for from now on see rows as batch `trained`
+        leaves them."""
+        self.await_trained(self._trained[trained])
+
     def catch_up(self) -> None:
         """Copies asked for from now on see rows as all work so far leaves them."""
         self.await_computed(self.compute.record())
