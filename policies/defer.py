@@ -4,18 +4,21 @@ By visits, a row waits the longer the more visits it has had: k = visits / every
 visits as it takes to move by `bound` of its length: between two snapshots that `m` visits lie apart a row moved by
 `drift`, mostly to and fro, so that movement grows with the root of the visits (a random walk), and k = m * (bound /
 drift)^2; never more than the m visits that were looked at. By default it is the smaller of both: visits say how far
-behind a row may be, movement who is at rest, and a row that moves again waits less as soon as that has been measured.
+behind a row may be, movement who is at rest. A row that moves twice as much as it used to, as after a drift, waits for
+nothing until that has become usual.
 Slipstream (https://arxiv.org/abs/2404.04270) leaves such rows out, as far as its abstract and summaries tell; here
 their gradients are summed and applied later. What each way costs: docs/skipping.md.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
-from policies.resting import check_range
+from policies.resting import check_range, movement
+from policies.samples import ByRow
 
 # By optimizer, as measured for docs/skipping.md; those that are not named are as Adagrad. Under SGD a step with the sum
 # of k gradients is one k-fold step.
@@ -27,6 +30,7 @@ MOST_BY_MOVEMENT: Final = {"sgd": 8}
 MOST_BY_MOVEMENT_OTHERS: Final = 64
 BOUND: Final = 0.12  # where movement alone decides
 BOUND_BESIDE_VISITS: Final = 0.3
+AGAIN: Final = 2.0  # times as much as usual: a row moves again
 
 
 class Defer(SkipRule):
@@ -59,6 +63,9 @@ class Defer(SkipRule):
         self.by, self.warmup, self.mode = by, warmup, f"by {by}"
         self.watches = self.asks = by != "visits"
         self._given = (bound, every, at_most)
+        self._usual = ByRow(np.float32)  # movement per visit, 0: not known
+        self._latest = ByRow(np.float32)  # measurement that has been looked at
+        self._moving = ByRow(np.bool_)  # what it said
         self.begin("adagrad")
 
     def begin(self, optimizer: str) -> None:
@@ -70,7 +77,8 @@ class Defer(SkipRule):
         self.at_most = at_most or usual.get(optimizer, others)
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
-        return np.maximum(np.minimum(self._by_movement(rows), self.at_most), 1)
+        answers = np.minimum(self._by_movement(rows), self.at_most)
+        return np.maximum(np.where(self._moves_again(rows), 1, answers), 1)
 
     def _by_movement(self, rows: RowStats) -> NDArray[np.int64]:
         """(n,) visits in which the row moves by `bound`, at most as many as were looked at; 0 if that is not known."""
@@ -78,3 +86,30 @@ class Defer(SkipRule):
         ratio = np.minimum(self.bound / np.maximum(moved, self.bound / 2), 1.0)
         wanted: NDArray[Any] = rows.drift_visits * ratio * ratio
         return (wanted + 1e-6).astype(np.int64)
+
+    def _moves_again(self, rows: RowStats) -> NDArray[np.bool_]:
+        """(n,) whether the row moved much more than it used to, when that was measured last. What is usual follows new
+        measurements slowly, and a row that goes on moving within some of its intervals."""
+        moved = movement(rows).astype(np.float32)
+        usual = self._usual[rows.rows]
+        again: NDArray[np.bool_] = (usual > 0) & (moved > AGAIN * usual)  # not where either is unknown
+        follows = np.where(again, 2 * usual, usual + (moved - usual) / 4)
+        new = (moved > 0) & (rows.drift != self._latest[rows.rows])
+        self._usual[rows.rows] = np.where(new, np.where(usual > 0, follows, moved), usual)
+        self._latest[rows.rows] = np.where(moved > 0, rows.drift, self._latest[rows.rows])
+        moves = np.where(new, again, self._moving[rows.rows])
+        self._moving[rows.rows] = moves
+        return moves
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        if not self.watches:
+            return {}
+        rows = self._usual.rows()
+        usual, latest, moving = self._usual[rows], self._latest[rows], self._moving[rows]
+        return {"rows": rows, "usual": usual, "latest": latest, "moving": moving}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        if state:  # none by visits, nor of an earlier version
+            rows = state["rows"]
+            self._usual[rows], self._latest[rows] = state["usual"], state["latest"]
+            self._moving[rows] = state["moving"]

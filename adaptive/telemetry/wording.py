@@ -102,10 +102,12 @@ def skip_text(policy: Policy, *, defers: bool, drops_updates: bool) -> str:
     if defers and policy.deferral is not None:
         most = "auto" if policy.deferral.at_most is None else policy.deferral.at_most
         rules.append(f"defers updates of popular rows (every={policy.deferral.every}, at_most={most})")
-    wanted = policy.deferral is not None or (policy.watches and type(policy).saturated is not Policy.saturated)
+    mode = getattr(policy, "skip", None)
+    by_rule = isinstance(mode, str) and mode != "off" and policy.rule is None
+    by_itself = policy.deferral is not None or (policy.watches and type(policy).saturated is not Policy.saturated)
+    wanted = by_rule or by_itself
     if wanted and not (defers or drops_updates or drops_inputs(policy)):
         return "skips nothing: what the policy would skip is switched off"
-    mode = getattr(policy, "skip", None)
     named = f"skip={mode}: " if isinstance(mode, str) else ""
     return named + (" and ".join(rules) or "skips nothing")
 

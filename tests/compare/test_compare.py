@@ -21,7 +21,7 @@ from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputEr
 from adaptive.settings import load_settings
 
 BUDGET = 0.0005
-EAGER = {"skip": "updates", "warmup": 0, "threshold": 10.0, "min_accesses": 1, "probe_every": 0}
+EAGER = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
 SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
 
 
@@ -146,7 +146,7 @@ def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
 
 # --- dropping inputs, beside random --------------------------------------------------------------------------------
 
-DROP = {"skip": "inputs", "warmup": 0, "threshold": 0.5, "min_accesses": 1, "drop_at": 0.3}
+DROP = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
 
 
 def test_dropping_inputs_is_shown_beside_as_many_dropped_at_random(tmp_path: Path) -> None:
@@ -445,11 +445,11 @@ def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str])
 
 def test_policies_carry_their_own_parameters() -> None:
     sets = ["policy.half_life=9", "seed=4", "tier.device_rows=20%"]
-    found = contenders("hybrid, lfu,lfu+half_life=3,slipstream+threshold=1e+2+warmup=7", sets, load)
-    assert [one.label for one in found] == ["hybrid", "lfu", "lfu+half_life=3", "slipstream+threshold=1e+2+warmup=7"]
+    found = contenders("hybrid, lfu,lfu+half_life=3,slipstream+bound=1e+2+warmup=7", sets, load)
+    assert [one.label for one in found] == ["hybrid", "lfu", "lfu+half_life=3", "slipstream+bound=1e+2+warmup=7"]
     assert [one.config.policy for one in found] == ["hybrid", "lfu", "lfu", "slipstream"]
     options = [one.config.policy_options for one in found]
-    assert options == [{}, {"half_life": 9}, {"half_life": 3}, {"threshold": 100.0, "warmup": 7}]
+    assert options == [{}, {"half_life": 9}, {"half_life": 3}, {"bound": 100.0, "warmup": 7}]
     assert [one.config.tier.device_rows for one in found] == ["auto", "20%", "20%", "20%"]
     assert {one.config.seed for one in found} == {4}
 

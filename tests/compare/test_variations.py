@@ -24,7 +24,7 @@ from adaptive.errors import ConfigError, DeviceMemoryError
 
 BUDGET = 0.0005
 SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
-DROP = {"skip": "inputs", "warmup": 0, "threshold": 0.5, "min_accesses": 1, "drop_at": 0.3}
+DROP = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
 
 
 def texts(*lists: str) -> list[list[str]]:

@@ -19,8 +19,8 @@ from adaptive.optim import SGD
 from adaptive.planning.deferral import DeferralBook
 from adaptive.planning.hot_set import WatchedRows
 from adaptive.policy import Deferral, Policy
+from policies.inputs import Inputs
 from policies.random_drop import RandomDrop
-from policies.slipstream import Slipstream
 
 NUM_ROWS = 400
 SKIP = SkipConfig(interval=16, min_visits=1, hot_rows="100%", min_accesses=1, lag=2)
@@ -88,10 +88,10 @@ def test_verdicts_that_are_cut_are_counted() -> None:
     policy = Freeze()
     with TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=SKIP) as embeddings:
         list(embeddings.look_ahead(all_rows(20), depth=0))
-        assert planner_of(embeddings).saturated_per_table().tolist() == [NUM_ROWS]
+        assert planner_of(embeddings).watched_counts().saturated.tolist() == [NUM_ROWS]
         policy.allowance = 0.5
         list(embeddings.look_ahead(all_rows(1), depth=0))
-        found = [int(planner_of(embeddings, group).saturated_per_table()[0]) for group in (0, 1)]
+        found = [int(planner_of(embeddings, group).watched_counts().saturated[0]) for group in (0, 1)]
         assert found == [allowing(0.5).allows(np.arange(first, first + NUM_ROWS)).sum() for first in (0, NUM_ROWS)]
 
 
@@ -113,14 +113,23 @@ def samples(num: int) -> list[Batch]:
     return [batch_of(one) for one in ids]
 
 
-def all_saturated() -> Slipstream:
-    policy = Slipstream(skip="inputs")
-    policy._watched[np.arange(20)] = policy._saturated[np.arange(20)] = True
-    return policy
+class AllAtRest(Inputs):
+    """Every row is watched and known to stand still."""
+
+    def __init__(self) -> None:
+        super().__init__(threshold=0.1, warmup=0, probe_every=0)
+        self._moved[np.arange(20)] = 1.0
+
+    allowance = 1.0
+
+    def arrange(self, batches: Any, view: Any, allows: Any = None) -> Any:
+        policy = Plain()
+        policy.allowance = self.allowance
+        return super().arrange(batches, view, policy.allows)
 
 
 @pytest.mark.parametrize(
-    ("make", "share"), [(lambda: RandomDrop(share=0.6), 0.6), (all_saturated, 0.9)], ids=["random", "slipstream"]
+    ("make", "share"), [(lambda: RandomDrop(share=0.6), 0.6), (AllAtRest, 0.9)], ids=["random", "inputs"]
 )
 def test_policies_that_drop_inputs_drop_the_allowed_share(make: Any, share: float) -> None:
     dropped = {}

@@ -205,10 +205,10 @@ FREEZE: dict[str, Any] = {
     "policy": "slipstream",
     "policy_options": {"skip": "updates", "threshold": 1.0, "probe_every": 0},
 }
-SOME: dict[str, Any] = {"policy": "slipstream", "policy_options": {"skip": "updates", "threshold": 0.05}}
+SOME: dict[str, Any] = {"policy": "slipstream", "policy_options": {"skip": "updates", "target_skip": 0.4}}
 INPUTS: dict[str, Any] = {
     "policy": "slipstream",
-    "policy_options": {"skip": "inputs", "threshold": 0.3, "drop_at": 0.75},
+    "policy_options": {"skip": "inputs", "target_drop": 0.5, "hot_only": False},
 }
 DROPPING = {"freeze": FREEZE, "some": SOME, "inputs": INPUTS}
 
@@ -251,7 +251,7 @@ def test_a_short_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drift_a
     """Batches of 512, 120 of them; the drift comes after the first check."""
     stream = Setting(tmp_path, monkeypatch, rows=100_000, num_train=61_440, num_eval=20_000, drift_at=drift_at)
     skip = {"interval": 8, "min_visits": 1, "min_accesses": 8, "lag": 4}
-    freeze = {**FREEZE, "policy_options": {**FREEZE["policy_options"], "warmup": 0, "min_accesses": 4}}
+    freeze = {**FREEZE, "policy_options": {**FREEZE["policy_options"], "warmup": 0}}
     guard = {"budget": BUDGET, "warmup": 16, "steps": 32, "holdout": 10_000}
     assert drift_at is None or stream.cost(None, skip=skip, **freeze) > 10 * BUDGET
     assert stream.cost(guard, skip=skip, **freeze) == 0

@@ -5,6 +5,7 @@ import re
 import runpy
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contract import BUILT_INS
@@ -12,7 +13,7 @@ from contract import BUILT_INS
 from adaptive.contract import check_policy
 from adaptive.planning.planner import CANDIDATES_PER_SLOT
 from adaptive.policy import Policy, RowStats
-from adaptive.policy_loading import installed_policies
+from adaptive.policy_loading import installed_policies, installed_rules, load_rule_class
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "policies/README.md").read_text()
@@ -45,8 +46,11 @@ def test_the_readme_is_one_page_and_complete() -> None:
     assert f"`TierConfig.max_candidates` rows at once, or {CANDIDATES_PER_SLOT} times" in README
 
 
-@pytest.mark.parametrize("cls", BUILT_INS)
-def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cls: type[Policy]) -> None:
+RULES = ("policies.defer", "policies.inputs", "policies.updates")
+
+
+@pytest.mark.parametrize("cls", [*BUILT_INS, *map(load_rule_class, installed_rules())])
+def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cls: type[Any]) -> None:
     path = ROOT / f"{cls.__module__.replace('.', '/')}.py"
     tree = ast.parse(path.read_text())
     (name,) = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
@@ -60,6 +64,8 @@ def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cl
         "policies.fae_shuffle",
         "policies.fae_threshold",
         "policies.hotline_learning",
+        "policies.resting",
+        *RULES,
     }
 
 
