@@ -53,7 +53,6 @@ OFF = ruled("off", "off")
 DEFER = ruled("defer", "defer")  # the default of `slipstream`: by the smaller of visits and movement
 VISITS = ruled("defer by visits", "defer+by=visits")
 MOVEMENT = ruled("defer by movement", "defer+by=movement")
-EARLIER = ruled("defer by visits, 8", "defer+by=visits+every=32+at_most=8")
 UPDATES = ruled("updates", "updates")
 INPUTS = ruled("inputs", "inputs")
 INPUTS_ALL = ruled("inputs, any cold", "inputs+hot_only=false")
@@ -74,14 +73,13 @@ def inputs(target: float) -> Way:
 
 _SMALL = {"embedding_dim": 8, "bottom_mlp": "32-8", "top_mlp": "64-32-1"}
 DRIFT: Final = {"drift_at": 0.5}
-CHURN: Final = {"drift_at": 0.5, "churn": 0.05}
 ROW_OPTIMIZERS: Final = {
     "sgd": {"name": "sgd", "lr": 10.0},
     "rowwise_adagrad": {"name": "rowwise_adagrad", "lr": 0.05},
     "adagrad": {"name": "adagrad", "lr": 0.05},
     "adam": {"name": "adam", "lr": 0.005},
 }
-DRIFTS: Final[Mapping[str, Mapping[str, Any]]] = {"": {}, ", drift": DRIFT, ", churn": CHURN}
+DRIFTS: Final[Mapping[str, Mapping[str, Any]]] = {"": {}, ", drift": DRIFT}
 
 
 def stream(
@@ -99,40 +97,6 @@ def whole(kind: str, drift: str = "", rows: str = "rowwise_adagrad") -> Setting:
     return stream(kind, 1_500_000, drift=drift, name=tail, **config)
 
 
-def short(kind: str, drift: str = "", rows: str = "rowwise_adagrad", name: str = "", **more: Any) -> Setting:
-    """A third as long, width 8; `rows`: their optimizer."""
-    config = {"model_options": _SMALL, "optimizer": ROW_OPTIMIZERS[rows], **more}
-    tail = f", {rows}" if rows != "rowwise_adagrad" else ""
-    return stream(kind, 500_000, evaluated=100_000, drift=drift, name=f", short{tail}{name}", **config)
-
-
-def wide(kind: str, width: int) -> Setting:
-    """`short` at another width."""
-    model = {**_SMALL, "embedding_dim": width, "bottom_mlp": f"32-{width}"}
-    return short(kind, name=f", width {width}", model_options=model)
-
-
-def rated(kind: str, lr: float) -> Setting:
-    """`short` at another learning rate of the rows."""
-    return short(kind, name=f", lr {lr:g}", optimizer={"lr": lr})
-
-
-def tiered(device_rows: str) -> Setting:
-    """`short` and easy with a small device tier; look-ahead of one batch, whose rows must fit."""
-    tier = {"device_rows": device_rows}
-    return short("easy", name=f", device {device_rows}", tier=tier, depth=1)
-
-
-def repeated(kind: str) -> Setting:
-    """A fifth of `short`'s data, six times."""
-    return stream(kind, 100_000, evaluated=100_000, name=", six epochs", epochs=6, model_options=_SMALL)
-
-
-def lengthy(kind: str) -> Setting:
-    """Five times as long as `short`, all of it new."""
-    return stream(kind, 2_500_000, name=", long", model_options=_SMALL)
-
-
 # --- blocks, the most important first -----------------------------------------------------------------------------
 
 PLAIN: Final = ("easy", "hard")
@@ -140,7 +104,7 @@ PLAIN: Final = ("easy", "hard")
 
 def blocks() -> tuple[Block, ...]:
     """All of the study."""
-    from benchmarks.study_sets import LARGE, PAIRS, TINY
+    from benchmarks.study_sets import LARGE
 
     deferring = (OFF, DEFER, VISITS, MOVEMENT)
     papers = (OFF, DEFER, UPDATES, INPUTS, INPUTS_ALL)
@@ -152,16 +116,6 @@ def blocks() -> tuple[Block, ...]:
         Block("real", LARGE, (*deferring, UPDATES, INPUTS)),
         Block("adagrad", (whole("easy", rows="adagrad"),), (OFF, DEFER)),
         Block("targets", (whole("easy"),), (OFF, updates(0.05), UPDATES, updates(0.4), inputs(0.4), inputs(0.8))),
-        Block("earlier", (whole("easy"), whole("hard")), (OFF, EARLIER)),
-        Block("papers-hard", (whole("hard"), whole("hard", ", drift")), papers),
-        Block("churn", (whole("easy", ", churn"),), (OFF, DEFER, VISITS)),
-        Block("rates", (rated("easy", 0.005), rated("easy", 0.2)), (OFF, DEFER)),
-        Block("widths", (wide("easy", 64), wide("easy", 16)), (OFF, DEFER)),
-        Block("tiers", tuple(tiered(size) for size in ("1%", "10%")), (OFF, DEFER)),
-        Block("epochs", (repeated("easy"),), (OFF, DEFER, UPDATES)),
-        Block("long", (lengthy("easy"),), (OFF, DEFER)),
-        Block("pairs", PAIRS, (OFF, DEFER)),
-        Block("real-tiny", TINY, (OFF, DEFER), seeds=5),
     )
 
 

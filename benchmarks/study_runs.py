@@ -8,19 +8,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
-from adaptive.build import open_data
 from adaptive.compare.contenders import Contender
 from adaptive.compare.runs import Outcome, train_all, with_seed
 from adaptive.config import TrainConfig
-from adaptive.data.tables import tables_of
 from adaptive.storage.durable import write_atomic
-from benchmarks.study_cells import OFF, Setting, Way
+from benchmarks.study_cells import Setting, Way
 
-FIRST_VISITS: Final = 64  # of a row, which `defer` never leaves out at its default
 Key = tuple[str, str, int]  # setting, label of the way, seed
 
 
@@ -99,8 +94,6 @@ def train(setting: Setting, way: Way, seed: int, *, folder: Path) -> list[Run]:
     directory.mkdir(parents=True, exist_ok=True)
     found = train_all([Contender(way.label, config)], 1, directory, overwrite=True)
     runs = [_run(setting, way, outcome) for outcome in found]
-    if setting.is_real and way == OFF and not runs[0].error:
-        runs[0].summary["late_update_share"] = late_update_share(config, folder / "counted" / setting.name)
     return runs
 
 
@@ -131,29 +124,6 @@ def config_of(setting: Setting, way: Way, *, folder: Path) -> TrainConfig:
         **_data(setting, folder),
     }
     return TrainConfig.model_validate(values)
-
-
-def late_update_share(config: TrainConfig, directory: Path) -> float:
-    """Share of the row updates that come after a row's first 64: only these can be deferred (k = visits // 32 >= 2).
-
-    `directory` keeps the vocabulary that is fitted on the way.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    dataset = open_data(config, directory)
-    tables = tables_of(dataset)
-    sizes = {name: feature.num_embeddings for name, feature in zip(tables, dataset.features, strict=True)}
-    visits = {name: np.zeros(size, np.int64) for name, size in sizes.items()}
-    late = total = 0
-    for epoch in range(config.epochs):
-        for batch in dataset.train(config.batch_size, epoch=epoch):
-            bounds = batch.offsets[:: batch.num_samples]
-            for name, counts in visits.items():
-                mine = [batch.ids[bounds[f] : bounds[f + 1]] for f, table in enumerate(tables) if table == name]
-                rows = np.unique(np.concatenate(mine))
-                counts[rows] += 1
-                late += int((counts[rows] > FIRST_VISITS).sum())
-                total += len(rows)
-    return late / total
 
 
 def _data(setting: Setting, folder: Path) -> dict[str, Any]:

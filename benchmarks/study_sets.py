@@ -44,10 +44,6 @@ def _labelled(schema: str, **options: Any) -> Callable[[Path, Path], Data]:
     return data
 
 
-def _criteo(source: Path, folder: Path) -> Data:
-    return {"data": f"criteo:{source}", "data_options": {"holdout": 0.25, "vocabulary": True}}
-
-
 def _retail(source: Path, folder: Path) -> Data:
     made = _made(folder / "online-retail.csv", lambda path: events.write_invoices(source, path))
     return {"data": f"csv:{made}", "data_options": {"schema_path": SCHEMAS / "online-retail.toml", "holdout": 0.1}}
@@ -81,15 +77,6 @@ def _by_user(read: Callable[[Path], events.Sequences]) -> Callable[[Path, Path],
     return data
 
 
-def _gowalla(source: Path, folder: Path) -> Data:
-    """The user-item loader draws the negatives: one for each pair here, evenly from all items."""
-    text = (SCHEMAS / "gowalla.toml").read_text("utf-8").replace("num_negatives = 4", "num_negatives = 1")
-    schema = _made(folder / "gowalla.toml", lambda path: path.write_text(text, "utf-8"))
-    tested = source.parent.parent / "test.txt.gz"
-    options = {"schema_path": schema, "eval_data": str(tested), "shuffle_buffer": 1 << 20}
-    return {"data": f"csv:{source}", "data_options": options}
-
-
 def _made(path: Path, make: Callable[[Path], object]) -> Path:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,24 +89,14 @@ _FILES: Final[Mapping[str, str]] = {
     "online-retail": "online-retail/by-day_2010-12-01_2011-09-30.tar.gz",
     "diginetica": "diginetica-sessions/derived/all_train_seq.lines.txt.gz",
     "amazon-games": "amazon-sequences/Video.txt.gz",
-    "gowalla": "gowalla/derived/train_from_s_adj_mat.txt.gz",
     "jd": "jd-micro-behaviors/JD_Applicances_sample.gz",
-    "open-bandit": "open-bandit-women/bts/women.csv.gz",
-    "criteo-1tb": "criteo-1tb-sample/day_11_rows_0001_2000.tsv.gz",
-    "taobao": "taobao-userbehavior-sample/UserBehavior.csv.gz",
-    "taobao-ad": "alimama-dmr-sample/alimama_sampled_train.txt.gz",
 }
 _MAKERS: Final[Mapping[str, Callable[[Path, Path], Data]]] = {
     "kdd12-click": _labelled("kdd12-click.toml", holdout=0.2, shuffle_buffer=1 << 16),
     "online-retail": _retail,
     "diginetica": _in_time(events.read_lines),
     "amazon-games": _by_user(events.read_pairs),
-    "gowalla": _gowalla,
     "jd": _by_user(events.read_behaviours),
-    "open-bandit": _labelled("open-bandit-women.toml", holdout=0.25),
-    "criteo-1tb": _criteo,
-    "taobao": _by_user(events.read_user_log),
-    "taobao-ad": _labelled("taobao-ad-dmr.toml", holdout=0.25, shuffle_buffer=1 << 12),
 }
 
 
@@ -136,11 +113,3 @@ LARGE: Final = (
     _setting("amazon-games", 256, epochs=3),
     _setting("jd", 64, epochs=4),
 )
-TINY: Final = (
-    _setting("open-bandit", 32, epochs=4),
-    _setting("criteo-1tb", 16, epochs=4),
-    _setting("taobao", 16, epochs=4),
-    _setting("taobao-ad", 4, epochs=4),
-)
-PAIRS: Final = (_setting("gowalla", 512, epochs=3),)
-SLOW: Final = (_setting("jd", 64, epochs=4, name=", lr 0.005", optimizer={"lr": 0.005}),)

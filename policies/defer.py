@@ -4,8 +4,8 @@ By visits, a row waits the longer the more visits it has had: k = visits / every
 visits as it takes to move by `bound` of its length: between two snapshots that `m` visits lie apart a row moved by
 `drift`, mostly to and fro, so that movement grows with the root of the visits (a random walk), and k = m * (bound /
 drift)^2; never more than the m visits that were looked at. By default it is the smaller of both: visits say how far
-behind a row may be, movement who is at rest. A row that moves twice as much as it used to, as after a drift, waits for
-nothing until that has become usual.
+behind a row may be, movement who is at rest. A row that moves three times as much as it used to, as after a drift,
+waits for nothing until that has become usual.
 Slipstream (https://arxiv.org/abs/2404.04270) leaves such rows out, as far as its abstract and summaries tell; here
 their gradients are summed and applied later. What each way costs: docs/skipping.md.
 """
@@ -30,7 +30,7 @@ MOST_BY_MOVEMENT: Final = {"sgd": 8}
 MOST_BY_MOVEMENT_OTHERS: Final = 64
 BOUND: Final = 0.12  # where movement alone decides
 BOUND_BESIDE_VISITS: Final = 0.3
-AGAIN: Final = 2.0  # times as much as usual: a row moves again
+AGAIN: Final = 3.0  # times as much as usual: a row moves again
 
 
 class Defer(SkipRule):
@@ -91,8 +91,9 @@ class Defer(SkipRule):
         """(n,) whether the row moved much more than it used to, when that was measured last. What is usual follows new
         measurements slowly, and a row that goes on moving within some of its intervals."""
         moved = movement(rows).astype(np.float32)
+        moved = np.where(np.isfinite(moved), moved, np.float32(0))  # 0: not known
         usual = self._usual[rows.rows]
-        again: NDArray[np.bool_] = (usual > 0) & (moved > AGAIN * usual)  # not where either is unknown
+        again: NDArray[np.bool_] = (usual > 0) & (moved > AGAIN * usual)
         follows = np.where(again, 2 * usual, usual + (moved - usual) / 4)
         new = (moved > 0) & (rows.drift != self._latest[rows.rows])
         self._usual[rows.rows] = np.where(new, np.where(usual > 0, follows, moved), usual)

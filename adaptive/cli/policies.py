@@ -67,17 +67,18 @@ def new(
     folder: Annotated[
         Path | None, typer.Argument(metavar="DIR", help="New or empty folder; default: ./NAME.", show_default=False)
     ] = None,
+    rule: Annotated[bool, typer.Option("--rule", help="A skip rule in the place of a policy.")] = False,
 ) -> None:
-    """Write a small installable package with a policy of your own and its test."""
+    """Write a small installable package with a policy, or a skip rule, of your own and its test."""
     from adaptive.cli.scaffold import write_package
 
-    package = write_package(name, folder or Path(name))
+    package, flag = write_package(name, folder or Path(name), rule=rule), "--skip" if rule else "--policy"
     note(f"wrote {', '.join(str(path) for path in package.files)}")
     print(
         f"edit:    {package.module_file}\n"
         f"check:   adaptive-train policies check {package.module_file}:{package.class_name}\n"
-        f"run:     adaptive-train run --policy {package.module_file}:{package.class_name}\n"
-        f"install: pip install -e {package.folder}   (then: --policy {name})"
+        f"run:     adaptive-train run {flag} {package.module_file}:{package.class_name}\n"
+        f"install: pip install -e {package.folder}   (then: {flag} {name})"
     )
 
 

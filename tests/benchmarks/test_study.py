@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from adaptive.build import open_data
-from benchmarks import study_report, study_runs, study_sets
+from benchmarks import study_report, study_sets
 from benchmarks.study_cells import OFF, Block, Setting, Way, blocks, cells, stream, whole
 from benchmarks.study_report import after_epoch, block_table, judged, put
-from benchmarks.study_runs import Run, Runs, fingerprint, late_update_share, train
+from benchmarks.study_runs import Run, Runs, fingerprint, train
 from benchmarks.study_skipping import main, run_blocks, wanted
 
-DEFER = Way("defer", options={"warmup": 0, "every": 1})
-DROP = Way("inputs", options={"skip": "inputs", "drop_at": 0.0, "threshold": 1e9, "warmup": 0})
+DEFER = Way("defer", options={"by": "visits", "warmup": 0, "every": 1})
+DROP = Way("inputs", options={"skip": "inputs", "hot_only": False, "threshold": 1e9, "warmup": 0, "probe_every": 0})
 SKIP: dict[str, Any] = {"interval": 2, "min_visits": 1, "min_accesses": 1, "lag": 0}
 
 
@@ -51,7 +50,7 @@ def test_a_stopped_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not any(run.error for run in runs.values())
     assert runs["off"].summary["skipped_update_share"] == 0 < runs["defer"].summary["skipped_update_share"]
     dropped = runs["inputs"].summary["skipped_input_share"]
-    assert dropped > 0.05
+    assert dropped >= 0.05
     assert runs["random as inputs"].summary["skipped_input_share"] == pytest.approx(dropped, abs=0.1)
     assert len(runs["off"].evaluations) == 2
     assert runs["off"].evaluations[-1]["auc"] == runs["off"].summary["auc"]
@@ -89,23 +88,6 @@ def test_a_run_that_fails_is_kept_and_told(tmp_path: Path) -> None:
     assert judged(Block("b", (setting,), (Way("bad", options={"warmup": -1}),)), setting, runs) == []
 
 
-def test_late_updates_are_counted_by_row_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a count by dictionary."""
-    monkeypatch.setattr(study_runs, "FIRST_VISITS", 3)
-    setting = tiny()
-    config = study_runs.config_of(setting, OFF, folder=tmp_path)
-    dataset = open_data(config)
-    visits: dict[tuple[int, int], int] = {}
-    late = total = 0
-    for batch in [*dataset.train(100), *dataset.train(100, epoch=1)]:
-        by_feature = batch.ids.reshape(batch.num_features, batch.num_samples)  # one id a bag
-        for row in {(f, int(one)) for f, ids in enumerate(by_feature) for one in ids}:
-            visits[row] = visits.get(row, 0) + 1
-            late += visits[row] > 3
-            total += 1
-    assert late_update_share(config, tmp_path) == pytest.approx(late / total, abs=1e-12)
-
-
 # --- what is trained -----------------------------------------------------------------------------------------------
 
 
@@ -122,7 +104,7 @@ def test_names_mean_one_thing() -> None:
 
 
 def test_only_known_blocks() -> None:
-    assert [block.name for block in wanted(["long", "bar"])] == ["long", "bar"]
+    assert [block.name for block in wanted(["papers", "bar"])] == ["papers", "bar"]
     with pytest.raises(SystemExit, match="no such block; there are bar, "):
         wanted(["bra"])
 

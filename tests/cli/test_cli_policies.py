@@ -81,6 +81,18 @@ def test_new_writes_a_package(cli: Cli) -> None:
     assert "--policy aged-counts/aged_counts.py:AgedCounts" in result.out
 
 
+def test_new_writes_a_skip_rule_that_keeps_the_contract(cli: Cli) -> None:
+    result = cli("policies", "new", "still-rows", "--rule")
+    assert result.code == 0, result.err
+    pyproject = tomllib.loads(Path("still-rows/pyproject.toml").read_text())
+    assert pyproject["project"]["entry-points"] == {"adaptive.skip_rules": {"still-rows": "still_rows:StillRows"}}
+    assert "--skip still-rows/still_rows.py:StillRows" in result.out and "--policy" not in result.out
+    assert "check_rule(StillRows)" in Path("still-rows/tests/test_still_rows.py").read_text()
+    checked = cli("policies", "check", "still-rows/still_rows.py:StillRows", "--set", "wait=3")
+    assert checked.code == 0, checked.out
+    assert all(line.startswith("ok ") for line in checked.out.splitlines())
+
+
 def test_new_into_an_empty_folder_of_another_name(cli: Cli) -> None:
     Path("here").mkdir()
     assert cli("policies", "new", "aged-counts", "here").code == 0
@@ -101,7 +113,7 @@ def test_new_refuses_names_that_cannot_be_used(cli: Cli, name: str) -> None:
     assert result.code == 2 and "cannot be used" in result.err
 
 
-@pytest.mark.parametrize("name", ["lru", "json", "numpy"])
+@pytest.mark.parametrize("name", ["lru", "defer", "json", "numpy"])
 def test_new_refuses_names_that_are_taken(cli: Cli, name: str) -> None:
     result = cli("policies", "new", name)
     assert result.code == 2 and "is taken" in result.err
@@ -163,4 +175,4 @@ def test_the_command_line_shows_and_checks_rules(cli) -> None:
     shown = cli("policies", "show", "defer")
     assert "leaves updates out: no" in shown.out and "  bound: float | None = None" in shown.out
     checked = cli("policies", "check", "updates", "--set", "target_skip=0.5")
-    assert checked.code == 0 and checked.out.count("ok ") == 4
+    assert checked.code == 0 and checked.out.count("ok ") == 6
