@@ -172,8 +172,8 @@ class SkipConfig(Config):
 
     rule: str | None = Field(
         default=None,
-        description="beside any policy: off, defer, updates, module:Class or file.py:Class, with parameters as in "
-        "defer+bound=0.1; null: what the policy itself says",
+        description="beside any policy: off, defer, updates, inputs, module:Class or file.py:Class, with parameters as "
+        "in defer+bound=0.1; null: what the policy itself says",
     )
 
     interval: int = Field(default=64, ge=1, description="batches between questions to the policy or the skip rule")

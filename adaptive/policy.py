@@ -77,10 +77,11 @@ class Deferral:
     """Write a popular row's updates less often: sum its gradients and apply the sum at every k-th visit.
 
     k = clamp(visits / every, 1, at_most), where a visit is a batch that looks the row up; k = 1 is the plain update.
-    Nothing is dropped. The optimizer takes one step with the sum instead of k steps. Under Adagrad and row-wise Adagrad
-    the accumulator grows by the squares of the k gradients, as if each had been applied, and not by the square of their
-    sum, which would slow a row down whose gradients agree. Watched rows take memory for the sum and these squares: D +
-    1 numbers for row-wise Adagrad, 2 D for Adagrad, D for SGD, 2 D + 1 for Adam, which counts the gradients, too.
+    Nothing is dropped. The optimizer takes one step with the sum instead of k steps; under Adam it counts as k updates
+    with their mean. Under Adagrad and row-wise Adagrad the accumulator grows by the squares of the k gradients, as if
+    each had been applied, and not by the square of their sum, which would slow a row down whose gradients agree.
+    Watched rows take memory for the sum and these squares: D + 1 numbers for row-wise Adagrad, 2 D for Adagrad, D for
+    SGD, 2 D + 1 for Adam, which counts the gradients, too.
     """
 
     every: int = 32  # visits per unit of k: how much of its history a row may be behind

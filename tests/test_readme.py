@@ -12,6 +12,7 @@ import typer
 
 from adaptive import DataOptions, open_dataset
 from adaptive.cli.app import EXIT_CODES, STOPPED, app
+from adaptive.contract import check_rule
 from adaptive.errors import AdaptiveError
 from adaptive.settings import load_settings
 
@@ -112,3 +113,12 @@ def test_the_policies_that_the_readme_names_are_those_of_the_policies_page() -> 
     )
     assert sorted(re.findall(r"`(\w+)`", names)) == sorted(listed)
     assert f"lists the {len(listed)} that are here" in " ".join(README.read_text().split())
+
+
+def test_the_skip_rule_of_the_readme_is_short_and_keeps_the_contract(tmp_path: Path) -> None:
+    (code,) = (text for kind, text in blocks(README) if kind == "python" and "(SkipRule)" in text)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    (tmp_path / "my_rule.py").write_text(code)
+    (name,) = re.findall(r"class (\w+)", code)
+    assert [result for result in check_rule(f"{tmp_path}/my_rule.py:{name}") if not result.passed] == []
+    assert f"lfu+skip=my_rule.py:{name}" in README.read_text(), "one command compares it with the built-in ones"

@@ -100,8 +100,8 @@ FLAGS = (
         ("skip.rule",),
         "RULE",
         TRAINING,
-        "Which updates are written less often, beside any policy: off, defer, updates, module:Class, file.py:Class, "
-        "with parameters as in defer+bound=0.1. Without it: what the policy says.",
+        "Which updates are written less often, beside any policy: off, defer, updates, inputs, module:Class, "
+        "file.py:Class, with parameters as in defer+bound=0.1. Without it: what the policy says.",
     ),
     Flag("--steps", ("steps",), "BATCHES", TRAINING, "Stop after this many batches.", "all data"),
     Flag("--epochs", ("epochs",), "NUMBER", TRAINING, "Passes over the training data.", "1"),
