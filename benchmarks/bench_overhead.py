@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
@@ -29,6 +30,7 @@ from adaptive.policy import RowStats
 from benchmarks import harness
 from benchmarks.bench_tiers import Replay, _switch_tracking_off
 from benchmarks.harness import Report, median_ms, paired, timed
+from benchmarks.skipping import fixed_gradient
 from benchmarks.step_cases import CHECK_STEPS, Case
 from benchmarks.streams import kaggle_tables, make_batches, one_each
 from benchmarks.variants import Optimizer, Ours, Setup, hit_rate
@@ -44,7 +46,7 @@ class Settings:
     batch: int = 2048
     dims: tuple[int, ...] = (16, 64)
     optimizer: str = "rowwise_adagrad"
-    fill: int = 600  # batches planned before the first is trained: rows have become popular
+    fill: int = 600  # batches before what is timed: rows have become popular and come to rest
     steps: int = 4  # of a block
     rounds: int = 31
     warm_up: int = 3
@@ -86,7 +88,7 @@ def _compare(report: Report, setup: Setup, settings: Settings) -> None:
     case = Case(settings.batch, setup.dim, setup.optimizer)
     wholes = {key: our_model(key, one, case) for key, one in variants.items()}
     for one in variants.values():
-        fill(one, parts[0])
+        fill(setup, one, parts[0])
     _check(case, setup, parts, {key: wholes[key] for key in ("off", "bare")}, variants)
     _train(wholes["defer"], parts[1])
     for key, whole in wholes.items():
@@ -111,7 +113,7 @@ def _bare(setup: Setup, parts: Sequence[Sequence[Batch]]) -> Ours:
     """Rows move as under `slipstream`, without row statistics."""
     recorder = Recorder()
     recorded = Ours(setup, device_rows=DEVICE_ROWS, policy=recorder, depth=DEPTH)
-    fill(recorded, parts[0])
+    fill(setup, recorded, parts[0])
     for part in parts[1:]:
         for _ in recorded.stream(part):
             pass
@@ -121,17 +123,19 @@ def _bare(setup: Setup, parts: Sequence[Sequence[Batch]]) -> Ours:
     return bare
 
 
-def fill(ours: Ours, batches: Sequence[Batch]) -> None:
-    """Let rows come onto the device and become popular, without training any."""
-    for _ in ours.bag.look_ahead(batches, depth=0):
-        pass
+def fill(setup: Setup, ours: Ours, batches: Sequence[Batch]) -> None:
+    """Let rows come onto the device, become popular and come to rest: each is moved to and fro a little."""
+    gradient = fixed_gradient(setup, batches[0].num_samples)
+    for planned in ours.stream(batches):
+        torch.autograd.backward(ours.pool(planned), [gradient if planned.number % 2 else -gradient])
+        ours.update()
 
 
 def _check(
     case: Case, setup: Setup, parts: Sequence[Sequence[Batch]], wholes: dict[str, Whole], variants: dict[str, Ours]
 ) -> None:
     once = _ours(setup, "defer", at_most=1)
-    fill(once, parts[0])
+    fill(setup, once, parts[0])
     ids, found = one_each(setup.tables, parts[1]), {}
     for key, whole in {**wholes, "sums of one gradient": our_model("once", once, case)}.items():
         _train(whole, parts[1])

@@ -114,7 +114,6 @@ def blocks() -> tuple[Block, ...]:
         Block("optimizers", tuple(whole(kind, rows=rows) for rows in ("sgd", "adam") for kind in PLAIN), deferring),
         Block("papers", (whole("easy"), whole("easy", ", drift")), papers),
         Block("real", LARGE, (*deferring, UPDATES, INPUTS)),
-        Block("adagrad", (whole("easy", rows="adagrad"),), (OFF, DEFER)),
         Block("targets", (whole("easy"),), (OFF, updates(0.05), UPDATES, updates(0.4), inputs(0.4), inputs(0.8))),
     )
 

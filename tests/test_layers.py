@@ -42,6 +42,10 @@ MODULES = sorted(
 )
 SHARED_BY_POLICIES = {
     "policies.samples",
+    "policies.resting",
+    "policies.defer",
+    "policies.inputs",
+    "policies.updates",
     "policies.fae_shuffle",
     "policies.fae_threshold",
     "policies.hotline_learning",

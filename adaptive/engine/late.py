@@ -30,9 +30,8 @@ class LateRows:
         self._coming: dict[int, list[GroupPlan]] = {}  # of a batch, for each group
 
     def expect(self, plans: Sequence[GroupPlan]) -> None:
-        """A batch has been planned."""
-        if is_late(plans):
-            self._coming[plans[0].number] = list(plans)
+        """A batch with late rows has been planned."""
+        self._coming[plans[0].number] = list(plans)
 
     def fetch(self, number: int) -> None:
         """From the training thread, when all batches before `number` are trained: its late rows come."""
@@ -66,8 +65,3 @@ class LateRows:
 def updated_on_device(plan: GroupPlan) -> Int64s:
     """Rows that a batch updates in slots, at once."""
     return plan.row_updates.rows[plan.row_updates.locations >= 0]
-
-
-def is_late(plans: Sequence[GroupPlan]) -> bool:
-    """Whether rows of a batch are fetched when training comes to it."""
-    return any(len(plan.moves.late_rows) for plan in plans)

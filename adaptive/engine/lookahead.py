@@ -66,7 +66,7 @@ def _carried_out(
         number = pipeline.next_number
         wait_until_trained(number - depth - 1)
         pipeline.learn()
-        if any(map(len, leaving := no_longer_come(pipeline))):
+        if pipeline.watches_rows and any(map(len, leaving := no_longer_come(pipeline))):
             wait_until_trained(number - 1)
             let_go(pipeline, leaving)
         held = depth

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
-from adaptive.engine.late import LateRows, is_late, updated_on_device
+from adaptive.engine.late import LateRows, updated_on_device
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning.books import INITIAL, ON_HOST
 from adaptive.planning.layout import Group
@@ -62,9 +62,14 @@ class ReadyBatch:
         return self.plans[0].number
 
     @property
+    def is_late(self) -> bool:
+        """Whether rows of it are fetched when training comes to it."""
+        return any(plan.is_late for plan in self.plans)
+
+    @property
     def may_start(self) -> bool:
         """Whether the first part can be trained already: it needs no row that is on its way, and none is late."""
-        return bool(self.parts) and not is_late(self.plans) and not any(parts[0].waits for parts in self.parts)
+        return bool(self.parts) and not self.is_late and not any(parts[0].waits for parts in self.parts)
 
 
 class Pipeline:
@@ -98,6 +103,10 @@ class Pipeline:
         self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
         self._learnt = 0  # feedback of all batches before this one has been taken in
         self._observed = 0  # the policy knows the losses measured after all batches before this one
+
+    @property
+    def watches_rows(self) -> bool:
+        return any(lane.planner.skipper is not None for lane in self.lanes)
 
     @property
     def may_look_less_far(self) -> bool:
@@ -136,7 +145,7 @@ class Pipeline:
 
     def start_training(self, ready: ReadyBatch) -> None:
         """Called by the training thread before it asks the device to train a batch; all before it are trained."""
-        if is_late(ready.plans):
+        if ready.is_late:
             with self.lock:
                 self.late.fetch(ready.number)
                 self.mover.end_moves(ready.number)  # later than when its other rows had moved
@@ -173,7 +182,8 @@ class Pipeline:
             ready = ReadyBatch(batch, plans, parts)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
-            self.late.expect(plans)
+            if any(plan.is_late for plan in plans):
+                self.late.expect(plans)
         return ready
 
     def move(self, ready: ReadyBatch) -> None:

@@ -91,6 +91,11 @@ class GroupPlan:
     snapshots: Snapshots | None = None
     deferred: Deferred | None = None
 
+    @property
+    def is_late(self) -> bool:
+        """Whether rows are fetched only when training comes to the batch."""
+        return len(self.moves.late_rows) > 0
+
 
 @dataclass(frozen=True)
 class Feedback:

@@ -21,6 +21,7 @@ SMALL = (
     *("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=12000"),
     *("--set", "data.synthetic.num_eval=2000", "--set", "tensorboard=false", "--batch-size", "500"),
     *("--policy", "slipstream", "--set", "policy.every=2", "--set", "policy.warmup=2", "--set", "skip.min_accesses=4"),
+    *("--set", "policy.by=visits"),
 )
 
 

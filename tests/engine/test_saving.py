@@ -132,7 +132,7 @@ def test_what_is_watched_and_waits_is_saved() -> None:
     for group in ("rows0.watched.", "rows1.watched."):
         waiting = arrays[group + "summed"]
         assert len(waiting) > 2 and arrays[group + "waiting"][waiting].min() > 0
-        assert arrays[group + "saturated"].sum() > 1 and np.isfinite(arrays[group + "snapshots"]).any()
+        assert arrays[group + "saturated"].any() and np.isfinite(arrays[group + "snapshots"]).any()
         rows = arrays[group + "row"][waiting]
         settled = arrays[group.replace("watched.", "weights")][
             np.searchsorted(arrays[group.replace("watched.", "changed")], rows)

@@ -78,7 +78,8 @@ def test_a_snapshot_is_due_at_first_and_after_so_many_look_ups_and_visits(choose
     visits, accesses, saturated = i32(-1, 2, 1), np.array([0, 11, 20], np.uint32), np.array([False, True, True])
     left_out, fates = np.zeros(3, np.bool_), np.zeros(4, np.uint8)
     due = np.full(3, -9), np.full(3, -9, np.int32), np.zeros(3, np.bool_), np.full(3, -9), np.full(3, -9)
-    books = visits, accesses, saturated, left_out
+    settled = np.full(3, watched.SHORTER + 1, np.uint8)
+    books = visits, accesses, settled, saturated, left_out
     arguments = i32(0, 2, 3), i32(1, 2, 0), i32(1, 2, 3, 4), ints(50, 51, ~2, 53), 12, 3, *books, fates, *due
     assert choose(watched.visit_entries)(*arguments) == 2
     expected = [[50, 53], [1, 0], [False, False], [12, 4], [3, 1]]  # entry 1 is left out now, entry 0 has come now
@@ -94,7 +95,7 @@ def test_a_snapshot_is_due_at_first_and_after_so_many_look_ups_and_visits(choose
 @both
 def test_look_ups_and_visits_since_a_snapshot_do_not_wrap(choose: Choose) -> None:
     accesses, visits = np.array([2**32 - 2], np.uint32), i32(2**16 - 1)
-    books = visits, accesses, np.zeros(1, np.bool_), np.zeros(1, np.bool_)
+    books = visits, accesses, np.zeros(1, np.uint8), np.zeros(1, np.bool_), np.zeros(1, np.bool_)
     due = np.zeros(1, np.int64), i32(0), np.zeros(1, np.bool_), np.zeros(1, np.int64), np.zeros(1, np.int64)
     never = 2**40, 2**40
     choose(watched.visit_entries)(i32(0), i32(0), i32(7), ints(0), *never, *books, np.zeros(1, np.uint8), *due)
