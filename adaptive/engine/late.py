@@ -27,32 +27,32 @@ class LateRows:
     def __init__(self, devices: Sequence[DeviceTier], stopwatch: Stopwatch) -> None:
         self._devices = tuple(devices)
         self._stopwatch = stopwatch
-        self._coming: dict[int, list[GroupPlan]] = {}  # of a batch, for each group
+        self.coming: dict[int, list[GroupPlan]] = {}  # number of a batch -> its plans, for each group
 
     def expect(self, plans: Sequence[GroupPlan]) -> None:
         """A batch with late rows has been planned."""
-        self._coming[plans[0].number] = list(plans)
+        self.coming[plans[0].number] = list(plans)
 
     def fetch(self, number: int) -> None:
         """From the training thread, when all batches before `number` are trained: its late rows come."""
-        self._copy(self._coming[number])
-        for device, plan in zip(self._devices, self._coming.pop(number), strict=True):
+        self._copy(self.coming[number])
+        for device, plan in zip(self._devices, self.coming.pop(number), strict=True):
             if device.poison:
                 device.poison_host(np.intersect1d(plan.moves.late_rows, updated_on_device(plan)))
 
     def look(self) -> None:
         """From the training thread, between two batches: whoever looks for a late row finds it by its new slot, so copy
         it there as it is. Once the batches before have changed it, it is fetched as if this had not been."""
-        for plans in self._coming.values():
+        for plans in self.coming.values():
             self._copy(plans)
 
     def forget(self) -> None:
         """No batch is in flight."""
-        self._coming.clear()
+        self.coming.clear()
 
     def on_host(self, group: int) -> Int64s:
         """Rows of a group that are still used on the host by batches in flight."""
-        return np.concatenate([no_rows(), *(plans[group].moves.late_rows for plans in self._coming.values())])
+        return np.concatenate([no_rows(), *(plans[group].moves.late_rows for plans in self.coming.values())])
 
     def _copy(self, plans: Sequence[GroupPlan]) -> None:
         with self._stopwatch.stage("fetch"):

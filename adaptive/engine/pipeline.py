@@ -133,7 +133,8 @@ class Pipeline:
         self.observe_until(self.next_number)
         with self.lock:
             self.finish_copies()
-            self.late.forget()
+            if self.late.coming:
+                self.late.forget()
 
     def restart(self, number: int) -> None:
         """Count batches from `number` on, after other rows have been loaded."""
@@ -295,7 +296,8 @@ class Pipeline:
     def finish_copies(self) -> None:
         """Wait until all copies of rows are done, and late rows lie in their slots as they are now. The caller, who is
         the training thread, holds the lock."""
-        self.late.look()
+        if self.late.coming:
+            self.late.look()
         self.mover.finish_copies()
         for lane in self.lanes:
             lane.device.land()
@@ -340,7 +342,8 @@ class Pipeline:
     def write_all_back(self) -> None:
         """Write changed rows back to the host; they keep their slots. The caller holds the lock."""
         self.mover.catch_up()
-        self.late.look()
+        if self.late.coming:
+            self.late.look()
         for lane in self.lanes:
             slots = lane.planner.slots.dirty()
             lane.device.write_back(Moves(slots, lane.planner.slots.rows[slots]))
