@@ -128,7 +128,8 @@ def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Con
     share = outcome.summary.get("skipped_input_share")
     if not share or load_policy_class(config.policy) is load_policy_class(CONTROL):
         return None
-    changed = {"policy": CONTROL, "policy_options": {"share": share, "seed": config.seed}}
+    skip = None if config.skip is None else config.skip.model_copy(update={"rule": None})  # it drops inputs itself
+    changed = {"policy": CONTROL, "policy_options": {"share": share, "seed": config.seed}, "skip": skip}
     return Contender(f"{CONTROL} beside {contender.label}", config.model_copy(update=changed), contender.varied)
 
 

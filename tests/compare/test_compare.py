@@ -173,6 +173,18 @@ def test_dropping_inputs_is_shown_beside_as_many_dropped_at_random(tmp_path: Pat
     assert found[twin]["auc_difference_to_random"] is None and found["lru"]["auc_difference_to_random"] is None
 
 
+def test_a_rule_that_drops_inputs_is_shown_beside_random_too(tmp_path: Path) -> None:
+    rule = SKIP | {"rule": "inputs+warmup=0+threshold=10+hot_only=false+probe_every=0"}
+    outcomes = train_all([rival("lru"), rival("lfu", skip=rule)], 1, claim(str(tmp_path / "out")))
+    assert [(one.policy, one.error) for one in outcomes] == [
+        ("lru", None),
+        ("lfu", None),
+        ("random_drop beside lfu", None),
+    ]
+    shares = [one.summary["skipped_input_share"] for one in outcomes[1:]]
+    assert shares[0] > 0.05 and shares[0] == shares[1], "to the input"
+
+
 def test_where_no_input_is_dropped_nothing_is_added(tmp_path: Path) -> None:
     rivals = [rival("lru", steps=2), rival("slipstream", policy_options=EAGER, steps=2)]
     assert [one.policy for one in train_all(rivals, 1, tmp_path)] == ["lru", "slipstream"]
