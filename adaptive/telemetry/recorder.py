@@ -216,8 +216,9 @@ def reported_numbers(policy: Policy) -> dict[str, float]:
     for kind, one in (("policy", policy), ("skip rule", policy.rule)):
         if one is None:
             continue
+        prefix = f"{type(one).__name__.lower()}." if one is policy.rule else ""  # both may count the same things
         try:
-            numbers |= {name: float(getattr(one, name)) for name in one.reported}
+            numbers |= {prefix + name: float(getattr(one, name)) for name in one.reported}
         except (AttributeError, TypeError, ValueError) as error:
             raise PolicyError(
                 f"{kind} {type(one).__name__}.reported must name attributes that are numbers: {error}"

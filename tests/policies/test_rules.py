@@ -18,8 +18,11 @@ from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import SGD, RowOptimizer
 from adaptive.policy_loading import installed_rules, make_rule
 from adaptive.settings import load_settings
+from adaptive.telemetry.recorder import reported_numbers
 from policies.defer import Defer
+from policies.fae import FAE
 from policies.hybrid import Hybrid
+from policies.inputs import Inputs
 from policies.lfu import LFU
 from policies.lru import LRU
 from policies.random_drop import RandomDrop
@@ -187,6 +190,18 @@ def test_nothing_waits_and_nothing_is_saturated_in_the_warm_up() -> None:
     train(embeddings, TABLES, BATCHES, 0)
     statistics = embeddings.take_statistics()
     assert statistics.saturated_rows.sum() == 0 and statistics.counts[:, Counter.SKIPPED_UPDATES].sum() == 0
+
+
+def test_what_a_rule_reports_does_not_hide_what_the_policy_reports() -> None:
+    policy = FAE()
+    policy.rule = Inputs(threshold=0.5)
+    policy.rule.hot_inputs, policy.hot_inputs = 3, 8
+    found = reported_numbers(policy)
+    assert (found["hot_inputs"], found["inputs.hot_inputs"], found["inputs.found_threshold"]) == (8, 3, 0.5)
+    policy.rule = Answers()
+    policy.rule.reported = ("nothing",)  # type: ignore[misc]
+    with pytest.raises(PolicyError, match=r"skip rule Answers\.reported must name attributes that are numbers"):
+        reported_numbers(policy)
 
 
 # --- wrong answers, names and settings -------------------------------------------------------------------------------
