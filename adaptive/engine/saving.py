@@ -263,7 +263,8 @@ def _load_watched(lane: Lane, part: Arrays) -> None:
     assert planner.skipper is not None
     planner.skipper.restore(part)
     book = planner.skipper.deferral
-    kept = WatchedValues(part.get("snapshots", none), np.zeros(0, np.int64), none, none[:, : lane.device.squares_width])
+    no_squares = np.zeros((0, lane.device.squares_width), np.float32)
+    kept = WatchedValues(part.get("snapshots", none), np.zeros(0, np.int64), none, no_squares)
     if book is not None:
         book.restore(part["visits"], part["waiting"])
         rows = part["row"][part["summed"]]

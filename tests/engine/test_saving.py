@@ -140,6 +140,19 @@ def test_what_is_watched_and_waits_is_saved() -> None:
         assert (settled != arrays[group + "raw_values"]).any(axis=1).all()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu-torch"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+def test_rows_that_are_watched_and_never_wait_are_restored(optimizer: RowOptimizer, device: str) -> None:
+    """There is no sum, however wide squares would be."""
+    arrays = trained(policy=Freeze, optimizer=optimizer, device=device)[0].state_arrays()
+    restored = build(Freeze, optimizer, device=device)
+    restored.load_state_arrays(arrays)
+    again = restored.state_arrays()
+    assert again.keys() == arrays.keys() and "rows0.watched.snapshots" in arrays
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(again[name], array, err_msg=name)
+
+
 def test_tables_that_skip_nothing_get_the_values_with_what_waits_applied() -> None:
     embeddings, _ = trained()
     plain = build(Both, skip=None)
