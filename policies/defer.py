@@ -92,12 +92,12 @@ class Defer(SkipRule):
         measurements slowly, and a row that goes on moving within some of its intervals."""
         moved = movement(rows).astype(np.float32)
         moved = np.where(np.isfinite(moved), moved, np.float32(0))  # 0: not known
-        usual = self._usual[rows.rows]
+        usual, latest = self._usual[rows.rows], self._latest[rows.rows]
         again: NDArray[np.bool_] = (usual > 0) & (moved > AGAIN * usual)
         follows = np.where(again, 2 * usual, usual + (moved - usual) / 4)
-        new = (moved > 0) & (rows.drift != self._latest[rows.rows])
+        new = (moved > 0) & (rows.drift != latest)
         self._usual[rows.rows] = np.where(new, np.where(usual > 0, follows, moved), usual)
-        self._latest[rows.rows] = np.where(moved > 0, rows.drift, self._latest[rows.rows])
+        self._latest[rows.rows] = np.where(moved > 0, rows.drift, latest)
         moves = np.where(new, again, self._moving[rows.rows])
         self._moving[rows.rows] = moves
         return moves

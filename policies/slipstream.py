@@ -22,6 +22,7 @@ Hot rows mostly lie on the device, where a write is cheap. So `defer` pays where
 device tier, optimizers with much state, difference checkpoints), and makes nothing faster where all is in memory.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -33,12 +34,7 @@ from policies.defer import Defer
 from policies.inputs import Inputs
 from policies.updates import Updates
 
-_RULES: Final[dict[str, tuple[type[SkipRule], tuple[str, ...]]]] = {
-    "defer": (Defer, ("by", "bound", "every", "at_most", "warmup")),
-    "updates": (Updates, ("target_skip", "threshold", "hysteresis", "probe_every", "warmup")),
-    "inputs": (Inputs, ("hot_only", "target_drop", "threshold", "probe_every", "warmup")),
-    "off": (SkipRule, ("warmup",)),
-}
+_RULES: Final[dict[str, type[SkipRule]]] = {"defer": Defer, "updates": Updates, "inputs": Inputs}  # "off" has none
 _EARLIER: Final = ("accesses", "asked", "inputs", "moved", "norms", "saturated", "threshold", "watched")
 
 
@@ -88,12 +84,12 @@ class Slipstream(Policy):
             "warmup": warmup,
         }
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        rule, known = _RULES[skip]
+        known = _parameters(skip)
         if others := sorted(set(options) - set(known)):
             raise ValueError(f"{', '.join(others)}: not of skip={skip}, which has {', '.join(known)}")
         self.skip = skip
         self.warmup = warmup
-        self.rule = None if skip == "off" else rule(**options)
+        self.rule = None if skip == "off" else _RULES[skip](**options)
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return rows.accesses
@@ -108,3 +104,8 @@ class Slipstream(Policy):
             return
         if state:
             raise ValueError("saved by an earlier version with skip=updates or skip=inputs, whose rules have changed")
+
+
+def _parameters(skip: str) -> list[str]:
+    """Those of a mode: its rule's."""
+    return ["warmup"] if skip == "off" else list(inspect.signature(_RULES[skip]).parameters)

@@ -19,6 +19,7 @@ from adaptive.policy_loading import (
     make_policy,
     make_rule,
     policy_parameters,
+    with_rule,
 )
 from adaptive.settings import suggestion
 
@@ -40,9 +41,7 @@ class Contender:
     def arranges(self) -> bool:
         """The policy regroups or drops inputs, so it may train other batches than the others."""
         policy = make_policy(self.config.policy, self.config.policy_options)
-        skip = self.config.skip
-        if skip is None or skip.rule is not None:
-            policy.rule = None if skip is None or skip.rule in (None, NO_RULE) else make_rule(skip.rule)
+        with_rule(policy, self.config.skip)
         return arranges(policy)
 
 

@@ -54,7 +54,7 @@ def build_engine(
     mover = Mover(streams_of(choose_device(tier.device)))
     policy_caller.begin(type(optimizer).__name__.lower())
     defers = policy_caller.defers
-    skip = skip if policy_caller.asks or defers else None
+    skip = skip if policy_caller.skips else None
     room = free_bytes(mover.device)
     if room is not None and skip is not None:
         kept = watched_bytes(groups, skip, optimizer, snapshots=policy_caller.watches_movement, sums=defers)

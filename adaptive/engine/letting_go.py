@@ -43,10 +43,8 @@ def _let_go(pipeline: Pipeline, lane: Lane, leaving: Int64s) -> None:
     if len(owed):
         pipeline.put(lane, owed, *pipeline.values(lane, owed))
     stay = np.setdiff1d(np.arange(hot.num_entries), leaving)
-    new_entries = np.full(hot.num_entries, -1, np.int64)
-    new_entries[stay] = np.arange(len(stay))
-    waiting = new_entries[kept.waiting]
-    still = waiting >= 0
+    still = np.isin(kept.waiting, stay)
+    waiting = np.searchsorted(stay, kept.waiting[still])  # by their new numbers
     snapshots = kept.snapshots[stay] if len(kept.snapshots) else kept.snapshots
-    lane.device.keep(WatchedValues(snapshots, waiting[still], kept.sums[still], kept.squares[still]))
+    lane.device.keep(WatchedValues(snapshots, waiting, kept.sums[still], kept.squares[still]))
     skipper.keep(stay)

@@ -183,7 +183,7 @@ class Pipeline:
             ready = ReadyBatch(batch, plans, parts)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
-            if any(plan.is_late for plan in plans):
+            if ready.is_late:
                 self.late.expect(plans)
         return ready
 

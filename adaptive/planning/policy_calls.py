@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, as_batch
 from adaptive.errors import AdaptiveError, PolicyError
 from adaptive.planning.policy_thread import Overdue, PolicyThread, overdue_text
-from adaptive.policy import Policy, RowStats, SkipRule, TierView, arranges, drops_inputs
+from adaptive.policy import Deferral, Policy, RowStats, SkipRule, TierView, arranges, drops_inputs
 
 Answer = TypeVar("Answer")
 OF_RULE: Final = "rule."
@@ -53,10 +53,22 @@ class PolicyCaller:
         return self._names_saturated if rule is None else rule.asks
 
     @property
+    def deferral(self) -> Deferral | None:
+        """How gradients wait in sums, by the rule, or the policy; None: none ever waits."""
+        rule = self.policy.rule
+        if rule is None:
+            return self.policy.deferral
+        return Deferral(every=rule.every, at_most=rule.at_most, warmup=rule.warmup) if rule.at_most > 1 else None
+
+    @property
     def defers(self) -> bool:
         """Gradients may wait in sums."""
-        rule = self.policy.rule
-        return self.policy.deferral is not None if rule is None else rule.at_most > 1
+        return self.deferral is not None
+
+    @property
+    def skips(self) -> bool:
+        """Rows must be watched: somebody asks about them, or their gradients may wait."""
+        return self.asks or self.defers
 
     @property
     def leaves_out(self) -> bool:

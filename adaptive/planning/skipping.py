@@ -24,7 +24,6 @@ from adaptive.planning.lookups import Distinct, Lookups
 from adaptive.planning.plan import Deferred, Feedback, RowUpdates, Snapshots, no_rows
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
-from adaptive.policy import Deferral
 
 Int64s = NDArray[np.int64]
 LET_GO_EVERY: Final = 16  # questions between two looks for watched rows that no longer come
@@ -91,12 +90,7 @@ class Skipper:
     def forget(self) -> None:
         """Begin anew: other rows have been loaded, so what was known of movement and waiting gradients is void."""
         self.hot = HotSet(self._capacity, self._skip)
-        rule = self._policy_caller.policy.rule
-        deferral = self._policy_caller.policy.deferral
-        if rule is not None:
-            deferral = None
-        if rule is not None and rule.at_most > 1:
-            deferral = Deferral(every=rule.every, at_most=rule.at_most, warmup=rule.warmup)
+        deferral = self._policy_caller.deferral
         self.deferral = None if deferral is None else DeferralBook(self._capacity, deferral, self._optimizer)
         self.watched_counts = WatchedCounts.none(len(self._group.tables))
 

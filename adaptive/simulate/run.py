@@ -100,7 +100,7 @@ class SimulatedRun:
         """Watch the rows that training would watch, unless it would watch how far they move; then return True."""
         caller, optimizer = self.policy_caller, self.setup.optimizer
         caller.begin(type(optimizer).__name__.lower())
-        self._skip = skip if caller.asks or caller.defers else None
+        self._skip = skip if caller.skips else None
         if self._skip is None:
             return False
         rule = self.policy.rule

@@ -28,7 +28,6 @@ from adaptive import (
     TieredEmbeddingBag,
     one_hot_batch,
 )
-from adaptive.config import SkipConfig as Config
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.skipping import FEW, LET_GO_EVERY, PATIENCE
 from policies.defer import Defer as DeferRule
@@ -161,7 +160,7 @@ def test_snapshots_and_verdicts_move_with_their_rows(device: str) -> None:
 @given(st.integers(0, 10**6), st.integers(1, 40))
 def test_a_set_that_keeps_some_entries_finds_exactly_their_rows(seed: int, capacity: int) -> None:
     random = np.random.default_rng(seed)
-    hot, accesses = HotSet(capacity, Config(min_accesses=1)), np.ones(100, np.uint32)
+    hot, accesses = HotSet(capacity, SkipConfig(min_accesses=1)), np.ones(100, np.uint32)
     rows = random.permutation(100)[:capacity]
     hot.admit(rows, accesses)
     hot.saturated[:capacity] = rows % 2 == 0

@@ -6,20 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import View, batch_of
+from builders import FEW_ROWS, WATCH_EARLY, View, batch_of, skewed_batches
 from contract import row_stats
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from adaptive import Adagrad, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag, TierView
+from adaptive import Adagrad, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag, TierView
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.policy_loading import make_rule
 from policies.inputs import Inputs
 from policies.random_drop import RandomDrop
-
-NUM_ROWS = 100
 
 
 def numbered(samples: Sequence[Sequence[int]]) -> Batch:
@@ -173,27 +171,18 @@ def test_a_run_goes_on_from_its_state() -> None:
 
 # --- whole runs --------------------------------------------------------------------------------------------------
 
-SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="50%", min_accesses=4, lag=4)
-
-
-def batches() -> Iterator[Batch]:
-    random = np.random.default_rng(7)
-    for _ in range(60):
-        ids = random.zipf(1.4, (16, 1)) % NUM_ROWS
-        yield batch_of(ids, ids[:, 0] % 3 == 0)
-
 
 @pytest.mark.parametrize("policy", ["lru", "fae", "hotline", "scratchpipe"])
 @pytest.mark.parametrize("rule", ["inputs+warmup=8+threshold=0.1", "inputs+warmup=8+target_drop=0.4"])
 def test_beside_any_policy_dropped_inputs_do_not_depend_on_the_look_ahead_or_the_size(policy: str, rule: str) -> None:
     runs = []
     for depth, rows in [(0, "100%"), (2, "60%"), (4, "100%")]:
-        table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
+        table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
         tier = TierConfig(device_rows=rows, device="cpu", poison=True)
-        skip = SKIP.model_copy(update={"rule": rule})
+        skip = WATCH_EARLY.model_copy(update={"rule": rule})
         embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=Adagrad(lr=0.1), skip=skip)
-        embeddings.calibrate(list(itertools.islice(batches(), 8)))
-        for planned in embeddings.look_ahead(batches(), depth=depth):
+        embeddings.calibrate(list(itertools.islice(skewed_batches(), 8)))
+        for planned in embeddings.look_ahead(skewed_batches(), depth=depth):
             (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
             embeddings.step()
         dropping = embeddings.policy.rule
@@ -224,10 +213,10 @@ def test_a_rule_that_fails_over_inputs_is_named() -> None:
         def arrange(self, batches: Iterator[Batch], view: TierView, allows: Any) -> Iterator[Batch]:
             raise RuntimeError("out of order")
 
-    table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
+    table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
     embeddings = TieredEmbeddingBag([table], skip=Fails())
     with pytest.raises(PolicyError, match=r"skip rule Fails\.arrange raised RuntimeError: out of order"):
-        list(embeddings.look_ahead(batches(), depth=2))
+        list(embeddings.look_ahead(skewed_batches(), depth=2))
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,14 @@
 """`slipstream`: popularity placement with a skip rule of its own, chosen by its mode."""
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from builders import batch_of
+from builders import FEW_ROWS, WATCH_EARLY, skewed_batches
 from contract import row_stats
 from numpy.typing import NDArray
 
 from adaptive import Adagrad, Counter, Policy, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.batch import Batch
 from adaptive.errors import PolicyError
 from adaptive.policy_loading import make_policy
 from policies.defer import Defer
@@ -20,24 +17,14 @@ from policies.lfu import LFU
 from policies.slipstream import Slipstream
 from policies.updates import Updates
 
-NUM_ROWS = 100
-SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="50%", min_accesses=4, lag=4)
-
-
-def batches() -> Iterator[Batch]:
-    random = np.random.default_rng(7)
-    for _ in range(60):
-        ids = random.zipf(1.4, (16, 1)) % NUM_ROWS
-        yield batch_of(ids, ids[:, 0] % 3 == 0)
-
 
 def train(
-    policy: Policy, depth: int = 2, rows: str = "60%", skip: SkipConfig | SkipRule | None = SKIP
+    policy: Policy, depth: int = 2, rows: str = "60%", skip: SkipConfig | SkipRule | None = WATCH_EARLY
 ) -> tuple[TieredEmbeddingBag, NDArray[np.float32]]:
-    table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)
+    table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
     tier = TierConfig(device_rows=rows, device="cpu", poison=True)
     embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=Adagrad(lr=0.1), skip=skip)
-    for planned in embeddings.look_ahead(batches(), depth=depth):
+    for planned in embeddings.look_ahead(skewed_batches(), depth=depth):
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
         embeddings.step()
     return embeddings, embeddings.table_weights("t")
@@ -70,7 +57,7 @@ def test_a_mode_trains_as_its_rule_does_beside_the_same_placement() -> None:
 
 def rule_with(rule: SkipRule) -> SkipConfig:
     """The settings above with the rule of this name at the parameters of the test above."""
-    return SKIP.model_copy(update={"rule": f"{type(rule).__name__.lower()}+warmup=3"})
+    return WATCH_EARLY.model_copy(update={"rule": f"{type(rule).__name__.lower()}+warmup=3"})
 
 
 def test_off_is_a_plain_run_bit_for_bit() -> None:
@@ -135,7 +122,7 @@ def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
 
 def test_every_parameter_reaches_some_mode() -> None:
     from adaptive.policy_loading import policy_parameters
-    from policies.slipstream import _RULES
+    from policies.slipstream import _parameters
 
-    of_modes = set(itertools.chain.from_iterable(names for _, names in _RULES.values()))
+    of_modes = {name for mode in ("defer", "updates", "inputs", "off") for name in _parameters(mode)}
     assert of_modes == set(policy_parameters(Slipstream)) - {"skip"}

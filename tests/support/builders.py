@@ -1,12 +1,13 @@
 """What tests of policies hand to them: one-hot batches, and tiers that hold nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from adaptive.batch import Batch, one_hot_batch
+from adaptive.config import SkipConfig
 
 
 def batch_of(ids: ArrayLike, labels: ArrayLike | None = None) -> Batch:
@@ -15,6 +16,19 @@ def batch_of(ids: ArrayLike, labels: ArrayLike | None = None) -> Batch:
     labels = np.zeros(len(ids)) if labels is None else np.asarray(labels)
     dense = np.zeros((len(ids), 0), np.float32)
     return one_hot_batch(dense, ids if ids.ndim == 2 else ids[:, None], labels.astype(np.float32))
+
+
+FEW_ROWS = 100
+WATCH_EARLY = SkipConfig(interval=4, min_visits=1, hot_rows="50%", min_accesses=4, lag=4)
+"""For runs of few batches: half of the rows can be watched, from their fourth look-up on."""
+
+
+def skewed_batches() -> Iterator[Batch]:
+    """60 batches of 16 look-ups of one table of `FEW_ROWS` rows, some of them far more often than others."""
+    random = np.random.default_rng(7)
+    for _ in range(60):
+        ids = random.zipf(1.4, (16, 1)) % FEW_ROWS
+        yield batch_of(ids, ids[:, 0] % 3 == 0)
 
 
 @dataclass
