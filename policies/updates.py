@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
 from policies.resting import check_range, movement, probed
+from policies.samples import ByRow
 
 
 class Updates(SkipRule):
@@ -24,7 +25,8 @@ class Updates(SkipRule):
         target_skip: share of the watched rows' updates that is left out, at most: rows are taken in the order of their
             movement per visit, and the threshold in use is reported.
         threshold: movement per visit up to which a row is saturated, in the place of a target.
-        hysteresis: a saturated row stays so while it moves up to `hysteresis` times the threshold.
+        hysteresis: a row that is saturated, or was when it was let through, is so while it moves up to `hysteresis`
+            times the threshold.
         probe_every: see above; 0: never.
         warmup: batches before anything is left out. Before a model's loss has left its first plateau no row moves
             much, and freezing rows then would freeze an untrained model.
@@ -52,16 +54,18 @@ class Updates(SkipRule):
         self.target_skip, self.threshold, self.hysteresis = target_skip, threshold, hysteresis
         self.probe_every, self.warmup = probe_every, warmup
         self.found_threshold = 0.0 if threshold is None else threshold
+        self._let_through = ByRow(np.bool_)  # saturated before, and not judged since
 
     def visits(self, rows: RowStats) -> NDArray[np.int64]:
         moved = movement(rows)
         known = ~np.isnan(moved)
         if self.threshold is None:
             self.found_threshold = self._find(moved, rows)
-        limit = np.where(rows.saturated, self.hysteresis * self.found_threshold, self.found_threshold)
-        resting = np.where(known, moved <= limit, rows.saturated) & ~(
-            rows.saturated & probed(rows.rows, rows.step, self.probe_every)
-        )
+        was_resting = rows.saturated | self._let_through[rows.rows]
+        limit = np.where(was_resting, self.hysteresis * self.found_threshold, self.found_threshold)
+        let_through = rows.saturated & probed(rows.rows, rows.step, self.probe_every)
+        resting = np.where(known, moved <= limit, rows.saturated) & ~let_through
+        self._let_through[rows.rows] = was_resting & ~resting & (let_through | ~known)
         return np.where(resting, 0, 1)
 
     def _find(self, moved: NDArray[np.float64], rows: RowStats) -> float:
@@ -78,8 +82,9 @@ class Updates(SkipRule):
         return float(known.max()) if len(known) else 0.0
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        return {"threshold": np.array([self.found_threshold])}
+        return {"threshold": np.array([self.found_threshold]), "let_through": self._let_through.rows()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         if state:  # of an earlier version: it is found anew at the next question
             self.found_threshold = float(state["threshold"][0])
+            self._let_through[state.get("let_through", np.zeros(0, np.int64))] = True

@@ -108,7 +108,7 @@ def test_a_rule_that_never_waits_is_the_run_without_a_rule() -> None:
 
 def test_off_is_the_run_without_skipping_whatever_the_policy_says() -> None:
     plain = train_slowly(TABLES, BATCHES, Adagrad(lr=0.1))
-    for policy in ("slipstream", LRU):
+    for policy in ("slipstream", "scratchpipe", LRU):
         trained, counts, embeddings = run("off", policy, depth=2)
         trained.assert_equals(plain)
         assert counts[Counter.SKIPPED_UPDATES] == 0 and not embeddings.defers and embeddings.may_plan_again
@@ -164,6 +164,25 @@ def test_a_row_that_is_left_out_stays_so_until_it_is_probed_or_moves() -> None:
     assert rule.visits(rows).tolist() == [1, 1, 1]
     rule.probe_every = 0
     assert rule.visits(rows).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_row_that_was_let_through_is_judged_as_the_saturated_row_it_was(restored: bool) -> None:
+    """Two rows were saturated and let through, two never rested. Between threshold and `hysteresis` times that, only
+    the first rests again; the second moves more, and from then on is judged by the threshold, as the others are."""
+    rule = Updates(threshold=0.1, hysteresis=2, probe_every=1)
+    probed_now = row_stats(4, drift=[np.nan] * 4, drift_visits=[16] * 4, saturated=[True, True, False, False])
+    assert rule.visits(probed_now).tolist() == [1, 1, 1, 1]
+    rule.probe_every = 0
+    unknown_yet = row_stats(4, drift=[np.nan] * 4, drift_visits=[16] * 4)
+    assert rule.visits(unknown_yet).tolist() == [1, 1, 1, 1]
+    if restored:
+        state, rule = rule.state_dict(), Updates(threshold=0.1, hysteresis=2, probe_every=0)
+        rule.load_state_dict(state)
+    known = row_stats(4, drift=[0.6, 1.0, 0.6, 0.3], drift_visits=[16] * 4)
+    assert rule.visits(known).tolist() == [0, 1, 1, 0]
+    later = row_stats(4, drift=[0.6] * 4, drift_visits=[16] * 4, saturated=[True, False, False, True])
+    assert rule.visits(later).tolist() == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize("hashed", ["rows", "questions"])
