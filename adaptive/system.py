@@ -122,6 +122,8 @@ def stop_request() -> Iterator[StopRequest]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         request.signal = number
+        with contextlib.suppress(OSError):  # past the buffers of Python, which the interrupted code may be writing to
+            os.write(2, b"\nstopping after this step; a second signal, or Ctrl-C, ends at once\n")
         restore()
 
     for number in before:

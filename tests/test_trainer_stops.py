@@ -245,7 +245,9 @@ def test_a_signal_in_the_evaluation_ends_the_run_with_weights_saved(
 
 
 @pytest.mark.usefixtures("data")
-def test_a_second_signal_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_ends_the_run_at_once_as_the_first_one_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def interrupt(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
         if model.calls == 6:
             signal.raise_signal(signal.SIGINT)  # handled before the next one, which os.kill does not promise
@@ -258,6 +260,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytes
             train_run(toy_config(out=str(tmp_path)))
     finally:
         signal.signal(signal.SIGINT, before)
+    assert "stopping after this step; a second signal, or Ctrl-C, ends at once\n" in capfd.readouterr().err
     assert not (tmp_path / "weights").exists() and not (tmp_path / "lock").exists()
 
 

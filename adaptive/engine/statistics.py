@@ -17,6 +17,7 @@ class Statistics:
 
     batches: int
     counts: NDArray[np.int64]  # (tables, len(Counter))
+    device_rows: int  # that the device tier has room for
     resident_rows: NDArray[np.int64]  # (tables,) on the device
     watched_rows: NDArray[np.int64]  # (tables,) as of the latest question to the policy or the skip rule
     judged_rows: NDArray[np.int64]  # (tables,) of these, with a verdict
@@ -79,6 +80,7 @@ class StatisticsInterval:
             batches_in_parts=self._in_parts,
             batches_waited=self._waited,
             counts=self._counts,
+            device_rows=sum(lane.device.num_slots for lane in pipeline.lanes),
             resident_rows=self._resident.copy(),
             watched_rows=np.concatenate([counts.watched for counts in watched]),
             judged_rows=np.concatenate([counts.judged for counts in watched]),

@@ -17,6 +17,7 @@ from adaptive.evaluation import Evaluation, evaluate
 from adaptive.guard.guard import Guard
 from adaptive.policy import inputs_of
 from adaptive.runs.loop import DataPosition, Loop
+from adaptive.runs.next_commands import next_commands
 from adaptive.runs.state import SavedProgress, content, is_guarded, restore_recorder
 from adaptive.runs.target import is_reached, target_summary
 from adaptive.storage.checkpoint import Checkpoint
@@ -80,7 +81,8 @@ class Run:
         summary = self._summary(found)
         self.directory.finish(summary)
         text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.components))
-        return {**summary, "table": f"{text}\nrun directory: {self.directory.path}"}
+        path = self.directory.path
+        return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{next_commands(path, self.config)}"}
 
     def _train(self) -> Evaluation | None:
         with contextlib.closing(self.recorder), stop_request() as stop:

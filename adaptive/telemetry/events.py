@@ -159,12 +159,12 @@ def layout(categories: Mapping[str, Sequence[Any]]) -> list[Any]:
     return [_string_value(metadata.CONFIG_SUMMARY_TAG, content, metadata.PLUGIN_NAME, shape=())]
 
 
-def lines_chart(title: str, tags: Sequence[str]) -> Any:
-    """A chart of one line per tag."""
+def line_chart(title: str, tag: str) -> Any:
+    """A chart of one line."""
     from tensorboard.plugins.custom_scalar import layout_pb2
 
-    # The dashboard takes each tag for a regular expression that must match the beginning.
-    return layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=[f"^{tag}$" for tag in tags]))
+    # The dashboard takes the tag for a regular expression that must match the beginning.
+    return layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=[f"^{tag}$"]))
 
 
 def margin_chart(title: str, *, value: str, lower: str, upper: str) -> Any:

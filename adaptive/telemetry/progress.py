@@ -75,8 +75,9 @@ class Progress:
         moved = bytes_text(counts.moved_bytes / seconds) if seconds else "-"
         return (
             f"{count_text(record.samples_per_s)} samples/s | loss {score_text(record.loss)} | "
-            f"auc {score_text(record.auc)} | hit {percent_text(record.hit_rate)} | moved {moved}/s | "
-            f"skipped {percent_text(counts.skipped_update_share)} | eta {duration_text(self._remaining(record.step))}"
+            f"auc so far {score_text(record.auc)} | hit {percent_text(record.hit_rate)} | moved {moved}/s | "
+            f"not written {percent_text(counts.skipped_update_share)} | "
+            f"eta {duration_text(self._remaining(record.step))}"
         )
 
     def _remaining(self, step: int) -> float | None:

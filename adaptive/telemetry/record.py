@@ -135,6 +135,7 @@ class IntervalRecord:
     tables: dict[str, TableCounts]
     update_norms: Histogram | None = field(default=None, compare=False)  # size of each row's update
     policy: dict[str, float] = field(default_factory=dict)  # numbers that a policy or tier reports
+    device_rows: int | None = None  # that the device tier has room for now; None in records of before it was told
     accuracy: float | None = None  # running, of training's predictions
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 

@@ -132,7 +132,7 @@ class Recorder:
             loss=self.loss, samples_per_s=self.totals.samples_per_s or 0.0, time_ms=self.totals.time_ms,
             tables=self.totals.tables, policy=self.totals.policy,
         )  # fmt: skip
-        return {"so_far": to_json(so_far), "log_loss": vars(self.log_loss).copy()}
+        return {"so_far": to_json(so_far), "first": self.totals.first, "log_loss": vars(self.log_loss).copy()}
 
     def restore(self, state: Mapping[str, Any], auc_counts: NDArray[np.int64]) -> None:
         """Go on from what `state` gave.
@@ -148,6 +148,8 @@ class Recorder:
         self.auc, self.log_loss, self.totals = StreamingAUC(auc_counts), losses, RunTotals()
         self.steps, self.samples, self.loss = so_far.step, so_far.samples, so_far.loss
         self.totals.add(so_far)
+        samples, seconds = state.get("first") or (0, 0.0)  # checkpoints of earlier versions do not know
+        self.totals.first = int(samples), float(seconds)
 
     def close(self) -> None:
         """Close every sink, whatever one of them raises."""
@@ -170,6 +172,7 @@ class Recorder:
             time_ms=self._time_ms(found, seconds),
             tables=tables,
             update_norms=_update_norms(found),
+            device_rows=found.device_rows,
             policy=_policy_numbers(found, self._embeddings.policy),
         )
 

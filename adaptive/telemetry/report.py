@@ -27,6 +27,7 @@ class RunTotals:
     Attributes:
         steps, samples: trained in these intervals.
         seconds: they took, from each interval's samples per second.
+        first: samples and seconds of the first interval, in which kernels are compiled.
         tables: counts by table; "now" fields are those of the latest interval.
         policy: the numbers of the policy as it last reported them; of batches in parts, those of all intervals.
     """
@@ -36,6 +37,7 @@ class RunTotals:
         self.steps = 0
         self.samples = 0
         self.seconds = 0.0
+        self.first: tuple[int, float] | None = None
         self.tables: dict[str, TableCounts] = {}
         self.policy: dict[str, float] = {}
         self._in_parts = self._waited = 0.0  # batches
@@ -50,6 +52,7 @@ class RunTotals:
         self.steps += steps
         self.samples += samples
         self.seconds += seconds
+        self.first = self.first or (samples, seconds)
         for stage, mean in record.time_ms.items():
             self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + mean * steps
         for name, counts in record.tables.items():
@@ -68,6 +71,12 @@ class RunTotals:
     @property
     def samples_per_s(self) -> float | None:
         return self.samples / self.seconds if self.seconds else None
+
+    @property
+    def samples_per_s_later(self) -> float | None:
+        """Of all intervals but the first; None if there is no other, or the first is not known."""
+        samples, seconds = self.first or (0, 0.0)
+        return (self.samples - samples) / (self.seconds - seconds) if 0 < seconds < self.seconds else None
 
     @property
     def time_ms(self) -> dict[str, float]:
@@ -95,6 +104,7 @@ def run_summary(
         "steps": totals.steps,
         "samples": totals.samples,
         "samples_per_s": totals.samples_per_s,
+        "samples_per_s_later": totals.samples_per_s_later,
         "auc": auc,
         "log_loss": log_loss,
         "accuracy": accuracy,
@@ -156,9 +166,9 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
     """
     lines = [
         f"policy {summary['policy']}: {count_text(summary['steps'])} steps, "
-        f"{count_text(summary['samples'])} samples, {count_text(summary['samples_per_s'])} samples/s",
+        f"{count_text(summary['samples'])} samples, {_speed(summary)}",
         f"auc {score_text(summary['auc'])}, log loss {score_text(summary['log_loss'])}, "
-        f"accuracy {accuracy_text(summary['accuracy'])}",
+        f"accuracy {accuracy_text(summary['accuracy'])}{_judged_on(summary)}",
         *_target(summary),
         f"hit rate: {percent_text(summary['hit_rate'])} of look-ups, "
         f"{percent_text(summary['row_hit_rate'])} of each batch's rows",
@@ -173,6 +183,20 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         *_table_lines(totals.tables, table_rows, undone=bool(summary.get("guard_undone_batches"))),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _speed(summary: Mapping[str, Any]) -> str:
+    whole, later = f"{count_text(summary['samples_per_s'])} samples/s", summary["samples_per_s_later"]
+    return whole if later is None else f"{whole} ({count_text(later)} after the first interval, which compiles)"
+
+
+def _judged_on(summary: Mapping[str, Any]) -> str:
+    match summary.get("auc_of"):
+        case "evaluation":
+            return f", on {count_text(summary['eval_samples'])} samples held out of training"
+        case "training":
+            return ", of training's own predictions, each made before its batch was learnt"
+    return ""
 
 
 def _skipping(summary: Mapping[str, Any]) -> list[str]:

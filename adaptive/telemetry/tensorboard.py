@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from adaptive.errors import InputError, OutputError
-from adaptive.telemetry import events
+from adaptive.telemetry import events, tags
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import (
     EvalRecord,
@@ -22,18 +22,16 @@ from adaptive.telemetry.record import (
     TableCounts,
     sum_tables,
 )
-from adaptive.telemetry.wording import guard_text
 
 MAX_TABLES: Final = 32  # with tags of their own; the rest is one table called "other"
-PERCENTILES: Final = (5, 50, 95)  # of a share over tables
 
 
 class TensorBoardView:
     """Writes records as TensorBoard events. A failure to write never stops training (see `events.EventFile`).
 
-    Tags: `train/*`, `eval/*`, `time/<stage>_ms`, `tier/<table>/*`, `saturated/<table>/*`, `policy/*`, `guard/*`, the
-    histogram `update_norm`, the texts `config` and `guard/decision`, and a custom-scalars page "Tier movement".
-    `<table>` is "all" for all tables together; of more than 32 tables the smaller ones are added up as "other".
+    `tags` says what stands under which tag. Of more than 32 tables the smaller ones are added up as "other". Counts of
+    an interval are shown per step, as its last interval may be shorter; numbers of skipping from the first interval on
+    that has any, so a run that skips nothing has no flat zeros.
     """
 
     def __init__(
@@ -54,8 +52,10 @@ class TensorBoardView:
         sizes = np.zeros(len(table_names)) if table_rows is None else np.asarray(table_rows)
         assert len(sizes) == len(table_names), (len(sizes), len(table_names))
         largest = np.argsort(-sizes, kind="stable")[:MAX_TABLES]
-        self._shown = {table_names[table]: _tag_name(table_names[table]) for table in largest}
-        self._file = events.EventFile(directory, preamble=_layout(), purge_from=purge_from)
+        self._shown = {table_names[table]: tags.table_name(table_names[table]) for table in largest}
+        self._file = events.EventFile(directory, preamble=tags.page(), purge_from=purge_from)
+        self._step = 0  # of the latest interval
+        self._skips = False
 
     @property
     def failures(self) -> int:
@@ -68,12 +68,12 @@ class TensorBoardView:
             case RunRecord():
                 values, step = events.text("config", _indented(record.config)), 0
             case EvalRecord():
-                numbers = {"eval/auc": record.auc, "eval/log_loss": record.log_loss, "eval/accuracy": record.accuracy}
-                values, step = events.scalars(numbers), record.step
+                values, step = events.scalars(tags.evaluation(record)), record.step
             case ResumeRecord():
                 values, step = events.text("resumed", f"resumed after step {record.step}"), record.step
+                self._step = record.step
             case GuardRecord():
-                values, step = _guard(record), record.step
+                values, step = events.scalars(tags.guard(record)) + tags.decision(record), record.step
             case IntervalRecord():
                 values, step = self._interval(record), record.step
         self._file.add(values, step=step, wall_time=record.wall_time)
@@ -83,30 +83,26 @@ class TensorBoardView:
         self._file.close()
 
     def _interval(self, record: IntervalRecord) -> list[Any]:
-        numbers: dict[str, float | None] = {
-            "train/loss": record.loss,
-            "train/auc": record.auc,
-            "train/log_loss": record.log_loss,
-            "train/accuracy": record.accuracy,
-            "train/samples_per_s": record.samples_per_s,
-        }
-        numbers |= {f"time/{stage}_ms": value for stage, value in record.time_ms.items()}
-        numbers |= {f"policy/{name}": value for name, value in record.policy.items()}
+        steps, self._step = max(record.step - self._step, 1), record.step
         tables = list(record.tables.values())
-        numbers |= _table_numbers("all", sum_tables(tables))
-        numbers |= _spread("tier/all/hit_rate", [table.hit_rate for table in tables])
-        numbers |= _spread("tier/all/row_hit_rate", [table.row_hit_rate for table in tables])
+        whole = sum_tables(tables)
+        self._skips = self._skips or whole.watched_rows > 0 or whole.skipped_updates > 0
+        numbers = tags.training(record) | tags.tiers(whole, record.device_rows, steps) | tags.spread(tables)
+        numbers |= {f"{tags.TIME}/{stage}_ms": value for stage, value in record.time_ms.items()}
+        numbers |= {f"{tags.POLICY}/{name}": value for name, value in record.policy.items()}
+        if self._skips:
+            numbers |= tags.skipping(whole)
         for name, counts in self._by_tag(record.tables).items():
-            numbers |= _table_numbers(name, counts)
+            numbers |= tags.table(name, counts, steps, skips=self._skips)
         values = events.scalars(numbers)
         if record.update_norms is not None:
-            values += events.histogram("update_norm", record.update_norms)
+            values += events.histogram(tags.UPDATE_NORM, record.update_norms)
         return values
 
     def _by_tag(self, tables: dict[str, TableCounts]) -> dict[str, TableCounts]:
         shown = {tag: tables[name] for name, tag in self._shown.items() if name in tables}
         rest = [counts for name, counts in tables.items() if name not in self._shown]
-        return shown | {"other": sum_tables(rest)} if rest else shown
+        return shown | {tags.OTHER: sum_tables(rest)} if rest else shown
 
 
 def view_from_metrics(metrics: Path, directory: Path) -> int:
@@ -130,74 +126,6 @@ def view_from_metrics(metrics: Path, directory: Path) -> int:
     if view.failures:
         raise OutputError(f"{directory}: the view could not be written in full; see the warning above")
     return len(records)
-
-
-def _guard(record: GuardRecord) -> list[Any]:
-    numbers: dict[str, float | None] = {
-        "guard/allowance": record.allowance,
-        "guard/auc_difference": record.auc_difference,
-        "guard/auc_change": record.auc_change,
-        "guard/skipped_share": record.skipped_share,
-    }
-    for name in ("auc_difference", "auc_change"):
-        low, high = getattr(record, f"{name}_ci") or (None, None)
-        numbers |= {f"guard/{name}_low": low, f"guard/{name}_high": high}
-    return events.scalars(numbers) + events.text("guard/decision", guard_text(record))
-
-
-def _table_numbers(table: str, counts: TableCounts) -> dict[str, float | None]:
-    tier, saturated = f"tier/{table}", f"saturated/{table}"
-    return {
-        f"{tier}/hit_rate": counts.hit_rate,
-        f"{tier}/row_hit_rate": counts.row_hit_rate,
-        f"{tier}/resident_rows": counts.resident_rows,
-        f"{tier}/promoted": counts.promoted,
-        f"{tier}/demoted": counts.demoted,
-        f"{tier}/fetched_rows": counts.fetched,
-        f"{tier}/written_back_rows": counts.written_back,
-        f"{tier}/bytes_h2d": counts.bytes_h2d,
-        f"{tier}/bytes_d2h": counts.bytes_d2h,
-        f"{saturated}/rows": counts.saturated_rows,
-        f"{saturated}/watched_rows": counts.watched_rows,
-        f"{saturated}/judged_row_share": counts.judged_row_share,
-        f"{saturated}/skipped_updates": counts.skipped_updates,
-        f"{saturated}/skipped_update_share": counts.skipped_update_share,
-        f"{saturated}/deferred_updates": counts.deferred_updates,
-    }
-
-
-def _spread(tag: str, shares: list[float | None]) -> dict[str, float | None]:
-    known = [value for value in shares if value is not None]
-    if not known:
-        return {}
-    values = np.percentile(known, PERCENTILES)
-    return {f"{tag}_p{percentile}": float(value) for percentile, value in zip(PERCENTILES, values, strict=True)}
-
-
-def _layout() -> list[Any]:
-    """One page. Tables do not get charts of their own: with 26 of them nobody finds anything."""
-    charts = [
-        events.lines_chart("hit rate", ["tier/all/hit_rate", "tier/all/row_hit_rate"]),
-        _spread_chart("look-up hit rate over tables (5, 50, 95 %)", "tier/all/hit_rate"),
-        _spread_chart("row hit rate over tables (5, 50, 95 %)", "tier/all/row_hit_rate"),
-        events.lines_chart("rows promoted and demoted", ["tier/all/promoted", "tier/all/demoted"]),
-        events.lines_chart("bytes to the device and to the host", ["tier/all/bytes_h2d", "tier/all/bytes_d2h"]),
-        events.lines_chart("resident rows", ["tier/all/resident_rows"]),
-        events.lines_chart("saturated rows", ["saturated/all/rows"]),
-        events.lines_chart("share of row updates not written", ["saturated/all/skipped_update_share"]),
-        events.lines_chart("waiting (ms per step)", ["time/wait_ms"]),
-    ]
-    return events.layout({"Tier movement": charts})
-
-
-def _spread_chart(title: str, tag: str) -> Any:
-    lower, value, upper = (f"{tag}_p{percentile}" for percentile in PERCENTILES)
-    return events.margin_chart(title, value=value, lower=lower, upper=upper)
-
-
-def _tag_name(table: str) -> str:
-    """The tag of a table, changed if it has the name of a sum over tables."""
-    return f"{table}_table" if table in ("all", "other") else table
 
 
 def _indented(config: str) -> str:

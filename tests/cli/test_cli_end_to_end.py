@@ -17,7 +17,8 @@ SMALL = (
     *("--set", "data.synthetic.num_eval=2000", "--set", "tensorboard=false", "--batch-size", "1000"),
 )
 PROMISED = (
-    "schema policy steps samples samples_per_s auc accuracy log_loss hit_rate fetched_rows written_back_rows bytes_h2d "
+    "schema policy steps samples samples_per_s samples_per_s_later auc accuracy log_loss hit_rate fetched_rows "
+    "written_back_rows bytes_h2d "
     "bytes_d2h skipped_update_share time_ms policy_numbers"
 )
 

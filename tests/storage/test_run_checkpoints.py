@@ -303,10 +303,10 @@ def test_tensorboard_shows_each_step_once(world: pytest.MonkeyPatch, tmp_path: P
     out = killed(world, tmp_path / "run", at=18, tensorboard=True)
     assert len(list((out / "tensorboard").iterdir())) == 1
     shown = EventAccumulator(str(out / "tensorboard")).Reload()
-    assert [event.step for event in shown.Scalars("train/loss")][-2:] == [15, 17]
+    assert [event.step for event in shown.Scalars("1_training/loss")][-2:] == [15, 17]
     resume_run(out)
     shown = EventAccumulator(str(out / "tensorboard")).Reload()
-    steps = [event.step for event in shown.Scalars("train/loss")]
+    steps = [event.step for event in shown.Scalars("1_training/loss")]
     assert steps == [2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19, 20]
     (text,) = shown.Tensors("resumed")
     assert text.tensor_proto.string_val == [b"resumed after step 15"]

@@ -59,9 +59,10 @@ def test_plain_lines_without_a_terminal():
     progress.write(EVAL)
     progress.close()
     assert stream.getvalue() == (
-        "step 20/1000 | 20,480 samples/s | loss 0.4521 | auc 0.7312 | hit 91.2 % | moved 2.0 MiB/s | "
-        "skipped 20.0 % | eta 0:01:38\n"
-        "step 30/1000 | 20,480 samples/s | loss 0.4521 | auc - | hit - | moved 0 B/s | skipped - | eta 0:01:37\n"
+        "step 20/1000 | 20,480 samples/s | loss 0.4521 | auc so far 0.7312 | hit 91.2 % | moved 2.0 MiB/s | "
+        "not written 20.0 % | eta 0:01:38\n"
+        "step 30/1000 | 20,480 samples/s | loss 0.4521 | auc so far - | hit - | moved 0 B/s | "
+        "not written - | eta 0:01:37\n"
         "evaluation after step 30: auc 0.7124, log loss 0.4000, accuracy 78.86 %, 4,096 samples\n"
     )
 
@@ -96,7 +97,7 @@ def test_a_terminal_shows_one_line_with_the_same_fields(terminal):
     progress.write(EVAL)
     progress.close()
     text = terminal.getvalue()
-    assert "20,480 samples/s | loss 0.4521 | auc 0.7312 | hit 91.2 % | moved 2.0 MiB/s | skipped 20.0 %" in text
+    assert "20,480 samples/s | loss 0.4521 | auc so far 0.7312 | hit 91.2 % | moved 2.0 MiB/s | not written" in text
     assert "20/1000" in re.sub(r"\x1b\[[0-9;]*m| ", "", text)
     assert "evaluation after step 30: auc 0.7124, log loss 0.4000, accuracy 78.86 %, 4,096 samples" in text
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", text)  # colours

@@ -66,6 +66,7 @@ def test_summary_of_two_intervals():
         "steps": 40,
         "samples": 4000,
         "samples_per_s": 2000.0,
+        "samples_per_s_later": 3000.0,
         "auc": 0.75,
         "log_loss": 0.4,
         "accuracy": 0.9,
@@ -121,6 +122,24 @@ def test_text_written_out():
         "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB\n"
         "user      1,000    50.0 %        70        0 B      0 B\n"
     )
+
+
+def test_the_speed_without_the_first_interval_which_compiles():
+    totals = totals_of(interval(10, samples_per_s=100.0), interval(20), interval(30))
+    text = summary_text(run_summary("lru", totals, auc=0.75, log_loss=0.4), totals)
+    assert "3,000 samples, 250 samples/s (1,000 after the first interval, which compiles)\n" in text
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"auc_of": "evaluation", "eval_samples": 4096}, ", on 4,096 samples held out of training\n"),
+        ({"auc_of": "training"}, ", of training's own predictions, each made before its batch was learnt\n"),
+    ],
+)
+def test_it_is_said_on_what_quality_was_measured(found, expected):
+    summary = run_summary("lru", totals_of(interval(10)), auc=0.75, log_loss=0.4, accuracy=0.5)
+    assert f"accuracy 50.00 %{expected}" in summary_text({**summary, **found}, totals_of(interval(10)))
 
 
 def test_skipping_is_said_when_it_happened():

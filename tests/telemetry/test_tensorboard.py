@@ -38,22 +38,32 @@ COUNTS = TableCounts(
     skipped_lookups=20,
 )
 EMPTY = TableCounts()
+TIER_TAGS = {
+    "3_tiers/hit_rate": 0.75,
+    "3_tiers/row_hit_rate": 0.25,
+    "3_tiers/resident_rows": 500,
+    "3_tiers/device_rows": 600,
+    "3_tiers/promoted_rows_per_step": 3,
+    "3_tiers/demoted_rows_per_step": 2,
+    "3_tiers/fetched_rows_per_step": 2.9,
+    "3_tiers/written_back_rows_per_step": 1.9,
+    "3_tiers/kib_to_device_per_step": 290 / 1024,
+    "3_tiers/kib_to_host_per_step": 190 / 1024,
+}
+SKIPPING_TAGS = {
+    "4_skipping/watched_rows": 8,
+    "4_skipping/saturated_rows": 3,
+    "4_skipping/judged_row_share": 0.5,
+    "4_skipping/skipped_update_share": 0.25,
+    "4_skipping/deferred_update_share": 0.1,
+}
 TABLE_TAGS = {
-    "tier/{}/hit_rate": 0.75,
-    "tier/{}/row_hit_rate": 0.25,
-    "tier/{}/resident_rows": 500,
-    "tier/{}/promoted": 30,
-    "tier/{}/demoted": 20,
-    "tier/{}/fetched_rows": 29,
-    "tier/{}/written_back_rows": 19,
-    "tier/{}/bytes_h2d": 2900,
-    "tier/{}/bytes_d2h": 1900,
-    "saturated/{}/rows": 3,
-    "saturated/{}/watched_rows": 8,
-    "saturated/{}/judged_row_share": 0.5,
-    "saturated/{}/skipped_updates": 10,
-    "saturated/{}/skipped_update_share": 0.25,
-    "saturated/{}/deferred_updates": 4,
+    "8_tables/{}/hit_rate": 0.75,
+    "8_tables/{}/row_hit_rate": 0.25,
+    "8_tables/{}/resident_rows": 500,
+    "8_tables/{}/promoted_rows_per_step": 3,
+    "8_tables/{}/saturated_rows": 3,
+    "8_tables/{}/skipped_update_share": 0.25,
 }
 
 
@@ -71,6 +81,7 @@ def interval(step: int = 10, **changes) -> IntervalRecord:
         row_hit_rate=0.25,
         tables={"site": COUNTS, "user": EMPTY},
         policy={"score_ms": 1.5},
+        device_rows=600,
     )
     return replace(record, **changes)
 
@@ -85,7 +96,7 @@ def latest(directory: Path) -> dict[str, float]:
     return {tag: accumulator.Scalars(tag)[-1].value for tag in accumulator.Tags()["scalars"]}
 
 
-def steps(directory: Path, tag: str = "train/loss") -> list[int]:
+def steps(directory: Path, tag: str = "1_training/loss") -> list[int]:
     return [event.step for event in read(directory).Scalars(tag)]
 
 
@@ -103,45 +114,76 @@ def test_tags_and_values(tmp_path):
     )
     found = latest(tmp_path)
     expected = {
-        "train/loss": 0.5,
-        "train/auc": 0.75,
-        "train/log_loss": 0.25,
-        "train/accuracy": 0.625,
-        "train/samples_per_s": 1000,
-        "time/plan_ms": 0.25,
-        "time/wait_ms": 2,
-        "policy/score_ms": 1.5,
-        "eval/auc": 0.5,
-        "eval/log_loss": 0.125,
-        "eval/accuracy": 0.375,
+        "1_training/loss": 0.5,
+        "1_training/auc_so_far": 0.75,
+        "1_training/log_loss_so_far": 0.25,
+        "1_training/accuracy_so_far": 0.625,
+        "1_training/samples_per_s": 1000,
+        "2_evaluation/auc": 0.5,
+        "2_evaluation/log_loss": 0.125,
+        "2_evaluation/accuracy": 0.375,
+        "5_time/plan_ms": 0.25,
+        "5_time/wait_ms": 2,
+        "6_policy/score_ms": 1.5,
+        **TIER_TAGS,
+        **SKIPPING_TAGS,
         **{tag.format("site"): value for tag, value in TABLE_TAGS.items()},
-        **{tag.format("all"): value for tag, value in TABLE_TAGS.items()},
     }
-    assert {tag: found[tag] for tag in expected} == expected
-    assert found["tier/user/promoted"] == 0
-    assert "tier/user/hit_rate" not in found  # no look-ups: unknown, not 0
-    spread = {f"tier/all/{rate}_p{p}" for rate in ("hit_rate", "row_hit_rate") for p in (5, 50, 95)}
+    assert {tag: found[tag] for tag in expected} == pytest.approx(expected)
+    assert found["8_tables/user/promoted_rows_per_step"] == 0
+    assert "8_tables/user/hit_rate" not in found  # no look-ups: unknown, not 0
+    spread = {f"3_tiers/{rate}_of_tables_p{p}" for rate in ("hit_rate", "row_hit_rate") for p in (5, 50, 95)}
     assert set(found) - set(expected) - spread == {
         tag.format("user") for tag in TABLE_TAGS if not tag.endswith(("_rate", "_share"))
     }
+
+
+def test_what_a_newcomer_looks_for_comes_first_and_single_tables_last(tmp_path):
+    """TensorBoard sorts groups by name."""
+    write_all(TensorBoardView(tmp_path, ["site"]), interval(), EvalRecord(step=10, samples=1, auc=0.5, log_loss=0.1))
+    groups = sorted({tag.split("/")[0] for tag in latest(tmp_path)})
+    expected = "1_training 2_evaluation 3_tiers 4_skipping 5_time 6_policy 8_tables"
+    assert " ".join(groups) == expected
+
+
+def test_counts_are_per_step_also_in_a_shorter_last_interval_and_after_a_resume(tmp_path):
+    short = replace(COUNTS, promoted=12)
+    view = TensorBoardView(tmp_path, ["site"])
+    write_all(view, interval(10), interval(14, tables={"site": short}))
+    assert [event.value for event in read(tmp_path).Scalars("3_tiers/promoted_rows_per_step")] == [3, 3]
+    resumed = TensorBoardView(tmp_path / "resumed", ["site"])
+    write_all(resumed, ResumeRecord(step=1000, dropped=0), interval(1004, tables={"site": short}))
+    assert latest(tmp_path / "resumed")["8_tables/site/promoted_rows_per_step"] == 3
+
+
+def test_a_run_that_skips_nothing_has_no_zeros_of_skipping(tmp_path):
+    """Once something is watched or skipped, its numbers stay, whatever they are."""
+    plain = replace(COUNTS, watched_rows=0, judged_rows=0, saturated_rows=0, skipped_updates=0, deferred_updates=0)
+    view = TensorBoardView(tmp_path, ["site"])
+    view.write(interval(10, tables={"site": plain}))
+    assert not [tag for tag in latest(tmp_path) if "skip" in tag or "satur" in tag]
+    view.write(interval(20))
+    write_all(view, interval(30, tables={"site": plain}))
+    assert [event.step for event in read(tmp_path).Scalars("4_skipping/saturated_rows")] == [20, 30]
+    assert latest(tmp_path)["8_tables/site/skipped_update_share"] == 0
 
 
 def test_spread_over_tables(tmp_path):
     tables = {f"t{i}": TableCounts(lookups=100, lookup_hits=i) for i in range(101)}
     write_all(TensorBoardView(tmp_path, list(tables)), interval(tables=tables))
     found = latest(tmp_path)
-    assert [found[f"tier/all/hit_rate_p{p}"] for p in (5, 50, 95)] == pytest.approx([0.05, 0.5, 0.95])
+    assert [found[f"3_tiers/hit_rate_of_tables_p{p}"] for p in (5, 50, 95)] == pytest.approx([0.05, 0.5, 0.95])
 
 
 def test_steps_and_wall_times(tmp_path):
     write_all(TensorBoardView(tmp_path, ["site"]), interval(10, wall_time=1e9), interval(20, wall_time=1e9 + 5))
-    found = read(tmp_path).Scalars("train/loss")
+    found = read(tmp_path).Scalars("1_training/loss")
     assert [(event.step, event.wall_time) for event in found] == [(10, 1e9), (20, 1e9 + 5)]
 
 
 def test_unknown_auc_is_left_out(tmp_path):
     write_all(TensorBoardView(tmp_path, ["site"]), interval(auc=None))
-    assert "train/auc" not in latest(tmp_path)
+    assert "1_training/auc_so_far" not in latest(tmp_path)
 
 
 def test_layout_has_one_page_whose_tags_exist(tmp_path):
@@ -152,19 +194,18 @@ def test_layout_has_one_page_whose_tags_exist(tmp_path):
     (page,) = layout.category
     assert page.title == "Tier movement"
     lines = {chart.title: list(chart.multiline.tag) for chart in page.chart if chart.HasField("multiline")}
-    assert lines == {
-        "hit rate": ["^tier/all/hit_rate$", "^tier/all/row_hit_rate$"],
-        "rows promoted and demoted": ["^tier/all/promoted$", "^tier/all/demoted$"],
-        "bytes to the device and to the host": ["^tier/all/bytes_h2d$", "^tier/all/bytes_d2h$"],
-        "resident rows": ["^tier/all/resident_rows$"],
-        "saturated rows": ["^saturated/all/rows$"],
-        "share of row updates not written": ["^saturated/all/skipped_update_share$"],
-        "waiting (ms per step)": ["^time/wait_ms$"],
-    }
-    margins = [series for chart in page.chart for series in chart.margin.series]
-    assert [(s.lower, s.value, s.upper) for s in margins] == [
-        tuple(f"tier/all/{rate}_p{p}" for p in (5, 50, 95)) for rate in ("hit_rate", "row_hit_rate")
+    assert all(len(tags) == 1 for tags in lines.values())  # two lines of a run would have one colour
+    assert lines["loss of training"] == ["^1_training/loss$"]
+    assert lines["rows promoted to the device, per step"] == ["^3_tiers/promoted_rows_per_step$"]
+    bands = {chart.title: [(s.lower, s.value, s.upper) for s in chart.margin.series] for chart in page.chart}
+    assert bands["rows on the device, and room"] == [
+        ("3_tiers/resident_rows", "3_tiers/resident_rows", "3_tiers/device_rows")
     ]
+    assert bands["hit rate over tables (5, 50, 95 %)"] == [
+        tuple(f"3_tiers/hit_rate_of_tables_p{p}" for p in (5, 50, 95))
+    ]
+    margins = [series for chart in page.chart for series in chart.margin.series]
+    assert len(lines) + len(margins) == len(page.chart)
     used = {tag.strip("^$") for tags in lines.values() for tag in tags}
     used |= {tag for s in margins for tag in (s.lower, s.value, s.upper)}
     assert used <= set(accumulator.Tags()["scalars"])
@@ -196,25 +237,26 @@ def test_many_tables_show_the_largest_and_the_rest_as_one(tmp_path):
     sizes = [1000 - i if i % 5 else 1 for i in range(40)]  # t0, t5, ... t35 are the smallest eight
     write_all(TensorBoardView(tmp_path, names, sizes), interval(tables=tables))
     found = latest(tmp_path)
-    shown = {tag.split("/")[1] for tag in found if tag.startswith("tier/")} - {"all", "other"}
+    shown = {tag.split("/")[1] for tag in found if tag.startswith("8_tables/")} - {"other"}
     assert shown == {name for index, name in enumerate(names) if index % 5}
-    assert (found["tier/other/promoted"], found["tier/all/promoted"]) == (8, 40)
-    assert found["tier/other/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
+    assert found["8_tables/other/promoted_rows_per_step"] == pytest.approx(0.8)
+    assert found["3_tiers/promoted_rows_per_step"] == 4
+    assert found["8_tables/other/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
 
 
 def test_without_sizes_the_first_tables_are_shown(tmp_path):
     tables = {f"t{i}": EMPTY for i in range(33)}
     write_all(TensorBoardView(tmp_path, list(tables)), interval(tables=tables))
     found = latest(tmp_path)
-    assert "tier/t31/promoted" in found
-    assert "tier/t32/promoted" not in found
+    assert "8_tables/t31/resident_rows" in found
+    assert "8_tables/t32/resident_rows" not in found
 
 
-def test_a_table_may_be_called_all(tmp_path):
+def test_a_table_may_be_called_other(tmp_path):
     write_all(TensorBoardView(tmp_path, ["all", "other"]), interval(tables={"all": COUNTS, "other": COUNTS}))
     found = latest(tmp_path)
-    assert (found["tier/all_table/promoted"], found["tier/all/promoted"]) == (30, 60)
-    assert "tier/other/promoted" not in found
+    assert found["8_tables/other_table/promoted_rows_per_step"] == found["8_tables/all/promoted_rows_per_step"] == 3
+    assert not [tag for tag in found if tag.startswith("8_tables/other/")]
 
 
 def test_removed_directory_is_made_again_and_warned_of_once(tmp_path, caplog):
@@ -367,7 +409,7 @@ def test_a_run_that_is_gone_on_with_shows_each_step_once(tmp_path):
         *(interval(step, loss=0.25, wall_time=1e9 + step) for step in (50, 60)),
     )
     shown = read(tmp_path)
-    assert [event.step for event in shown.Scalars("train/loss")] == [10, 20, 50, 60]
+    assert [event.step for event in shown.Scalars("1_training/loss")] == [10, 20, 50, 60]
     (text,) = shown.Tensors("resumed")
     assert text.tensor_proto.string_val == [b"resumed after step 20"] and text.step == 20
 
