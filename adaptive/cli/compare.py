@@ -95,6 +95,15 @@ def compare(
         bool,
         typer.Option("--overwrite", help="Replace the runs of an earlier comparison.", rich_help_panel=OUTPUT),
     ] = False,
+    go_on: Annotated[
+        bool,
+        typer.Option(
+            "--go-on",
+            help="Go on with the comparison in --out: keep its finished runs of the same settings, train what is "
+            "missing (more --seeds, another policy, what was stopped).",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     config: Config = None,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -105,7 +114,7 @@ def compare(
     Policies that skip nothing must agree bit for bit, which is checked. A policy that drops inputs is shown beside
     random_drop at the share that it dropped, with the same seeds, without being asked. Each run is kept under --out
     (default runs/<date>-compare) as seed-<seed>/<policy>. A run that fails is told and does not stop the others; the
-    exit code is then that of its error. Stopped by Ctrl-C, it compares the runs that are done.
+    exit code is then that of its error. Stopped by Ctrl-C, it compares the runs that are done; --go-on trains the rest.
 
     With --vary policies are compared value by value, and a table over all values follows.
     """
@@ -114,12 +123,16 @@ def compare(
     check_folders(markdown, csv)
     from adaptive.compare.runs import claim, trainings
 
-    directory = claim(rivals[0].config.out, overwrite=overwrite)
+    if go_on and (overwrite or rivals[0].config.out is None):
+        raise typer.BadParameter("--go-on needs the directory of the comparison, --out DIR, and no --overwrite")
+    directory = claim(rivals[0].config.out, overwrite=overwrite, go_on=go_on)
     tell = functools.partial(_tell, directory, auc_budget, as_json=as_json, markdown=markdown, csv=csv)
     outcomes: list[Outcome] = []
     try:
         with own_stdout():
-            for outcome in trainings(rivals, seeds, directory, overwrite=overwrite, stream=sys.stderr, told=note):
+            for outcome in trainings(
+                rivals, seeds, directory, overwrite=overwrite, go_on=go_on, stream=sys.stderr, told=note
+            ):
                 outcomes.append(outcome)
     except (SystemExit, KeyboardInterrupt):  # hours of training may be done
         if outcomes:

@@ -1,9 +1,10 @@
 """What the runs of a comparison say: means over seeds, paired differences, and a verdict on each policy.
 
-The *control* is the first policy of the list that skipped nothing and trained the batches as they came. Every such
-policy must have trained the same weights as the control, bit for bit: placement never changes the numbers. What the
-others differ by is what skipping (or another order of inputs) cost, seed by seed. A policy that dropped inputs is also
-compared with its own control, which dropped as many at random: a rule that is worth anything beats it.
+The *control* is the first policy of the list that skipped nothing and trained the batches as they came; without one,
+the first that skipped nothing. All policies of the former kind must have trained the same weights, bit for bit:
+placement never changes the numbers. What the others differ by is what skipping (or another order of inputs) cost, seed
+by seed. A policy that dropped inputs is also compared with its own control, which dropped as many at random: a rule
+that is worth anything beats it.
 
 Where settings are varied, all of this is done within each combination of their values, each with a control of its own.
 """
@@ -19,6 +20,7 @@ from adaptive.compare.variations import Variation, title, values
 
 SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
+MOST_SEEDS: Final = 100  # that anybody may be told to train
 COUNTS: Final = ("bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps", "samples")
 FILES: Final = ("host_bytes_read", "host_bytes_written")  # of a host tier in files
 _POLICY: Final = re.compile(r" \(policy \w+\)")  # in an error that any policy may meet
@@ -66,7 +68,9 @@ def _judge_group(
     """The control of the runs with one combination of values, and the facts of each policy."""
     labels = list(dict.fromkeys(outcome.policy for outcome in outcomes))
     mine = {label: [outcome for outcome in outcomes if outcome.policy == label] for label in labels}
-    control = next((label for label in labels if _is_exact(mine[label])), None)
+    exact = [label for label in labels if _is_exact(mine[label])]
+    unskipped = [label for label in labels if mine[label][0].beside is None and _skips_nothing(mine[label])]
+    control = next(iter(exact + unskipped), None)
     random = {runs[0].beside: runs for runs in mine.values() if runs[0].beside is not None}
     policies = [
         _facts(mine[label], mine.get(control or "", []), budget) | _against(mine[label], random.get(label, []))
@@ -78,7 +82,13 @@ def _judge_group(
 def _is_exact(mine: Sequence[Outcome]) -> bool:
     """At least one run came to its end, and none skipped anything or arranged its inputs."""
     finished = _finished(mine)
-    return bool(finished) and not any(outcome.arranges or _skipped(outcome.summary) for outcome in finished)
+    return _skips_nothing(mine) and not any(outcome.arranges for outcome in finished)
+
+
+def _skips_nothing(mine: Sequence[Outcome]) -> bool:
+    """At least one run came to its end, and none skipped anything; inputs may have been regrouped."""
+    finished = _finished(mine)
+    return bool(finished) and not any(_skipped(outcome.summary) for outcome in finished)
 
 
 def _is_equal(pairs: Sequence[tuple[Outcome, Outcome]]) -> bool:
@@ -116,7 +126,7 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
     pairs = [(outcome, reference[outcome.seed]) for outcome in finished if outcome.seed in reference]
     difference, losses = _differences("auc", pairs), _differences("log_loss", pairs)
     accuracies = _differences("accuracy", pairs)
-    unequal = [o.seed for o, r in pairs if o.bits != r.bits] if _is_exact(mine) else []
+    unequal = [o.seed for o, r in pairs if o.bits != r.bits] if _is_exact(mine) and _is_exact(control) else []
     verdict, reason = _verdict(mine, pairs, difference, unequal, budget)
     return {
         "policy": mine[0].policy,
@@ -134,7 +144,7 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
         "accuracy_difference_ci": interval(accuracies),
         **_target(finished),
         **_measured(finished),
-        "exact": _is_exact(mine) and not unequal,
+        "exact": (_is_exact(mine) or (bool(pairs) and _is_equal(pairs))) and not unequal,
         "verdict": verdict,
         "reason": reason,
         "seeds": [outcome.seed for outcome in finished],
@@ -161,7 +171,8 @@ def _target(finished: Sequence[Outcome]) -> dict[str, Any]:
 
 def _measured(finished: Sequence[Outcome]) -> dict[str, Any]:
     """Shares and what policies report are means over seeds. Speed and times are medians: the first run of all also
-    warms the caches up."""
+    warms the caches up. The first interval of a run, in which kernels are compiled, counts for no speed if there are
+    others."""
     summaries = [outcome.summary for outcome in finished]
     shares = ["skipped_update_share", "deferred_update_share", "skipped_lookup_share"]
     shares += [name for summary in summaries for name in _shares(summary)]
@@ -172,7 +183,7 @@ def _measured(finished: Sequence[Outcome]) -> dict[str, Any]:
     return {
         **{name: _mean([summary[name] for summary in summaries]) for name in (*RATES, *COUNTS)},
         **{name: _mean([summary.get(name) for summary in summaries]) for name in files},
-        "samples_per_s": _median([summary["samples_per_s"] for summary in summaries]),
+        "samples_per_s": _median([s.get("samples_per_s_later") or s["samples_per_s"] for s in summaries]),
         **{name: _mean([summary.get(name) for summary in summaries]) for name in dict.fromkeys(shares)},
         "time_ms": {stage: _median([s["time_ms"].get(stage) for s in summaries]) for stage in stages},
         "policy_numbers": {name: _mean([own.get(name) for own in reported]) for name in names},
@@ -230,16 +241,29 @@ def _verdict(
     bounds = interval(difference)
     if bounds is None:
         return "undecided", "one seed gives no confidence interval: raise --seeds"
-    return _against_budget(bounds, budget)
+    return _against_budget(bounds, budget, seeds_to_decide(difference, budget))
 
 
-def _against_budget(bounds: Sequence[float], budget: float) -> tuple[str, str]:
+def _against_budget(bounds: Sequence[float], budget: float, seeds: int | None) -> tuple[str, str]:
     low, high = bounds
     if low >= -budget:
         return "within", f"the AUC falls by at most {budget:g}, with {CONFIDENCE:.0%} confidence"
     if high < -budget:
         return "outside", f"the AUC falls by more than {budget:g}, with {CONFIDENCE:.0%} confidence"
-    return "undecided", f"the interval straddles a loss of {budget:g}: raise --seeds, or train on more data"
+    more = f"about {seeds} seeds would decide" if seeds else f"more than {MOST_SEEDS} seeds would be needed"
+    return "undecided", f"the interval straddles a loss of {budget:g}; if it stays as it is, {more} (--seeds, --go-on)"
+
+
+def seeds_to_decide(differences: Sequence[float], budget: float) -> int | None:
+    """How many seeds would put the whole interval on one side of a loss of `budget`, if mean and spread stayed as they
+    are; None for more than `MOST_SEEDS`."""
+    from scipy.stats import t
+
+    distance, spread = abs(statistics.fmean(differences) + budget), statistics.stdev(differences)
+    for seeds in range(len(differences) + 1, MOST_SEEDS + 1):
+        if spread * float(t.ppf((1 + CONFIDENCE) / 2, seeds - 1)) / math.sqrt(seeds) < distance:
+            return seeds
+    return None
 
 
 def interval(differences: Sequence[float]) -> list[float] | None:

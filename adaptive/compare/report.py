@@ -23,8 +23,8 @@ Row = list[str]
 
 NOTE = (
     "difference: AUC minus the control's, mean of the seeds and {confidence:.0%} interval (Student's t, paired by "
-    "seed); to device, to host{files}: per step; ±: standard deviation over seeds; speed and times: median; skipped "
-    "updates: not written, dropped or deferred."
+    "seed); to device, to host{files}: per step; ±: standard deviation over seeds; speed (without the first "
+    "interval, which compiles) and times: median; skipped updates: not written, dropped or deferred."
 )
 RANDOM = (
     " Against random: AUC minus that of the line below, which drops as many inputs at random; a rule that does not "
@@ -218,8 +218,11 @@ def _reported_rows(result: Mapping[str, Any]) -> list[Row]:
 
 
 def _verdicts(result: Mapping[str, Any]) -> list[str]:
+    judged_by = ", by training's own predictions" if result["auc_of"] == "training" else ""
     return [
-        f"{one['policy']}: {_verdict_text(one, result['auc_budget'])} ({one['reason']})" for one in result["policies"]
+        f"{one['policy']}: {_verdict_text(one, result['auc_budget'])}{'' if one['exact'] else judged_by} "
+        f"({one['reason']})"
+        for one in result["policies"]
     ]
 
 

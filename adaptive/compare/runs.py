@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from adaptive.compare.contenders import Contender
+from adaptive.compare.kept import KeptRuns
 from adaptive.compare.variations import Variation, folders, title
 from adaptive.config import TrainConfig
 from adaptive.errors import InputError, OutputError
@@ -63,11 +64,12 @@ def train_all(
     directory: Path,
     *,
     overwrite: bool = False,
+    go_on: bool = False,
     stream: TextIO | None = None,
     told: Told | None = None,
 ) -> list[Outcome]:
     """All outcomes of `trainings`."""
-    return list(trainings(contenders, seeds, directory, overwrite=overwrite, stream=stream, told=told))
+    return list(trainings(contenders, seeds, directory, overwrite=overwrite, go_on=go_on, stream=stream, told=told))
 
 
 def trainings(
@@ -76,6 +78,7 @@ def trainings(
     directory: Path,
     *,
     overwrite: bool = False,
+    go_on: bool = False,
     stream: TextIO | None = None,
     told: Told | None = None,
 ) -> Iterator[Outcome]:
@@ -87,14 +90,18 @@ def trainings(
         directory: from `claim`; each run gets the folder `seed-<seed>/<policy>` in it, or
             `seed-<seed>/<key=value>/<policy>`.
         overwrite: replace the runs of an earlier comparison.
+        go_on: take the runs that it finished as they are (`KeptRuns`), and train only what is missing.
         stream: where the progress of a run is shown.
         told: called before each run.
 
     Raises:
-        InputError: if the first run finds the data unusable: they are the same for all.
+        CheckpointError: from `KeptRuns`.
+        InputError: if the first run finds the data unusable (they are the same for all), or they are no longer those
+            of a run that is kept.
     """
     tell = told or (lambda which: None)
-    train = partial(_train, overwrite=overwrite, stream=stream)
+    kept = KeptRuns(directory) if go_on else None
+    train = partial(_keep_or_train, kept, tell, overwrite=overwrite or go_on, stream=stream)
     first = True
     for number in range(seeds):
         for which, rivals in _groups(contenders):
@@ -144,11 +151,12 @@ def with_seed(config: TrainConfig, number: int) -> TrainConfig:
     return config.model_copy(update={"seed": config.seed + number, "data_options": options})
 
 
-def claim(out: str | None, *, overwrite: bool = False) -> Path:
+def claim(out: str | None, *, overwrite: bool = False, go_on: bool = False) -> Path:
     """The directory of a comparison, made if it is not there: `out`, or `runs/<date>-compare`.
 
     Raises:
-        OutputError: if it is not empty (unless it holds a comparison and `overwrite` was asked for), or cannot be made.
+        OutputError: if it is not empty (unless it holds a comparison and `overwrite` or `go_on` was asked for), or
+            cannot be made.
     """
     path = Path(out) if out is not None else Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-compare"
     try:
@@ -156,8 +164,11 @@ def claim(out: str | None, *, overwrite: bool = False) -> Path:
         names = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
         raise OutputError(f"output directory {path} cannot be used: {error}") from error
-    if names and not overwrite:
-        raise OutputError(f"output directory {path} is not empty; choose another with --out, or --overwrite")
+    if names and not (overwrite or go_on):
+        raise OutputError(
+            f"output directory {path} is not empty; choose another with --out, keep what is there with --go-on, or "
+            "replace it with --overwrite"
+        )
     others = [name for name in names if not _OURS.fullmatch(name)]
     if others:
         raise OutputError(
@@ -175,15 +186,51 @@ def write_record(directory: Path, result: dict[str, Any]) -> None:
         raise OutputError(f"{directory / RECORD} could not be written: {error}") from error
 
 
+def _keep_or_train(
+    kept: KeptRuns | None,
+    tell: Told,
+    contender: Contender,
+    config: TrainConfig,
+    path: Path,
+    *,
+    overwrite: bool,
+    stream: TextIO | None,
+) -> Outcome:
+    if kept is not None:
+        if (found := kept.find(config)) is not None:
+            where, summary = found
+            tell(f"kept: {where}")
+            return _finished(contender, config, where, summary)
+        path = _not_kept(path, kept)
+    return _train(contender, config, path, overwrite=overwrite, stream=stream)
+
+
+def _not_kept(path: Path, kept: KeptRuns) -> Path:
+    """The folder of a run that is trained: not that of another one, which had this place in the list before."""
+    numbered = (path if number == 1 else path.with_name(f"{path.name}.{number}") for number in count(1))
+    return next(folder for folder in numbered if not kept.holds(folder))
+
+
+def _finished(contender: Contender, config: TrainConfig, path: Path, summary: dict[str, Any]) -> Outcome:
+    return Outcome(
+        contender.label,
+        config.seed,
+        str(path),
+        arranges=contender.arranges,
+        summary=summary,
+        bits=_bits(path, summary),
+        varied=contender.varied,
+    )
+
+
 def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: bool, stream: TextIO | None) -> Outcome:
-    outcome = Outcome(contender.label, config.seed, str(path), varied=contender.varied)
     try:
         summary = train_run(config.model_copy(update={"out": str(path)}), overwrite=overwrite, stream=stream)
     except Exception as error:  # whatever stops one run, the others are still worth having
         traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
-        return replace(outcome, error=error)
+        return Outcome(contender.label, config.seed, str(path), error=error, varied=contender.varied)
     summary.pop("table", None)
-    return replace(outcome, arranges=contender.arranges, summary=summary, bits=_bits(path, summary))
+    return _finished(contender, config, path, summary)
 
 
 def _bits(path: Path, summary: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from toy import ToyData, toy_config
 import adaptive.compare.runs
 import adaptive.runs
 from adaptive.compare.contenders import Contender, contenders
-from adaptive.compare.judge import interval, judge
+from adaptive.compare.judge import interval, judge, seeds_to_decide
 from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
 from adaptive.compare.runs import Outcome, claim, train_all, with_seed, write_record
 from adaptive.config import TrainConfig
@@ -212,6 +212,40 @@ def test_the_control_takes_part_in_tables_and_problems(tmp_path: Path, monkeypat
     json.dumps(result, allow_nan=False)
 
 
+# --- how sure it is ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_estimated_how_many_seeds_would_decide() -> None:
+    """Differences of -0.0004 and 0 have mean -0.0002 and deviation 0.000283: 0.0003 from the budget. Student's t of 5
+    seeds reaches 2.776 * 0.000283 / 5^0.5 = 0.000351, of 6 seeds 2.571 * 0.000283 / 6^0.5 = 0.000297."""
+    assert seeds_to_decide([-0.0004, 0.0], BUDGET) == 6
+    assert seeds_to_decide([-0.0009, -0.0001], BUDGET) is None  # the mean is the budget
+    outcomes = [outcome(name, seed, 0.7 + d, skipped_update_share=share)
+                for name, share, differences in (("lru", 0.0, (0, 0)), ("mine", 0.1, (-0.0004, 0.0)))
+                for seed, d in enumerate(differences)]  # fmt: skip
+    found = by_policy(judge(outcomes, auc_budget=BUDGET))["mine"]
+    assert (found["verdict"], "about 6 seeds would decide" in found["reason"]) == ("undecided", True)
+
+
+def test_policies_that_regroup_and_skip_nothing_have_a_control_among_themselves() -> None:
+    equal = [replace(outcome(name, seed, 0.7), arranges=True) for name in ("sieve", "s3fifo") for seed in (0, 1)]
+    result = judge(equal, auc_budget=BUDGET)
+    found = by_policy(result)
+    assert result["control"] == "sieve" and not result["problems"]
+    assert (found["s3fifo"]["verdict"], found["s3fifo"]["exact"]) == ("within", True)
+    regrouped = [replace(one, bits="other") if one.policy == "s3fifo" else one for one in equal]
+    found = by_policy(judge(regrouped, auc_budget=BUDGET))
+    assert not found["s3fifo"]["exact"] and not judge(regrouped, auc_budget=BUDGET)["problems"]
+
+
+def test_a_verdict_by_trainings_own_predictions_says_so() -> None:
+    outcomes = [outcome(name, seed, auc, skipped_update_share=share, auc_of="training")
+                for name, share, auc in (("lru", 0.0, 0.7), ("mine", 0.1, 0.6)) for seed in (0, 1)]  # fmt: skip
+    text = comparison_text(judge(outcomes, auc_budget=BUDGET))
+    assert "mine: outside the AUC budget of 0.0005, by training's own predictions (the AUC falls" in text
+    assert "lru: within the AUC budget of 0.0005 (the control)" in text
+
+
 # --- seeds -----------------------------------------------------------------------------------------------------------
 
 
@@ -235,7 +269,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert claim(str(out)) == out and out.is_dir()
     write_record(out, {"schema": 1})
-    with pytest.raises(OutputError, match="not empty; choose another with --out, or --overwrite"):
+    with pytest.raises(OutputError, match="not empty; choose another with --out, keep what is there with --go-on"):
         claim(str(out))
     assert claim(str(out), overwrite=True) == out
     (out / "notes.txt").write_text("mine")
