@@ -64,7 +64,24 @@ def _head(result: Mapping[str, Any]) -> str:
 def _notes(result: Mapping[str, Any]) -> list[str]:
     """What is missing: a line for each cause, which is often the same for several policies."""
     moving = dict.fromkeys(run["policy"] for run in result["runs"] if run["skips_unknown"])
-    return [*_stopped(result), *([f"{', '.join(moving)}: {UNKNOWN}"] if moving else [])]
+    return [*_stopped(result), *([f"{', '.join(moving)}: {UNKNOWN}"] if moving else []), *_advice(result)]
+
+
+def _advice(result: Mapping[str, Any]) -> list[str]:
+    """How small the device tier may be, to work at all and to cost no time."""
+    least, best = result["least_device_rows"], result["recommended"]
+    lines = []
+    if least is not None:
+        share = percent_text(least / result["rows"])
+        lines.append(
+            f"least device rows for policies that fetch what is missing: {count_text(least)} ({share}), which batches "
+            f"in flight hold at depth {result['depth']}"
+        )
+    modelled = "smallest of these sizes whose modelled step is within 1 % of one with all rows on the device"
+    if best is None:
+        return [*lines, f"{modelled}: none; the link, or planning, is what a step waits for"]
+    rows, share = count_text(best["device_rows"]), percent_text(best["device_share"])
+    return [*lines, f"{modelled}: {best['size']} ({rows} rows, {share}) under {best['policy']}"]
 
 
 def _stopped(result: Mapping[str, Any]) -> list[str]:

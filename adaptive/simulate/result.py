@@ -1,7 +1,7 @@
 """What the runs of a simulation found, as `adaptive-train simulate --json` prints it."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.stream import SharedTrace
 
 SCHEMA: Final = 1
+AS_FAST: Final = 1.01  # a step that takes no longer than this many of those with all rows on the device
 _FOUND: Final = (
     *("hit_rate", "row_hit_rate", "belady_row_hit_rate", "belady_hit_rate", "popular_input_share", "fetched_rows"),
     *("written_back_rows", "bytes_h2d", "bytes_d2h", "skipped_update_share", "deferred_update_share", "skips_unknown"),
@@ -27,6 +28,12 @@ def simulation_result(setup: Setup, streams: Sequence[SharedTrace], machine: Mac
     planned = sum(int(run.tally[:, Counter.LOOKUPS].sum()) for run in runs)
     seconds = sum(stream.seconds for stream in streams) + sum(run.seconds for run in runs)
     size = row_bytes(setup.group, setup.optimizer)
+    facts = [
+        _run_facts(setup, stream, label, size_text, run, machine)
+        for stream in streams
+        for label, size_text, run in stream.runs
+    ]
+    least = [rows for stream in streams if (rows := stream.least_device_rows) is not None]
     return {
         "schema": SCHEMA,
         "lookups": streams[0].lookups,
@@ -44,12 +51,20 @@ def simulation_result(setup: Setup, streams: Sequence[SharedTrace], machine: Mac
             "dense_ms": machine.dense_ms,
             "dense_bytes": machine.dense_bytes,
         },
-        "runs": [
-            _run_facts(setup, stream, label, size_text, run, machine)
-            for stream in streams
-            for label, size_text, run in stream.runs
-        ],
+        "least_device_rows": max(least, default=None),
+        "recommended": _recommended(facts),
+        "runs": facts,
     }
+
+
+def _recommended(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The smallest device tier with which a modelled step is about as fast as with all rows there; None if none is."""
+    finished = [run for run in runs if run["error"] is None]
+    as_fast = [one for one in finished if one["step_ms"]["look_ahead"] <= AS_FAST * one["step_ms"]["device_only"]]
+    if not as_fast:
+        return None
+    best = min(as_fast, key=lambda run: (run["device_rows"], -run["hit_rate"]))
+    return {name: best[name] for name in ("policy", "size", "device_rows", "device_share")}
 
 
 def _run_facts(

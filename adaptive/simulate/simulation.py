@@ -100,9 +100,11 @@ def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
         return
     label, size, largest = max(entries, key=lambda entry: entry[2].num_slots)
     assert largest.error is not None
+    least = [rows for stream in streams if (rows := stream.least_device_rows) is not None]
+    enough = f"; {max(least):,} device rows are enough for all batches" if least else ""
     if len(entries) == 1:
-        raise largest.error
+        raise type(largest.error)(f"{largest.error}{enough}") from largest.error
     raise type(largest.error)(
         f"none of the {len(entries)} runs came to its end; the one with the most device rows, {label} with {size}: "
-        f"{largest.error}"
+        f"{largest.error}{enough}"
     ) from largest.error

@@ -9,7 +9,7 @@ from typing import Final
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.errors import InputError, PolicyError
+from adaptive.errors import DeviceMemoryError, InputError, PolicyError
 from adaptive.planning.lookups import Distinct, DistinctFinder, check_batch
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.trace import Trace
@@ -49,8 +49,21 @@ class SharedTrace:
 
     @property
     def is_over(self) -> bool:
-        """No run can go on."""
-        return all(run.error for _, _, run in self.runs)
+        """No run can go on. Where all are too small the batches are read to their end, to tell how much is enough."""
+        return all(run.error for _, _, run in self.runs) and not self.is_too_small
+
+    @property
+    def is_too_small(self) -> bool:
+        """Every run was stopped by its device size."""
+        errors = [run.error for _, _, run in self.runs]
+        return all(isinstance(error, DeviceMemoryError) for error in errors) and not self.runs[0][2].arranges
+
+    @property
+    def least_device_rows(self) -> int | None:
+        """Device rows that hold all that batches in flight ask for; None if not all batches were read, or no policy
+        needs them there."""
+        is_staged = any(run.staged for _, _, run in self.runs)
+        return self.trace.most_held(self.setup.depth) if is_staged and not self.is_over else None
 
     def _read_epoch(self, batches: Iterator[Batch], told: Told) -> None:
         (_, _, first), size = self.runs[0], CHUNK

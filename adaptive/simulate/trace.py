@@ -36,6 +36,12 @@ class Trace:
         self.num_uses = needed
         self._ends.append(needed)
 
+    def most_held(self, depth: int) -> int:
+        """The least number of slots into which every batch's rows fit beside those of the `depth` batches before."""
+        held = np.zeros(len(self._ends), np.int64)
+        belady.held_rows(np.array(self._ends, np.int64), self._following, depth, held)
+        return int(held.max(initial=0))
+
     def best_hit_rate(self, num_slots: int, *, bypass: bool) -> float | None:
         """Belady's share of hits among uses; None without uses, or if a batch's rows do not fit the slots.
 

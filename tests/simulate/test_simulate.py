@@ -34,6 +34,7 @@ from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.policy_loading import make_policy
 from adaptive.simulate.machine import Machine, Traffic, parse_rate, step_ms
 from adaptive.simulate.report import need_matplotlib, simulation_text
+from adaptive.simulate.result import _recommended
 from adaptive.simulate.simulation import simulate
 from adaptive.simulate.trace import Trace
 
@@ -402,6 +403,44 @@ def test_belady_by_hand(choose: Any) -> None:
     assert best_hits([[1, 2], [1, 2]], 1, bypass=False, choose=choose) is None
     assert best_hits([[1, 2], [1, 2]], 1, bypass=True, choose=choose) == 1
     assert best_hits([[1], [1]], 0, bypass=True, choose=choose) == 0
+
+
+def held_twin(batches: Sequence[Sequence[int]], depth: int) -> int:
+    return max(len(set().union(*batches[max(0, k - depth) : k + 1])) for k in range(len(batches)))
+
+
+@settings(deadline=None)
+@given(BATCHES, st.integers(0, 5))
+def test_rows_that_batches_in_flight_hold_are_those_of_the_twin(batches: list[list[int]], depth: int) -> None:
+    trace = Trace(10)
+    for batch in batches:
+        trace.add(np.array(list(dict.fromkeys(batch))))
+    assert trace.most_held(depth) == held_twin(batches, depth)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_the_least_size_works_and_one_row_less_does_not(dataset: Dataset, depth: int) -> None:
+    cases = [("lru", toy_config(policy="lru", depth=depth))]
+    least = simulate(cases, ["100%"], MACHINE, embedding_dim=WIDTH)["least_device_rows"]
+    assert simulate(cases, [str(least)], MACHINE, embedding_dim=WIDTH)["runs"][0]["error"] is None
+    with pytest.raises(DeviceMemoryError, match=rf"; {least} device rows are enough for all batches$"):
+        simulate(cases, [str(least - 1)], MACHINE, embedding_dim=WIDTH)
+
+
+def test_advice_on_the_size(dataset: Dataset) -> None:
+    config = toy_config(policy="lru")
+    result = simulate([("lru", config)], ["60%", "100%"], MACHINE, embedding_dim=WIDTH)
+    assert "least device rows for policies that fetch what is missing:" in simulation_text(result)
+    steps = {"look_ahead": 1.0, "device_only": 1.0}
+    runs = [{**run, "step_ms": {**run["step_ms"], **steps}} for run in result["runs"]]
+    assert _recommended(runs)["size"] == "60%"
+    runs[0]["step_ms"]["look_ahead"] = 1.02
+    assert _recommended(runs)["size"] == "100%"
+    runs[1]["step_ms"]["look_ahead"] = 1.02
+    assert _recommended(runs) is None
+    assert "none; the link, or planning, is what a step waits for" in simulation_text({**result, "recommended": None})
+    hybrid = simulate([("hybrid", toy_config(policy="hybrid"))], ["60%"], MACHINE, embedding_dim=WIDTH)
+    assert hybrid["least_device_rows"] is None and "least device rows" not in simulation_text(hybrid)
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Belady's bound over whole batches, and how many inputs find all their rows on the device.
+"""Belady's bound over whole batches, rows that batches in flight hold, inputs that find all rows on the device.
 
 Letters: K batches, U distinct rows of a batch, P uses of all batches (the sum of their U), B samples of a batch.
 
@@ -73,6 +73,27 @@ def let_go(waiting, farthest, resident, limit):
         if waiting[farthest] == 0:
             farthest -= 1
     return farthest, resident
+
+
+@kernel()
+def held_rows(ends, following, depth, held):
+    """held (K,) int64: distinct rows that the batches k - depth ... k look up, which all need a slot when k is planned.
+
+    ends, following: see `belady_hits`. A row counts from the batch that uses it up to the one before it is used again,
+    but not for longer than it is held.
+    """
+    num_batches = ends.size
+    held[:] = 0
+    first = 0
+    for batch in range(num_batches):
+        for use in range(first, ends[batch]):
+            after = min(np.int64(following[use]), batch + depth + 1)
+            held[batch] += 1
+            if after < num_batches:
+                held[after] -= 1
+        first = ends[batch]
+    for batch in range(1, num_batches):
+        held[batch] += held[batch - 1]
 
 
 @kernel()
