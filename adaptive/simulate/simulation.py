@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from adaptive.build import build_tables, first_batches, open_data, prepare
 from adaptive.config import TierConfig, TrainConfig
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import row_optimizer
 from adaptive.planning.layout import make_groups
 from adaptive.planning.sizing import held_rows
@@ -100,11 +100,12 @@ def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
         return
     label, size, largest = max(entries, key=lambda entry: entry[2].num_slots)
     assert largest.error is not None
+    text = str(largest.error).rstrip(".") if isinstance(largest.error, DeviceMemoryError) else str(largest.error)
     least = [rows for stream in streams if (rows := stream.least_device_rows) is not None]
     enough = f"; {max(least):,} device rows are enough for all batches" if least else ""
     if len(entries) == 1:
-        raise type(largest.error)(f"{largest.error}{enough}") from largest.error
+        raise type(largest.error)(f"{text}{enough}") from largest.error
     raise type(largest.error)(
         f"none of the {len(entries)} runs came to its end; the one with the most device rows, {label} with {size}: "
-        f"{largest.error}{enough}"
+        f"{text}{enough}"
     ) from largest.error
