@@ -40,7 +40,7 @@ FLAGS = (
         ("data",),
         "SPEC",
         DATA,
-        "synthetic, criteo:PATH[,PATH...], csv:PATH or parquet:PATH; for tbsm: sequences (its default), "
+        "synthetic, criteo:PATH[,PATH...], csv:PATH, parquet:PATH or prepared:DIR; for tbsm: sequences, "
         "taobao:PATH[,PATH...] or tbsm:PATH[,PATH...].",
         "synthetic",
     ),

@@ -34,6 +34,10 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         from adaptive.data.arrow.parquet import open_parquet
 
         return open_parquet(paths, options, run_dir=run_dir)
+    if kind == "prepared" and paths:
+        from adaptive.data.prepared.read import open_prepared
+
+        return open_prepared(paths, options)
     if spec == "sequences":
         from adaptive.data.sequences.stream import open_sequences
 
@@ -48,5 +52,6 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         return open_processed(paths, options)
     raise ConfigError(
         f"data {spec!r}: give 'synthetic', 'criteo:PATH[,PATH...]', with a schema 'csv:PATH[,PATH...]' or "
-        "'parquet:PATH[,PATH...]'; of sequences 'sequences', 'taobao:PATH[,PATH...]' or 'tbsm:PATH[,PATH...]'"
+        "'parquet:PATH[,PATH...]'; 'prepared:DIR'; of sequences 'sequences', 'taobao:PATH[,PATH...]' or "
+        "'tbsm:PATH[,PATH...]'"
     )

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from adaptive.config import TrainConfig
+from adaptive.data.options import DataOptions
+from adaptive.data.prepared.write import prepare
 from adaptive.runs import train_run
 
 SCHEMA = """
@@ -59,3 +61,13 @@ def test_parquet_trains_the_model_that_text_does(text: Path, tmp_path: Path) -> 
     wanted = trained(f"csv:{text}", tmp_path, "of-text")
     assert len(wanted) > 3
     assert trained(f"parquet:{tmp_path / 'data.parquet'}", tmp_path, "of-parquet") == wanted
+
+
+@pytest.mark.parametrize("shuffle", [0, 64])
+def test_prepared_data_train_the_model_that_text_does(text: Path, tmp_path: Path, shuffle: int) -> None:
+    wanted = trained(f"csv:{text}", tmp_path, "of-text", shuffle_buffer=shuffle, seed=3)
+    options = DataOptions(schema_path=tmp_path / "schema.toml", holdout=0.2)
+    prepare(f"csv:{text}", options, tmp_path / "prepared")
+    unset = {"schema_path": None, "holdout": None}
+    found = trained(f"prepared:{tmp_path / 'prepared'}", tmp_path, "run", shuffle_buffer=shuffle, seed=3, **unset)
+    assert found == wanted
