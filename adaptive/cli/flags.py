@@ -40,11 +40,17 @@ FLAGS = (
         ("data",),
         "SPEC",
         DATA,
-        "synthetic, criteo:PATH[,PATH...] or csv:PATH; for tbsm: sequences (its default), taobao:PATH[,PATH...] or "
-        "tbsm:PATH[,PATH...].",
+        "synthetic, criteo:PATH[,PATH...], csv:PATH, parquet:PATH or prepared:DIR; for tbsm: sequences, "
+        "taobao:PATH[,PATH...] or tbsm:PATH[,PATH...].",
         "synthetic",
     ),
-    Flag("--schema", ("data.schema_path",), "FILE", DATA, "Schema of csv:PATH, a TOML file (see examples/schemas)."),
+    Flag(
+        "--schema",
+        ("data.schema_path",),
+        "FILE",
+        DATA,
+        "Schema of csv:PATH or parquet:PATH, a TOML file (see examples/schemas).",
+    ),
     Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, "Samples per batch.", "2048"),
     Flag("--device", ("tier.device",), "auto|cpu|cuda", TIERS, "Where the device tier lies.", "auto"),
     Flag(

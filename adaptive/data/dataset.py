@@ -30,6 +30,9 @@ class Dataset(ABC):
     """Steps of a sample that is a sequence, the last one the candidate that its label is of. Features and dense inputs
     are then those of all steps: a table's features in the order of steps; dense inputs step by step."""
 
+    epochs_differ: bool = False
+    """Whether an epoch has other samples than the one before, apart from their order."""
+
     @abstractmethod
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Batches of the training part; the last one may be smaller."""

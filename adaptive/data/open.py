@@ -30,6 +30,14 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         from adaptive.data.text.delimited import open_csv
 
         return open_csv(paths, options, run_dir=run_dir)
+    if kind == "parquet" and paths:
+        from adaptive.data.arrow.parquet import open_parquet
+
+        return open_parquet(paths, options, run_dir=run_dir)
+    if kind == "prepared" and paths:
+        from adaptive.data.prepared.read import open_prepared
+
+        return open_prepared(paths, options)
     if spec == "sequences":
         from adaptive.data.sequences.stream import open_sequences
 
@@ -43,6 +51,7 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
 
         return open_processed(paths, options)
     raise ConfigError(
-        f"data {spec!r}: give 'synthetic', 'criteo:PATH[,PATH...]' or 'csv:PATH[,PATH...]' with a schema; of sequences "
-        "'sequences', 'taobao:PATH[,PATH...]' or 'tbsm:PATH[,PATH...]'"
+        f"data {spec!r}: give 'synthetic', 'criteo:PATH[,PATH...]', with a schema 'csv:PATH[,PATH...]' or "
+        "'parquet:PATH[,PATH...]'; 'prepared:DIR'; of sequences 'sequences', 'taobao:PATH[,PATH...]' or "
+        "'tbsm:PATH[,PATH...]'"
     )

@@ -15,7 +15,9 @@ class DataOptions(Config):
 
     synthetic: SyntheticConfig = SyntheticConfig()
     sequences: SequencesConfig = SequencesConfig()
-    schema_path: Path | None = Field(default=None, description="schema.toml that describes the files of csv:PATH")
+    schema_path: Path | None = Field(
+        default=None, description="schema.toml that describes the columns of csv:PATH and parquet:PATH"
+    )
     eval_data: str | None = Field(default=None, description="evaluate on these files: PATH[,PATH...] or a pattern")
     holdout: float | None = Field(default=None, gt=0, lt=1, description="evaluate on this last fraction of the rows")
     time_split: float | str | None = Field(

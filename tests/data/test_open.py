@@ -21,7 +21,7 @@ def test_synthetic():
     assert data.num_train_samples() == 10
 
 
-@pytest.mark.parametrize("spec", ["", "synthetic:x", "criteo", "criteo:", "parquet:x", "csv", "taobao:", "tbsm"])
+@pytest.mark.parametrize("spec", ["", "synthetic:x", "criteo", "criteo:", "parquet:", "csv", "taobao:", "tbsm"])
 def test_other_specs(spec):
     with pytest.raises(ConfigError, match="give 'synthetic', 'criteo:PATH"):
         open_dataset(spec, DataOptions())

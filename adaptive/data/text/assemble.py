@@ -13,6 +13,7 @@ from adaptive.data.text.dataset import Splits, TextDataset
 from adaptive.data.text.format import Block, TextFormat
 from adaptive.data.text.reader import TextSource
 from adaptive.data.text.rejects import Limits, RejectLog
+from adaptive.data.text.row_source import RowSource
 from adaptive.data.text.rows import Direct, FeatureSource, Fitted, Hashed, RowMap, bag_column
 from adaptive.data.text.source import TextFile, find_files
 from adaptive.data.text.split import Split, Survey, split_last, split_time, survey
@@ -60,7 +61,7 @@ def open_source(
     formats = tuple(format_of(file) for file in files)
     log = RejectLog(
         tuple(str(file.path) for file in files),
-        Limits(options.max_bad_fraction, options.max_bad_label_fraction),
+        limits(options),
         run_dir / "rejects.jsonl" if run_dir is not None else None,
         header_lines=int(formats[0].header),
     )
@@ -68,8 +69,13 @@ def open_source(
     return source, tuple(range(len(train))), tuple(range(len(train), len(files)))
 
 
+def limits(options: DataOptions) -> Limits:
+    """Which shares of the rows may be bad."""
+    return Limits(options.max_bad_fraction, options.max_bad_label_fraction)
+
+
 def open_text(
-    opened: tuple[TextSource, tuple[int, ...], tuple[int, ...]],
+    opened: tuple[RowSource, tuple[int, ...], tuple[int, ...]],
     plan: TextPlan,
     options: DataOptions,
     *,
@@ -127,7 +133,7 @@ def _row_map(table: str, rule: RowRule, vocabularies: dict[str, Vocabulary], opt
 
 
 def _fit(
-    source: TextSource, files: tuple[int, ...], features: Sequence[FeaturePlan], wanted: dict[str, int]
+    source: RowSource, files: tuple[int, ...], features: Sequence[FeaturePlan], wanted: dict[str, int]
 ) -> tuple[dict[str, Vocabulary], Survey]:
     counters = {table: KeyCounter() for table in wanted}
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.shuffle import block_rows, shuffled
-from adaptive.data.text.reader import TextSource
+from adaptive.data.text.row_source import RowSource
 from adaptive.data.text.rows import Batcher, FeatureSource
 from adaptive.data.text.split import Split, read_part, survey
 from adaptive.errors import InputError
@@ -39,7 +39,7 @@ class TextDataset(Dataset):
 
     def __init__(
         self,
-        source: TextSource,
+        source: RowSource,
         features: Sequence[FeatureSource],
         is_log: NDArray[np.bool_],
         *,
@@ -70,9 +70,11 @@ class TextDataset(Dataset):
         return self._train(batch_size, epoch)
 
     def _train(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        batches = self._batches(self._parts.train, block_rows(self._shuffle_buffer, batch_size))
         if self._shuffle_buffer:
-            batches = shuffled(batches, batch_size, seed=self._seed, epoch=epoch)
+            blocks = self._blocks(self._parts.train, block_rows(self._shuffle_buffer, batch_size))
+            batches = shuffled(blocks, batch_size, seed=self._seed, epoch=epoch)
+        else:
+            batches = self._in_order(self._parts.train, batch_size)
         is_empty = True
         for batch in batches:
             is_empty = False
@@ -85,16 +87,19 @@ class TextDataset(Dataset):
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Batches of the evaluation part in file order; labels are NaN where a file has none."""
-        return iter(()) if self._parts.evaluation is None else self._batches(self._parts.evaluation, batch_size)
+        return iter(()) if self._parts.evaluation is None else self._in_order(self._parts.evaluation, batch_size)
 
-    def _batches(self, part: Split, rows: int) -> Iterator[Batch]:
-        for block in read_part(self._source, part, rows):
-            yield self._batcher.batch(block)
+    def _in_order(self, part: Split, batch_size: int) -> Iterator[Batch]:
+        for block in read_part(self._source, part, block_rows(self._source.READ_ROWS, batch_size)):
+            yield from self._batcher.batches(block, batch_size)
+
+    def _blocks(self, part: Split, rows: int) -> Iterator[Batch]:
+        return (self._batcher.batch(block) for block in read_part(self._source, part, rows))
 
     def num_train_samples(self) -> int | None:
         """Rows of the training part; files of more than 64 MiB together are not counted just for this."""
         train = self._parts.train
-        size = sum(self._source.files[file].size for file in train.files)
+        size = sum(self._source.size(file) for file in train.files)
         if self._num_train is None and size <= _COUNTED_BYTES:
             self._num_train = survey(self._source, train.files, window=train.window).num_rows
         return self._num_train

@@ -1,7 +1,7 @@
 """Delimited files (csv, tsv, ...) with one sample per line, described by a schema; see `adaptive.data.text.schema`."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -42,14 +42,20 @@ def open_csv(paths: str, options: DataOptions, *, run_dir: Path | None = None) -
     return open_text(open_source(paths, options, run_dir, format_of=format_of), plan, options, run_dir=run_dir)
 
 
-def describe(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> tuple[TextFormat, TextPlan]:
+def describe(
+    schema: DelimitedSchema, names: Sequence[str], options: DataOptions, *, lists: Container[str] | None = None
+) -> tuple[TextFormat, TextPlan]:
     """What a schema means for a file with the columns `names`.
+
+    Args:
+        lists: of data that have columns in the place of lines, those that hold lists; columns that the schema does not
+            name are then left out.
 
     Raises:
         ConfigError: with all columns that are missing or used twice, and time splits that cannot work.
     """
-    uses = _uses(schema, names)
-    columns = tuple(uses.get(name, Column(name, kernels.SKIP)) for name in names)
+    uses = _uses(schema, names, lists or ())
+    columns = tuple(uses.get(name, Column(name, kernels.SKIP)) for name in names if lists is None or name in uses)
     label = schema.label
     form = TextFormat(
         columns,
@@ -61,9 +67,7 @@ def describe(schema: DelimitedSchema, names: Sequence[str], options: DataOptions
         threshold=label.threshold or 0.0 if label is not None else 0.0,
     )
     features = tuple(
-        FeaturePlan(
-            name, group.table or name, form.slot(name), group.inner_separator is not None, _rule(group, options)
-        )
+        _feature(name, group, form.slot(name), uses[name].kind == kernels.KEY_BAG, options)
         for group in schema.categorical
         for name in _matching(group.columns, names)
     )
@@ -73,6 +77,10 @@ def describe(schema: DelimitedSchema, names: Sequence[str], options: DataOptions
     identity: dict[str, object] = {"format": "delimited", "schema": schema.model_dump(mode="json")}
     identity["rows"] = {feature.name: f"{feature.rule.kind} {feature.rule.size}" for feature in features}
     return form, TextPlan(features, is_log, _time_cut(schema.time, options), identity)
+
+
+def _feature(name: str, group: Categorical, slot: int, is_bag: bool, options: DataOptions) -> FeaturePlan:
+    return FeaturePlan(name, group.table or name, slot, is_bag, _rule(group, options, is_bag=is_bag))
 
 
 def _column_names(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
@@ -95,7 +103,7 @@ def _column_names(file: TextFile, schema: DelimitedSchema, options: DataOptions)
     return [name or f"column {number + 1}" for number, name in enumerate(names)]
 
 
-def _uses(schema: DelimitedSchema, names: Sequence[str]) -> dict[str, Column]:
+def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) -> dict[str, Column]:
     """The column that each name of the schema stands for."""
     problems = [f"column {name!r} comes twice" for name in sorted(set(names)) if list(names).count(name) > 1]
     uses: dict[str, Column] = {}
@@ -107,7 +115,9 @@ def _uses(schema: DelimitedSchema, names: Sequence[str]) -> dict[str, Column]:
             for name in found:
                 if name in uses:
                     problems.append(f"{key}: column {name!r} is used already")
-                uses[name] = _column(name, kind, group)
+                if name in lists and group is not None and group.missing == "reject":
+                    problems.append(f"{key}: column {name!r} holds lists; missing = 'reject' is for single values")
+                uses[name] = _column(name, kind, group, is_list=name in lists)
     if problems:
         raise ConfigError(
             "schema does not fit the file:\n  " + "\n  ".join(problems) + f"\n"
@@ -141,11 +151,11 @@ def _wanted(schema: DelimitedSchema) -> Iterable[tuple[str, Sequence[str], int, 
         yield f"categorical.{number}.columns", group.columns, _CATEGORY_KINDS[group.kind], group
 
 
-def _column(name: str, kind: int, group: Categorical | None) -> Column:
+def _column(name: str, kind: int, group: Categorical | None, *, is_list: bool) -> Column:
     if group is None:
         return Column(name, kind)
-    if group.inner_separator is not None:
-        return Column(name, kernels.KEY_BAG, item=kind, inner=group.inner_separator)
+    if group.inner_separator is not None or is_list:
+        return Column(name, kernels.KEY_BAG, item=kind, inner=group.inner_separator or "")
     return Column(name, kind, required=group.missing == "reject")
 
 
@@ -159,9 +169,9 @@ def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     return found
 
 
-def _rule(group: Categorical, options: DataOptions) -> RowRule:
+def _rule(group: Categorical, options: DataOptions, *, is_bag: bool) -> RowRule:
     if group.num_embeddings is not None:
-        has_missing = group.missing == "row" and group.inner_separator is None
+        has_missing = group.missing == "row" and not is_bag
         return RowRule("direct", group.num_embeddings, has_missing)
     if group.hash_rows is not None:
         return RowRule("hashed", group.hash_rows)

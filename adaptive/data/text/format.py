@@ -63,6 +63,10 @@ class TextFormat:
         """Output columns of the sort of `kind`."""
         return sum(_sort(column.kind) == _sort(kind) for column in self.columns)
 
+    def key_columns(self) -> tuple[str, ...]:
+        """Names of the columns of single categories."""
+        return tuple(column.name for column in self.columns if column.kind in _KEYS)
+
     @property
     def is_labelled(self) -> bool:
         return any(column.kind in _LABELS for column in self.columns)

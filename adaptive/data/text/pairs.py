@@ -55,6 +55,8 @@ def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, *, run
 class Pairs(Dataset):
     """Samples of user-item lists: features `user` and `item`, no dense inputs."""
 
+    epochs_differ = True  # in their negatives
+
     def __init__(
         self,
         source: TextSource,

@@ -11,6 +11,7 @@ import numpy as np
 
 from adaptive.data.text.format import Block, TextFormat
 from adaptive.data.text.rejects import BadLine, RejectLog
+from adaptive.data.text.row_source import EVERYTHING, Position, RowReader, RowSource
 from adaptive.data.text.source import ByteStream, TextFile
 from adaptive.kernels.data import text as kernels
 
@@ -21,17 +22,8 @@ _KEPT_BYTES = 256  # of a bad line
 
 
 @dataclass(frozen=True)
-class Position:
-    """A position between two lines: the next one is `line` (1 = first) of file `file`, at a decompressed offset."""
-
-    file: int = 0
-    offset: int = 0
-    line: int = 1
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """Files of text, the format of each, and the log of their bad lines. File numbers index `files`."""
+class TextSource(RowSource):
+    """Files of text, the format of each, and the log of their bad lines. Each file is a piece."""
 
     files: tuple[TextFile, ...]
     formats: tuple[TextFormat, ...]  # one per file; all have the same output columns
@@ -41,8 +33,16 @@ class TextSource:
     def names(self) -> tuple[str, ...]:
         return tuple(str(file.path) for file in self.files)
 
+    def size(self, piece: int) -> int:
+        return self.files[piece].size
 
-class TextReader:
+    def reader(
+        self, pieces: Sequence[int], *, start: Position | None = None, window: tuple[float, float] = EVERYTHING
+    ) -> "TextReader":
+        return TextReader(self, pieces, start=start, window=window)
+
+
+class TextReader(RowReader):
     """Reads the rows of some files of a source, one file after another.
 
     Args:
@@ -57,7 +57,7 @@ class TextReader:
         files: Sequence[int],
         *,
         start: Position | None = None,
-        window: tuple[float, float] = (-np.inf, np.inf),
+        window: tuple[float, float] = EVERYTHING,
     ) -> None:
         self._source = source
         self._window = window
@@ -75,30 +75,18 @@ class TextReader:
         self._whole = 0  # of which belong to whole lines
         self._added = 0  # and how many are not in the file: the line feed that the last line lacked
 
-    def __enter__(self) -> "TextReader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
 
     def position(self) -> Position:
-        """Where the next line is."""
         if self._file < 0:
             return self._start
         position, line = int(self._cursor[kernels.POSITION]), int(self._cursor[kernels.LINE])
         return Position(self._file, self._base + min(position, self._filled - self._added), line)
 
     def read(self, block: Block) -> int:
-        """Fill a block from its first row on -> its rows, fewer than there is room for at the end of the data only.
-
-        Raises:
-            InputError: if a file cannot be read, or too many lines are bad.
-        """
         cursor = self._cursor
         cursor[kernels.ROW] = 0
         while cursor[kernels.ROW] < len(block.file_index):

@@ -75,13 +75,22 @@ class RejectLog:
         path: `rejects.jsonl`, to which all bad lines are appended: {"file", "line", "cause", "column", "text"},
             the text cut after 200 bytes; or None.
         header_lines: lines at the start of each file that are no data.
+        unit: what is counted, in messages.
     """
 
-    def __init__(self, files: tuple[str, ...], limits: Limits, path: Path | None, *, header_lines: int = 0) -> None:
+    def __init__(
+        self,
+        files: tuple[str, ...],
+        limits: Limits,
+        path: Path | None,
+        *,
+        header_lines: int = 0,
+        unit: str = "lines",
+    ) -> None:
         self._files = files
         self._limits = limits
         self._path = path
-        self._header_lines = header_lines
+        self._header_lines, self._unit = header_lines, unit
         self._seen = [header_lines] * len(files)  # lines of each file that have been counted, headers too
         self._first: list[str] = []
         self._first_line = False  # whether the first line of a file is bad
@@ -151,9 +160,10 @@ class RejectLog:
     def _too_many(self, number: int, setting: str, limit: float) -> str:
         where = f"\nall of them: {self._path}" if self._path else ""
         meanings = "".join(f"\n{cause}: {_MEANINGS[cause]}" for cause, _ in self._counts.most_common())
-        header = "\nline 1 may be a header: remove it, or have header = true in a schema" if self._first_line else ""
+        header = "\nline 1 may be a header: remove it, or have header = true in a schema"
+        header = header if self._first_line and self._unit == "lines" else ""
         return (
-            f"{number:,} of {self.num_lines:,} lines read are bad, {setting} = {limit:g} allows fewer "
+            f"{number:,} of {self.num_lines:,} {self._unit} read are bad, {setting} = {limit:g} allows fewer "
             f"({self.causes_text()}):\n  " + "\n  ".join(self._first) + f"{where}{meanings}{header}\n"
             "correct the file or its description (format, separator, schema), or allow more: "
             f"--set data.{setting}=SHARE"

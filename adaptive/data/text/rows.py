@@ -6,6 +6,7 @@ own behind them: out of vocabulary or out of range first, missing last.
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,20 +117,40 @@ class Batcher:
         Raises:
             InputError: if an id is out of range and has no row to go to.
         """
-        n, columns = block.num_rows, block.columns
-        dense = columns.dense[:n]
-        kernels.finish_dense(dense, self._is_log)
-        origin = Origin(self._files, block.file_index[:n], columns.lines[:n])
-        ids, offsets = self._bags(block, origin) if self._has_bags else self._one_hot(block, origin)
-        return Batch(dense=dense, ids=ids, offsets=offsets, labels=columns.labels[:n], origin=origin)
+        (batch,) = self.batches(block, block.num_rows)
+        return batch
 
-    def _one_hot(self, block: Block, origin: Origin) -> tuple[Ids, Ids]:
+    def batches(self, block: Block, size: int) -> Iterator[Batch]:
+        """Batches of `size` rows of a block, of which the last one may have fewer; see `batch`."""
+        n, columns = block.num_rows, block.columns
+        kernels.finish_dense(columns.dense[:n], self._is_log)
+        origin = Origin(self._files, block.file_index[:n], columns.lines[:n])
+        if self._has_bags:
+            ids, offsets = self._bags(block, origin)
+            whole = Batch(dense=columns.dense[:n], ids=ids, offsets=offsets, labels=columns.labels[:n], origin=origin)
+            parts = np.split(np.arange(n), range(size, n, size))
+            yield from [whole] if n <= size else (whole.take(part) for part in parts)
+            return
+        rows = self._one_hot(block, origin)
+        for first in range(0, n, size):
+            part = slice(first, min(first + size, n))
+            ids = rows if n == size else np.ascontiguousarray(rows[:, part])
+            yield Batch(
+                dense=columns.dense[part],
+                ids=ids.reshape(-1),
+                offsets=np.arange(ids.size + 1, dtype=np.int64),
+                labels=columns.labels[part],
+                origin=Origin(self._files, block.file_index[part], columns.lines[part]),
+            )
+
+    def _one_hot(self, block: Block, origin: Origin) -> Ids:
+        """(F, n) the row that each feature of each sample looks up."""
         n, columns = block.num_rows, block.columns
         ids = np.empty((len(self._features), n), np.int64)
         for out, feature in zip(ids, self._features, strict=True):
             keys, present = columns.keys[feature.slot, :n], columns.present[feature.slot, :n]
             self._fill(feature, keys, present, out, None, origin)
-        return ids.reshape(-1), np.arange(ids.size + 1, dtype=np.int64)
+        return ids
 
     def _bags(self, block: Block, origin: Origin) -> tuple[Ids, Ids]:
         n, columns = block.num_rows, block.columns

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptive.data.text.format import Block
-from adaptive.data.text.reader import Position, TextReader, TextSource
+from adaptive.data.text.row_source import EVERYTHING, Position, RowSource
 from adaptive.errors import InputError
 
 MARK_ROWS = 1 << 16
@@ -25,7 +25,7 @@ class Split:
     start: Position | None = None
     skip: int = 0
     limit: int | None = None
-    window: tuple[float, float] = (-np.inf, np.inf)
+    window: tuple[float, float] = EVERYTHING
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Survey:
 
 
 def survey(
-    source: TextSource,
+    source: RowSource,
     files: tuple[int, ...],
     *,
     mark_rows: int = MARK_ROWS,
-    window: tuple[float, float] = (-np.inf, np.inf),
+    window: tuple[float, float] = EVERYTHING,
     look: Callable[[Block], None] | None = None,
 ) -> Survey:
     """Read everything once: count rows and let `look` see them.
@@ -50,7 +50,7 @@ def survey(
         InputError: if a file cannot be read, too many lines are bad, or there is no good row.
     """
     block, num_rows, marks = Block.empty(source.formats[files[0]], mark_rows), 0, []
-    with TextReader(source, files, window=window) as reader:
+    with source.reader(files, window=window) as reader:
         while True:
             marks.append((num_rows, reader.position()))
             rows = reader.read(block)
@@ -79,10 +79,10 @@ def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
     return Split(files, window=(-np.inf, cut)), Split(files, window=(cut, np.inf))
 
 
-def read_part(source: TextSource, part: Split, rows: int) -> Iterator[Block]:
+def read_part(source: RowSource, part: Split, rows: int) -> Iterator[Block]:
     """The rows of a part in blocks of `rows`; only the last one may be smaller. A block is valid until the next."""
     form = source.formats[part.files[0]]
-    with TextReader(source, part.files, start=part.start, window=part.window) as reader:
+    with source.reader(part.files, start=part.start, window=part.window) as reader:
         if part.skip:
             reader.read(Block.empty(form, part.skip))
         left = math.inf if part.limit is None else part.limit

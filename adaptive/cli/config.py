@@ -1,0 +1,205 @@
+"""`adaptive-train config`: all settings, read off the classes that check them.
+
+`docs/settings.md` is what it prints with `--markdown`.
+"""
+
+import json
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from adaptive.cli.flags import DLRM, FLAGS
+from adaptive.cli.output import AsJson, print_result
+from adaptive.errors import ConfigError
+
+PAGE = """# Settings
+
+Every key that a run has, with its default. Made by `adaptive-train config --markdown > docs/settings.md` from the
+classes that check the settings; `adaptive-train config tier` prints those of a section.
+
+The first that gives a key counts: flag, `--set KEY=VALUE`, environment, `--config FILE` (TOML or JSON), `--preset`,
+default. In the environment a key is `ADAPTIVE_` and capitals, with `__` for the dot: `ADAPTIVE_TIER__DEVICE_ROWS=10%`.
+Parameters of a policy are `policy.NAME`: `adaptive-train policies show NAME` lists them. `null` is no value.
+"""
+_WORDS = {bool: "true, false", int: "whole number", float: "number", str: "text", Path: "path", type(None): "null"}
+_BOUNDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key as users write it."""
+
+    key: str
+    default: str
+    allowed: str
+    meaning: str
+    flag: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """The keys of one class, and what the class is for. `name` is empty for keys without a dot."""
+
+    name: str
+    meaning: str
+    settings: tuple[Setting, ...]
+
+    @property
+    def title(self) -> str:
+        return self.name or "The run"
+
+
+def config(
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", help="Sections or keys, such as tier or data.holdout.", show_default=False),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/settings.md.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List all settings: key, default, allowed values, meaning."""
+    found = [_chosen(section, keys or []) for section in sections()]
+    found = [section for section in found if section.settings]
+    if not found:
+        from adaptive.settings import suggestion
+
+        known = [setting.key for section in sections() for setting in section.settings]
+        hint = suggestion(keys[0], known) if keys else ""
+        raise ConfigError(f"no setting is named {', '.join(keys or [])}{hint}; without a name all are listed")
+    listed = [{"section": section.name, **asdict(one)} for section in found for one in section.settings]
+    table = page(found) if markdown else "\n\n".join(map(_text, found))
+    print_result({"schema": 1, "settings": listed, "table": table.rstrip("\n")}, as_json=as_json)
+
+
+def sections() -> Iterator[Section]:
+    """All settings but the parameters of policies."""
+    from adaptive.config import TrainConfig
+    from adaptive.data.options import DataOptions
+    from adaptive.models.options import OPTIONS
+
+    yield from _of_class(TrainConfig, "", "Settings of the run itself.")
+    yield from _of_class(DataOptions, "data", DataOptions.__doc__ or "")
+    yield from _of_models(OPTIONS)
+
+
+def _of_class(model: type[BaseModel], name: str, meaning: str) -> Iterator[Section]:
+    """The section of a class, behind it those of the sections inside it."""
+    inside = {field: _section_of(info) for field, info in model.model_fields.items()}
+    own = {field: info for field, info in model.model_fields.items() if inside[field] is None}
+    yield Section(name, _one_line(meaning), tuple(_setting(name, *one) for one in own.items() if not _is_options(one)))
+    for field, section in inside.items():
+        if section is not None:
+            key, info = f"{name}.{field}".lstrip("."), model.model_fields[field]
+            null = f" `{key}=null`: {info.description.removeprefix('null: ')}." if info.description else ""
+            unless = "" if info.default is not None else " That is the default, until one of these keys is given."
+            yield from _of_class(section, key, f"{section.__doc__ or ''}{null}{unless}")
+
+
+def _of_models(options: Mapping[str, type[BaseModel]]) -> Iterator[Section]:
+    """Keys that all models have with one meaning, then those of each."""
+    all_ = {name: {field: _setting("model", field, info) for field, info in model.model_fields.items()}
+            for name, model in options.items()}  # fmt: skip
+    first = next(iter(all_.values()))
+    shared = [one for field, one in first.items() if all(other.get(field) == one for other in all_.values())]
+    yield Section("model", "Of every model.", tuple(shared))
+    for name, found in all_.items():
+        own = tuple(one for one in found.values() if one not in shared)
+        if own:
+            yield Section(f"model (with model={name})", _one_line(options[name].__doc__ or ""), own)
+
+
+def _setting(above: str, field: str, info: FieldInfo) -> Setting:
+    key = f"{above}.{field}".lstrip(".")
+    flags = [flag.name for flag in FLAGS if key in flag.keys and flag.panel != DLRM]
+    return Setting(key, _default(info), _allowed(info), info.description or "", flags[0] if flags else "")
+
+
+def _section_of(info: FieldInfo) -> type[BaseModel] | None:
+    kinds = [info.annotation, *get_args(info.annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _is_options(field: tuple[str, FieldInfo]) -> bool:
+    """A dictionary in which other classes' settings lie."""
+    from adaptive.settings import OPTIONS
+
+    return field[0] in OPTIONS.values()
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "needed"
+    value = info.get_default(call_default_factory=True)
+    return json.dumps(value, default=str).strip('"') if not isinstance(value, tuple) else json.dumps(list(value))
+
+
+def _allowed(info: FieldInfo) -> str:
+    bounds = [
+        _BOUNDS[name].format(_number(getattr(rule, name)))
+        for rule in info.metadata
+        for name in _BOUNDS
+        if getattr(rule, name, None) is not None
+    ]
+    return ", ".join([" or ".join(dict.fromkeys(_kinds(info.annotation))), *bounds])
+
+
+def _kinds(annotation: Any) -> Iterator[str]:
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        for kind in get_args(annotation):
+            yield from _kinds(kind)
+    elif origin is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif origin is Literal:
+        yield from map(str, get_args(annotation))
+    elif origin in (tuple, list):
+        inner = [one for kind in get_args(annotation) if kind is not ... for one in _kinds(kind)]
+        yield f"list of {' or '.join(dict.fromkeys(inner))}"
+    else:
+        yield _WORDS.get(annotation, "table" if origin is dict or annotation is dict else str(annotation))
+
+
+def _number(value: float) -> str:
+    powers = {2**power: f"2^{power}" for power in range(10, 65)}
+    return powers.get(int(value), f"{value:,}") if value == int(value) else str(value)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _chosen(section: Section, keys: list[str]) -> Section:
+    def is_asked(setting: Setting) -> bool:
+        return not keys or any(setting.key == key or setting.key.startswith(f"{key}.") for key in keys)
+
+    return Section(section.name, section.meaning, tuple(filter(is_asked, section.settings)))
+
+
+def _text(section: Section) -> str:
+    lines = [f"{section.title}: {section.meaning}"]
+    for one in section.settings:
+        flag = f" ({one.flag})" if one.flag else ""
+        lines.append(
+            f"  {one.key} = {one.default}{flag}\n      {one.allowed}{'; ' if one.meaning else ''}{one.meaning}"
+        )
+    return "\n".join(lines)
+
+
+def page(found: list[Section]) -> str:
+    """The sections as tables of Markdown."""
+    text = PAGE
+    for section in found:
+        text += (
+            f"\n## {section.title}\n\n{section.meaning}\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n"
+        )
+        for one in section.settings:
+            flag = f" (`{one.flag}`)" if one.flag else ""
+            cells = (f"`{one.key}`{flag}", f"`{one.default}`", one.allowed, one.meaning)
+            text += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+    return text

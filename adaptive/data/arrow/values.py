@@ -1,0 +1,198 @@
+"""The values of an Arrow array as keys or numbers, each with its state: there, missing, or what is wrong with it.
+
+What a value means does not depend on how it is stored: the integer 12, the text "12" and a dictionary's entry "12" are
+the same category, and that of `12` in a text file. Empty texts and NaN are missing, as null is.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.data.arrow import types
+from adaptive.data.text.format import key_of
+from adaptive.kernels.data import arrow as kernels
+from adaptive.kernels.data import text
+
+Ids = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+States = NDArray[np.int8]
+
+_SCRATCH = 512  # bytes; no number is written with as many digits
+_KEYS = (text.KEY_HEX, text.KEY_INTEGER, text.KEY_TEXT, text.LABEL_SET)
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_WHOLE = 2.0**63
+
+
+@dataclass(frozen=True)
+class Values:
+    """V values: `keys` for categories and labels by a list of positives, `numbers` for all others."""
+
+    keys: Ids
+    numbers: Numbers
+    states: States | None = None  # None: all there and good
+
+    def state(self) -> States:
+        count = max(len(self.keys), len(self.numbers))
+        return np.zeros(count, np.int8) if self.states is None else self.states
+
+
+_NO_KEYS, _NO_NUMBERS = np.empty(0, np.int64), np.empty(0, np.float64)
+
+
+class ValueReader:
+    """Reads arrays as one kind of `kernels.data.text`; remembers the latest dictionary of texts, which batches share.
+
+    Args:
+        longest: bytes of a text, at most.
+    """
+
+    def __init__(self, kind: int, longest: int) -> None:
+        self._kind, self._longest = kind, longest
+        self._dictionary: Any = None
+        self._known = Values(_NO_KEYS, _NO_NUMBERS)
+
+    def read(self, array: Any) -> Values:
+        """The values of an array of a readable type (`types.problem`)."""
+        import pyarrow as pa
+
+        sort = types.sort_of(array.type)
+        if pa.types.is_dictionary(array.type):
+            if sort == types.TEXT and pa.types.is_int32(array.type.index_type) and self._kind in _KEYS:
+                return self._codes(array)
+            array = array.dictionary_decode()
+        if sort == types.TEXT:
+            return self._texts(array)
+        if sort == types.TIME:
+            return _times(array)
+        if sort == types.DECIMAL:
+            array = array.cast(pa.float64())
+        elif sort == types.NOTHING:
+            array = array.cast(pa.int64())
+        if sort == types.BOOL:
+            return self._flags(array)
+        is_float = sort in (types.FLOAT, types.DECIMAL)
+        return self._floats(array) if is_float else self._integers(array)
+
+    def _codes(self, array: Any) -> Values:
+        dictionary = array.dictionary
+        if self._dictionary is None or not dictionary.equals(self._dictionary):
+            self._dictionary, self._known = dictionary, self._texts(dictionary)
+        codes = _view(array.indices, np.int32)
+        keys, states = np.empty(len(codes), np.int64), np.empty(len(codes), np.int8)
+        nulls = missing(array)
+        known = self._known.states
+        if nulls is None and known is None:
+            return Values(self._known.keys[codes], _NO_NUMBERS)
+        empty = np.empty(0, np.int8)
+        kernels.gather(codes, empty if nulls is None else nulls, self._known.keys, self._known.state(), keys, states)
+        return Values(keys, _NO_NUMBERS, states)
+
+    def _texts(self, array: Any) -> Values:
+        data, ends = text_buffers(array)
+        count = len(array)
+        keys, numbers, states = np.empty(count, np.int64), np.empty(count, np.float64), np.empty(count, np.int8)
+        kind = text.KEY_TEXT if self._kind == text.LABEL_SET else self._kind
+        scratch = np.empty(_SCRATCH, np.uint8)
+        kernels.parse_texts(data, ends, kind, self._longest, scratch, keys, numbers, states)
+        nulls = missing(array)
+        if nulls is not None:
+            states[nulls != 0] = kernels.MISSING_VALUE
+        return Values(keys, numbers, states if states.any() else None)
+
+    def _flags(self, array: Any) -> Values:
+        import pyarrow as pa
+
+        flags = _view(array.cast(pa.int8()), np.int8)
+        keys = flags.astype(np.int64)
+        if self._kind in (text.KEY_TEXT, text.LABEL_SET):
+            keys = np.where(flags, key_of("true"), key_of("false"))
+        return Values(keys, flags.astype(np.float64), missing(array))
+
+    def _floats(self, array: Any) -> Values:
+        import pyarrow as pa
+
+        numbers = _view(array.cast(pa.float64()), np.float64)
+        states = _marked(missing(array), np.isnan(numbers), kernels.MISSING_VALUE)
+        if self._kind not in (text.KEY_INTEGER, text.DENSE_INTEGER):
+            return Values(_NO_KEYS, numbers, states)
+        with np.errstate(invalid="ignore"):
+            keys = np.where(np.abs(numbers) < _WHOLE, numbers, 0).astype(np.int64)
+        return Values(keys, numbers, _marked(states, keys != numbers, text.NUMBER))
+
+    def _integers(self, array: Any) -> Values:
+        values = _view(array, np.dtype(array.type.to_pandas_dtype()))
+        states = missing(array)
+        if self._kind == text.KEY_HEX:
+            return Values(values.view(f"u{values.itemsize}").astype(np.uint64).view(np.int64), _NO_NUMBERS, states)
+        keys = values.astype(np.int64, copy=False)
+        outside = keys < 0 if values.dtype.kind == "u" else keys == np.iinfo(np.int64).min
+        if values.itemsize == 8:
+            states = _marked(states, outside, text.NUMBER)
+        if self._kind not in _KEYS:
+            return Values(_NO_KEYS, values.astype(np.float64), states)
+        if self._kind != text.KEY_INTEGER:
+            digits = np.empty(len(keys), np.int64)
+            kernels.digit_keys(keys, digits)
+            keys = digits
+        return Values(keys, _NO_NUMBERS, states)
+
+
+def text_buffers(array: Any) -> tuple[NDArray[np.uint8], Ids]:
+    """The bytes of an array of texts, and where each begins and ends in them, (V + 1,)."""
+    import pyarrow as pa
+
+    if not (pa.types.is_string(array.type) or pa.types.is_binary(array.type)):
+        if not (pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)):
+            array = array.cast(pa.large_binary() if types.is_bytes(array.type) else pa.large_string())
+        offsets = np.int64
+    else:
+        offsets = np.int32  # type: ignore[assignment]
+    _, ends, data = array.buffers()
+    if ends is None or not len(array):
+        return np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64)
+    found = np.frombuffer(ends, offsets)[array.offset : array.offset + len(array) + 1]
+    return np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8), found.astype(
+        np.int64, copy=False
+    )
+
+
+def missing(array: Any) -> States | None:
+    """Which values are null; None: none."""
+    if not array.null_count:
+        return None
+    states, bits = np.full(len(array), kernels.MISSING_VALUE, np.int8), array.buffers()[0]
+    if bits is not None:
+        kernels.null_states(np.frombuffer(bits, np.uint8), array.offset, states)
+    return states
+
+
+def _view(array: Any, dtype: Any) -> NDArray[Any]:
+    """The values of an array of numbers where they lie; at nulls anything."""
+    dtype = np.dtype(dtype)
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(len(array), dtype)
+    return np.frombuffer(buffer, dtype, count=len(array), offset=array.offset * dtype.itemsize)
+
+
+def _times(array: Any) -> Values:
+    """Seconds since 1970; earlier times are bad, as in text."""
+    import pyarrow as pa
+
+    if pa.types.is_date32(array.type):
+        numbers = _view(array, np.int32) * 86400.0
+    else:
+        unit = "ms" if pa.types.is_date64(array.type) else array.type.unit
+        numbers = _view(array, np.int64) / float(_PER_SECOND[unit])
+    return Values(_NO_KEYS, numbers, _marked(missing(array), numbers < 0, text.TIME))
+
+
+def _marked(states: States | None, where: NDArray[np.bool_], state: int) -> States | None:
+    """The states with one more, where there was none; None if all are good."""
+    if not where.any():
+        return states
+    states = np.zeros(len(where), np.int8) if states is None else states
+    states[where & (states == 0)] = state
+    return states

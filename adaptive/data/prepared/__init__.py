@@ -1,0 +1,1 @@
+"""Data sets whose samples are stored as batches have them, ids already rows: written once, mapped into memory."""

@@ -1,0 +1,161 @@
+"""What lies in the folder of a prepared data set.
+
+    prepared.json        what there is: features, tables, files that the samples came from; `Manifest`
+    train.bin            samples in blocks of up to 65,536, each with all columns one after another
+    train.index.npy      a row per block: where it begins, its bytes, samples, checksum, look-ups of each feature
+    evaluation.bin, evaluation.index.npy     where there is an evaluation part
+    vocabulary/          of categories that have rows by a fitted vocabulary
+    rejects.jsonl        lines that were bad
+
+Letters: n samples of a block, D dense inputs, F features. A block has, each from a multiple of 64 bytes on: labels
+float32 (n,); dense float32 (n, D); where samples come from, if known: file uint32 (n,), line int64 (n,); then for every
+feature its ids, in the smallest unsigned type that holds the table's last row: (n,) where each sample has one look-up,
+else behind uint32 (n,), where the look-ups of each sample end.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from adaptive.config import Config
+from adaptive.errors import InputError
+from adaptive.storage.arrays import open_plain
+
+MANIFEST: Final = "prepared.json"
+FORMAT: Final = 1
+ALIGNMENT: Final = 64
+MOST_ROWS: Final = 1 << 16
+_MOST_VALUES: Final = 1 << 24  # of a block that is being written, so that it stays within 128 MiB
+_MOST_MANIFEST: Final = 1 << 28  # bytes
+
+# Columns of an index, before those of the features: look-ups of a feature, or SINGLE.
+OFFSET, SIZE, ROWS, CHECKSUM, FIRST_FEATURE = range(5)
+SINGLE: Final = -1  # every sample has one look-up
+
+Index = NDArray[np.int64]
+
+
+class StoredFeature(Config):
+    """A feature, the rows of its table, and the table's name."""
+
+    name: str
+    rows: int = Field(ge=1, le=2**41)
+    table: str
+
+
+class StoredPart(Config):
+    """Samples of one part, and what its index is to be."""
+
+    samples: int = Field(ge=0)
+    bytes: int = Field(ge=0, description="of the file of blocks")
+    blocks: int = Field(ge=0)
+    index_bytes: int = Field(ge=0)
+    index_sha256: str
+
+
+class Manifest(Config):
+    """The content of prepared.json."""
+
+    format: int
+    features: tuple[StoredFeature, ...]
+    num_dense: int = Field(ge=0)
+    steps: int = Field(default=1, ge=1)
+    files: tuple[str, ...] | None = Field(description="names for the origin of samples; null: not known")
+    train: StoredPart
+    evaluation: StoredPart | None
+    rejects: dict[str, int]
+    data: str
+    fingerprint: dict[str, Any]
+    sha256: str = Field(default="", description="of all other keys, as `text` writes them")
+
+    def text(self) -> bytes:
+        """The content of the file, with its checksum."""
+        content = self.model_dump(mode="json", exclude={"sha256"})
+        content["sha256"] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return json.dumps(content, indent=1).encode()
+
+
+def id_type(rows: int) -> np.dtype[Any]:
+    """The smallest unsigned type that holds the rows 0 to `rows` - 1."""
+    return next(np.dtype(kind) for kind in ("u1", "u2", "u4", "u8") if rows <= 2 ** (8 * np.dtype(kind).itemsize))
+
+
+def block_samples(values: int) -> int:
+    """Samples of a block, if each has so many dense inputs and look-ups."""
+    return max(1024, min(MOST_ROWS, _MOST_VALUES // max(values, 1)))
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """What prepared.json of a folder says.
+
+    Raises:
+        InputError: if it is missing, damaged, or of a later version.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise InputError(f"{folder}: no prepared data here, {MANIFEST} is missing; make them: adaptive-train prepare")
+    try:
+        with open_plain(path) as file:
+            text = file.read(_MOST_MANIFEST)
+        content = json.loads(text)
+        if isinstance(content, dict) and content.get("format") != FORMAT:
+            raise InputError(
+                f"{path}: format {FORMAT} is read, found {content.get('format')}; prepare the data again with this "
+                "version"
+            )
+        manifest = Manifest.model_validate(content)
+        if json.loads(manifest.text())["sha256"] != manifest.sha256:
+            raise InputError(f"{path}: damaged (its checksum is another one); prepare the data again")
+        return manifest
+    except (OSError, RecursionError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
+        where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
+        raise InputError(f"{path}: damaged ({where}); prepare the data again") from error
+
+
+@dataclass(frozen=True)
+class Section:
+    """One array of a block: where it begins in the block, its type and number of values."""
+
+    start: int
+    dtype: np.dtype[Any]
+    count: int
+
+    def of(self, block: NDArray[np.uint8]) -> NDArray[Any]:
+        return block[self.start : self.start + self.count * self.dtype.itemsize].view(self.dtype)
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """Where the arrays of a block lie. `ends[f]` is None where every sample has one look-up."""
+
+    labels: Section
+    dense: Section
+    origin: tuple[Section, Section] | None
+    ends: tuple[Section | None, ...]
+    ids: tuple[Section, ...]
+    size: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, samples: int, lookups: NDArray[np.int64]) -> "BlockLayout":
+        """The layout of a block of so many samples. `lookups` (F,): of each feature, or SINGLE."""
+        at = 0
+
+        def section(kind: str | np.dtype[Any], count: int) -> Section:
+            nonlocal at
+            found = Section(at, np.dtype(kind), count)
+            at = -(-(at + count * found.dtype.itemsize) // ALIGNMENT) * ALIGNMENT
+            return found
+
+        labels, dense = section("<f4", samples), section("<f4", samples * manifest.num_dense)
+        origin = (section("<u4", samples), section("<i8", samples)) if manifest.files is not None else None
+        ends, ids = list[Section | None](), []
+        for feature, count in zip(manifest.features, lookups.tolist(), strict=True):
+            ends.append(None if count == SINGLE else section("<u4", samples))
+            ids.append(section(id_type(feature.rows).newbyteorder("<"), samples if count == SINGLE else count))
+        return cls(labels, dense, origin, tuple(ends), tuple(ids), at)

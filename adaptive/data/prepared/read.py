@@ -1,0 +1,208 @@
+"""`Prepared`: the data set `prepared:PATH`, read from files that are mapped into memory.
+
+Every block is checked against its checksum the first time it is read, so damage is found whatever the size of the data,
+and later epochs pay nothing for it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch, Origin, concatenate
+from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.options import DataOptions
+from adaptive.data.prepared.layout import (
+    CHECKSUM,
+    FIRST_FEATURE,
+    MANIFEST,
+    OFFSET,
+    ROWS,
+    SINGLE,
+    SIZE,
+    BlockLayout,
+    Index,
+    Manifest,
+    StoredPart,
+    load_manifest,
+)
+from adaptive.data.shuffle import block_rows, shuffled
+from adaptive.data.text.source import TextFile
+from adaptive.errors import CheckpointError, ConfigError, InputError
+from adaptive.kernels.data.checksum import checksum
+from adaptive.storage.arrays import read_array
+
+_AGAIN = "it is damaged or of another data set; prepare the data again"
+
+
+def open_prepared(path: str, options: DataOptions) -> "Prepared":
+    """The data set of `prepared:PATH`; see `adaptive.data.open.open_dataset`."""
+    names = ("schema_path", "eval_data", "holdout", "time_split")
+    given = [name for name in names if getattr(options, name) is not None]
+    if given:
+        raise ConfigError(
+            f"prepared: {', '.join(given)} counted when the data were prepared; remove it here, and prepare the data "
+            "again if they are to be split or read differently"
+        )
+    return Prepared(Path(path).expanduser(), options)
+
+
+class Prepared(Dataset):
+    """A prepared data set. Batches are those of the data set that it was made from, in the same order.
+
+    Raises:
+        InputError: if files are missing, cut or damaged, at once or, for the samples themselves, when they are read.
+    """
+
+    def __init__(self, folder: Path, options: DataOptions) -> None:
+        self._folder, self._manifest = folder, load_manifest(folder)
+        self.features = tuple(Feature(one.name, one.rows) for one in self._manifest.features)
+        self.tables = tuple(one.table for one in self._manifest.features)
+        self.num_dense, self.steps = self._manifest.num_dense, self._manifest.steps
+        self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
+        self._train = _Part(folder, "train", self._manifest, self._manifest.train)
+        stored = self._manifest.evaluation
+        self._evaluation = _Part(folder, "evaluation", self._manifest, stored) if stored is not None else None
+
+    def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+        """Batches of the training part."""
+        if not self._shuffle_buffer:
+            return self._train.batches(batch_size)
+        blocks = self._train.batches(block_rows(self._shuffle_buffer, batch_size))
+        return shuffled(blocks, batch_size, seed=self._seed, epoch=epoch)
+
+    def evaluation(self, batch_size: int) -> Iterator[Batch]:
+        """Batches of the evaluation part."""
+        return iter(()) if self._evaluation is None else self._evaluation.batches(batch_size)
+
+    def num_train_samples(self) -> int:
+        return self._manifest.train.samples
+
+    def fingerprint(self) -> dict[str, object]:
+        """Path, size and crc32 of every file, as of files of text, and the settings that order samples."""
+        names = [MANIFEST, "train.bin", *(["evaluation.bin"] if self._evaluation is not None else [])]
+        files = [TextFile(self._folder / name, (self._folder / name).stat().st_size) for name in names]
+        shuffle = {"shuffle_buffer": self._shuffle_buffer, "seed": self._seed}
+        return {"format": "prepared", "files": [file.fingerprint() for file in files], **shuffle}
+
+    def rejects(self) -> dict[str, int]:
+        """Lines that were bad when the data were prepared, by cause."""
+        return self._manifest.rejects
+
+
+class _Part:
+    """The samples of one part."""
+
+    def __init__(self, folder: Path, name: str, manifest: Manifest, stored: StoredPart) -> None:
+        self._path, self._manifest = folder / f"{name}.bin", manifest
+        self._index = _load_index(folder / f"{name}.index.npy", stored, len(manifest.features))
+        self._starts = np.concatenate([[0], np.cumsum(self._index[:, ROWS])])
+        self._data = self._map(stored.bytes)
+        self._checked = np.zeros(len(self._index), np.bool_)
+        self._layouts: dict[bytes, BlockLayout] = {}
+        if self._starts[-1] != stored.samples or _ends(self._index) != stored.bytes:
+            raise InputError(f"{folder}: index and {MANIFEST} disagree about {self._path.name}; {_AGAIN}")
+
+    def _map(self, size: int) -> NDArray[np.uint8]:
+        try:
+            found = self._path.stat().st_size
+            if found != size:
+                raise InputError(f"{self._path}: has {found} bytes, needed {size}; {_AGAIN}")
+            return np.asarray(np.memmap(self._path, np.uint8, "r"))
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be read ({error.strerror}); prepare the data again") from error
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Batches of `size` samples; the last one may be smaller."""
+        for first in range(0, int(self._starts[-1]), size):
+            yield self._samples(first, min(first + size, int(self._starts[-1])))
+
+    def _samples(self, first: int, stop: int) -> Batch:
+        """The samples [first, stop), which may lie in several blocks."""
+        block, last = (int(at) for at in np.searchsorted(self._starts, [first, stop - 1], side="right") - 1)
+        if block == last:
+            return self._of_block(block, first - int(self._starts[block]), stop - int(self._starts[block]))
+        cuts = [first, *self._starts[block + 1 : last + 1].tolist(), stop]
+        return concatenate(
+            [
+                self._of_block(number, cut - int(self._starts[number]), end - int(self._starts[number]))
+                for number, cut, end in zip(range(block, last + 1), cuts[:-1], cuts[1:], strict=True)
+            ]
+        )
+
+    def _of_block(self, number: int, first: int, stop: int) -> Batch:
+        entry = self._index[number]
+        data = self._data[entry[OFFSET] : entry[OFFSET] + entry[SIZE]]
+        layout = self._layout(entry)
+        if not self._checked[number]:
+            if checksum(data.view(np.uint64)) != entry[CHECKSUM]:
+                raise InputError(f"{self._path}: block {number} is not what was written (checksum); {_AGAIN}")
+            self._checked[number] = True
+        rows, width = stop - first, self._manifest.num_dense
+        origin = None
+        if layout.origin is not None and self._manifest.files is not None:
+            file_index, lines = (section.of(data)[first:stop] for section in layout.origin)
+            origin = Origin(self._manifest.files, file_index.astype(np.int32), lines.astype(np.int64))
+        ids, offsets = _lookups(layout, data, first, stop)
+        return Batch(
+            dense=layout.dense.of(data).reshape(-1, width)[first:stop].copy()
+            if width
+            else np.empty((rows, 0), np.float32),
+            ids=ids,
+            offsets=offsets,
+            labels=layout.labels.of(data)[first:stop].copy(),
+            origin=origin,
+        )
+
+    def _layout(self, entry: Index) -> BlockLayout:
+        """The layout of a block. Where every sample has one look-up of each feature, blocks of one size share it."""
+        if (entry[FIRST_FEATURE:] != SINGLE).any():
+            return self._checked_layout(entry)
+        key = entry[ROWS].tobytes()
+        if key not in self._layouts:
+            self._layouts[key] = self._checked_layout(entry)
+        return self._layouts[key]
+
+    def _checked_layout(self, entry: Index) -> BlockLayout:
+        layout = BlockLayout.of(self._manifest, int(entry[ROWS]), entry[FIRST_FEATURE:])
+        if layout.size != entry[SIZE]:
+            raise InputError(f"{self._path}: a block has {entry[SIZE]} bytes, needed {layout.size}; {_AGAIN}")
+        return layout
+
+
+def _lookups(
+    layout: BlockLayout, data: NDArray[np.uint8], first: int, stop: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ids and offsets of the samples [first, stop) of a block."""
+    features, rows = len(layout.ids), stop - first
+    if all(section is None for section in layout.ends):
+        ids = np.empty((features, rows), np.int64)
+        for out, section in zip(ids, layout.ids, strict=True):
+            out[:] = section.of(data)[first:stop]
+        return ids.reshape(-1), np.arange(ids.size + 1, dtype=np.int64)
+    parts, ends, total = list[NDArray[np.int64]](), [np.zeros(1, np.int64)], 0
+    for section, end_section in zip(layout.ids, layout.ends, strict=True):
+        begin, end, own = first, stop, np.arange(1, rows + 1, dtype=np.int64)
+        if end_section is not None:
+            own = end_section.of(data)[first:stop].astype(np.int64)
+            begin = int(end_section.of(data)[first - 1]) if first else 0
+            end, own = int(own[-1]), own - begin
+        parts.append(section.of(data)[begin:end].astype(np.int64))
+        ends.append(own + total)
+        total += end - begin
+    return np.concatenate(parts), np.concatenate(ends)
+
+
+def _load_index(path: Path, stored: StoredPart, features: int) -> Index:
+    shape = (stored.blocks, FIRST_FEATURE + features)
+    try:
+        return read_array(path, "<i8", shape, stored.index_bytes, stored.index_sha256)
+    except CheckpointError as error:
+        raise InputError(f"{error}; prepare the data again") from error
+
+
+def _ends(index: Index) -> int:
+    """Where the last block ends, -1 if blocks do not follow each other."""
+    ends = np.cumsum(index[:, SIZE])
+    return int(ends[-1]) if (index[:, OFFSET] == ends - index[:, SIZE]).all() else -1

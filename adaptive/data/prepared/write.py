@@ -1,0 +1,176 @@
+"""Write a prepared data set: everything under a temporary name, synced, then renamed."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from adaptive.batch import Batch
+from adaptive.data.dataset import Dataset
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.prepared.layout import (
+    FIRST_FEATURE,
+    FORMAT,
+    MANIFEST,
+    ROWS,
+    SINGLE,
+    BlockLayout,
+    Index,
+    Manifest,
+    StoredFeature,
+    StoredPart,
+    block_samples,
+)
+from adaptive.data.tables import tables_of
+from adaptive.errors import ConfigError, InputError, OutputError
+from adaptive.kernels.data.checksum import checksum
+from adaptive.storage.arrays import write_array
+from adaptive.storage.durable import DISK, Disk, write_directory, write_new
+
+
+def prepare(
+    spec: str,
+    options: DataOptions,
+    path: Path,
+    *,
+    told: Callable[[int], None] = lambda samples: None,
+    disk: Disk = DISK,
+) -> Manifest:
+    """Write the samples of a data set to the folder `path`, in their order: `data.shuffle_buffer` counts when they are
+    read.
+
+    Args:
+        told: is called now and then with the number of samples so far.
+
+    Raises:
+        ConfigError: if the data set cannot be opened, is prepared already, or has other samples in every epoch.
+        InputError: if the data are bad, or are no longer what they were when they were opened.
+        OutputError: if there is a `path` already, or it cannot be written; then there is nothing under its name.
+    """
+    if spec.startswith("prepared:"):
+        raise ConfigError(f"data {spec!r} are prepared already")
+    written = list[Manifest]()
+
+    def fill(folder: Path) -> None:
+        dataset = open_dataset(spec, options.model_copy(update={"shuffle_buffer": 0}), run_dir=folder)
+        if dataset.epochs_differ:
+            raise ConfigError(f"data {spec!r} draw other samples in every epoch, so they cannot be prepared once")
+        written.append(_Writer(dataset, spec, folder, told, disk).write())
+        _sync(folder / "rejects.jsonl", disk)
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_directory(path, fill, disk=disk)
+    except FileExistsError as error:
+        raise OutputError(f"{path} exists already; remove it or give another folder") from error
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error}") from error
+    return written[0]
+
+
+def _sync(path: Path, disk: Disk) -> None:
+    if path.exists():
+        with path.open("rb") as file:
+            disk.sync(file)
+
+
+class _Writer:
+    """Writes one data set into a folder."""
+
+    def __init__(self, dataset: Dataset, spec: str, folder: Path, told: Callable[[int], None], disk: Disk) -> None:
+        self._dataset, self._folder, self._told, self._disk = dataset, folder, told, disk
+        self._samples = 0
+        self._rows = block_samples(dataset.num_dense + len(dataset.features))
+        train = dataset.train(self._rows)
+        first = next(train)
+        features = tuple(
+            StoredFeature(name=feature.name, rows=feature.num_embeddings, table=table)
+            for feature, table in zip(dataset.features, tables_of(dataset), strict=True)
+        )
+        nothing = StoredPart(samples=0, bytes=0, blocks=0, index_bytes=0, index_sha256="")
+        self._manifest = Manifest(
+            format=FORMAT,
+            features=features,
+            num_dense=dataset.num_dense,
+            steps=dataset.steps,
+            files=first.origin.files if first.origin is not None else None,
+            train=nothing,
+            evaluation=None,
+            rejects={},
+            data=spec,
+            fingerprint=dataset.fingerprint(),
+        )
+        self._train = _chained(first, train)
+
+    def write(self) -> Manifest:
+        train = self._part("train", self._train)
+        assert train is not None
+        evaluation = self._part("evaluation", self._dataset.evaluation(self._rows))
+        if self._dataset.fingerprint() != self._manifest.fingerprint:
+            raise InputError(f"data {self._manifest.data!r} changed while they were prepared; prepare them again")
+        found = {"train": train, "evaluation": evaluation, "rejects": self._dataset.rejects()}
+        manifest = self._manifest.model_copy(update=found)
+        text = manifest.text()
+        write_new(self._folder / MANIFEST, lambda file: self._disk.write(file, text), disk=self._disk)
+        return manifest
+
+    def _part(self, name: str, batches: Iterator[Batch]) -> StoredPart | None:
+        """The samples of a part in blocks; nothing if there are none."""
+        first = next(batches, None)
+        if first is None:
+            return None
+        entries, offset = list[Index](), 0
+        path = self._folder / f"{name}.bin"
+
+        def write(file: BinaryIO) -> None:
+            nonlocal offset
+            for batch in _chained(first, batches):
+                block, entry = self._block(batch, offset)
+                self._disk.write(file, memoryview(block))
+                entries.append(entry)
+                offset += len(block)
+                self._samples += batch.num_samples
+                self._told(self._samples)
+
+        write_new(path, write, disk=self._disk)
+        index = np.stack(entries)
+        stored = write_array(self._folder / f"{name}.index.npy", index, self._disk)
+        return StoredPart(
+            samples=int(index[:, ROWS].sum()),
+            bytes=offset,
+            blocks=len(index),
+            index_bytes=stored["size"],
+            index_sha256=stored["sha256"],
+        )
+
+    def _block(self, batch: Batch, offset: int) -> tuple[Any, Index]:
+        """The bytes of a block, and its line of the index."""
+        samples, features = batch.num_samples, batch.num_features
+        ends = batch.offsets[1:].reshape(features, samples) - batch.offsets[:-1:samples, None]
+        lookups = ends[:, -1].copy()
+        lookups[(ends == np.arange(1, samples + 1)).all(axis=1)] = SINGLE
+        layout = BlockLayout.of(self._manifest, samples, lookups)
+        block = np.zeros(layout.size, np.uint8)
+        layout.labels.of(block)[:] = batch.labels
+        layout.dense.of(block)[:] = batch.dense.reshape(-1)
+        if layout.origin is not None:
+            if batch.origin is None or batch.origin.files != self._manifest.files:
+                raise ConfigError(f"data {self._manifest.data!r}: batches disagree in where their samples come from")
+            layout.origin[0].of(block)[:] = batch.origin.file_index
+            layout.origin[1].of(block)[:] = batch.origin.lines
+        for feature in range(features):
+            section = layout.ends[feature]
+            if section is not None:
+                section.of(block)[:] = ends[feature]
+            layout.ids[feature].of(block)[:] = batch.ids[batch.feature_span(feature)]
+        entry = np.empty(FIRST_FEATURE + features, np.int64)
+        entry[:FIRST_FEATURE] = offset, layout.size, samples, checksum(block.view(np.uint64))
+        entry[FIRST_FEATURE:] = lookups
+        return block, entry
+
+
+def _chained(first: Batch, others: Iterator[Batch]) -> Iterator[Batch]:
+    yield first
+    yield from others

@@ -1,0 +1,55 @@
+"""`config`: every setting is listed with its default; the page of the documentation is what it prints."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adaptive.cli import app
+from adaptive.cli.config import page, sections
+from adaptive.settings import load_settings
+
+PAGE = Path(__file__).parents[2] / "docs/settings.md"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        app.main(["config", *arguments])
+    assert not exit_.value.code, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_the_page_is_what_is_printed() -> None:
+    made = page(list(sections()))
+    assert PAGE.read_text(encoding="utf-8") == made, "adaptive-train config --markdown > docs/settings.md"
+
+
+def test_keys_and_defaults_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each listed default can be given by --set, and every setting of a run is listed."""
+    listed = {one["key"]: one for one in json.loads(run(capsys, "--json"))["settings"]}
+    own = {key: one["default"] for key, one in listed.items() if not key.startswith(("model.", "guard.", "stop_at."))}
+    given = [f"{key}={default}" for key, default in own.items() if default not in ("needed", "null")]
+    config, origins = load_settings(sets=given)
+    defaults = {key: value for key, value in config.model_dump(mode="json").items() if "options" not in key}
+    assert defaults == {k: v for k, v in load_settings()[0].model_dump(mode="json").items() if "options" not in k}
+    leaves = {key for key in origins if not key.startswith(("policy_options", "data_options", "model_options"))}
+    assert leaves - set(listed) == {"guard", "stop_at"} & leaves
+    assert {"data.holdout", "data.synthetic.rows", "model.top_mlp", "guard.budget"} <= set(listed)
+
+
+def test_sections_and_keys_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "tier", "data.holdout")
+    assert "tier.device_rows = auto (--device-rows)" in text and "data.holdout = null" in text
+    assert "optimizer.lr" not in text and "data.seed" not in text
+    assert run(capsys, "data.holdout").splitlines()[2].strip().startswith("number or null, > 0, < 1; evaluate on this")
+
+
+def test_an_unknown_key_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        app.main(["config", "tier.device_row"])
+    assert exit_.value.code == 2
+    assert "no setting is named tier.device_row; did you mean tier.device_rows?" in capsys.readouterr().err
+
+
+def test_every_setting_has_a_meaning() -> None:
+    assert [one.key for section in sections() for one in section.settings if not one.meaning] == []

@@ -1,0 +1,366 @@
+"""Parquet files: the rows of the same text file, whatever types hold them; places of bad values; files and folders."""
+
+import json
+from datetime import date, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptive.batch import Batch, concatenate
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.errors import ConfigError, InputError
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
+pq = pytest.importorskip("pyarrow.parquet")
+
+SCHEMA = """
+[label]
+column = "action"
+positive = ["buy", "7"]
+
+[[dense]]
+columns = ["price"]
+
+[[dense]]
+columns = ["views"]
+kind = "int"
+transform = "log"
+
+[[categorical]]
+columns = ["user"]
+kind = "int"
+num_embeddings = 10
+
+[[categorical]]
+columns = ["liked"]
+kind = "int"
+inner_separator = "|"
+num_embeddings = 5
+table = "item"
+
+[[categorical]]
+columns = ["words"]
+inner_separator = "|"
+hash_rows = 100
+
+[[categorical]]
+columns = ["city"]
+hash_rows = 50
+
+[[categorical]]
+columns = ["device"]
+kind = "hex"
+vocabulary = true
+
+[time]
+column = "day"
+kind = "iso"
+"""
+TEXT = """junk,action,liked,user,views,price,words,city,device,day
+x,buy,1|2,9,7,-1.5,red|blue,Ulm,ff,2024-01-01
+x,view,,0,,0.25,,Ulm,0a,2024-01-02 12:30:00
+x,7,0|3,,3,2,é,,,2024-01-02
+x,view,4,1,1,,blue,Bonn,ff,2024-03-01
+"""
+
+
+def columns() -> dict[str, object]:
+    """The rows of TEXT."""
+    return {
+        "junk": ["x"] * 4,
+        "action": ["buy", "view", "7", "view"],
+        "liked": [[1, 2], None, [0, 3], [4]],
+        "user": [9, 0, None, 1],
+        "views": [7, None, 3, 1],
+        "price": [-1.5, 0.25, 2.0, None],
+        "words": [["red", "blue"], [], ["é"], ["blue", ""]],
+        "city": ["Ulm", "Ulm", "", "Bonn"],
+        "device": ["ff", "0a", None, "ff"],
+        "day": [datetime(2024, 1, 1), datetime(2024, 1, 2, 12, 30), datetime(2024, 1, 2), datetime(2024, 3, 1)],
+    }
+
+
+def of_parquet(folder: Path, table: object, schema: str = SCHEMA, *, row_group_size: int = 3, **options: object):
+    (folder / "schema.toml").write_text(schema)
+    pq.write_table(table, folder / "data.parquet", row_group_size=row_group_size)
+    return open_dataset(
+        f"parquet:{folder / 'data.parquet'}", DataOptions(schema_path=folder / "schema.toml", **options)
+    )
+
+
+def of_text(folder: Path, text: str, schema: str = SCHEMA, **options: object):
+    (folder / "schema.toml").write_text(schema)
+    (folder / "data.csv").write_text(text)
+    return open_dataset(f"csv:{folder / 'data.csv'}", DataOptions(schema_path=folder / "schema.toml", **options))
+
+
+def assert_equal(one, other, batch_size=2):
+    found, wanted = list(one), list(other)
+    assert [batch.num_samples for batch in found] == [batch.num_samples for batch in wanted]
+    for batch, twin in zip(found, wanted, strict=True):
+        for name in ("dense", "ids", "offsets", "labels"):
+            np.testing.assert_array_equal(getattr(batch, name), getattr(twin, name), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle_buffer": 3, "seed": 1},
+        {"holdout": 0.3},
+        {"time_split": "2024-01-02 01:00:00"},
+        {"out_of_range": "oov"},
+    ],
+    ids=str,
+)
+def test_the_same_rows_as_text_and_as_parquet(tmp_path: Path, options: dict[str, object]) -> None:
+    text, parquet = of_text(tmp_path, TEXT, **options), of_parquet(tmp_path, pa.table(columns()), **options)
+    assert parquet.features == text.features and parquet.tables == text.tables
+    assert parquet.num_train_samples() == text.num_train_samples()
+    for epoch in range(2):
+        assert_equal(parquet.train(2, epoch=epoch), text.train(2, epoch=epoch))
+    assert_equal(parquet.evaluation(2), text.evaluation(2))
+    assert_equal(parquet.train(3), text.train(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("user", "int8"), ("user", "uint64"), ("user", "double"), ("user", "string"), ("user", "dictionary"),
+        ("action", "large_string"), ("action", "dictionary"), ("action", "binary"),
+        ("views", "float"), ("views", "uint16"), ("views", "string"),
+        ("price", "float"), ("price", "string"), ("price", "decimal128(9, 4)"),
+        ("liked", "large_list"), ("liked", "text"), ("words", "list of dictionary"), ("words", "text"),
+        ("city", "string_view"), ("city", "dictionary"), ("device", "int32"), ("device", "int64"),
+        ("day", "timestamp[ns]"), ("day", "timestamp[ms, tz=UTC]"), ("day", "string"),
+    ],
+)  # fmt: skip
+def test_types_that_hold_the_same_values(tmp_path: Path, name: str, kind: str) -> None:
+    values, plain = columns()[name], pa.table(columns())
+    if kind == "text":
+        array = pa.array(["|".join(map(str, bag)) if bag is not None else None for bag in values])
+    elif kind == "dictionary":
+        array = pa.array(values).dictionary_encode()
+    elif kind == "list of dictionary":
+        array = pa.array(values, pa.list_(pa.dictionary(pa.int32(), pa.string())))
+    elif kind == "large_list":
+        array = pa.array(values, pa.large_list(pa.int16()))
+    elif name == "device":
+        array = pa.array([None if one is None else int(one, 16) for one in values], kind)
+    elif kind.startswith("decimal"):
+        array = pa.array(values).cast(pa.decimal128(9, 4))
+    elif kind.startswith("timestamp"):
+        array = pa.array(values).cast(pa.timestamp("ns") if kind.endswith("[ns]") else pa.timestamp("ms", "UTC"))
+    else:
+        array = pa.array([None if one is None else str(one) for one in values] if "string" in kind else values)
+        if kind == "string_view":
+            array = pa.array(array.to_pylist(), pa.string_view())
+        array = array.cast(kind) if kind not in ("string", "string_view") else array
+    table = plain.set_column(plain.schema.get_field_index(name), name, array)
+    assert_equal(of_parquet(tmp_path, table).train(2), of_text(tmp_path, TEXT).train(2))
+
+
+def test_integers_under_kind_string_are_their_digits(tmp_path: Path) -> None:
+    schema = '[[categorical]]\ncolumns = ["a"]\nhash_rows = 1000'
+    numbers = [0, 7, -7, 10, 99, 100, 2**63 - 1, -(2**63) + 1, 123456789012]
+    text = of_text(tmp_path, "a\n" + "".join(f"{one}\n" for one in numbers), schema)
+    parquet = of_parquet(tmp_path, pa.table({"a": numbers}), schema)
+    assert next(parquet.evaluation(9), None) is None
+    found, wanted = _ids(parquet), _ids(text)
+    assert found == wanted
+
+
+def _ids(data) -> list[int]:
+    from adaptive.data.text.split import read_part
+
+    blocks = read_part(data._source, data._parts.train, 100)
+    return [key for block in blocks for key in block.columns.keys[0, : block.num_rows].tolist()]
+
+
+BAD = {
+    "label": {"action": [None, "buy"]},
+    "number in price": {"price": [1e300, 1.0]},
+    "number in views": {"views": [1.5, 2.0]},
+    "number in user": {"user": [0.5, 1.0]},
+    "number in liked": {"liked": [["1", "x"], ["2"]]},
+    "utf8 in city": {"city": [b"\xff", b"Ulm"]},
+    "nul in city": {"city": ["a\0b", "Ulm"]},
+    "hex in device": {"device": ["xyz", "f"]},
+    "time in day": {"day": ["yesterday", "2024-01-01"]},
+    "time of 1960": {"day": [datetime(1960, 1, 1), datetime(2024, 1, 1)]},
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_values_are_told_by_file_row_group_and_row(tmp_path: Path, case: str) -> None:
+    good = pa.table(columns())
+    rows = {name: good[name].to_pylist()[:2] for name in good.column_names} | BAD[case]
+    table = pa.table({name: rows[name] * 2 for name in rows})
+    cause, name = case.split()[0], next(iter(BAD[case]))
+    with pytest.raises(InputError, match="2 of 4 rows read are bad") as error:
+        list(of_parquet(tmp_path, table, row_group_size=4).train(2))
+    assert f"data.parquet[row group 0]:1: {cause} in column {name}" in str(error.value)
+    assert "header" not in str(error.value)
+    many = pa.table({name: rows[name] * 3 for name in rows})
+    options = {"max_bad_fraction": 1.0, "max_bad_label_fraction": 1.0}
+    data = of_parquet(tmp_path, many, **options)
+    assert concatenate(list(data.train(2))).num_samples == 3
+    assert data.rejects() == {cause: 3}
+    list(data.train(2))
+    assert data.rejects() == {cause: 3}
+
+
+def test_rejects_are_written_down(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text('[[categorical]]\ncolumns = ["a"]\nkind = "int"\nmissing = "reject"')
+    pq.write_table(pa.table({"a": ["1", "2", "x", None]}), tmp_path / "data.parquet", row_group_size=2)
+    options = DataOptions(schema_path=tmp_path / "schema.toml", max_bad_fraction=1)
+    data = open_dataset(f"parquet:{tmp_path / 'data.parquet'}", options, run_dir=tmp_path)
+    assert len(_ids(data)) == 2
+    records = [json.loads(line) for line in (tmp_path / "rejects.jsonl").read_text().splitlines()]
+    place = f"{tmp_path / 'data.parquet'}[row group 1]"
+    assert [(one["file"], one["line"], one["cause"], one["text"]) for one in records] == [
+        (place, 1, "number", "x"),
+        (place, 2, "missing", "None"),
+    ]
+
+
+def test_an_id_out_of_range_is_told_by_its_place(tmp_path: Path) -> None:
+    table = pa.table({"a": [1, 2, 3, 9], "y": [0, 1, 0, 1]})
+    schema = '[label]\ncolumn = "y"\n[[categorical]]\ncolumns = ["a"]\nkind = "int"\nnum_embeddings = 9'
+    with pytest.raises(InputError, match=r"id 9 .*data.parquet\[row group 1\]:1"):
+        list(of_parquet(tmp_path, table, schema).train(2))
+
+
+SIMPLE = '[label]\ncolumn = "y"\n[[categorical]]\ncolumns = ["a"]\nkind = "int"\nhash_rows = 100'
+
+
+def test_folders_patterns_and_lists_of_files(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(SIMPLE)
+    options = DataOptions(schema_path=tmp_path / "schema.toml")
+    for number, name in enumerate(["b/2.parquet", "a/1.parquet", "_temporary/3.parquet", ".hidden.parquet"]):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"a": [number], "y": [1.0]}), tmp_path / "set" / name)
+    (tmp_path / "set/_SUCCESS").touch()
+
+    def keys(spec: str) -> list[int]:
+        return _ids(open_dataset(f"parquet:{spec}", options))
+
+    root = tmp_path / "set"
+    assert keys(f"{root}") == [1, 0]
+    assert keys(f"{root}/?/*.parquet") == [1, 0]
+    assert keys(f"{root}/b/2.parquet,{root}/a") == [0, 1]
+    with pytest.raises(InputError, match=r"no .parquet file in"):
+        keys(f"{root}/x*")
+    with pytest.raises(InputError, match="cannot be read"):
+        keys(f"{root}/x.parquet")
+
+
+def test_another_file_may_have_other_types_and_an_other_order_but_not_fewer_columns(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(SIMPLE)
+    options = DataOptions(schema_path=tmp_path / "schema.toml")
+    pq.write_table(pa.table({"a": [5], "y": [1.0]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"y": [True], "z": [0], "a": ["6"]}), tmp_path / "2.parquet")
+    assert _ids(open_dataset(f"parquet:{tmp_path}/1.parquet,{tmp_path}/2.parquet", options)) == [5, 6]
+    pq.write_table(pa.table({"y": [True]}), tmp_path / "3.parquet")
+    with pytest.raises(InputError, match=r"3.parquet: differs .*\n  no column 'a', which the first file has"):
+        open_dataset(f"parquet:{tmp_path}/1.parquet,{tmp_path}/3.parquet", options)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": [1.5], "y": [1]}, "None"),
+        ({"a": [[1]], "y": [[1]]}, "column 'y' holds list<element: int64>, lists, which only categories can be"),
+        ({"a": [date(2024, 1, 1)], "y": [1]}, r"column 'a' holds date32\[day\], which cannot be read as categories"),
+        ({"a": [{"b": 1}], "y": [1]}, "struct<b: int64>, which cannot be read"),
+        ({"y": [1]}, "no column 'a'"),
+    ],
+)
+def test_types_that_cannot_be_read_are_refused_when_it_is_opened(tmp_path: Path, values: object, message: str) -> None:
+    if message == "None":
+        of_parquet(tmp_path, pa.table(values), SIMPLE)
+        return
+    with pytest.raises(ConfigError, match=message):
+        of_parquet(tmp_path, pa.table(values), SIMPLE)
+
+
+def test_a_float_category_names_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kind = 'int' reads whole numbers, or store the column as texts"):
+        of_parquet(tmp_path, pa.table({"a": [1.0], "y": [1]}), SIMPLE.replace('kind = "int"\n', ""))
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pa.table({"a": rng.integers(0, 2**60, 5000), "y": rng.integers(0, 2, 5000)})
+    data = of_parquet(tmp_path, table, SIMPLE, row_group_size=5000)
+    path = tmp_path / "data.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + b"\xff" * 400 + whole[404:])
+    with pytest.raises(InputError, match=r"data.parquet\[row group 0\]: damaged"):
+        list(data.train(64))
+    path.write_bytes(whole + b"more")
+    with pytest.raises(InputError, match="data must not change"):
+        list(data.train(64))
+    path.write_bytes(whole[:-100])
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        open_dataset(f"parquet:{path}", DataOptions(schema_path=tmp_path / "schema.toml"))
+    path.unlink()
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        list(data.train(64))
+
+
+def test_a_schema_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="parquet: needs a schema"):
+        open_dataset("parquet:x", DataOptions())
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_drawn_columns_are_read_as_text_is(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Texts, whole numbers and bags of them, with gaps; row groups and batches of any size."""
+    folder = tmp_path_factory.mktemp("drawn")
+    size = data.draw(st.integers(1, 30))
+    words = st.text(st.characters(codec="utf-8", exclude_characters='\0\n\r",|'), max_size=5)
+    whole = st.integers(-(2**63) + 1, 2**63 - 1)
+
+    def column(values: st.SearchStrategy[object]) -> list[object]:
+        return data.draw(st.lists(st.none() | values, min_size=size, max_size=size))
+
+    rows = {"t": column(words), "n": column(whole), "b": column(st.lists(whole, max_size=4)), "d": column(whole)}
+    rows["y"] = data.draw(st.lists(st.sampled_from([0, 1]), min_size=size, max_size=size))
+    schema = (
+        '[label]\ncolumn = "y"\n[[dense]]\ncolumns = ["d"]\nkind = "int"\n[[categorical]]\ncolumns = ["t"]\n'
+        '[[categorical]]\ncolumns = ["n"]\nkind = "int"\n[[categorical]]\ncolumns = ["b"]\nkind = "int"\n'
+        'inner_separator = "|"\n'
+    )
+
+    def field(value: object) -> str:
+        return "" if value is None else "|".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    lines = ["t,n,b,d,y"] + [",".join(map(field, row)) for row in zip(*rows.values(), strict=True)]
+    kinds = {"t": pa.string(), "n": pa.int64(), "b": pa.list_(pa.int64()), "d": pa.int64(), "y": pa.int8()}
+    table = pa.table({name: pa.array(rows[name], kinds[name]) for name in ("t", "n", "b", "d", "y")})
+    group, batch = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 30))
+    buffer = data.draw(st.sampled_from([0, 7]))
+    parquet = of_parquet(folder, table, schema, row_group_size=group, shuffle_buffer=buffer)
+    text = of_text(folder, "\n".join(lines) + "\n", schema, shuffle_buffer=buffer)
+    assert_equal(parquet.train(batch), text.train(batch))
+
+
+def test_real_clicks(real_data: Path, tmp_path: Path) -> None:
+    """kdd12-click, written by pyarrow from the text: batches equal the text's."""
+    from pyarrow import csv
+
+    schema = Path(__file__).parents[3] / "examples/schemas/kdd12-click.toml"
+    source = next((real_data / "kdd12-click").glob("*.csv.gz"))
+    texts = csv.ConvertOptions(column_types={"url_hash": pa.string()})
+    pq.write_table(csv.read_csv(source, convert_options=texts), tmp_path / "clicks.parquet", row_group_size=5000)
+    options = DataOptions(schema_path=schema, holdout=0.2)
+    text, parquet = open_dataset(f"csv:{source}", options), open_dataset(f"parquet:{tmp_path}/clicks.parquet", options)
+    wanted: list[Batch] = list(text.train(2048))
+    assert sum(batch.num_samples for batch in wanted) > 20_000
+    assert_equal(parquet.train(2048), wanted)

@@ -1,0 +1,290 @@
+"""Prepared data: the batches of what they were made from, written whole or not at all, damage found in time."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from failing_disk import FailingDisk, fails_at_each
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptive.batch import Batch
+from adaptive.data.dataset import Dataset
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.prepared import layout, read, write
+from adaptive.data.prepared.write import prepare
+from adaptive.errors import ConfigError, InputError, OutputError
+from adaptive.kernels.data.checksum import checksum
+
+SCHEMA = """
+[label]
+column = "y"
+[[dense]]
+columns = ["d"]
+[[categorical]]
+columns = ["user"]
+kind = "int"
+num_embeddings = 70_000
+[[categorical]]
+columns = ["words"]
+inner_separator = "|"
+hash_rows = 200
+[[categorical]]
+columns = ["city"]
+vocabulary = true
+"""
+
+
+def make_text(folder: Path, size: int = 40) -> str:
+    rng = np.random.default_rng(size)
+    (folder / "schema.toml").write_text(SCHEMA)
+    lines = ["y,d,user,words,city"]
+    for _ in range(size):
+        words = "|".join(f"w{word}" for word in rng.integers(0, 9, rng.integers(0, 4)))
+        lines.append(
+            f"{rng.integers(0, 2)},{rng.integers(0, 9) / 4},{rng.integers(0, 70_000)},{words},c{rng.integers(5)}"
+        )
+    (folder / "data.csv").write_text("\n".join(lines) + "\n")
+    return f"csv:{folder / 'data.csv'}"
+
+
+def options(folder: Path, **more: object) -> DataOptions:
+    return DataOptions(schema_path=folder / "schema.toml", **more)
+
+
+def assert_same(found: Batch, wanted: Batch) -> None:
+    for name in ("dense", "ids", "offsets", "labels"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other, err_msg=name)
+    assert (found.origin is None) == (wanted.origin is None)
+    if found.origin is not None and wanted.origin is not None:
+        places = [[origin.where(b) for b in range(found.num_samples)] for origin in (found.origin, wanted.origin)]
+        assert places[0] == places[1]
+
+
+def assert_same_data(found: Dataset, wanted: Dataset, sizes: tuple[int, ...] = (7, 16, 1000)) -> None:
+    assert found.features == wanted.features and found.num_dense == wanted.num_dense and found.steps == wanted.steps
+    assert found.tables == (wanted.tables or tuple(feature.name for feature in wanted.features))
+    for size in sizes:
+        for epoch in range(2):
+            for one, other in zip(found.train(size, epoch=epoch), wanted.train(size, epoch=epoch), strict=True):
+                assert_same(one, other)
+        for one, other in zip(found.evaluation(size), wanted.evaluation(size), strict=True):
+            assert_same(one, other)
+
+
+@pytest.fixture(name="small_blocks", params=[13, 1 << 16])
+def small_blocks_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "block_samples", lambda values: request.param)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("more", [{}, {"holdout": 0.3}, {"shuffle_buffer": 9, "seed": 4}], ids=str)
+def test_batches_are_those_of_the_text(tmp_path: Path, more: dict[str, object]) -> None:
+    spec = make_text(tmp_path)
+    manifest = prepare(spec, options(tmp_path, **more), tmp_path / "out")
+    reading = DataOptions(**{name: value for name, value in more.items() if name != "holdout"})
+    found = open_dataset(f"prepared:{tmp_path / 'out'}", reading)
+    assert_same_data(found, open_dataset(spec, options(tmp_path, **more)))
+    assert found.num_train_samples() == manifest.train.samples == (28 if "holdout" in more else 40)
+
+
+def test_sequences_and_the_built_in_stream(tmp_path: Path) -> None:
+    small = {"users": 9, "items": 90, "categories": 4, "num_train": 60, "num_eval": 20}
+    for spec, given_ in (
+        ("sequences", DataOptions(sequences=small, history=3)),
+        ("synthetic", DataOptions(synthetic={"rows": 100_000, "num_train": 50, "num_eval": 10, "tables": 4})),
+    ):
+        prepare(spec, given_, tmp_path / spec)
+        assert_same_data(open_dataset(f"prepared:{tmp_path / spec}", DataOptions()), open_dataset(spec, given_))
+
+
+def test_taobao(tmp_path: Path, real_data: Path) -> None:
+    source = next(path for path in (real_data / "taobao-userbehavior-sample").iterdir() if ".csv" in path.name)
+    given_ = DataOptions(holdout=0.2)
+    prepare(f"taobao:{source}", given_, tmp_path / "out")
+    found = open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions())
+    assert_same_data(found, open_dataset(f"taobao:{source}", given_), (100,))
+
+
+def test_small_types_hold_large_rows() -> None:
+    assert [layout.id_type(rows).itemsize for rows in (1, 256, 257, 65536, 65537, 2**32, 2**32 + 1)] == [
+        1, 1, 2, 2, 4, 4, 8,
+    ]  # fmt: skip
+
+
+def test_what_was_bad_is_told_and_written_down(tmp_path: Path) -> None:
+    spec = make_text(tmp_path)
+    with (tmp_path / "data.csv").open("a") as file:
+        file.write("1,2,3\n")
+    given_ = options(tmp_path, max_bad_fraction=0.5)
+    prepare(spec, given_, tmp_path / "out")
+    assert open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions()).rejects() == {"columns": 1}
+    assert json.loads((tmp_path / "out/rejects.jsonl").read_text())["line"] == 42
+    assert (tmp_path / "out/vocabulary/vocabulary.json").exists()
+
+
+def test_the_fingerprint_follows_the_samples_and_their_order(tmp_path: Path) -> None:
+    spec = make_text(tmp_path)
+    prepare(spec, options(tmp_path), tmp_path / "out")
+
+    def fingerprint(**more: object) -> object:
+        return open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions(**more)).fingerprint()
+
+    assert json.loads(json.dumps(fingerprint())) == fingerprint()
+    assert fingerprint() != fingerprint(shuffle_buffer=5)
+    before = fingerprint()
+    shutil.rmtree(tmp_path / "out")
+    prepare(spec, options(tmp_path, holdout=0.5), tmp_path / "out")
+    assert fingerprint() != before
+
+
+# -- written whole or not at all ------------------------------------------------------------------------------------
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    spec = make_text(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OutputError, match="exists already"):
+        prepare(spec, options(tmp_path), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("stopped_by", [KeyboardInterrupt, SystemExit])
+def test_nothing_is_left_of_what_was_stopped(tmp_path: Path, stopped_by: type[BaseException]) -> None:
+    spec = make_text(tmp_path)
+    before = sorted(tmp_path.iterdir())
+
+    def told(samples: int) -> None:
+        raise stopped_by
+
+    with pytest.raises(stopped_by):
+        prepare(spec, options(tmp_path), tmp_path / "out", told=told)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_when_the_disk_fails_there_is_nothing(tmp_path: Path) -> None:
+    """Each operation in turn; then one that all succeed in."""
+    spec = make_text(tmp_path)
+    before = set(tmp_path.iterdir())
+
+    def attempt(disk: FailingDisk) -> None:
+        with contextlib.suppress(OutputError):
+            prepare(spec, options(tmp_path), tmp_path / "out", disk=disk)
+        if (tmp_path / "out").exists():  # all was well, or only the folder's name could not be synced
+            list(open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions()).train(8))
+        for path in set(tmp_path.iterdir()) - before:
+            assert path.name == "out" or ".tmp-" in path.name
+            shutil.rmtree(path)
+
+    assert fails_at_each(attempt) > 10
+
+
+def test_data_that_cannot_be_prepared(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text('format = "user_items"\nnum_users = 5\nnum_items = 9\n')
+    (tmp_path / "data.csv").write_text("1 2 3\n")
+    with pytest.raises(ConfigError, match="draw other samples in every epoch"):
+        prepare(f"csv:{tmp_path / 'data.csv'}", options(tmp_path), tmp_path / "out")
+    with pytest.raises(ConfigError, match="prepared already"):
+        prepare("prepared:x", DataOptions(), tmp_path / "out")
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def change(text: str, other: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(path.read_text().replace(text, other))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("train.bin", cut, "train.bin: has .* bytes, needed"),
+        ("train.bin", flip, r"train.bin: block \d+ is not what was written \(checksum\)"),
+        ("train.bin", Path.unlink, "train.bin: cannot be read"),
+        ("evaluation.bin", flip, "evaluation.bin: block 0 is not"),
+        ("train.index.npy", cut, "train.index.npy: expected .* bytes"),
+        ("train.index.npy", flip, "train.index.npy: expected sha256"),
+        ("train.index.npy", Path.unlink, "train.index.npy: expected a plain file"),
+        ("prepared.json", cut, "prepared.json: damaged"),
+        ("prepared.json", Path.unlink, "no prepared data here"),
+        ("prepared.json", change('"format": 1', '"format": 2'), "format 1 is read, found 2"),
+        ("prepared.json", change('"samples": 28', '"samples": 29'), "prepared.json: damaged .its checksum"),
+        ("prepared.json", change('"rows": 70001', '"rows": 7'), "prepared.json: damaged .its checksum"),
+        ("prepared.json", change('"num_dense": 1', '"num_dense": "x"'), r"damaged \(\('num_dense',\)\)"),
+        ("prepared.json", lambda path: path.write_text("[" * 100_000), "damaged"),
+    ],
+)
+def test_damage_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, damage: Callable[[Path], object], message: str
+) -> None:
+    monkeypatch.setattr(write, "block_samples", lambda values: 13)
+    prepare(make_text(tmp_path), options(tmp_path, holdout=0.3), tmp_path / "out")
+    damage(tmp_path / "out" / name)
+
+    def read_all() -> None:
+        data = open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions())
+        list(data.train(8))
+        list(data.evaluation(8))
+
+    with pytest.raises(InputError, match=message):
+        read_all()
+
+
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    prepare(make_text(tmp_path, 3), options(tmp_path), tmp_path / "out")
+    whole = (tmp_path / "out/train.bin").read_bytes()
+    for bit in range(0, 8 * len(whole), 7):
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "out/train.bin").write_bytes(content)
+        with pytest.raises(InputError, match="checksum"):
+            list(open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions()).train(8))
+
+
+def test_a_block_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "block_samples", lambda values: 13)
+    prepare(make_text(tmp_path), options(tmp_path), tmp_path / "out")
+    calls = []
+    monkeypatch.setattr(read, "checksum", lambda words: calls.append(1) or checksum(words))
+    data = open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions())
+    for _ in range(2):
+        list(data.train(5))
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("name", ["schema_path", "eval_data", "holdout", "time_split"])
+def test_what_counted_before_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} counted when the data were prepared"):
+        open_dataset("prepared:x", DataOptions(**{name: 0.5 if name == "holdout" else "7"}))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=9), st.data())
+def test_a_checksum_sees_each_word_and_its_place(words: list[int], data: st.DataObject) -> None:
+    array = np.array(words, np.uint64)
+    found = checksum(array)
+    assert found != checksum(np.append(array, np.uint64(0)))
+    if words:
+        place = data.draw(st.integers(0, len(words) - 1))
+        other = array.copy()
+        other[place] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
+        assert found != checksum(other)
+        rolled = np.roll(array, 1)
+        assert (checksum(rolled) == found) == (rolled == array).all()
