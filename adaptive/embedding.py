@@ -33,7 +33,7 @@ from adaptive.planned import GroupWork, Planned
 from adaptive.planning.layout import feature_order
 from adaptive.planning.lookups import lay_out_bags
 from adaptive.planning.plan import GroupPlan
-from adaptive.planning.sizing import SHRINK, resized
+from adaptive.planning.sizing import FEWER, SHRINK, Sizes, resized
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, SkipRule, TierView, arranges
 from adaptive.policy_loading import make_policy, with_rule
@@ -242,9 +242,7 @@ class TieredEmbeddingBag(nn.Module):
                 work.forget()
         self._pending.clear()
         self._since.lose(give_back(self._pipeline, SHRINK, self._tier.held_rows))
-        lanes = self._pipeline.lanes
-        slots = [lane.device.num_slots for lane in lanes]
-        self._sizes = resized([lane.group for lane in lanes], slots, self._optimizer)
+        self._sizes = self._resized(FEWER)
 
     # --- evaluation ------------------------------------------------------------------------------------------
 
@@ -348,7 +346,15 @@ class TieredEmbeddingBag(nn.Module):
 
     def device_rows_text(self) -> str:
         """How many device rows there are and why, in one sentence."""
+        if self._sizes.slots != tuple(lane.device.num_slots for lane in self._pipeline.lanes):
+            self._sizes = self._resized("shared among widths by what batches ask")
         return self._sizes.text
+
+    def _resized(self, reason: str) -> Sizes:
+        lanes = self._pipeline.lanes
+        return resized(
+            [lane.group for lane in lanes], [lane.device.num_slots for lane in lanes], self._optimizer, reason
+        )
 
     def close(self) -> None:
         """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""

@@ -102,11 +102,19 @@ class Pipeline:
         self._planned: list[ReadyBatch] = []  # the latest ones, with all that are in flight
         self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
         self._learnt = 0  # feedback of all batches before this one has been taken in
+        self.lost = [np.zeros(len(group.tables), np.int64) for group in self.groups]
+        """(tables of each group,) rows that left the device outside of a batch, not counted yet."""
+        self.asked = [0] * len(self.lanes)  # slots that batches which did not fit would have each group have
         self._observed = 0  # the policy knows the losses measured after all batches before this one
 
     @property
     def watches_rows(self) -> bool:
         return any(lane.planner.skipper is not None for lane in self.lanes)
+
+    @property
+    def device_rows(self) -> str:
+        """`TierConfig.device_rows`."""
+        return self._tier.device_rows
 
     @property
     def may_look_less_far(self) -> bool:
