@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adaptive.batch import Batch
+from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.build import build_engine, watch_rows
 from adaptive.engine.lookahead import look_ahead
@@ -52,8 +52,9 @@ def _not_compiled(method: Method) -> Method:
 class TieredEmbeddingBag(nn.Module):
     """Embedding tables whose rows lie on the device or on the host, with their optimizer state.
 
-    Features in batches must come in the order of `features`: the tables' features, table by table. `policy` is a
-    name, `module:Class`, `file.py:Class`, a `Policy` class or an instance. Without `skip` no update is ever skipped.
+    Batches made by `Batch.of` name their features; others have them in the order of `features`: the tables' features,
+    table by table. `policy` is a name, `module:Class`, `file.py:Class`, a `Policy` class or an instance. Without `skip`
+    no update is ever skipped.
 
     Rows are no parameters: not in `parameters()` or `state_dict()`, and `.to()`, `.half()` and `.cuda()` leave them as
     they are, float32 on `TierConfig.device`. Save them by `state_arrays()`.
@@ -112,7 +113,8 @@ class TieredEmbeddingBag(nn.Module):
         policy_caller = self._pipeline.policy_caller
         try:
             with policy_caller.listening(), running_out("while rows moved"):
-                arranged = policy_caller.arrange(iter(batches), self.view)
+                named = (cast(Batch, in_order(batch, self.features)) for batch in batches)
+                arranged = policy_caller.arrange(named if arranges(self.policy) else iter(batches), self.view)
                 with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
                     for ready in coming:
                         planned = Planned(
