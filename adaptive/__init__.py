@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
+    from adaptive.batch.batch import Batch, Origin, concatenate, one_hot_batch
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
     from adaptive.counters import Counter
     from adaptive.data.dataset import Dataset, Feature
@@ -28,7 +28,7 @@ _HOMES = {
     "Adagrad": "optim",
     "Adam": "optim",
     "AdaptiveError": "errors",
-    "Batch": "batch",
+    "Batch": "batch.batch",
     "Counter": "counters",
     "DLRM": "models.dlrm",
     "DLRMConfig": "models.dlrm",
@@ -38,7 +38,7 @@ _HOMES = {
     "Evaluation": "evaluation",
     "Feature": "data.dataset",
     "NEVER": "policy",
-    "Origin": "batch",
+    "Origin": "batch.batch",
     "Planned": "planned",
     "Policy": "policy",
     "RowOptimizer": "optim",
@@ -57,9 +57,9 @@ _HOMES = {
     "TierView": "policy",
     "TieredEmbeddingBag": "embedding",
     "TrainConfig": "config",
-    "concatenate": "batch",
+    "concatenate": "batch.batch",
     "evaluate": "evaluation",
-    "one_hot_batch": "batch",
+    "one_hot_batch": "batch.batch",
     "open_dataset": "data.open",
 }
 

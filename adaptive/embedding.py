@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adaptive.batch import Batch
+from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.build import build_engine, watch_rows
 from adaptive.engine.lookahead import look_ahead
@@ -33,7 +33,7 @@ from adaptive.planned import GroupWork, Planned
 from adaptive.planning.layout import feature_order
 from adaptive.planning.lookups import lay_out_bags
 from adaptive.planning.plan import GroupPlan
-from adaptive.planning.sizing import SHRINK, resized
+from adaptive.planning.sizing import FEWER, SHRINK, Sizes, resized
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, SkipRule, TierView, arranges
 from adaptive.policy_loading import make_policy, with_rule
@@ -52,8 +52,9 @@ def _not_compiled(method: Method) -> Method:
 class TieredEmbeddingBag(nn.Module):
     """Embedding tables whose rows lie on the device or on the host, with their optimizer state.
 
-    Features in batches must come in the order of `features`: the tables' features, table by table. `policy` is a
-    name, `module:Class`, `file.py:Class`, a `Policy` class or an instance. Without `skip` no update is ever skipped.
+    Batches made by `Batch.of` name their features; others have them in the order of `features`: the tables' features,
+    table by table. `policy` is a name, `module:Class`, `file.py:Class`, a `Policy` class or an instance. Without `skip`
+    no update is ever skipped.
 
     Rows are no parameters: not in `parameters()` or `state_dict()`, and `.to()`, `.half()` and `.cuda()` leave them as
     they are, float32 on `TierConfig.device`. Save them by `state_arrays()`.
@@ -112,7 +113,8 @@ class TieredEmbeddingBag(nn.Module):
         policy_caller = self._pipeline.policy_caller
         try:
             with policy_caller.listening(), running_out("while rows moved"):
-                arranged = policy_caller.arrange(iter(batches), self.view)
+                named = (cast(Batch, in_order(batch, self.features)) for batch in batches)
+                arranged = policy_caller.arrange(named if arranges(self.policy) else iter(batches), self.view)
                 with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
                     for ready in coming:
                         planned = Planned(
@@ -242,9 +244,7 @@ class TieredEmbeddingBag(nn.Module):
                 work.forget()
         self._pending.clear()
         self._since.lose(give_back(self._pipeline, SHRINK, self._tier.held_rows))
-        lanes = self._pipeline.lanes
-        slots = [lane.device.num_slots for lane in lanes]
-        self._sizes = resized([lane.group for lane in lanes], slots, self._optimizer)
+        self._sizes = self._resized(FEWER)
 
     # --- evaluation ------------------------------------------------------------------------------------------
 
@@ -348,7 +348,15 @@ class TieredEmbeddingBag(nn.Module):
 
     def device_rows_text(self) -> str:
         """How many device rows there are and why, in one sentence."""
+        if self._sizes.slots != tuple(lane.device.num_slots for lane in self._pipeline.lanes):
+            self._sizes = self._resized("shared among widths by what batches ask")
         return self._sizes.text
+
+    def _resized(self, reason: str) -> Sizes:
+        lanes = self._pipeline.lanes
+        return resized(
+            [lane.group for lane in lanes], [lane.device.num_slots for lane in lanes], self._optimizer, reason
+        )
 
     def close(self) -> None:
         """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""

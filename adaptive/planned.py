@@ -1,6 +1,7 @@
 """`Planned`: one batch on its way through the model, and the work on its rows, group by group."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -124,7 +125,8 @@ class PartWork(GroupWork):
 class Planned:
     """A batch whose rows are in place, or, while only a part of it is in use, on their way.
 
-    `dense` (B, num_dense) and `labels` (B,) are float32 tensors on the device; `batch` is the batch as read.
+    `dense` (B, num_dense) and `labels` (B,) are float32 tensors on the device, `extras` tensors (B, ...) by name, of
+    the types that the batch has; `batch` is the batch as it is trained, its features in the tables' order.
     """
 
     share = 1.0
@@ -147,6 +149,11 @@ class Planned:
     @property
     def batch(self) -> Batch:
         return self._batch
+
+    @cached_property
+    def extras(self) -> dict[str, Tensor]:
+        """`Batch.extras` on the device."""
+        return {name: torch.tensor(array, device=self.labels.device) for name, array in self.batch.extras.items()}
 
     @property
     def num_samples(self) -> int:

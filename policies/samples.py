@@ -125,7 +125,7 @@ class Spool:
 
     def add(self, batch: Batch) -> None:
         """Put a batch behind the others. Not while they are being drained."""
-        for array in (batch.dense, batch.ids, batch.offsets, batch.labels, batch.weights, *_origin_arrays(batch)):
+        for array in (batch.dense, batch.ids, batch.offsets, batch.labels, batch.weights, *_others(batch)):
             if array is not None:
                 np.lib.format.write_array(self._file, array, allow_pickle=False)
         self._waiting.append(_hollow(batch))
@@ -139,7 +139,8 @@ class Spool:
             origin = hollow.origin
             if origin is not None:
                 origin = replace(origin, file_index=self._read(), lines=self._read())
-            yield Batch(dense, ids, offsets, labels, weights, origin)
+            extras = {name: self._read() for name in hollow.extras}
+            yield Batch(dense, ids, offsets, labels, weights, origin, features=hollow.features, extras=extras)
         self._waiting = []
         self._file.seek(0)
         self._file.truncate()
@@ -148,12 +149,13 @@ class Spool:
         return np.lib.format.read_array(self._file, allow_pickle=False)
 
 
-def _origin_arrays(batch: Batch) -> tuple[NDArray[Any], ...]:
-    return () if batch.origin is None else (batch.origin.file_index, batch.origin.lines)
+def _others(batch: Batch) -> tuple[NDArray[Any], ...]:
+    origin = () if batch.origin is None else (batch.origin.file_index, batch.origin.lines)
+    return (*origin, *batch.extras.values())
 
 
 def _hollow(batch: Batch) -> Batch:
-    """What a batch has besides its arrays: whether look-ups have weights, and the names of files."""
+    """What a batch has besides its arrays: whether look-ups have weights, names of files, features and extras."""
     return batch.take(np.zeros(0, np.int64))
 
 

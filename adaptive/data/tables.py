@@ -52,14 +52,4 @@ class _Reordered(Dataset):
 
 def reordered(batch: Batch, order: NDArray[np.int64]) -> Batch:
     """The batch with its features in another order: `order[i]` is the old position of feature i."""
-    starts = batch.offsets[:: batch.num_samples]  # (F + 1,)
-    spans = [slice(starts[position], starts[position + 1]) for position in order]
-    sizes = np.diff(batch.offsets).reshape(len(order), -1)[order].ravel()
-    return Batch(
-        dense=batch.dense,
-        ids=np.concatenate([batch.ids[span] for span in spans]),
-        offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        labels=batch.labels,
-        weights=None if batch.weights is None else np.concatenate([batch.weights[span] for span in spans]),
-        origin=batch.origin,
-    )
+    return batch.reordered(order.tolist())

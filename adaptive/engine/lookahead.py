@@ -24,6 +24,7 @@ from itertools import islice
 from adaptive.batch import Batch
 from adaptive.engine.letting_go import let_go, no_longer_come
 from adaptive.engine.pipeline import Coming, Pipeline, ReadyBatch
+from adaptive.engine.sharing import find_slots, share_anew, too_few
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.planning.lookups import Lookups
 from adaptive.policy import arranges
@@ -80,8 +81,15 @@ def _carried_out(
                     pipeline.move(ready)
                 break
             except DeviceMemoryError:
-                if not pipeline.may_look_less_far or held == 0:
+                slots = find_slots(pipeline, coming, held)
+                if slots is None and (not pipeline.may_look_less_far or held == 0):
+                    if (told := too_few(pipeline, coming, held)) is not None:
+                        raise told from None
                     raise
+            if slots is not None:
+                wait_until_trained(number - 1)
+                share_anew(pipeline, slots)
+                continue
             held -= 1
             wait_until_trained(number - held - 1)
         if not early:

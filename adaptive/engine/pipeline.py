@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch
+from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
 from adaptive.engine.late import LateRows, updated_on_device
@@ -87,6 +87,8 @@ class Pipeline:
         self.policy_caller = policy_caller
         self.mover = mover
         self.groups = tuple(lane.group for lane in self.lanes)
+        slots = sorted((feature for group in self.groups for feature in group.features), key=lambda f: f.position)
+        self.features = tuple(feature.name for feature in slots)
         threads = plan_threads(tier, on_cpu=mover.device.type == "cpu")
         self.lookups_ahead = LookupsAhead(self.groups, threads - 1)
         self.lock = threading.Lock()
@@ -102,11 +104,19 @@ class Pipeline:
         self._planned: list[ReadyBatch] = []  # the latest ones, with all that are in flight
         self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
         self._learnt = 0  # feedback of all batches before this one has been taken in
+        self.lost = [np.zeros(len(group.tables), np.int64) for group in self.groups]
+        """(tables of each group,) rows that left the device outside of a batch, not counted yet."""
+        self.asked = [0] * len(self.lanes)  # slots that batches which did not fit would have each group have
         self._observed = 0  # the policy knows the losses measured after all batches before this one
 
     @property
     def watches_rows(self) -> bool:
         return any(lane.planner.skipper is not None for lane in self.lanes)
+
+    @property
+    def device_rows(self) -> str:
+        """`TierConfig.device_rows`."""
+        return self._tier.device_rows
 
     @property
     def may_look_less_far(self) -> bool:
@@ -161,8 +171,8 @@ class Pipeline:
     # --- batches ---------------------------------------------------------------------------------------------
 
     def check(self, batch: object) -> Batch:
-        """The batch itself, if it fits the tables. Raises InputError; see `check_batch`."""
-        return check_batch(batch, self.groups)
+        """The batch, its features in the tables' order, if it fits them. Raises InputError; see `check_batch`."""
+        return check_batch(in_order(batch, self.features), self.groups)
 
     def plan(self, coming: Coming, depth: int) -> ReadyBatch:
         """Plan the next batch in every group. If that fails, nothing has changed. The caller holds the lock.

@@ -48,10 +48,7 @@ def give_back(pipeline: Pipeline, share: float, held_rows: int) -> NDArray[np.in
         with running_out("while the device tier got smaller"):
             pipeline.write_all_back()
             in_flight = pipeline.in_flight()
-            left = [
-                _shrink(pipeline, number, lane, job, in_flight)
-                for number, (lane, job) in enumerate(zip(pipeline.lanes, jobs, strict=True))
-            ]
+            left = [refit(pipeline, number, job.num_slots, job.victims, in_flight) for number, job in enumerate(jobs)]
             pipeline.finish_copies()
     logger.warning(
         "out of device memory at batch %d: %s instead of %s device rows from now on",
@@ -69,8 +66,12 @@ def _plan(pipeline: Pipeline, lane: Lane, share: float, held_rows: int) -> _Shri
     idle = np.flatnonzero((slots.rows >= 0) & (slots.used <= pipeline.trained))
     if len(idle) < shortage or pipeline.policy_caller.policy.device_rows is not None:
         raise _cannot(pipeline, lane, len(slots), len(slots) - slots.num_free - len(idle))
-    oldest_first = np.argsort(slots.used[idle], kind="stable")
-    return _Shrinking(num_slots, idle[oldest_first[:shortage]])
+    return _Shrinking(num_slots, oldest(lane, idle, shortage))
+
+
+def oldest(lane: Lane, slots: Int64s, count: int) -> Int64s:
+    """Of the slots (n,) the `count` that were used longest ago."""
+    return slots[np.argsort(lane.planner.slots.used[slots], kind="stable")[:count]]
 
 
 def _cannot(pipeline: Pipeline, lane: Lane, have: int, needed: int) -> DeviceMemoryError:
@@ -81,15 +82,21 @@ def _cannot(pipeline: Pipeline, lane: Lane, have: int, needed: int) -> DeviceMem
     )
 
 
-def _shrink(
-    pipeline: Pipeline, number: int, lane: Lane, job: _Shrinking, in_flight: list[ReadyBatch]
+def refit(
+    pipeline: Pipeline, number: int, num_slots: int, victims: Int64s, in_flight: list[ReadyBatch]
 ) -> NDArray[np.int64]:
+    """Give group `number` another number of slots; rows keep theirs, under new numbers, but for the slots `victims`.
+
+    Every changed row has been written to the host. The caller holds the lock, and finishes the copies.
+    Returns (tables of the group,) the rows that left.
+    """
+    lane = pipeline.lanes[number]
     slots, device = lane.planner.slots, lane.device
     tally = np.zeros((len(lane.group.tables), len(Counter)), np.int64)
-    back_slots, _ = slots.release(job.victims, tally)
+    back_slots, _ = slots.release(victims, tally)
     assert not len(back_slots), "rows that leave have been written back"
-    new_slots = slots.compact(job.num_slots)
-    device.resize(job.num_slots)
+    new_slots = slots.compact(num_slots)
+    device.resize(num_slots)
     pipeline.mover.catch_up()
     rows = slots.rows[slots.rows >= 0]
     here = np.arange(len(rows))

@@ -59,7 +59,10 @@ class StatisticsInterval:
         counts = np.concatenate([plan.tally for plan in plans])
         self._counts += counts
         self.total += counts.sum(axis=0)
-        self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED]
+        lost = np.concatenate(self._pipeline.lost)
+        self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED] - lost
+        for left in self._pipeline.lost:
+            left[:] = 0
 
     def lose(self, left: NDArray[np.int64]) -> None:
         """Count rows (tables,) that left the device outside of a batch."""

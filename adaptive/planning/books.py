@@ -183,7 +183,7 @@ class SlotTable:
         self.flags[slots] = books.CHANGED
 
     def compact(self, num_slots: int) -> Int64s:
-        """Shrink to `num_slots` slots, the rows in the first of them, in order; returns (slots,) old -> new."""
+        """Have `num_slots` slots, the rows in the first of them, in order; returns (slots,) old -> new."""
         taken = np.flatnonzero(self.rows >= 0)
         new = np.full(len(self), -1, np.int64)
         new[taken] = np.arange(len(taken))

@@ -30,7 +30,8 @@ def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
     """The batch itself, if it fits the tables.
 
     Raises:
-        InputError: if it is no `Batch`, has another number of features, no sample, or weights for mean pooling.
+        InputError: if it is no `Batch`, has another number of features, no sample, or weights other than 1 for mean
+            pooling.
     """
     batch = as_batch(batch)
     num_features = sum(len(group.features) for group in groups)
@@ -38,8 +39,13 @@ def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
         raise InputError(f"the tables have {num_features} features, a batch has {batch.num_features}")
     if not batch.num_samples:
         raise InputError("a batch without samples; leave it out")
-    if batch.weights is not None and any(feature.mean for group in groups for feature in group.features):
-        raise InputError('a batch with weights needs pooling "sum" or "none"; a table has pooling "mean"')
+    if batch.weights is not None:
+        for feature in (feature for group in groups for feature in group.features if feature.mean):
+            if not (batch.weights[batch.feature_span(feature.position)] == 1).all():
+                raise InputError(
+                    f'feature {feature.name} is pooled by "mean": its look-ups can have no weights but 1; use pooling '
+                    f'"sum" or "none"'
+                )
     return batch
 
 

@@ -94,6 +94,13 @@ class Planner:
         late = self.tracker.last_access[rows[takers]].astype(np.int64) - 1 >= question.oldest_held
         return Arrival(number, distinct, locations, takers, victims, late)
 
+    def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
+        """Slots that the rows of batch `number`, which is not planned, and of the `depth` batches before it take."""
+        held = (self.slots.rows >= 0) & (self.slots.used >= max(number - depth, 0))
+        codes = self.tracker.codes[distinct.rows].astype(np.int64)
+        there = int(held[codes[codes > 0] - 1].sum())
+        return int(held.sum()) + len(distinct.rows) - there
+
     def let_go(self, distinct: Distinct) -> None:
         """Undo `prepare`: release the slots it held for the batch."""
         codes = self.tracker.codes[distinct.rows]

@@ -17,6 +17,7 @@ AUTO_SHARE = "10%"
 LEAST_HOT_ROWS = 100_000
 RESERVE_SHARE = 0.2  # of a GPU's free memory, for model, activations and gradients
 RESERVE_LEAST = 1 << 30
+FEWER = "fewer than wanted: out of GPU memory"
 SHRINK = 0.1  # share of the slots given up when the device's memory runs out
 
 
@@ -129,12 +130,58 @@ def shrunk(sizes: Sizes, groups: Sequence[Group], tier: TierConfig, optimizer: R
             f"out of GPU memory with {sum(sizes.slots):,} device rows, {_gib(_bytes(groups, sizes.slots, optimizer))}, "
             f"and fewer will not do: lower batch_size or depth, or choose another policy or GPU"
         )
-    return resized(groups, slots, optimizer)
+    return resized(groups, slots, optimizer, FEWER)
 
 
-def resized(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer) -> Sizes:
-    """Sizes with fewer slots than were wanted, after the device's memory ran out."""
-    return _sizes(groups, slots, optimizer, "fewer than wanted: out of GPU memory")
+def resized(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer, reason: str) -> Sizes:
+    """Sizes with other slots than at first."""
+    return _sizes(groups, slots, optimizer, reason)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Slots of one group."""
+
+    least: int  # that the rows of the batches in flight take, counted
+    wanted: int  # for any batches like these: the largest one's rows, for each in flight
+
+
+def shared_by_need(
+    groups: Sequence[Group], slots: Sequence[int], needs: Sequence[Need], costs: Sequence[int], *, may_grow: bool
+) -> list[int] | None:
+    """Slots for each group, together no more than there are, by what batches ask of each; None if they are too few.
+
+    First each group gets the least it needs, then what it wants, as far as that goes; a group of which batches want
+    half of the rows gets all. What is left over is shared in proportion to the rows that have no slot yet.
+
+    Args:
+        groups: the tables.
+        slots: of each group, now.
+        needs: of each group.
+        costs: of one slot of each group, in the unit in which all slots together stay what they are.
+        may_grow: there may be more slots, as many as are wanted.
+    """
+    rows = [group.num_rows for group in groups]
+    least = [min(need.least, n) for need, n in zip(needs, rows, strict=True)]
+    wanted = [n if 2 * need.wanted >= n else need.wanted for need, n in zip(needs, rows, strict=True)]
+    wanted = [max(pair) for pair in zip(least, wanted, strict=True)]
+    budget = _cost(costs, slots)
+    if may_grow:
+        budget = max(budget, _cost(costs, [max(pair) for pair in zip(slots, wanted, strict=True)]))
+    if _cost(costs, least) > budget:
+        return None
+    found = least
+    for goal in (wanted, rows):
+        lacking = [most - n for most, n in zip(goal, found, strict=True)]
+        asked = _cost(costs, lacking)
+        share = min(1.0, (budget - _cost(costs, found)) / asked) if asked else 0.0
+        found = [n + int(share * more) for n, more in zip(found, lacking, strict=True)]
+        found = _filled_up(found, goal, costs, budget)
+    return found
+
+
+def _cost(costs: Sequence[int], slots: Sequence[int]) -> int:
+    return sum(cost * n for cost, n in zip(costs, slots, strict=True))
 
 
 def _gib(size: int) -> str:
@@ -151,13 +198,20 @@ def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -
     """The same share of every group; at least one slot each, if any is wanted."""
     if wanted.endswith("%"):
         return [parse_size(wanted, row_bytes=1, num_rows=group.num_rows) for group in groups]
-    num_rows = sum(group.num_rows for group in groups)
-    all_bytes = sum(row_bytes(group, optimizer) * group.num_rows for group in groups)
-    if wanted[-1].isdigit():
-        share = parse_size(wanted, row_bytes=1, num_rows=num_rows) / num_rows
-    else:
-        share = min(1.0, parse_size(wanted, row_bytes=1, num_rows=2**62) / all_bytes)
-    return [min(group.num_rows, max(int(share * group.num_rows), 1)) if share else 0 for group in groups]
+    rows = [group.num_rows for group in groups]
+    costs = [1 if wanted[-1].isdigit() else row_bytes(group, optimizer) for group in groups]
+    budget = min(parse_size(wanted, row_bytes=1, num_rows=2**62), _cost(costs, rows))
+    share = budget / _cost(costs, rows)
+    slots = [min(n, max(int(share * n), 1)) if share else 0 for n in rows]
+    return _filled_up(slots, rows, costs, budget)
+
+
+def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], budget: int) -> list[int]:
+    """Slots with what rounding has left of the budget."""
+    found = list(slots)
+    for number, (cost, limit) in enumerate(zip(costs, most, strict=True)):
+        found[number] += max(0, min(limit - found[number], (budget - _cost(costs, found)) // cost))
+    return found
 
 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:

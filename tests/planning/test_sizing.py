@@ -8,12 +8,14 @@ from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planning.layout import make_groups
 from adaptive.planning.sizing import (
+    Need,
     Sizes,
     choose_slots,
     held_rows,
     hot_rows,
     reserve_bytes,
     row_bytes,
+    shared_by_need,
     shrunk,
     watched_bytes,
 )
@@ -219,3 +221,33 @@ def test_bytes_of_watched_rows() -> None:
     assert watched_bytes(groups, skip, Adam(), snapshots=False, sums=True) == 2 * row + 4 * (100 + 50), "and a count"
     assert watched_bytes(groups, skip, Adagrad(), snapshots=True, sums=True) == 3 * row, "as many squares as sums"
     assert watched_bytes(groups, skip, RowwiseAdagrad(), snapshots=False, sums=True) == row + 4 * (100 + 50)
+
+
+# --- sharing by need -----------------------------------------------------------------------------------------------
+
+
+def shared(
+    slots: tuple[int, int], *needs: tuple[int, int], costs: tuple[int, int] = (1, 1), may_grow: bool = False
+) -> list[int] | None:
+    groups = make_groups((NARROW, WIDE), 0)
+    return shared_by_need(groups, slots, [Need(*need) for need in needs], costs, may_grow=may_grow)
+
+
+def test_each_group_gets_what_it_needs_then_what_it_wants_then_a_share_of_the_rest() -> None:
+    assert shared((100, 50), (90, 90), (60, 60)) == [90, 60], "no more than there are"
+    assert shared((100, 50), (80, 100), (60, 70)) == [87, 63], "10 left of 30 wanted: a third of it"
+    assert shared((200, 100), (100, 100), (100, 100)) == [170, 130], "100 left for 900 and 400 rows without a slot"
+
+
+def test_a_group_of_which_half_is_wanted_gets_all_rows() -> None:
+    assert shared((900, 50), (10, 20), (40, 250)) == [450, 500]
+
+
+def test_too_few_for_the_least_is_none_and_auto_grows() -> None:
+    assert shared((100, 50), (100, 100), (51, 51)) is None
+    assert shared((100, 50), (100, 120), (51, 60), may_grow=True) == [120, 60]
+
+
+def test_bytes_together_stay_what_they_are() -> None:
+    found = shared((100, 100), (50, 50), (110, 110), costs=(16, 64))
+    assert found is not None and found[1] >= 110 and 7984 < 16 * found[0] + 64 * found[1] <= 8000

@@ -6,14 +6,15 @@ The layout is *feature-major*: bag `f * B + b` holds the ids of feature `f` of s
 `ids[offsets[f * B + b] : offsets[f * B + b + 1]]`; bags may be empty.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.batch.named import Columns, columns_of, columns_of_keyed_jagged
 from adaptive.errors import InputError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -60,6 +61,63 @@ class Batch:
     before all rows have come (see `Planned.parts`); empty: all at once."""
     held_back: "Batch | None" = field(default=None, repr=False)
     """Samples on which the loss is wanted once this batch is trained (`Policy.observe`); they are not trained here."""
+    features: tuple[str, ...] = ()
+    """(F,) names, which tables check and put in their own order; empty: the order is that of the tables' features."""
+    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Whatever else belongs to samples (B, ...): sample weights, further labels. They go wherever their samples go."""
+
+    @classmethod
+    def of(
+        cls,
+        features: Mapping[str, Any] | None = None,
+        /,
+        *,
+        dense: Any = None,
+        labels: Any = None,
+        extras: Mapping[str, Any] | None = None,
+        **more_features: Any,
+    ) -> "Batch":
+        """A batch of features by name: `Batch.of(user=ids, tags=(values, offsets), labels=clicks)`.
+
+        Each feature is one of these, as arrays, tensors or columns of a data frame:
+
+            (B,)                          one id for each sample
+            (B, L)                        L ids for each sample
+            [[1, 2], [], [3]]             a list of B lists or arrays of ids; a column of such, too
+            (values, offsets)             values (n,), offsets (B + 1,), or (B,) as `torch.nn.EmbeddingBag` takes them
+            (values, offsets, weights)    the same with a weight for each look-up (n,), for pooling "sum" or "none"
+
+        Args:
+            features: by name, where a name is no Python word; others go as keyword arguments.
+            dense: (B, D), or (B,) for one input; default: none.
+            labels: (B,); default: NaN, so that nothing is trained on labels which were forgotten.
+            extras: name -> (B, ...), see the attribute.
+
+        Order does not matter: tables take features by name.
+
+        Raises:
+            InputError: for a value that is none of these, or lengths that disagree.
+        """
+        twice = sorted({*(features or {})} & {*more_features})
+        if twice:
+            raise InputError(f"features given twice: {', '.join(twice)}")
+        named = {**(features or {}), **more_features}
+        return cls._of_columns(columns_of(named, dense, labels, extras), named)
+
+    @classmethod
+    def from_keyed_jagged(
+        cls, jagged: Any, *, dense: Any = None, labels: Any = None, extras: Mapping[str, Any] | None = None
+    ) -> "Batch":
+        """A batch of a TorchRec `KeyedJaggedTensor`, or of what has its methods keys, values, lengths, weights_or_none.
+
+        Raises:
+            InputError: if it has not, or lengths disagree. The other arguments are those of `of`.
+        """
+        return cls._of_columns(columns_of_keyed_jagged(jagged, dense, labels, extras), jagged.keys())
+
+    @classmethod
+    def _of_columns(cls, columns: Columns, names: Iterable[str]) -> "Batch":
+        return cls(**{item.name: getattr(columns, item.name) for item in fields(columns)}, features=tuple(names))
 
     def __post_init__(self) -> None:
         _check("dense", self.dense, np.float32, 2)
@@ -77,6 +135,13 @@ class Batch:
             _check("weights", self.weights, np.float32, 1)
             if len(self.weights) != len(self.ids):
                 raise ValueError(f"batch: {len(self.ids)} ids but {len(self.weights)} weights")
+        if self.features and len(self.features) * num_samples != num_bags:
+            raise ValueError(f"batch: {len(self.features)} names but {self.num_features} features")
+        for name, array in self.extras.items():
+            if not isinstance(array, np.ndarray) or array.ndim < 1 or len(array) != num_samples:
+                raise ValueError(f"batch: extras[{name!r}] must be an array of {num_samples} samples")
+            if array.dtype.kind not in "biuf":
+                raise ValueError(f"batch: extras[{name!r}] must hold numbers, found {array.dtype}")
         if self.part_sizes and (min(self.part_sizes) < 1 or sum(self.part_sizes) != num_samples):
             raise ValueError(f"batch: parts of {self.part_sizes} samples do not make up a batch of {num_samples}")
 
@@ -129,6 +194,20 @@ class Batch:
             labels=self.labels[samples],
             weights=None if self.weights is None else self._pick(self.weights, samples, picks),
             origin=None if self.origin is None else self.origin.take(samples),
+            features=self.features,
+            extras={name: array[samples] for name, array in self.extras.items()},
+        )
+
+    def reordered(self, order: Sequence[int]) -> "Batch":
+        """The batch with its features in another order: `order[i]` is the present position of feature i."""
+        spans = [self.feature_span(position) for position in order]
+        sizes = np.diff(self.offsets).reshape(self.num_features, -1)[list(order)].reshape(-1)
+        return replace(
+            self,
+            ids=np.concatenate([self.ids[span] for span in spans]),
+            offsets=np.concatenate([[0], np.cumsum(sizes)]),
+            weights=None if self.weights is None else np.concatenate([self.weights[span] for span in spans]),
+            features=tuple(self.features[position] for position in order) if self.features else (),
         )
 
     def _lookups_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
@@ -184,6 +263,12 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     weighted = {batch.weights is not None for batch in batches}
     if len(num_features) > 1 or len(weighted) > 1:
         raise ValueError(f"batches differ: features {sorted(num_features)}, weighted {sorted(weighted)}")
+    for what, kinds in (
+        ("names", {batch.features for batch in batches}),
+        ("extras", {tuple(batch.extras) for batch in batches}),
+    ):
+        if len(kinds) > 1:
+            raise ValueError(f"batches differ in {what}: {sorted(kinds)}")
     if all(batch.one_each for batch in batches):
         return _concatenate_one_each(batches)
     parts = [
@@ -206,6 +291,8 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         labels=np.concatenate([batch.labels for batch in batches]),
         weights=weights,
         origin=_join_origins(batches),
+        features=batches[0].features,
+        extras=_join_extras(batches),
     )
 
 
@@ -223,7 +310,13 @@ def _concatenate_one_each(batches: Sequence[Batch]) -> Batch:
         labels=np.concatenate([batch.labels for batch in batches]),
         weights=joined(weights) if weights else None,
         origin=_join_origins(batches),
+        features=batches[0].features,
+        extras=_join_extras(batches),
     )
+
+
+def _join_extras(batches: Sequence[Batch]) -> dict[str, NDArray[Any]]:
+    return {name: np.concatenate([batch.extras[name] for batch in batches]) for name in batches[0].extras}
 
 
 def _join_origins(batches: Sequence[Batch]) -> Origin | None:
@@ -248,6 +341,26 @@ def _check(name: str, array: object, dtype: type, ndim: int) -> None:
         raise ValueError(f"batch: {name} must be C-contiguous; pass numpy.ascontiguousarray({name})")
 
 
+def in_order(batch: object, features: Sequence[str]) -> object:
+    """A batch with its features in this order, if it has names; anything else as it is.
+
+    Raises:
+        InputError: if it lacks a feature, or has another.
+    """
+    if not isinstance(batch, Batch) or not batch.features or batch.features == tuple(features):
+        return batch
+    places = {name: position for position, name in enumerate(batch.features)}
+    lacking = [name for name in features if name not in places]
+    unknown = [name for name in batch.features if name not in set(features)]
+    if lacking or unknown or len(places) < len(batch.features):
+        raise InputError(
+            f"a batch has the features {', '.join(batch.features)}; the tables have {', '.join(features)}"
+            + (f"; it lacks {', '.join(lacking)}" if lacking else "")
+            + (f"; no table has {', '.join(unknown)}" if unknown else "")
+        )
+    return batch.reordered([places[name] for name in features])
+
+
 def as_batch(found: object) -> Batch:
     """The argument itself, if it is a batch.
 
@@ -255,5 +368,5 @@ def as_batch(found: object) -> Batch:
         InputError: if it is something else.
     """
     if not isinstance(found, Batch):
-        raise InputError(f"needed an adaptive.Batch, found {type(found).__name__}; see adaptive.one_hot_batch")
+        raise InputError(f"needed an adaptive.Batch, found {type(found).__name__}; see adaptive.Batch.of")
     return found

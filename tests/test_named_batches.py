@@ -1,0 +1,271 @@
+"""`Batch.of`: features by name, as users have them; what belongs to samples goes where they go."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import LFU, step_all, sum_of
+
+from adaptive.batch import Batch, concatenate
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.errors import InputError
+from adaptive.policy import Policy, TierView
+from policies.samples import Spool
+
+TABLES = [
+    TableConfig(name="user", num_embeddings=10, embedding_dim=4),
+    TableConfig(name="tags", num_embeddings=20, embedding_dim=4, pooling="mean"),
+]
+
+
+def labelled(**features: Any) -> Batch:
+    return Batch.of(labels=[1, 0, 1], **features)
+
+
+def bags_of(batch: Batch, feature: int) -> list[list[int]]:
+    first = feature * batch.num_samples
+    ends = batch.offsets[first : first + batch.num_samples + 1]
+    return [batch.ids[start:stop].tolist() for start, stop in pairwise(ends)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ([1, 2, 3, 4], [0, 2, 2, 4]),
+        (np.array([1, 2, 3, 4], np.int32), np.array([0, 2, 2, 4], np.uint8)),
+        (torch.tensor([1, 2, 3, 4]), torch.tensor([0, 2, 2])),  # as nn.EmbeddingBag takes them
+        ([1, 2, 3, 4], [0, 2, 2, 4], [1.0, 1.0, 1.0, 1.0]),
+        [[1, 2], [], [3, 4]],
+        [np.array([1, 2]), np.array([], np.int64), torch.tensor([3, 4])],
+        np.array([[1, 2], [], [3, 4]], dtype=object),  # a column of lists
+    ],
+)
+def test_bags_come_in_all_these_forms(value: Any) -> None:
+    assert bags_of(labelled(tags=value), 0) == [[1, 2], [], [3, 4]]
+
+
+def test_one_id_or_as_many_for_each_sample() -> None:
+    batch = labelled(user=torch.tensor([7, 8, 9], dtype=torch.int32), pair=[[1, 2], [3, 4], [5, 6]])
+    assert batch.features == ("user", "pair")
+    assert bags_of(batch, 0) == [[7], [8], [9]] and bags_of(batch, 1) == [[1, 2], [3, 4], [5, 6]]
+    assert bags_of(labelled(pair=np.array([[1, 2], [3, 4], [5, 6]])), 0) == bags_of(batch, 1)
+    assert batch.ids.dtype == batch.offsets.dtype == np.int64
+    assert batch.dense.shape == (3, 0) and batch.labels.tolist() == [1, 0, 1]
+
+
+def test_dense_labels_and_extras() -> None:
+    batch = Batch.of(
+        {"item id": [1, 2]},
+        user=[3, 4],
+        dense=torch.tensor([0.5, 1.5], dtype=torch.float64),
+        labels=torch.tensor([True, False]),
+        extras={"weight": [0.1, 0.2], "bought": torch.tensor([[1, 0], [0, 0]])},
+    )
+    assert batch.features == ("item id", "user")
+    assert batch.dense.tolist() == [[0.5], [1.5]] and batch.dense.dtype == batch.labels.dtype == np.float32
+    assert batch.extras["bought"].tolist() == [[1, 0], [0, 0]]
+    assert np.isnan(Batch.of(user=[1, 2]).labels).all(), "forgotten labels do not train"
+
+
+def test_weights_of_one_feature_are_ones_elsewhere() -> None:
+    batch = labelled(user=[1, 2, 3], tags=([4, 5], [0, 1, 2, 2], [0.5, 2.0]))
+    assert batch.weights is not None
+    assert batch.weights.tolist() == [1, 1, 1, 0.5, 2]
+    assert labelled(user=[1, 2, 3]).weights is None
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({}, "needs at least one feature"),
+        ({"user": [1, 2]}, "lengths disagree, in samples: labels 3, user 2"),
+        ({"user": [1.0, 2.0, np.nan]}, r"feature user: ids must be whole numbers, found float64; a column with gaps"),
+        ({"user": np.zeros((3, 1, 1), np.int64)}, "found 3 dimensions"),
+        ({"tags": ([1, 2], [0, 1, 1, 3])}, "feature tags: offsets must rise from 0 to 2, the number of its values"),
+        ({"tags": ([1, 2], [0, 2, 1, 2])}, "offsets must rise"),
+        ({"tags": ([1, 2], [1, 1, 1, 2])}, "offsets must rise"),
+        ({"tags": ([1, 2], [0, 1, 1, 2], [1.0])}, r"2 values but weights of shape \(1,\)"),
+        ({"tags": ([1, 2],)}, "found a tuple of 1"),
+        ({"tags": ([[1], [2]], [0, 1, 1, 2])}, "ids of one dimension"),
+    ],
+)
+def test_what_is_wrong_is_told_by_feature(features: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        labelled(**features)
+
+
+def test_what_is_wrong_beside_features() -> None:
+    with pytest.raises(InputError, match="given twice: user"):
+        Batch.of({"user": [1]}, user=[1])
+    with pytest.raises(InputError, match=r"labels: \(samples,\) is needed, found shape \(1, 2\); several labels"):
+        Batch.of(user=[1], labels=[[1, 0]])
+    with pytest.raises(ValueError, match=r"extras\['name'\] must hold numbers"):
+        Batch.of(user=[1], extras={"name": ["a"]})
+
+
+# --- tables take features by name --------------------------------------------------------------------------------
+
+
+def test_the_order_of_features_does_not_matter() -> None:
+    batches = [labelled(user=[1, 2, 3], tags=[[4], [], [5, 4]]), labelled(tags=[[4], [], [5, 4]], user=[1, 2, 3])]
+    trained = []
+    for batch in batches:
+        embeddings = TieredEmbeddingBag(TABLES)
+        vectors = embeddings(embeddings.read(batch))
+        step_all(embeddings, [batch])
+        trained.append((vectors, {table.name: embeddings.table_weights(table.name) for table in TABLES}))
+    for name in ("user", "tags"):
+        assert torch.equal(trained[0][0][name], trained[1][0][name])
+        assert np.array_equal(trained[0][1][name], trained[1][1][name])
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"user": [1]}, "it lacks tags"),
+        ({"user": [1], "tags": [1], "shop": [1]}, "no table has shop"),
+        ({"user": [1], "tag": [1]}, "the tables have user, tags; it lacks tags; no table has tag"),
+    ],
+)
+@pytest.mark.parametrize("arranging", [False, True])
+def test_names_that_are_not_the_tables_are_refused(features: dict[str, Any], message: str, arranging: bool) -> None:
+    embeddings = TieredEmbeddingBag(TABLES, policy=Swaps if arranging else LFU)
+    with pytest.raises(InputError, match=message):
+        step_all(embeddings, [Batch.of(features, labels=[0])])
+    with pytest.raises(InputError, match=message):
+        embeddings.read(Batch.of(features, labels=[0]))
+
+
+class Swaps(Policy):
+    """The second half of a batch before its first, in batches of another size."""
+
+    def score(self, rows: Any) -> Any:
+        return rows.last_access
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        held: list[Batch] = []
+        for batch in batches:
+            half = batch.num_samples // 2
+            held += [batch.take(np.arange(half, batch.num_samples)), batch.take(np.arange(half))]
+            yield concatenate(held[:-1])
+            held = held[-1:]
+        yield from held
+
+
+def test_extras_stay_with_their_samples_whatever_a_policy_does() -> None:
+    embeddings = TieredEmbeddingBag(TABLES, policy=Swaps)
+    batches = [
+        Batch.of(
+            tags=[[n]] * 4, user=np.arange(n, n + 4), extras={"of": np.arange(n, n + 4) * 10, "even": [[n], [n]] * 2}
+        )
+        for n in (0, 5)
+    ]
+    seen = []
+    for planned in embeddings.look_ahead(batches, depth=1):
+        assert torch.equal(planned.extras["of"], torch.tensor(planned.batch.ids[: planned.num_samples]) * 10)
+        assert planned.extras["even"].shape == (planned.num_samples, 1)
+        seen += planned.extras["of"].tolist()
+        sum_of(embeddings(planned)).backward()
+        embeddings.step()
+    assert sorted(seen) == [0, 10, 20, 30, 50, 60, 70, 80] and seen != sorted(seen)
+
+
+def test_extras_of_parts_are_those_of_their_samples() -> None:
+    batch = replace(Batch.of(user=[1, 2, 3], tags=[[1]] * 3, extras={"weight": [1.0, 2.0, 3.0]}), part_sizes=(2, 1))
+    embeddings = TieredEmbeddingBag(TABLES)
+    for planned in embeddings.look_ahead([batch]):
+        assert [part.extras["weight"].tolist() for part in planned.parts()] == [[1, 2], [3]]
+
+
+def test_extras_wait_in_a_file_with_their_batches() -> None:
+    batch = Batch.of(user=[1, 2], tags=[[3], []], extras={"weight": np.array([[1.0], [2.0]])})
+    with Spool(0) as spool:
+        spool.add(batch)
+        (found,) = spool.drain()
+    assert found.features == batch.features
+    assert found.extras["weight"].tolist() == [[1], [2]]
+
+
+def test_batches_of_other_names_or_extras_are_not_put_together() -> None:
+    plain = Batch.of(user=[1])
+    with pytest.raises(ValueError, match="batches differ in names"):
+        concatenate([plain, Batch.of(item=[1])])
+    with pytest.raises(ValueError, match="batches differ in extras"):
+        concatenate([plain, Batch.of(user=[1], extras={"weight": [1.0]})])
+
+
+# --- weights beside means ----------------------------------------------------------------------------------------
+
+
+def test_one_feature_may_have_weights_while_another_table_takes_means() -> None:
+    """Against torch: forward, and the change of rows by SGD."""
+    batch = Batch.of(user=([1, 2, 2], [0, 2, 3], [0.5, -1.0, 2.0]), tags=[[3, 4, 3], [5]], labels=[0, 0])
+    embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="60%"), policy=LFU)
+    peers = {}
+    for table, mode in zip(TABLES, ("sum", "mean"), strict=True):
+        weight = torch.from_numpy(embeddings.table_weights(table.name))
+        peers[table.name] = torch.nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode=mode)
+    expected = {
+        "user": peers["user"](torch.tensor([1, 2, 2]), torch.tensor([0, 2]), torch.tensor([0.5, -1.0, 2.0])),
+        "tags": peers["tags"](torch.tensor([3, 4, 3, 5]), torch.tensor([0, 3])),
+    }
+    for planned in embeddings.look_ahead([batch]):
+        vectors = embeddings(planned)
+        for name, tensor in expected.items():
+            torch.testing.assert_close(vectors[name], tensor)
+        torch.stack([(v**2).sum() for v in vectors.values()]).sum().backward()
+        embeddings.step()
+    torch.stack([(v**2).sum() for v in expected.values()]).sum().backward()
+    for name, peer in peers.items():
+        gradient, found = peer.weight.grad, torch.from_numpy(embeddings.table_weights(name))
+        assert gradient is not None
+        torch.testing.assert_close(found, (peer.weight - 0.1 * gradient).detach())
+
+
+def test_weights_of_a_feature_that_is_pooled_by_mean_are_refused() -> None:
+    embeddings = TieredEmbeddingBag(TABLES)
+    with pytest.raises(InputError, match='feature tags is pooled by "mean": its look-ups can have no weights but 1'):
+        embeddings.read(Batch.of(user=[1], tags=([2], [0, 1], [0.5])))
+
+
+# --- KeyedJaggedTensor -------------------------------------------------------------------------------------------
+
+
+class Jagged:
+    """Methods of TorchRec's `KeyedJaggedTensor`, which is not needed here."""
+
+    def __init__(self, weights: torch.Tensor | None = None) -> None:
+        self._weights = weights
+
+    def keys(self) -> list[str]:
+        return ["tags", "user"]
+
+    def values(self) -> torch.Tensor:
+        return torch.tensor([4, 5, 6, 1, 2])
+
+    def lengths(self) -> torch.Tensor:
+        return torch.tensor([1, 2, 1, 1], dtype=torch.int32)
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        return self._weights
+
+
+def test_of_a_keyed_jagged_tensor() -> None:
+    batch = Batch.from_keyed_jagged(Jagged(), labels=[0, 1], dense=[1.0, 2.0], extras={"weight": [1, 2]})
+    assert batch.features == ("tags", "user")
+    assert bags_of(batch, 0) == [[4], [5, 6]] and bags_of(batch, 1) == [[1], [2]]
+    assert batch.weights is None and batch.extras["weight"].tolist() == [1, 2]
+    embeddings = TieredEmbeddingBag(TABLES)
+    assert embeddings(embeddings.read(batch))["user"].shape == (2, 4)
+
+
+def test_weights_of_a_keyed_jagged_tensor_and_what_is_none() -> None:
+    weights = torch.tensor([1, 2, 3, 4, 5.0])
+    assert Batch.from_keyed_jagged(Jagged(weights)).weights.tolist() == [1, 2, 3, 4, 5]  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"a KeyedJaggedTensor is needed, with keys, values, .*found list"):
+        Batch.from_keyed_jagged([1])
