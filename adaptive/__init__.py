@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from adaptive.planned import Planned
     from adaptive.planning.access_log import AccessLog
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
+    from adaptive.runs.loading import LoadedRun, load_run
 
 _HOMES = {
     "AccessLog": "planning.access_log",
@@ -37,6 +38,7 @@ _HOMES = {
     "Deferral": "policy",
     "Evaluation": "evaluation",
     "Feature": "data.dataset",
+    "LoadedRun": "runs.loading",
     "NEVER": "policy",
     "Origin": "batch.batch",
     "Planned": "planned",
@@ -59,6 +61,7 @@ _HOMES = {
     "TrainConfig": "config",
     "concatenate": "batch.batch",
     "evaluate": "evaluation",
+    "load_run": "runs.loading",
     "one_hot_batch": "batch.batch",
     "open_dataset": "data.open",
 }
@@ -80,6 +83,7 @@ __all__ = [
     "Deferral",
     "Evaluation",
     "Feature",
+    "LoadedRun",
     "Origin",
     "Planned",
     "Policy",
@@ -99,6 +103,7 @@ __all__ = [
     "TrainConfig",
     "concatenate",
     "evaluate",
+    "load_run",
     "one_hot_batch",
     "open_dataset",
 ]

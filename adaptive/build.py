@@ -15,7 +15,7 @@ from torch import nn
 
 from adaptive.batch import Batch
 from adaptive.config import DenseOptimizerConfig, TableConfig, TrainConfig, parse_sample
-from adaptive.data.dataset import Dataset
+from adaptive.data.dataset import Dataset, DataShape
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.sampling import Sample, take_share
@@ -95,7 +95,7 @@ def _epoch_batches(config: TrainConfig, samples: int | None) -> int | None:
     return batches if config.steps is None else min(batches, config.steps)
 
 
-def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -> Components:
+def build(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch] = ()) -> Components:
     """Make the components; initial values follow from `config.seed`.
 
     Args:
@@ -126,7 +126,7 @@ def build(config: TrainConfig, dataset: Dataset, sample: Sequence[Batch] = ()) -
         raise
 
 
-def _model_config(config: TrainConfig, dataset: Dataset) -> TowerConfig:
+def _model_config(config: TrainConfig, dataset: Dataset | DataShape) -> TowerConfig:
     options = dict(config.model_options)
     if isinstance(options.get("bottom_mlp"), str):  # may begin with the number of inputs, as dlrm's flag does
         num_inputs = dataset.num_dense // (dataset.steps if config.model == "tbsm" else 1)
@@ -134,14 +134,14 @@ def _model_config(config: TrainConfig, dataset: Dataset) -> TowerConfig:
     return _options(OPTIONS[config.model], "model", options)
 
 
-def _make_model(config: TowerConfig, dataset: Dataset, seed: int) -> nn.Module:
+def _make_model(config: TowerConfig, dataset: Dataset | DataShape, seed: int) -> nn.Module:
     sizes = {"num_dense": dataset.num_dense, "num_features": len(dataset.features)}
     if isinstance(config, TBSMConfig):
         return TBSM(config, **sizes, steps=dataset.steps, seed=seed)
     return DLRM(config, **sizes, seed=seed)
 
 
-def build_tables(dataset: Dataset, embedding_dim: int) -> tuple[TableConfig, ...]:
+def build_tables(dataset: Dataset | DataShape, embedding_dim: int) -> tuple[TableConfig, ...]:
     """One table per feature, named after it, or one for all features that share it."""
     names = tables_of(dataset)
     features = {name: [f for f, n in zip(dataset.features, names, strict=True) if n == name] for name in names}

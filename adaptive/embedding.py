@@ -8,10 +8,11 @@
 Letters: B samples, F features, D width, V vectors of a group.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -23,8 +24,8 @@ from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.build import build_engine, watch_rows
 from adaptive.engine.lookahead import look_ahead
-from adaptive.engine.pipeline import ReadyBatch
-from adaptive.engine.saving import load_rows, overwrite_rows, save_rows
+from adaptive.engine.pipeline import Lane, ReadyBatch
+from adaptive.engine.saving import load_rows, overwrite_rows, save_blocks, save_rows
 from adaptive.engine.shrinking import give_back
 from adaptive.engine.statistics import Statistics, StatisticsInterval
 from adaptive.errors import ConfigError
@@ -37,6 +38,7 @@ from adaptive.planning.sizing import FEWER, SHRINK, Sizes, resized
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, SkipRule, TierView, arranges
 from adaptive.policy_loading import make_policy, with_rule
+from adaptive.storage.arrays import ArrayFile, Blocks
 from adaptive.system import is_out_of_memory, running_out
 
 T = TypeVar("T")
@@ -269,16 +271,9 @@ class TieredEmbeddingBag(nn.Module):
 
     def table_weights(self, name: str) -> NDArray[np.float32]:
         """(num_embeddings, D) copy of a table, wherever its rows lie."""
-        if name not in self.table_names:
-            raise ConfigError(f"no table {name!r}; there are: {', '.join(self.table_names)}")
-        for lane in self._pipeline.lanes:
-            names = [table.name for table in lane.group.tables]
-            if name in names:
-                starts, number = lane.group.table_starts, names.index(name)
-                with self._pipeline.lock:
-                    rows = np.arange(starts[number], starts[number + 1])
-                    return self._pipeline.values(lane, rows)[0]
-        raise AssertionError(name)
+        lane, first, last = self._place_of(name)
+        with self._pipeline.lock:
+            return self._pipeline.values(lane, np.arange(first, last))[0]
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """What a checkpoint needs, as flat arrays: values, state and records of rows that ever changed, with waiting
@@ -286,8 +281,14 @@ class TieredEmbeddingBag(nn.Module):
         go on as these would (`adaptive.engine.saving`)."""
         return save_rows(self._pipeline)
 
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `state_arrays` gave, into tables of the same shapes; rows start on the host.
+    def state_blocks(self) -> dict[str, NDArray[Any] | Blocks]:
+        """`state_arrays` for tables larger than memory: values and state are `adaptive.storage.arrays.Blocks`, read 8
+        MiB at a time when they are written. Train nothing before that."""
+        return save_blocks(self._pipeline)
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any] | ArrayFile]) -> None:
+        """Restore what `state_arrays` gave, into tables of the same shapes; rows start on the host. Those in an
+        `ArrayFile` are read 8 MiB at a time.
 
         Tables that watch and defer as those did get back what was watched and deferred, too. Others, such as tables
         without `skip`, get the values with waiting gradients applied, and begin to watch anew.
@@ -307,6 +308,27 @@ class TieredEmbeddingBag(nn.Module):
             CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
         """
         overwrite_rows(self._pipeline, arrays)
+
+    def table_blocks(self, name: str, block_bytes: int = 8 << 20) -> Iterator[NDArray[np.float32]]:
+        """`table_weights` by blocks of at most `block_bytes`, or one row, in order of the rows."""
+        lane, first, last = self._place_of(name)
+        length = max(1, block_bytes // (4 * lane.group.embedding_dim))
+        for start in range(first, last, length):
+            with self._pipeline.lock:
+                block = self._pipeline.values(lane, np.arange(start, min(start + length, last)))[0]
+            yield block
+
+    def _place_of(self, name: str) -> tuple[Lane, int, int]:
+        """The lane of a table, its first row and the one behind its last.
+
+        Raises:
+            ConfigError: if there is no such table.
+        """
+        for lane in self._pipeline.lanes:
+            for table, (first, last) in zip(lane.group.tables, pairwise(lane.group.table_starts), strict=True):
+                if table.name == name:
+                    return lane, int(first), int(last)
+        raise ConfigError(f"no table {name!r}; there are: {', '.join(self.table_names)}")
 
     # --- reports ---------------------------------------------------------------------------------------------
 

@@ -52,18 +52,12 @@ def evaluate(
     scores: list[NDArray[np.float32]] = []
     labels: list[NDArray[np.float32]] = []
     auc, losses = StreamingAUC(), StreamingLogLoss()
-    with evaluating(model), torch.no_grad():
-        for number, batch in enumerate(batches):
-            if np.isnan(batch.labels).any():
-                raise InputError(f"evaluation batch {number} has samples without a label; evaluate on labelled data")
-            logits = embeddings.with_room(partial(_logits, embeddings, model, batch))
-            if not np.isfinite(logits).all():
-                raise where_not_finite(f"evaluation batch {number}", logits, batch)
-            auc.update(logits, batch.labels)
-            losses.update(logits, batch.labels)
-            if losses.num_samples <= max_exact:
-                scores.append(logits)
-                labels.append(batch.labels)
+    for batch, logits in _predictions(embeddings, model, _labelled(batches)):
+        auc.update(logits, batch.labels)
+        losses.update(logits, batch.labels)
+        if losses.num_samples <= max_exact:
+            scores.append(logits)
+            labels.append(batch.labels)
     exact = 0 < losses.num_samples <= max_exact
     return Evaluation(
         samples=losses.num_samples,
@@ -74,6 +68,37 @@ def evaluate(
         normalised_entropy=losses.normalised_entropy(),
         calibration=losses.calibration(),
     )
+
+
+def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:
+    for number, batch in enumerate(batches):
+        if np.isnan(batch.labels).any():
+            raise InputError(f"evaluation batch {number} has samples without a label; evaluate on labelled data")
+        yield batch
+
+
+def predict(
+    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
+) -> Iterator[NDArray[np.float32]]:
+    """Of each batch the logits (B,) of `model(dense, pooled)`, in the order of its samples. Labels are not read.
+    Otherwise as `evaluate`.
+
+    Raises:
+        DeviceMemoryError: if no more rows can be given back.
+        NonFiniteError: for a logit that is not finite; names batch and data lines.
+    """
+    return (logits for _, logits in _predictions(embeddings, model, batches))
+
+
+def _predictions(
+    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+    for number, batch in enumerate(batches):
+        with evaluating(model), torch.no_grad():  # for this batch: whoever iterates may do something else in between
+            logits = embeddings.with_room(partial(_logits, embeddings, model, batch))
+        if not np.isfinite(logits).all():
+            raise where_not_finite(f"evaluation batch {number}", logits, batch)
+        yield batch, logits
 
 
 def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> NDArray[np.float32]:

@@ -31,6 +31,7 @@ LAYERS = [
     ["trainer"],
     ["guard"],
     ["runs"],
+    ["serving"],
     ["compare"],
     ["cli"],
     ["__main__"],

@@ -1,19 +1,34 @@
-"""`adaptive-train eval RUN`: repeat the final evaluation of a run."""
+"""`adaptive-train eval RUN`: repeat the final evaluation of a run, or evaluate it on other data."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from adaptive.cli.output import AsJson, print_result
+from adaptive.cli.output import AsJson, ReadingSets, RunArgument, given_sets, own_stdout, print_result
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.", show_default=False)],
+    run: RunArgument,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Evaluate on all samples of these data, such as csv:PATH; a path alone is of the run's kind. Default: "
+            "the run's own evaluation part.",
+            show_default=False,
+        ),
+    ] = None,
+    sets: ReadingSets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate the saved weights of a run on its evaluation data."""
+    """Evaluate the saved weights of a run.
+
+    May be called in any folder. Rows lie where the run had them: those in files stay in files.
+    """
+    settings = given_sets(sets)
     from adaptive.runs import evaluate_run
 
-    print_result(evaluate_run(run, stream=sys.stderr), as_json=as_json)
+    with own_stdout():
+        found = evaluate_run(run, data=data, settings=settings, stream=sys.stderr)
+    print_result(found, as_json=as_json)

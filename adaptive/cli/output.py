@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,35 @@ Sets = Annotated[
         rich_help_panel=SETTINGS,
     ),
 ]
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)]
+ReadingSets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Read the run with another tier.*, data.* or eval_batch_size, such as tier.host=mmap:DIR; may be "
+        "repeated.",
+        rich_help_panel=SETTINGS,
+    ),
+]
+
+
+def given_sets(sets: Sequence[str] | None) -> dict[str, Any]:
+    """Key -> value of `--set KEY=VALUE`.
+
+    Raises:
+        BadParameter: for one without a key or a value.
+    """
+    from adaptive.settings import parse_text
+
+    found = {}
+    for text in sets or ():
+        key, equals, value = text.partition("=")
+        if not (equals and key.strip()):
+            raise typer.BadParameter(f"--set {text!r}: needed KEY=VALUE, for example --set tier.host=mmap:DIR")
+        found[key.strip()] = parse_text(value)
+    return found
 
 
 def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:

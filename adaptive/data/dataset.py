@@ -15,6 +15,16 @@ class Feature:
     num_embeddings: int
 
 
+@dataclass(frozen=True)
+class DataShape:
+    """What a model must know of data: enough to make it where they are not at hand. Fields as in `Dataset`."""
+
+    features: tuple[Feature, ...]
+    num_dense: int
+    tables: tuple[str, ...]
+    steps: int = 1
+
+
 class Dataset(ABC):
     """A source of batches with a training part and, where there is one, an evaluation part.
 

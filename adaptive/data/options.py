@@ -26,6 +26,10 @@ class DataOptions(Config):
     hash_rows: int = Field(
         default=100_000, ge=1, lt=2**32, description="rows per feature whose categories are hashed, without missing"
     )
+    label_optional: bool = Field(
+        default=False,
+        description="files described by a schema may lack its label column: for reading only, as by predict",
+    )
     vocabulary: bool = Field(default=False, description="give frequent categories rows of their own; do not hash")
     min_count: int = Field(default=1, ge=1, description="times a category must come to get a row of its own")
     vocabulary_path: Path | None = Field(

@@ -6,12 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.data.dataset import Dataset
+from adaptive.data.dataset import Dataset, DataShape
 
 
-def tables_of(dataset: Dataset) -> tuple[str, ...]:
+def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
     """The table of each feature: what the data set says in `tables`, else a table per feature, named after it."""
     return dataset.tables or tuple(feature.name for feature in dataset.features)
+
+
+def shape_of(dataset: Dataset) -> DataShape:
+    """What a model must know of a data set."""
+    return DataShape(dataset.features, dataset.num_dense, tables_of(dataset), dataset.steps)
 
 
 def by_table(dataset: Dataset) -> Dataset:

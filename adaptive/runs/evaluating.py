@@ -1,60 +1,175 @@
-"""Evaluate a saved run again."""
+"""Evaluate a saved run again, on its own data or on others; which data a run is read with."""
 
 import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from types import MappingProxyType
+from typing import Any, Final, TextIO
 
-from adaptive.build import build, open_data, torch_settings
+from adaptive.batch import Batch
+from adaptive.build import open_data, torch_settings
 from adaptive.config import TrainConfig
-from adaptive.errors import InputError
+from adaptive.data.dataset import Dataset, DataShape
+from adaptive.data.tables import shape_of
+from adaptive.errors import AdaptiveError, ConfigError, InputError
 from adaptive.evaluation import evaluate
-from adaptive.runs.record import check_same_data, config_of
+from adaptive.runs.loading import LoadedRun, load_with
+from adaptive.runs.record import FOLDER, check_same_data
 from adaptive.runs.run import quality_numbers
-from adaptive.runs.state import restore_weights
-from adaptive.storage.run_checkpoints import load_newest
-from adaptive.storage.run_directory import read_record
 from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.recorder import evaluation_record
 from adaptive.telemetry.report import SCHEMA
 
+NO_SETTINGS: Final[Mapping[str, Any]] = MappingProxyType({})
 
-def evaluate_run(run_directory: Path | str, *, stream: TextIO | None = None) -> dict[str, Any]:
+
+def evaluate_run(
+    run_directory: Path | str,
+    *,
+    data: str | None = None,
+    settings: Mapping[str, Any] = NO_SETTINGS,
+    stream: TextIO | None = None,
+) -> dict[str, Any]:
     """Evaluate the saved weights of a run on its evaluation data: the numbers its summary has, to the last digit. Of a
-    run that was cut short, or is under way, the newest checkpoint is evaluated.
+    run that was cut short, or is under way, the newest checkpoint is evaluated. Rows lie as in the run: those of a host
+    tier in files are never all in memory.
+
+    Args:
+        data: evaluate on all samples of these data, mapped to rows as the run's were; see `data_of`.
+        settings: dotted keys of `adaptive.runs.loading.READABLE` and their values, which count before the run's.
+        stream: where the result is shown, usually stderr.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
-        InputError: if the data are not those of the run, or have no evaluation part.
+        ConfigError: for other settings.
+        InputError: if the data are not those of the run, or have no evaluation part, or samples without a label.
     """
-    path = Path(run_directory)
-    record = read_record(path)
-    config = config_of(record, path)
-    where, checkpoint = load_newest(path)
-    dataset = open_data(_with_vocabulary(config, path / "vocabulary"))
-    check_same_data(path, record, dataset)
-    with torch_settings(config):
-        components = build(_for_reading(config), dataset)
-        with components.embeddings:
-            restore_weights(components, checkpoint, where=where)
-            batches = dataset.evaluation(config.eval_batch_size)
-            found = evaluate(components.embeddings, components.model, batches)
+    with load_with(Path(run_directory), settings) as run:
+        dataset = data_of(run, data)
+        with torch_settings(run.config):
+            found = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset))
     if not found.samples:
-        raise InputError(f"the data of {path} ({config.data}) have no evaluation part")
-    steps = checkpoint.meta["steps"]
+        raise InputError(
+            f"the data of {run.path} ({data or run.config.data}) have no evaluation part; give others: --data SPEC"
+        )
     if stream is not None:
-        with contextlib.closing(Progress(stream, steps)) as progress:
-            progress.write(evaluation_record(found, steps))
-    return {"schema": SCHEMA, "run_dir": str(path), "policy": config.policy, "steps": steps, **quality_numbers(found)}
+        with contextlib.closing(Progress(stream, run.steps)) as progress:
+            progress.write(evaluation_record(found, run.steps))
+    return {
+        "schema": SCHEMA,
+        "run_dir": str(run.path),
+        **({} if data is None else {"data": data}),
+        "policy": run.record["config"]["policy"],
+        "steps": run.steps,
+        **quality_numbers(found),
+    }
 
 
-def _with_vocabulary(config: TrainConfig, folder: Path) -> TrainConfig:
-    """The settings with the run's own vocabulary, if it fitted one, so that categories are mapped as in the run."""
-    if not folder.is_dir():
-        return config
-    return config.model_copy(update={"data_options": {"vocabulary_path": folder, **config.data_options}})
+def evaluation_batches(run: LoadedRun, dataset: Dataset) -> Iterator[Batch]:
+    return dataset.evaluation(run.config.eval_batch_size)
 
 
-def _for_reading(config: TrainConfig) -> TrainConfig:
-    """The settings for reading rows only: all on the host, and the code of the run's policy is not loaded."""
-    tier = config.tier.model_copy(update={"device_rows": "auto", "host": "memory"})
-    return config.model_copy(update={"policy": "hybrid", "policy_options": {}, "skip": None, "tier": tier})
+def data_of(run: LoadedRun, spec: str | None, *, may_lack_labels: bool = False) -> Dataset:
+    """The data to read a run with; what counts is their evaluation part.
+
+    Args:
+        spec: None: the data of the run. Others: `KIND:PATH[,PATH...]`, or a path alone, of the run's kind, all samples
+            of which are the evaluation part, in their order. Relative paths are meant from the current folder.
+        may_lack_labels: files may lack the schema's label column.
+
+    Raises:
+        ConfigError: for settings that cannot work; or if the run's vocabulary, which others need, is not there.
+        InputError: if files are missing; if these are not the data of the run, or do not fit its tables.
+    """
+    _check_vocabulary_is_there(run)
+    if spec is None:
+        dataset = _opened(run, run.config)
+        check_same_data(run.path, run.record, dataset)
+        return dataset
+    dataset = _opened(run, _all_for_evaluation(run.config, spec, may_lack_labels))
+    _check_shape(run, shape_of(dataset))
+    _check_vocabulary(run, dataset)
+    return dataset
+
+
+def _opened(run: LoadedRun, config: TrainConfig) -> Dataset:
+    try:
+        return open_data(config)
+    except (ConfigError, InputError) as error:
+        raise _with_home(run, error) from error
+
+
+def _with_home(run: LoadedRun, error: AdaptiveError) -> AdaptiveError:
+    """The error, with where the run was made, if that is where something was looked for."""
+    home = run.record.get(FOLDER)
+    if home is None or home not in str(error):
+        return error
+    return type(error)(
+        f"{error}\n{run.path} was trained in {home}, from where its relative paths are looked for; if they have moved, "
+        "give --data SPEC, and the schema by --set data.schema_path=FILE"
+    )
+
+
+def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -> TrainConfig:
+    """Settings under which all samples of `spec` are the evaluation part: files are given twice, as training files,
+    which are not read, and as `eval_data`."""
+    kind, colon, paths = spec.partition(":")
+    if not colon and spec not in ("synthetic", "sequences"):
+        kind, colon, paths = config.data.partition(":")[0], ":", spec
+    options = dict(config.data_options)
+    for name in ("holdout", "time_split", "eval_data", "shuffle_buffer"):
+        options.pop(name, None)
+    if colon:
+        options["eval_data"] = paths
+    if may_lack_labels:
+        options["label_optional"] = True
+    return config.model_copy(update={"data": f"{kind}{colon}{paths}", "data_options": options})
+
+
+def _check_vocabulary_is_there(run: LoadedRun) -> None:
+    """Or else another one would be fitted to the data."""
+    folder = _vocabulary_folder(run)
+    if _vocabularies(run) and not (folder.is_dir() and any(folder.iterdir())):
+        raise _lacks_vocabulary(run, folder)
+
+
+def _check_vocabulary(run: LoadedRun, dataset: Dataset) -> None:
+    """Check that categories mean the rows that they meant in training."""
+    if _vocabularies(run) and dataset.fingerprint().get("vocabularies") != _vocabularies(run):
+        raise _lacks_vocabulary(run, _vocabulary_folder(run))
+
+
+def _vocabularies(run: LoadedRun) -> Mapping[str, str]:
+    """Table -> checksum of the vocabularies that the run was trained with."""
+    recorded = run.record.get("data")
+    return (recorded.get("vocabularies") or {}) if isinstance(recorded, dict) else {}
+
+
+def _vocabulary_folder(run: LoadedRun) -> Path:
+    return Path(run.config.data_options.get("vocabulary_path") or run.path / "vocabulary")
+
+
+def _lacks_vocabulary(run: LoadedRun, folder: Path) -> InputError:
+    return InputError(
+        f"{run.path} was trained with vocabularies of {', '.join(_vocabularies(run))}, which {folder} does not hold; "
+        "put that folder back, or give its place: --set data.vocabulary_path=DIR"
+    )
+
+
+def _check_shape(run: LoadedRun, found: DataShape) -> None:
+    if found != run.shape:
+        needed, has = _shape_texts(run.shape, found)
+        raise InputError(f"the data do not fit the tables of {run.path}: expected {needed}, found {has}")
+
+
+def _shape_texts(needed: DataShape, found: DataShape) -> tuple[str, str]:
+    """What differs, of both."""
+    for one, other in zip(needed.features, found.features, strict=False):
+        if one != other:
+            return f"feature {one.name} of {one.num_embeddings} rows", f"{other.name} of {other.num_embeddings}"
+    texts = [
+        f"{len(one.features)} features, {one.num_dense} dense inputs, {one.steps} step(s) and tables "
+        f"{', '.join(dict.fromkeys(one.tables))}"
+        for one in (needed, found)
+    ]
+    return texts[0], texts[1]

@@ -1,15 +1,65 @@
-"""What the record of a run (`run.json`) says of its settings and data, for resuming and evaluating it."""
+"""What the record of a run (`run.json`) says of its settings and data, for resuming, evaluating and serving it."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from adaptive.config import TrainConfig
-from adaptive.data.dataset import Dataset
+from adaptive.data.dataset import Dataset, DataShape
+from adaptive.data.tables import shape_of
 from adaptive.errors import CheckpointError, InputError
 from adaptive.telemetry.jsonl import plain
+
+FOLDER, SHAPE = "folder", "shape"
+
+
+def where_and_what(dataset: Dataset) -> dict[str, Any]:
+    """Entries of `run.json`: the folder from which the run's relative paths are meant, and the shape of its data."""
+    return {FOLDER: os.getcwd(), SHAPE: TypeAdapter(DataShape).dump_python(shape_of(dataset), mode="json")}
+
+
+def recorded_shape(record: Mapping[str, Any], path: Path) -> DataShape | None:
+    """The shape of the data of the run in directory `path`; None: it is from before shapes were recorded.
+
+    Raises:
+        CheckpointError: if there is something else in its place.
+    """
+    if SHAPE not in record:
+        return None
+    try:
+        return TypeAdapter(DataShape).validate_python(record[SHAPE])
+    except ValidationError as error:
+        raise CheckpointError(f"{path / 'run.json'}: {SHAPE}: {error.errors()[0]['msg']}") from error
+
+
+def at_home(config: TrainConfig, record: Mapping[str, Any]) -> TrainConfig:
+    """The settings with their paths as they were meant: relative ones from the folder in which the run was made. Runs
+    from before that was recorded mean the current folder."""
+    home = Path(str(record.get(FOLDER, "")))
+
+    def meant(text: object) -> str:
+        return str(home / Path(str(text).strip()).expanduser())
+
+    kind, colon, paths = config.data.partition(":")
+    options = dict(config.data_options)
+    for name in ("schema_path", "vocabulary_path"):
+        if options.get(name) is not None:
+            options[name] = meant(options[name])
+    if options.get("eval_data") is not None:
+        options["eval_data"] = ",".join(map(meant, str(options["eval_data"]).split(",")))
+    host = config.tier.host
+    if host.startswith("mmap:"):
+        host = f"mmap:{meant(host.removeprefix('mmap:'))}"
+    return config.model_copy(
+        update={
+            "data": f"{kind}:{','.join(map(meant, paths.split(',')))}" if colon else config.data,
+            "data_options": options,
+            "tier": config.tier.model_copy(update={"host": host}),
+        }
+    )
 
 
 def config_of(record: Mapping[str, Any], path: Path) -> TrainConfig:
@@ -36,15 +86,40 @@ def _as_meant(config: object) -> object:
 
 
 def check_same_data(path: Path, record: Mapping[str, Any], dataset: Dataset) -> None:
-    """Check that the data are those of the run in directory `path`.
+    """Check that the data are those of the run in directory `path`, wherever their files lie by now.
 
     Raises:
         InputError: if they are not; says what differs.
     """
     recorded, found = record.get("data"), plain(dataset.fingerprint())
-    if recorded == found:
+    if _without_paths(recorded) == _without_paths(found):
         return
     recorded = recorded if isinstance(recorded, dict) else {}
     names = sorted(name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name))
-    differences = "; ".join(f"{name}: expected {recorded.get(name)}, found {found.get(name)}" for name in names)
+    differences = "; ".join(text for name in names for text in _differences(name, recorded.get(name), found.get(name)))
     raise InputError(f"the data are not those of {path}: {differences}")
+
+
+def _without_paths(data: object) -> object:
+    """The same files in another folder are the same data."""
+    if not isinstance(data, dict) or not isinstance(data.get("files"), list):
+        return data
+    files = [{**file, "path": None} if isinstance(file, dict) else file for file in data["files"]]
+    return {**data, "files": files}
+
+
+def _differences(name: str, recorded: object, found: object) -> list[str]:
+    """What differs in an entry; of files each that does."""
+    if name != "files" or not isinstance(recorded, list) or not isinstance(found, list):
+        return [f"{name}: expected {recorded}, found {found}"]
+    if len(recorded) != len(found):
+        return [f"expected {len(recorded)} files, found {len(found)}"]
+    return [
+        f"file {number}: expected {_file_text(one)}, found {_file_text(other)}"
+        for number, (one, other) in enumerate(zip(recorded, found, strict=True), start=1)
+        if {**one, "path": None} != {**other, "path": None}
+    ]
+
+
+def _file_text(file: Mapping[str, Any]) -> str:
+    return f"{file.get('path')} of {file.get('bytes')} bytes with crc32 {file.get('crc32')}"

@@ -75,7 +75,7 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
     """Arguments of `save_checkpoint`. Call it between two stretches of the loop."""
     reached = SavedProgress(place=loop.place, recorder=recorder.state(), file_bytes=loop.file_bytes)
     return {
-        "rows": components.embeddings.state_arrays(),
+        "rows": components.embeddings.state_blocks(),
         "dense": components.model.state_dict(),
         "policy": _policy_state(components.embeddings.policy),
         "optimizer": optimizer_arrays(components.optimizer),

@@ -6,6 +6,7 @@ from typing import Any, TextIO
 from adaptive.build import build, first_batches, open_data, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.models.presets import PRESETS
+from adaptive.runs.record import where_and_what
 from adaptive.runs.run import Run, total_steps
 from adaptive.runs.state import refuse_guarded_saves
 from adaptive.runs.target import refuse_unreachable
@@ -38,6 +39,7 @@ def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | 
             directory.begin(
                 config=config.model_dump(mode="json"),
                 data=dataset.fingerprint(),
+                **where_and_what(dataset),
                 device=str(components.embeddings.device),
             )
             return Run(config, directory, dataset, components, stream).train()

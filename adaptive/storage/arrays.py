@@ -1,12 +1,18 @@
-"""Arrays as raw `.npy` files, written here and checked before they are used: their header is compared, never parsed."""
+"""Arrays as raw `.npy` files, written here and checked before they are used: their header is compared, never parsed.
 
+What may be larger than memory is written and read by blocks of its first axis: `Blocks` and `ArrayFile`.
+"""
+
+import contextlib
 import hashlib
 import itertools
 import math
 import os
 import stat
 import struct
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -22,21 +28,35 @@ _CHUNK_BYTES: Final = 2**22
 Array = NDArray[Any]
 
 
-def write_array(path: Path, value: Array, disk: Disk) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Blocks:
+    """An array that is made block by block while it is written, and is never in memory whole. The blocks that `make`
+    yields are C-contiguous and follow each other along the first axis."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    make: Callable[[], Iterator[Array]]
+
+
+def write_array(path: Path, value: "Array | Blocks", disk: Disk) -> dict[str, Any]:
     """Write one array, synced; returns its `file` name, `size`, `sha256`, `dtype` and `shape`."""
-    array = np.asarray(value, order="C")
+    array = value if isinstance(value, Blocks) else np.asarray(value, order="C")
     assert array.dtype.str in DTYPES, f"{path.name}: cannot save {array.dtype}"
-    digest = hashlib.sha256()
+    digest, header = hashlib.sha256(), _header(array.dtype, array.shape)
+    blocks = array.make() if isinstance(array, Blocks) else iter([array])
 
     def write(file: BinaryIO) -> None:
-        for chunk in itertools.chain([memoryview(_header(array.dtype, array.shape))], _chunks(array)):
+        for chunk in itertools.chain([memoryview(header)], *map(_chunks, blocks)):
             digest.update(chunk)
             disk.write(file, chunk)
 
     write_new(path, write, disk=disk)
+    size = path.stat().st_size
+    needed = len(header) + math.prod(array.shape) * array.dtype.itemsize
+    assert size == needed, f"{path.name}: blocks of {size} bytes in place of {needed}"
     return {
         "file": path.name,
-        "size": path.stat().st_size,
+        "size": size,
         "sha256": digest.hexdigest(),
         "dtype": array.dtype.str,
         "shape": list(array.shape),
@@ -50,6 +70,64 @@ def read_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int, s
     Raises:
         CheckpointError: if anything differs; names the file, what was expected and what was found.
     """
+    with _open_array(path, dtype_text, shape, size) as (file, digest):
+        array = _empty(path, shape, dtype_text)
+        for chunk in _chunks(array):
+            _fill(chunk, file, path, size)
+            digest.update(chunk)
+    _check_digest(path, sha256, digest.hexdigest())
+    return array
+
+
+class ArrayFile:
+    """An array in a file, read by blocks. The file is open from now on, so it may be removed.
+
+    Args:
+        path, dtype_text, shape, size, sha256: as in `read_array`; all bytes are verified here, one block at a time.
+
+    Raises:
+        CheckpointError: as `read_array` does.
+    """
+
+    def __init__(self, path: Path, dtype_text: str, shape: tuple[int, ...], size: int, sha256: str) -> None:
+        self.dtype: np.dtype[Any] = np.dtype(dtype_text) if dtype_text in DTYPES else np.dtype(np.uint8)
+        self.shape = shape
+        self._path, self._size = path, size
+        with _open_array(path, dtype_text, shape, size) as (file, digest):
+            self._start = file.tell()
+            chunk = memoryview(bytearray(_CHUNK_BYTES))
+            for at in range(self._start, size, _CHUNK_BYTES):
+                part = chunk[: min(_CHUNK_BYTES, size - at)]
+                _fill(part, file, path, size)
+                digest.update(part)
+            _check_digest(path, sha256, digest.hexdigest())
+            self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, first: int = 0, last: int | None = None) -> Array:
+        """Entries `first` to `last` of the first axis; all of them by default. An array without axes is read whole."""
+        shape = self.shape
+        if shape:
+            shape = ((shape[0] if last is None else last) - first, *shape[1:])
+        array = _empty(self._path, shape, self.dtype.str)
+        at = self._start + first * math.prod(self.shape[1:]) * self.dtype.itemsize
+        for chunk in _chunks(array):
+            while len(chunk):
+                count = os.preadv(self._descriptor, [chunk], at)
+                if not count:
+                    raise _shrank(self._path, self._size)
+                chunk, at = chunk[count:], at + count
+        return array
+
+
+def whole(array: "Array | ArrayFile") -> Array:
+    """The array, in memory."""
+    return array.read() if isinstance(array, ArrayFile) else array
+
+
+@contextlib.contextmanager
+def _open_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int) -> Iterator[tuple[BinaryIO, Any]]:
+    """The file behind its header, which is as long as it must be, and the digest so far."""
     if dtype_text not in DTYPES:
         raise CheckpointError(f"{path}: expected one of the types {', '.join(DTYPES)}, found {dtype_text!r}")
     dtype, digest = np.dtype(dtype_text), hashlib.sha256()
@@ -67,19 +145,30 @@ def read_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int, s
         if found != header:
             raise CheckpointError(f"{path}: expected the .npy header {header!r}, found {found!r}; the file is damaged")
         digest.update(header)
-        try:
-            array = np.empty(shape, dtype)
-        except ValueError as error:  # too many dimensions, or [0, 2**62, 2**62]
-            raise CheckpointError(f"{path}: expected a shape that numpy can hold, found {list(shape)}") from error
-        for chunk in _chunks(array):
-            if file.readinto(chunk) != len(chunk):  # type: ignore[attr-defined]
-                raise CheckpointError(f"{path}: expected {size} bytes, found fewer; the file shrank while it was read")
-            digest.update(chunk)
-    if digest.hexdigest() != sha256:
+        yield file, digest
+
+
+def _empty(path: Path, shape: tuple[int, ...], dtype_text: str) -> Array:
+    try:
+        return np.empty(shape, dtype_text)
+    except ValueError as error:  # too many dimensions, or [0, 2**62, 2**62]
+        raise CheckpointError(f"{path}: expected a shape that numpy can hold, found {list(shape)}") from error
+
+
+def _fill(chunk: memoryview, file: BinaryIO, path: Path, size: int) -> None:
+    if file.readinto(chunk) != len(chunk):  # type: ignore[attr-defined]
+        raise _shrank(path, size)
+
+
+def _shrank(path: Path, size: int) -> CheckpointError:
+    return CheckpointError(f"{path}: expected {size} bytes, found fewer; the file shrank while it was read")
+
+
+def _check_digest(path: Path, expected: str, found: str) -> None:
+    if found != expected:
         raise CheckpointError(
-            f"{path}: expected sha256 {sha256}, found {digest.hexdigest()}; the file is damaged or of another run"
+            f"{path}: expected sha256 {expected}, found {found}; the file is damaged or of another run"
         )
-    return array
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:

@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.errors import CheckpointError, OutputError
-from adaptive.storage.arrays import Array, open_plain, read_array, write_array
+from adaptive.storage.arrays import Array, ArrayFile, Blocks, open_plain, read_array, write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new
 
 FORMAT: Final = "adaptive-checkpoint"
@@ -32,7 +32,7 @@ _MAX_MANIFEST_BYTES: Final = 2**26
 class Checkpoint:
     """The content of a checkpoint: what `save_checkpoint` was given."""
 
-    rows: dict[str, Array]
+    rows: dict[str, Array] | dict[str, ArrayFile]
     dense: dict[str, torch.Tensor]
     policy: dict[str, Array]
     meta: dict[str, Any]
@@ -67,7 +67,7 @@ class _Manifest(_Closed):
 def save_checkpoint(
     directory: Path,
     *,
-    rows: Mapping[str, Array],
+    rows: Mapping[str, Array | Blocks],
     dense: Mapping[str, torch.Tensor],
     policy: Mapping[str, Array],
     meta: Mapping[str, Any],
@@ -79,7 +79,7 @@ def save_checkpoint(
 
     Args:
         directory: must not exist.
-        rows: arrays of `TieredEmbeddingBag.state_arrays`.
+        rows: arrays of `TieredEmbeddingBag.state_arrays` or `state_blocks`.
         dense: tensors of the model's `state_dict`.
         policy: arrays of `Policy.state_dict`.
         meta: JSON values.
@@ -91,8 +91,16 @@ def save_checkpoint(
         OutputError: if the folder exists or cannot be written.
     """
     weights = {name: value.detach().cpu().numpy() for name, value in dense.items()}
-    groups = {"rows": rows, "dense": weights, "policy": policy, "optimizer": optimizer, "run": run}
-    arrays = {(group, name): value for group, values in groups.items() for name, value in values.items()}
+    groups: dict[str, Mapping[str, Any]] = {
+        "rows": rows,
+        "dense": weights,
+        "policy": policy,
+        "optimizer": optimizer,
+        "run": run,
+    }
+    arrays: dict[tuple[str, str], Array | Blocks] = {}
+    for group, values in groups.items():
+        arrays |= {(group, name): value for name, value in values.items()}
 
     def fill(folder: Path) -> None:
         entries = []
@@ -108,15 +116,18 @@ def save_checkpoint(
         raise OutputError(f"checkpoint {directory} could not be written: {error}") from error
 
 
-def load_checkpoint(directory: Path) -> Checkpoint:
+def load_checkpoint(directory: Path, *, rows_in_files: bool = False) -> Checkpoint:
     """Read and verify a checkpoint.
+
+    Args:
+        rows_in_files: verify the arrays of rows, but leave them in their files: they may be larger than memory.
 
     Raises:
         CheckpointError: if anything is missing or differs from the manifest; names the file, what was expected and
             what was found.
     """
     manifest = _read_manifest(directory / MANIFEST)
-    groups: dict[str, dict[str, Array]] = {"rows": {}, "dense": {}, "policy": {}, "optimizer": {}, "run": {}}
+    groups: dict[str, dict[str, Any]] = {"rows": {}, "dense": {}, "policy": {}, "optimizer": {}, "run": {}}
     files: set[str] = set()
     for entry in manifest.arrays:
         group = groups[entry.group]
@@ -125,7 +136,8 @@ def load_checkpoint(directory: Path) -> Checkpoint:
                 f"{directory / MANIFEST}: {entry.group} {entry.name!r} ({entry.file}) stands there twice"
             )
         files.add(entry.file)
-        group[entry.name] = read_array(directory / entry.file, entry.dtype, entry.shape, entry.size, entry.sha256)
+        read = ArrayFile if rows_in_files and entry.group == "rows" else read_array
+        group[entry.name] = read(directory / entry.file, entry.dtype, entry.shape, entry.size, entry.sha256)
     dense = {name: torch.from_numpy(value) for name, value in groups["dense"].items()}
     return Checkpoint(
         groups["rows"], dense, groups["policy"], manifest.meta, optimizer=groups["optimizer"], run=groups["run"]

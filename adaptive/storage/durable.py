@@ -58,14 +58,20 @@ def temporary_name(path: Path) -> Path:
 
 
 def write_atomic(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
-    """Replace the file `path` by `data`: after any failure the old content is there, or the new, never a mix.
+    """`replace_file` by `data`."""
+    replace_file(path, lambda file: disk.write(file, data), disk=disk)
+
+
+def replace_file(path: Path, writer: Writer, *, disk: Disk = DISK) -> None:
+    """Replace the file `path` by what `writer` writes: after any failure the old content is there, or the new, never a
+    mix.
 
     Raises:
-        OSError: if an operation failed. The temporary file is gone then.
+        OSError: if an operation failed, or what `writer` raised. The temporary file is gone then.
     """
     temporary = temporary_name(path)
     try:
-        write_new(temporary, lambda file: disk.write(file, data), disk=disk)
+        write_new(temporary, writer, disk=disk)
         disk.rename(temporary, path)
     except BaseException:
         _try_to_remove(temporary, disk)

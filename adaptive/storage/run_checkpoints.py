@@ -55,7 +55,8 @@ class Checkpoints:
 
 
 def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
-    """The newest checkpoint of a run directory, and where it lies. The run may be under way.
+    """The newest checkpoint of a run directory, and where it lies; its rows stay in their files. The run may be under
+    way.
 
     Raises:
         CheckpointError: if there is none or it is damaged; names the file.
@@ -63,7 +64,7 @@ def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
     while True:
         try:
             path = newest_checkpoint(directory)
-            return path, load_checkpoint(path)
+            return path, load_checkpoint(path, rows_in_files=True)
         except FileNotFoundError as error:
             raise CheckpointError(f"{directory}: expected a run directory, found: {error.strerror}") from error
         except CheckpointError:

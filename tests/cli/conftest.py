@@ -57,9 +57,9 @@ class FakeTrainer:
     def plan_run(self, config: TrainConfig) -> dict[str, Any]:
         return self._answer("plan", config)
 
-    def evaluate_run(self, run_dir: Path, *, stream: TextIO) -> dict[str, Any]:
+    def evaluate_run(self, run_dir: Path, *, stream: TextIO, **reading: Any) -> dict[str, Any]:
         print("evaluating", file=stream)
-        return self._answer("eval", run_dir)
+        return self._answer("eval", (run_dir, reading))
 
     def _answer(self, call: str, about: Any, **more: Any) -> dict[str, Any]:
         self.calls.append((call, about))

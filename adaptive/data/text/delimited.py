@@ -54,6 +54,7 @@ def describe(
     Raises:
         ConfigError: with all columns that are missing or used twice, and time splits that cannot work.
     """
+    schema = _as_labelled(schema, names, options)
     uses = _uses(schema, names, lists or ())
     columns = tuple(uses.get(name, Column(name, kernels.SKIP)) for name in names if lists is None or name in uses)
     label = schema.label
@@ -83,14 +84,39 @@ def _feature(name: str, group: Categorical, slot: int, is_bag: bool, options: Da
     return FeaturePlan(name, group.table or name, slot, is_bag, _rule(group, options, is_bag=is_bag))
 
 
+def _as_labelled(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> DelimitedSchema:
+    """The schema; without its label, if files may lack it and these do."""
+    lacks_it = options.label_optional and schema.label is not None and schema.label.column not in names
+    return schema.model_copy(update={"label": None}) if lacks_it else schema
+
+
 def _column_names(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
     if schema.columns is not None:
-        return list(schema.columns)
-    line = first_line(file, options.max_line_bytes)
-    if not line:
+        return _columns_there(file, schema, options)
+    names = _fields(file, schema, options)
+    if not names:
         raise InputError(
             f"{file.path}: has no header line; if the file is right, give columns = [...] and header = false"
         )
+    return [name or f"column {number + 1}" for number, name in enumerate(names)]
+
+
+def _columns_there(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
+    """The schema's columns, without the label's where files may lack it and lines have one field less."""
+    assert schema.columns is not None
+    names = list(schema.columns)
+    if options.label_optional and schema.label is not None and schema.label.column in names:
+        fields = _fields(file, schema, options)
+        if len(fields) == len(names) - 1:
+            names.remove(schema.label.column)
+    return names
+
+
+def _fields(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
+    """The fields of the first line; none of an empty file."""
+    line = first_line(file, options.max_line_bytes)
+    if not line:
+        return []
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -99,8 +125,7 @@ def _column_names(file: TextFile, schema: DelimitedSchema, options: DataOptions)
         reader = csv.reader([text], delimiter=schema.separator, quotechar=schema.quote)
     else:
         reader = csv.reader([text], delimiter=schema.separator, quoting=csv.QUOTE_NONE)
-    names = next(reader)
-    return [name or f"column {number + 1}" for number, name in enumerate(names)]
+    return next(reader)
 
 
 def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) -> dict[str, Column]:

@@ -1,0 +1,163 @@
+"""Watched rows as flat arrays, for checkpoints, beside those of `adaptive.engine.saving`.
+
+What is known of watched rows: verdicts, snapshots, visits, and gradients that wait. Tables that watch and
+defer as the saved ones did restore all of it, and training goes on as it would have. Other tables ignore it: they know
+nothing of movement. Names, after the group's prefix:
+
+    watched.interval (1,) of `SkipConfig`              watched.<column> (n,) of the hot set's entries, in order
+    watched.snapshots (n, D) if movement is watched
+
+    if updates are deferred, m rows with a sum that waits:
+    watched.visits, watched.waiting (n,)               watched.summed (m,) entries
+    watched.sums (m, D), watched.squares (m, S)        watched.raw_values (m, D), watched.raw_states (m, T): before
+                                                       the sum is applied
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.engine.pipeline import Lane, Pipeline
+from adaptive.errors import CheckpointError
+from adaptive.kernels.planning.books import ON_HOST
+from adaptive.planning.hot_set import COLUMNS, ENTRY, LATER_COLUMNS
+from adaptive.planning.skipping import Skipper
+from adaptive.storage.arrays import ArrayFile, whole
+from adaptive.tiers.device import WatchedValues
+
+Arrays = dict[str, NDArray[Any]]
+WATCHED = "watched."
+MOST_SUMMED = 255  # gradients: the largest `at_most` of `Deferral` and of skip rules
+
+
+def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
+    """Copies of what is known of a lane's watched rows; nothing where none are watched. The caller holds the lock."""
+    skipper = lane.planner.skipper
+    if skipper is None:
+        return {}
+    hot, book = skipper.hot, skipper.deferral
+    columns, kept = hot.columns(), lane.device.kept(hot.num_entries)
+    found = {"interval": np.array([hot.config.interval], np.int64), **columns}
+    if skipper.watches_movement:
+        found["snapshots"] = kept.snapshots
+    if book is not None:
+        weights, state = pipeline.values(lane, columns["row"][kept.waiting], with_waiting=False)
+        visits, waiting = book.visits[: hot.num_entries].copy(), book.waiting[: hot.num_entries].copy()
+        found |= {"visits": visits, "waiting": waiting, "summed": kept.waiting, "sums": kept.sums}
+        found |= {"squares": kept.squares, "raw_values": weights, "raw_states": state}
+    return {prefix + WATCHED + name: value for name, value in found.items()}
+
+
+def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | ArrayFile], prefix: str) -> Arrays:
+    """The arrays of a lane's watched rows, or none if the saved tables did not watch and defer as this lane does."""
+    prefix += WATCHED
+    skipper = lane.planner.skipper
+    if skipper is None:
+        return {}
+    found = {name.removeprefix(prefix): whole(value) for name, value in arrays.items() if name.startswith(prefix)}
+    if "row" in found:
+        found = {**{name: np.zeros(len(found["row"]), ENTRY[name]) for name in LATER_COLUMNS}, **found}
+    if set(found) != _names(skipper) or found["interval"].tolist() != [skipper.hot.config.interval]:
+        return {}
+    return {name: np.ascontiguousarray(value) for name, value in found.items()}
+
+
+def _names(skipper: Skipper) -> set[str]:
+    names = {"interval", *COLUMNS}
+    if skipper.watches_movement:
+        names |= {"snapshots"}
+    if skipper.deferral is not None:
+        names |= {"visits", "waiting", "summed", "sums", "squares", "raw_values", "raw_states"}
+    return names
+
+
+def check_watched(lane: Lane, part: Arrays) -> None:
+    """Check the arrays of a lane's watched rows.
+
+    Raises:
+        CheckpointError: if they are not what `save_watched` makes for these tables.
+    """
+    if not part:
+        return
+    assert lane.planner.skipper is not None
+    rows, most = part["row"], lane.planner.skipper.hot.capacity
+    if len(rows) > most:
+        raise CheckpointError(
+            f"the checkpoint watches {len(rows)} rows of width {lane.group.embedding_dim}, there is room for {most}: "
+            "raise skip.hot_rows to what it was"
+        )
+    _check_squares(lane, part)
+    for name, (shape, dtype) in _expected(lane, part).items():
+        if part[name].shape != shape or part[name].dtype != dtype:
+            raise CheckpointError(
+                f"checkpoint array {WATCHED}{name}: {dtype} {shape} is needed, found {part[name].dtype} "
+                f"{part[name].shape}"
+            )
+    if len(rows) and not (rows.min() >= 0 and rows.max() < lane.group.num_rows and len(np.unique(rows)) == len(rows)):
+        raise CheckpointError("watched rows of the checkpoint are out of range or twice there")
+    summed = part.get("summed", rows[:0])
+    if len(summed) and not (summed.min() >= 0 and summed.max() < len(rows) and (np.diff(summed) > 0).all()):
+        raise CheckpointError("rows whose gradient waits are out of range or not in order in the checkpoint")
+
+
+def _check_squares(lane: Lane, part: Arrays) -> None:
+    """Check what lies beside Adam's deferred sums: squares, and how many gradients a sum is of.
+
+    Raises:
+        CheckpointError: if nothing does, as where a sum was still applied as one update; if a number cannot be.
+    """
+    width, needed = lane.host.weights.shape[1], lane.device.squares_width
+    squares = part.get("squares")
+    if squares is None or needed != width + 1 or squares.ndim != 2:
+        return
+    if squares.shape[1] == 0:
+        raise CheckpointError(
+            f"checkpoint array {WATCHED}squares: {needed} numbers beside each of Adam's deferred sums are needed, "
+            "squares and a number of gradients; found none: an earlier version saved it, which kept none. Its rows are "
+            "whole, with what waits applied: evaluate them, load them into tables that skip nothing (skip=None), or go "
+            "on training with the version that saved them"
+        )
+    numbers = squares[:, -1]
+    wrong = numbers[~((numbers >= 1) & (numbers <= MOST_SUMMED) & (numbers % 1 == 0))]
+    if squares.shape[1] == needed and len(wrong):
+        raise CheckpointError(
+            f"checkpoint array {WATCHED}squares: the last column tells of how many gradients a sum is, whole numbers "
+            f"from 1 to {MOST_SUMMED} are needed, found {wrong[0]}"
+        )
+
+
+def _expected(lane: Lane, part: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Name -> shape and type of arrays of n entries, m of which wait."""
+    floats, entries = np.dtype(np.float32), len(part["row"])
+    width = lane.host.weights.shape[1]
+    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {name: ((entries,), ENTRY[name]) for name in COLUMNS}
+    if "snapshots" in part:
+        found["snapshots"] = ((entries, width), floats)
+    if "visits" in part:
+        found |= {name: ((entries,), np.dtype(np.uint32)) for name in ("visits", "waiting")}
+        found["summed"] = ((part["summed"].size,), np.dtype(np.int64))
+        widths = {"sums": width, "squares": lane.device.squares_width}
+        widths |= {"raw_values": width, "raw_states": lane.host.state.shape[1]}
+        found |= {name: ((part["summed"].size, wide), floats) for name, wide in widths.items()}
+    return found
+
+
+def load_watched(lane: Lane, part: Arrays) -> None:
+    """Restore watched rows in a lane whose rows have just been loaded and which watches none yet."""
+    if not part:
+        return
+    planner, none = lane.planner, np.zeros((0, lane.host.weights.shape[1]), np.float32)
+    assert planner.skipper is not None
+    planner.skipper.restore(part)
+    book = planner.skipper.deferral
+    no_squares = np.zeros((0, lane.device.squares_width), np.float32)
+    kept = WatchedValues(part.get("snapshots", none), np.zeros(0, np.int64), none, no_squares)
+    if book is not None:
+        book.restore(part["visits"], part["waiting"])
+        rows = part["row"][part["summed"]]
+        lane.host.write(rows, part["raw_values"], part["raw_states"])
+        planner.tracker.codes[rows] = ON_HOST
+        kept = WatchedValues(kept.snapshots, part["summed"], part["sums"], part["squares"])
+    lane.device.keep(kept)

@@ -1,0 +1,198 @@
+"""`predict`: a score for each sample in the order of the data, labelled or not; files that are whole or not there."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from served import HEADER, lines, trained, without_label, write_csv
+
+from adaptive import load_run
+from adaptive.cli.app import main
+from adaptive.errors import ConfigError, InputError, NonFiniteError, OutputError
+from adaptive.runs.evaluating import data_of
+from adaptive.serving import predict_run, scores
+from adaptive.serving.scores import write_scores
+from adaptive.storage import durable
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trained run; the current folder is another one."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    path = trained(tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "here")
+    return path
+
+
+def from_tables(run: Path, spec: str) -> NDArray[np.float64]:
+    """Scores computed in numpy's way from whole tables, batch by batch of the reader."""
+    import torch
+
+    found = []
+    with load_run(run) as loaded, torch.no_grad():
+        tables = {table.name: loaded.embeddings.table_weights(table.name) for table in loaded.components.tables}
+        loaded.model.eval()
+        for batch in data_of(loaded, spec).evaluation(7):
+            pooled = np.zeros((batch.num_samples, batch.num_features, 4), np.float32)
+            for feature, table in enumerate(loaded.shape.tables):
+                for sample in range(batch.num_samples):
+                    bag = feature * batch.num_samples + sample
+                    for row in batch.ids[batch.offsets[bag] : batch.offsets[bag + 1]]:
+                        pooled[sample, feature] += tables[table][row]
+            logits = loaded.model(torch.from_numpy(batch.dense), torch.from_numpy(pooled))
+            found.append(1 / (1 + np.exp(-logits.double().numpy())))
+    return np.concatenate(found)
+
+
+def test_scores_are_the_models_and_in_order(run: Path) -> None:
+    write_csv(Path("new.csv"), lines(150, seed=4))
+    result = predict_run(run, "scores.npy", data="new.csv", settings={"eval_batch_size": 40})
+    found = np.load("scores.npy", allow_pickle=False)
+    assert found.shape == (150,) and found.dtype == np.float32
+    np.testing.assert_allclose(found, from_tables(run, "new.csv"), atol=1e-6)
+    assert (result["samples"], result["data"], result["out"]) == (150, "new.csv", "scores.npy")
+    assert result["mean_score"] == pytest.approx(found.mean(), abs=1e-6)
+    assert len(set(found.tolist())) > 100
+
+
+def test_the_files_hold_the_same_scores(run: Path) -> None:
+    write_csv(Path("new.csv"), lines(50, seed=4))
+    predict_run(run, "scores.npy", data="new.csv")
+    predict_run(run, "scores.csv", data="new.csv", settings={"eval_batch_size": 13})
+    expected = np.load("scores.npy")
+    text = Path("scores.csv").read_text().splitlines()
+    assert text[0] == "score" and len(text) == 51
+    assert np.array_equal(np.array(text[1:], np.float32), expected)
+
+
+def test_parquet_holds_them_too(run: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    write_csv(Path("new.csv"), lines(50, seed=4))
+    predict_run(run, "scores.npy", data="new.csv")
+    predict_run(run, "scores.parquet", data="new.csv", settings={"eval_batch_size": 13})
+    table = parquet.read_table("scores.parquet")
+    assert table.column_names == ["score"] and np.array_equal(table["score"].to_numpy(), np.load("scores.npy"))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs pyarrow: pip install pyarrow"):
+        predict_run("no run is looked at", "scores.parquet")
+
+
+@pytest.mark.parametrize(
+    ("out", "message"), [("scores", "ends in .csv, .parquet, .npy, found ''"), ("no/scores.csv", "no folder no")]
+)
+def test_where_scores_cannot_go_is_told_first(out: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        predict_run("no run is looked at", out)
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+def test_labels_need_not_be_there(run: Path, has_header: bool, tmp_path: Path) -> None:
+    rows = lines(80, seed=4)
+    write_csv(Path("labelled.csv"), rows)
+    expected = predict_run(run, "labelled.npy", data="labelled.csv")
+    settings: dict[str, Any] = {}
+    if not has_header:
+        schema = (tmp_path / "home/schema.toml").read_text()
+        Path("bare.toml").write_text(f"header = false\ncolumns = {HEADER.split(',')!r}\n{schema}")
+        settings = {"data.schema_path": "bare.toml"}
+    bare = without_label(rows)
+    Path("bare.csv").write_text("\n".join([*([without_label([HEADER])[0]] if has_header else []), *bare]) + "\n")
+    found = predict_run(run, "bare.npy", data="bare.csv", settings=settings)
+    assert found["mean_score"] == expected["mean_score"]
+    assert np.array_equal(np.load("bare.npy"), np.load("labelled.npy"))
+
+
+def test_without_data_the_evaluation_part_is_scored(run: Path) -> None:
+    write_csv(Path("held_out.csv"), lines(400)[300:])
+    assert predict_run(run, "own.npy")["samples"] == 100
+    predict_run(run, "same.npy", data="held_out.csv")
+    assert np.array_equal(np.load("own.npy"), np.load("same.npy"))
+
+
+def test_no_line_is_passed_over_unnoticed(run: Path) -> None:
+    rows = lines(50, seed=4)
+    write_csv(Path("new.csv"), [*rows[:20], "1,2,3", *rows[20:]])
+    Path("scores.npy").write_bytes(b"of before")
+    with pytest.raises(InputError, match=r"new\.csv:22: columns"):
+        predict_run(run, "scores.npy", data="new.csv")
+    assert Path("scores.npy").read_bytes() == b"of before" and sorted(map(str, Path().iterdir())) == [
+        "new.csv", "scores.npy",
+    ]  # fmt: skip
+    assert predict_run(run, "scores.npy", data="new.csv", settings={"data.max_bad_fraction": 0.1})["samples"] == 50
+
+
+def test_data_without_a_sample(run: Path) -> None:
+    write_csv(Path("new.csv"), [])
+    with pytest.raises(InputError, match=r"no sample to score: new\.csv"):
+        predict_run(run, "scores.npy", data="new.csv")
+    assert not Path("scores.npy").exists()
+
+
+def test_samples_that_are_drawn_are_not_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from toy import toy_config
+
+    from adaptive.runs import train_run
+
+    monkeypatch.chdir(tmp_path)
+    Path("schema.toml").write_text('format = "user_items"\nnum_users = 9\nnum_items = 9\n')
+    Path("pairs.txt").write_text("".join(f"{user} {user} {(user + 3) % 9}\n" for user in range(9)))
+    options = {"schema_path": "schema.toml", "holdout": 0.3}
+    train_run(toy_config(data="csv:pairs.txt", data_options=options, out="run", tier={"device_rows": "100%"}))
+    with pytest.raises(ConfigError, match="trained on user_items, whose samples are drawn"):
+        predict_run("run", "scores.npy", data="pairs.txt")
+    assert predict_run("run", "scores.npy")["samples"] > 0
+
+
+def test_a_score_that_is_no_number_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_csv(Path("new.csv"), [*lines(20, seed=4), "0,1e38,a,1,a,1,t1"])
+    monkeypatch.setattr("adaptive.evaluation._logits", lambda *_: np.array([np.nan], np.float32))
+    with pytest.raises(NonFiniteError):
+        predict_run(run, "scores.npy", data="new.csv")
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "rename"])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "scores.csv"
+    path.write_text("of before")
+    monkeypatch.setattr(durable.Disk, operation, fail) if operation != "write" else monkeypatch.setitem(
+        scores._WRITERS, ".csv", fail
+    )
+    with pytest.raises(OutputError, match="No space left"):
+        write_scores(path, [np.zeros(3, np.float32)])
+    assert path.read_text() == "of before" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("count", [0, 1, 12345])
+def test_npy_files_are_numpys(tmp_path: Path, count: int) -> None:
+    expected = np.random.default_rng(0).random(count, np.float32)
+    assert write_scores(tmp_path / "a.npy", np.array_split(expected, 3)) == count
+    found = np.load(tmp_path / "a.npy", allow_pickle=False)
+    assert found.dtype == np.float32 and np.array_equal(found, expected)
+
+
+def test_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_csv(Path("new.csv"), lines(30, seed=4))
+    words = ["--data", "new.csv", "--set", "eval_batch_size=7"]
+    assert call("predict", str(run), *words, "--out", "scores.csv") == 0
+    assert "samples: 30\n" in capsys.readouterr().out
+    assert call("eval", str(run), *words, "--json") == 0
+    assert '"eval_samples": 30' in capsys.readouterr().out
+    assert call("predict", str(run), "--out", "scores.txt") == 2
+    assert call("predict", str(run), "--out", "scores.csv", "--set", "lr") == 2
+
+
+def call(*words: str) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+    return int(exit_.value.code or 0)

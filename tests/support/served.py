@@ -1,0 +1,72 @@
+"""Small trained runs on text files, for tests of loading, predicting and exporting."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from toy import toy_config
+
+from adaptive.runs import train_run
+
+SCHEMA = """
+[label]
+column = "click"
+[[dense]]
+columns = ["price"]
+kind = "float"
+transform = "log"
+[[categorical]]
+columns = ["first", "second"]
+kind = "string"
+vocabulary = true
+min_count = 2
+table = "genre"
+[[categorical]]
+columns = ["user"]
+kind = "int"
+num_embeddings = 50
+[[categorical]]
+columns = ["site"]
+kind = "hex"
+hash_rows = 37
+[[categorical]]
+columns = ["tags"]
+inner_separator = "|"
+hash_rows = 23
+"""
+HEADER = "click,price,first,user,second,site,tags"
+
+
+def lines(count: int, *, seed: int = 0) -> list[str]:
+    """Lines of clicks with missing fields, rare words and bags of 0 to 3 tags."""
+    rng = np.random.default_rng(seed)
+    words = [*"abcdefgh", "ä ö", ""]
+    found = []
+    for _ in range(count):
+        first, second = rng.choice(words, 2)
+        user = "" if rng.random() < 0.1 else str(rng.integers(50))
+        tags = "|".join(f"t{tag}" for tag in rng.integers(40, size=rng.integers(4)))
+        click = int(rng.random() < (0.8 if user and int(user) % 2 else 0.2))
+        price = "" if rng.random() < 0.1 else f"{rng.normal(5, 4):.3f}"
+        found.append(f"{click},{price},{first},{user},{second},{rng.integers(2**40):x},{tags}")
+    return found
+
+
+def write_csv(path: Path, rows: list[str], header: str = HEADER) -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def without_label(rows: list[str]) -> list[str]:
+    return [row.partition(",")[2] for row in rows]
+
+
+def trained(folder: Path, **changed: Any) -> Path:
+    """A run in `folder/run` on `folder/train.csv`, whose settings name files relative to the current folder, which must
+    be `folder`."""
+    write_csv(folder / "train.csv", lines(400))
+    (folder / "schema.toml").write_text(SCHEMA)
+    options = {"schema_path": "schema.toml", "holdout": 0.25}
+    given = {"data": "csv:train.csv", "data_options": options, "out": "run", "tier": {"device_rows": "100%"}}
+    train_run(toy_config(**(given | changed)))
+    return folder / "run"
