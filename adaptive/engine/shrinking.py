@@ -89,8 +89,7 @@ def _shrink(
     back_slots, _ = slots.release(job.victims, tally)
     assert not len(back_slots), "rows that leave have been written back"
     new_slots = slots.compact(job.num_slots)
-    device.resize(job.num_slots)
-    pipeline.mover.catch_up()
+    device.resize(job.num_slots)  # waits: the new slots are made
     rows = slots.rows[slots.rows >= 0]
     here = np.arange(len(rows))
     device.fetch(Moves(fetch_slots=here, fetch_rows=rows, fetch_initial=slots.flags[here] == 0))
