@@ -24,8 +24,8 @@ from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.deferred import accumulate_kernel
 from adaptive.kernels.rows.gpu.drift import drift_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel
-from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, WARP_VALUES, tile_of
-from adaptive.kernels.rows.gpu.move import copy_kernel
+from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, tile_of
+from adaptive.kernels.rows.gpu.move import copy_kernel, copy_tile, copy_warps
 from adaptive.kernels.rows.gpu.pool import pool_kernel
 from adaptive.kernels.rows.gpu.sums import chunk_kernel
 from adaptive.kernels.rows.gpu.update import update_kernel
@@ -86,8 +86,8 @@ def fullest(width: int) -> Iterator[Form]:
     for squares in sorted({0, 1, width, width + 1}):
         yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": True, "CHUNKED": True}, "fp32"
     yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": True}, "fp32"
-    for copied in sorted({width, *states(width).values()} - {0}):  # of rows, and of their state
-        yield copy_kernel, {**shape_of(min(copied, WARP_VALUES)), "WIDTH": copied}, "fp32"
+    for state in states(width).values():
+        yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}, "fp32"
     yield initial_kernel, shape, "fp32"
 
 
@@ -127,6 +127,8 @@ def main(capability: int, which: str, *widths: int) -> None:
     for width in widths:
         for kernel, constants, rows in (*fullest(width), *(every(width) if which == "all" else ())):
             options = tile_of(constants["BLOCK"]).options if "BLOCK" in constants else one_warp
+            if kernel is copy_kernel:
+                options = {"num_warps": copy_warps(width), **EXACT_ARITHMETIC}
             print(json.dumps(examine(kernel, capability, options, constants, rows) | {"width": width}), flush=True)
     fused, constants = {"num_warps": 1, "enable_fp_fusion": True}, {"WIDTH": 8, "ROWS": MAX_ROWS, "HOST": False}
     print(json.dumps(examine(drift_kernel, capability, fused, constants, "fp32")))  # what must not be
