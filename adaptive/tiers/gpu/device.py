@@ -200,6 +200,7 @@ class TorchDevice(DeviceTier):
                     self._corrections,
                     norms,
                     squares=squares,
+                    hot=segments.hot,
                     exact=self._exact,
                 )
             )

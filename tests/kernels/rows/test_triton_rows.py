@@ -120,8 +120,8 @@ def test_a_copy_is_one_launch_of_few_programs_whatever_it_moves(
 
 def test_no_rows_move() -> None:
     weights, none = np.ones((2, 3), np.float32), np.zeros(0, np.int64)
-    for move in (triton_setup.fetch, triton_setup.write_back):
-        run(move, weights, weights, none, Pinned(weights), Pinned(weights), none)
+    for moving in (triton_setup.fetch, triton_setup.write_back):
+        run(moving, weights, weights, none, Pinned(weights), Pinned(weights), none)
     assert (weights == 1).all()
 
 
