@@ -175,12 +175,17 @@ def _options(model: type[M], name: str, options: dict[str, Any]) -> M:
 def torch_settings(config: TrainConfig) -> Iterator[None]:
     """Seed and deterministic switch for the time of a run; the caller's are back afterwards."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filling: Any = torch.utils.deterministic
+    fills = filling.fill_uninitialized_memory
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(config.seed)
         try:
             if config.deterministic:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
                 torch.use_deterministic_algorithms(True)
+                # Else every `torch.empty` is filled first: some 150 MB a step of 16,384, all of it written again.
+                filling.fill_uninitialized_memory = False
             yield
         finally:
+            filling.fill_uninitialized_memory = fills
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])

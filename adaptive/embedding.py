@@ -199,6 +199,9 @@ class TieredEmbeddingBag(nn.Module):
     def step(self) -> None:
         """Update the rows of the batch whose backward pass has run.
 
+        Gradients are applied as they are: a loss scaled by `torch.amp.GradScaler`, which unscales the gradients of
+        parameters only, would scale the updates of rows. bfloat16 needs no scaler.
+
         Raises:
             ValueError: if no backward pass has run since the last step.
         """

@@ -14,6 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from toy import toy_config
 from toy_runs import assert_equal, data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
+from adaptive.build import torch_settings
 from adaptive.errors import CheckpointError, InputError, OutputError
 from adaptive.runs import evaluate_run, plan_run, train_run
 from adaptive.storage.checkpoint import load_checkpoint
@@ -154,6 +155,13 @@ def test_torch_settings_are_given_back(tmp_path: Path) -> None:
     train_run(toy_config(steps=1, out=str(tmp_path), deterministic=True))
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory  # torch's default, which the caller has again
+
+
+def test_deterministic_runs_do_not_fill_memory_that_is_written_next() -> None:
+    with torch_settings(toy_config(deterministic=True)):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
 # -- the numbers --------------------------------------------------------------------------------------------------

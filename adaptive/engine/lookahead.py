@@ -15,6 +15,8 @@ backward leaks nothing. With depth 0 there is no thread, the same steps run in t
 overlaps: a batch comes when all its rows are there, in parts or not.
 """
 
+import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -28,6 +30,8 @@ from adaptive.engine.sharing import find_slots, share_anew, too_few
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.planning.lookups import Lookups
 from adaptive.policy import arranges
+
+logger = logging.getLogger("adaptive.engine")
 
 JOIN_SECONDS = 60.0  # a source that does not return within this time is reported instead of waited for
 
@@ -48,7 +52,18 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
         finally:
             if worker:
                 worker.stop()
-            pipeline.end()
+            _end(pipeline, sys.exception())  # in no variable of this frame: the error would keep the source alive
+
+
+def _end(pipeline: Pipeline, failed: BaseException | None) -> None:
+    """End the look-ahead. Where it ends because something `failed`, that is what is raised: after a fault of the device
+    nothing that waits for the device works any more, and only the first error says why."""
+    try:
+        pipeline.end()
+    except Exception as error:
+        if failed is None or isinstance(failed, GeneratorExit):
+            raise
+        logger.warning("the look-ahead could not be ended either: %s: %s", type(error).__name__, error)
 
 
 def _carried_out(

@@ -274,14 +274,19 @@ class Pipeline:
         self._losses[number] = loss
 
     def learn(self) -> None:
-        """Take in the feedback of exactly the batches that are old enough, whatever the timing; before planning."""
+        """Take in the feedback of exactly the batches that are old enough, whatever the timing; before planning.
+
+        Under the lock: if memory runs out, the training thread moves rows (`shrinking`), and a policy must not be asked
+        in the middle of that.
+        """
         lag = max(self._depth, self._skip.lag if self._skip else 0)
-        self.learn_until(self.next_number - lag)
-        self.observe_until(self.next_number - max(self._depth, LOSS_LAG))
-        if self._skip is not None and self.next_number and self.next_number % self._skip.interval == 0:
-            for lane in self.lanes:
-                if lane.planner.skipper is not None:
-                    lane.planner.skipper.ask(self.next_number)
+        with self.stopwatch.stage("learn"), self.lock:
+            self.learn_until(self.next_number - lag)
+            self.observe_until(self.next_number - max(self._depth, LOSS_LAG))
+            if self._skip is not None and self.next_number and self.next_number % self._skip.interval == 0:
+                for lane in self.lanes:
+                    if lane.planner.skipper is not None:
+                        lane.planner.skipper.ask(self.next_number)
 
     def learn_until(self, number: int) -> None:
         """Take in the feedback of all batches before `number`. A batch that was not trained left none."""

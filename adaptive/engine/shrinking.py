@@ -96,8 +96,7 @@ def refit(
     back_slots, _ = slots.release(victims, tally)
     assert not len(back_slots), "rows that leave have been written back"
     new_slots = slots.compact(num_slots)
-    device.resize(num_slots)
-    pipeline.mover.catch_up()
+    device.resize(num_slots)  # waits: the new slots are made
     rows = slots.rows[slots.rows >= 0]
     here = np.arange(len(rows))
     device.fetch(Moves(fetch_slots=here, fetch_rows=rows, fetch_initial=slots.flags[here] == 0))

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from adaptive.counters import Counter
 
 STAGES: Final = (
-    "read", "plan", "write_back", "fetch", "wait", "forward", "backward", "update", "row_update", "guard", "other",
+    "read", "learn", "plan", "write_back", "fetch", "wait", "forward", "backward", "update", "row_update", "guard",
+    "other",
 )  # fmt: skip
 """The stages of a step, in order; keys of `time_ms`.
 
-The first four run beside training. The others are the training thread's and add up to the step: `update` is the
+The first five run beside training. The others are the training thread's and add up to the step: `update` is the
 optimizer of the dense part, `row_update` that of the rows, `other` what is left of the step's wall time. (In records
 of before `row_update` its time is part of `update`.)
 """

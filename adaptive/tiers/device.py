@@ -67,7 +67,7 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def resize(self, num_slots: int) -> None:
-        """Reallocate to `num_slots` empty slots."""
+        """Reallocate to `num_slots` empty slots, which are there when this returns."""
 
     @abstractmethod
     def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:

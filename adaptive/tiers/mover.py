@@ -31,6 +31,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from adaptive.errors import ConfigError
+from adaptive.system import is_out_of_memory
+
 Shape = int | tuple[int, ...]
 
 
@@ -68,6 +71,7 @@ class Streams:
     copies: Stream
     compute: Stream
     pinned: Callable[[int], Tensor]  # (num_bytes,) uint8 on the host, for copies that do not wait
+    settle: Callable[[], None]  # wait until all work of every stream is done, also of such as are not known here
 
 
 class Mover:
@@ -79,7 +83,7 @@ class Mover:
     def __init__(self, streams: Streams) -> None:
         self.device = streams.device
         self.copies, self.compute = streams.copies, streams.compute
-        self.pinned = streams.pinned
+        self.pinned, self._settle = streams.pinned, streams.settle
         self._waited_for = -1
         self._trained: dict[int, Event] = {}
         self._moved: dict[int, Event] = {}
@@ -133,6 +137,14 @@ class Mover:
         """Wait until every copy is done."""
         self.await_copies(self.copies.record())
 
+    def settle(self) -> None:
+        """Wait for all work so far, whatever stream it was asked of.
+
+        Slots, snapshots and constants are made where tiers are built or resized, on the stream that is current there; a
+        loop may train on another one, behind which `begin` orders the first moves.
+        """
+        self._settle()
+
     # --- waits -----------------------------------------------------------------------------------------------
 
     def await_trained(self, event: Event) -> None:
@@ -161,13 +173,13 @@ def streams_of(device: torch.device) -> Streams:
     if device.index is None:  # "the current device" is another one in another thread
         device = torch.device("cuda", torch.cuda.current_device())
     copies = _CudaStream(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-    return Streams(device, copies, _CudaStream(device, None), _pinned)
+    return Streams(device, copies, _CudaStream(device, None), _pinned, lambda: torch.cuda.synchronize(device))
 
 
 def inline(device: torch.device) -> Streams:
     """No streams: everything is done when it is asked for."""
     now = _Now(device)
-    return Streams(device, now, now, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    return Streams(device, now, now, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), lambda: None)
 
 
 class _Now:
@@ -236,4 +248,17 @@ class _CudaEvent:
 
 
 def _pinned(num_bytes: int) -> Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    """
+    Raises:
+        ConfigError: if the host has no such memory to pin. CUDA says so in the words in which it says that the device's
+            memory is full; fewer device rows would not help.
+    """
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"a buffer of {num_bytes:,} bytes of host memory cannot be pinned: {str(error).splitlines()[0]}. Free host "
+            f"memory, raise the limit of locked memory (ulimit -l), or lower batch_size or depth"
+        ) from error

@@ -56,7 +56,10 @@ def missing_packages() -> list[str]:
 def missing_for_triton() -> list[str]:
     """Triton is a compiler, but has what launches its kernels compiled by another one."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    scheme = sysconfig.get_default_scheme()
+    if scheme == "posix_local":  # of Debian's Pythons, under which headers do not lie; Triton looks where they do, too
+        scheme = "posix_prefix"
+    header = Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
     missing = [] if compiler else ["a C compiler (gcc, clang, or the one that CC names)"]
     return missing + ([] if header.is_file() else [f"{header} (python3-dev)"])
 

@@ -356,14 +356,16 @@ def test_what_does_not_end_when_asked_is_killed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_triton_needs_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": str(tmp_path / scheme)})
+    monkeypatch.setattr("sysconfig.get_default_scheme", lambda: "posix_local")  # as on Debian
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert run_all.missing_for_triton() == [
         "a C compiler (gcc, clang, or the one that CC names)",
-        f"{tmp_path}/Python.h (python3-dev)",
+        f"{tmp_path}/posix_prefix/Python.h (python3-dev)",
     ]
-    (tmp_path / "Python.h").touch()
+    (tmp_path / "posix_prefix").mkdir()
+    (tmp_path / "posix_prefix/Python.h").touch()
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert run_all.missing_for_triton() == []
 

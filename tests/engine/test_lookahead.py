@@ -183,6 +183,40 @@ def test_an_error_in_the_training_loop(depth: int) -> None:
     assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, more))
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_after_a_fault_the_first_error_is_raised_and_the_last_one_told(
+    depth: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a fault of a GPU every wait fails, also those by which a look-ahead ends."""
+    embeddings = one_table()
+
+    def end() -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(embeddings._pipeline, "end", end)
+    with pytest.raises(InputError, match="id 10 is outside"):
+        step_all(embeddings, [bags([1]), bags([2, 10])], depth=depth)
+    assert caplog.messages == ["the look-ahead could not be ended either: RuntimeError: the device is gone"]
+    other = one_table()
+    monkeypatch.setattr(other._pipeline, "end", end)
+    coming = other.look_ahead(Source(3), depth=depth)
+    next(coming)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        coming.close()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_feedback_is_taken_in_under_the_lock_and_timed(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another thread moves rows because memory ran out, no policy is asked about them."""
+    embeddings, held = one_table(), list[bool]()
+    pipeline = embeddings._pipeline
+    observe = pipeline.observe_until
+    monkeypatch.setattr(pipeline, "observe_until", lambda n: (held.append(pipeline.lock.locked()), observe(n)))
+    step_all(embeddings, Source(5), depth=depth)
+    assert held == [True] * 5 + [False]  # the last one when nothing runs any more
+    assert pipeline.stopwatch.total_ms()["learn"] > 0
+
+
 def test_a_bad_id_ends_the_look_ahead_at_its_batch() -> None:
     with pytest.raises(InputError, match="id 10 is outside table t, which has ids 0 to 9"):
         step_all(one_table(), [bags([1]), bags([2, 10])], depth=2)

@@ -44,7 +44,7 @@ def test_placement_never_changes_the_numbers_on_the_gpu(device: str, case: Case)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("width", [1, 3, 63, 128, 257, 1024])
+@pytest.mark.parametrize("width", [1, 3, 63, 128, 257, 1024, 1040])
 def test_any_width(device: str, width: int, optimizer: RowOptimizer) -> None:
     tables = [TableConfig(name="t", num_embeddings=50, embedding_dim=width)]
     batches = random_batches(tables, 5, samples=6)

@@ -24,15 +24,15 @@ from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.deferred import accumulate_kernel
 from adaptive.kernels.rows.gpu.drift import drift_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel
-from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, WARP_VALUES, tile_of
-from adaptive.kernels.rows.gpu.move import copy_kernel
+from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, tile_of
+from adaptive.kernels.rows.gpu.move import copy_kernel, copy_tile, copy_warps
 from adaptive.kernels.rows.gpu.pool import pool_kernel
-from adaptive.kernels.rows.gpu.sums import chunk_kernel
+from adaptive.kernels.rows.gpu.sums import HOT_COLUMNS, HOT_DEPTH, chunk_kernel, hot_kernel
 from adaptive.kernels.rows.gpu.update import update_kernel
 
 TYPES = {
     "*i64": "locations bag_starts segments to_rows source_rows slots rows table_starts table_keys",
-    "*i32": "bag_vectors vectors",
+    "*i32": "bag_vectors vectors hot",
     "*u8": "known pending",
     "fp32": "learning_rate epsilon decay1 decay2",
 }
@@ -59,17 +59,49 @@ def examine(kernel: Any, capability: int, options: dict[str, Any], constants: di
     inexact = [line.strip() for line in INEXACT.findall(compiled.asm["ptx"])]
     registers, spilled = usage(compiled.asm["cubin"])
     found = {"kernel": kernel.__name__, "inexact": inexact, "registers": registers, "spilled": spilled}
+    found["in_flight"] = in_flight(compiled.asm["cubin"])
     return found | {"rows": rows, "warps": options["num_warps"], "constants": constants}
+
+
+def told(cubin: bytes, what: str) -> str:
+    """What NVIDIA's tool tells of a compiled kernel."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        return subprocess.run([tool, what, file.name], check=True, capture_output=True, text=True).stdout
 
 
 def usage(cubin: bytes) -> tuple[int, int]:
     """Registers of a thread, and bytes that it keeps on the stack."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(cubin)
-        text = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
-    ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", text)
+    ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", told(cubin, "-res-usage"))
     return int(registers), int(stack)
+
+
+def in_flight(cubin: bytes) -> int:
+    """The most loads from global memory that a thread has asked for before it needs the first of them.
+
+    Instructions as they stand, from top to bottom: a load is on its way until another instruction names its register.
+    """
+    waiting: list[set[int]] = []  # registers of the loads on their way, oldest first
+    most = 0
+    for line in told(cubin, "-sass").splitlines():
+        instruction = re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?(.*?) ;", line)
+        if instruction is None:
+            continue
+        name, _, rest = instruction[1].partition(" ")
+        load = re.match(r"LDG\.E\S*", name)
+        first, _, others = rest.partition(",")
+        read = {int(number) for number in re.findall(r"\bR(\d+)\b", others if load else rest)}
+        read |= {number + 1 for number in read if re.search(rf"\bR{number}\.64\b", rest)}
+        needed = [place for place, registers in enumerate(waiting) if registers & read]
+        if needed:
+            del waiting[: needed[-1] + 1]
+        if load:
+            start = int(re.sub(r"\D", "", first) or 0)
+            words = 4 if ".128" in name else 2 if ".64" in name else 1
+            waiting.append(set(range(start, start + words)))
+            most = max(most, len(waiting))
+    return most
 
 
 def fullest(width: int) -> Iterator[Form]:
@@ -78,16 +110,20 @@ def fullest(width: int) -> Iterator[Form]:
     yield pool_kernel, shape | {"HOST": False, "SCALED": False}, "fp32"
     yield pool_kernel, shape | {"HOST": True, "SCALED": True}, "bf16"
     for kind, state in states(width).items():
-        more = {"KIND": kind, "STATE": state, "HOST": kind == steps.ADAM, "SCALED": True, "CHUNKED": True}
+        more = {"KIND": kind, "STATE": state, "HOST": kind == steps.ADAM, "SCALED": True, "SUMS": 2}
+        usual = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": False, "SUMS": 1, "SUMMED": False}
+        yield update_kernel, shape | usual, "fp32"
         for summed in (False, True) if kind != steps.SGD_ else (False,):
             yield update_kernel, shape | more | {"SUMMED": summed}, "fp16" if kind == steps.SGD_ else "fp32"
     for size, bits in ((32, 5), (1024, 10)):
         yield chunk_kernel, shape | {"SCALED": True, "SIZE": size, "BITS": bits}, "fp32"
+    yield hot_kernel, hot_shape(width) | {"SCALED": False}, "fp32"
+    yield hot_kernel, hot_shape(width) | {"SCALED": True}, "fp32"
     for squares in sorted({0, 1, width, width + 1}):
-        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": True, "CHUNKED": True}, "fp32"
+        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": True, "SUMS": 2}, "fp32"
     yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": True}, "fp32"
-    for copied in sorted({width, *states(width).values()} - {0}):  # of rows, and of their state
-        yield copy_kernel, {**shape_of(min(copied, WARP_VALUES)), "WIDTH": copied}, "fp32"
+    for state in states(width).values():
+        yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}, "fp32"
     yield initial_kernel, shape, "fp32"
 
 
@@ -96,17 +132,17 @@ def every(width: int) -> Iterator[Form]:
     shape, flags = shape_of(width), (False, True)
     for rows, host, scaled in product(FORMATS, flags, flags):
         yield pool_kernel, shape | {"HOST": host, "SCALED": scaled}, rows
-    for rows, (kind, state), scaled, chunked in product(FORMATS, states(width).items(), flags, flags):
-        if rows != "fp32" and scaled != chunked:
+    for rows, (kind, state), scaled, sums in product(FORMATS, states(width).items(), flags, range(3)):
+        if rows != "fp32" and scaled != (sums > 0):
             continue
-        own = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": scaled, "CHUNKED": chunked, "SUMMED": False}
+        own = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": scaled, "SUMS": sums, "SUMMED": False}
         yield update_kernel, shape | own, rows
-        if kind != steps.SGD_ and not (scaled or chunked):
+        if kind != steps.SGD_ and not (scaled or sums):
             yield update_kernel, shape | own | {"SUMMED": True}, rows
     for (size, bits), scaled in product(((32, 5), (1024, 10)), flags):
         yield chunk_kernel, shape | {"SCALED": scaled, "SIZE": size, "BITS": bits}, "fp32"
-    for squares, scaled, chunked in product(sorted({0, 1, width, width + 1}), flags, flags):
-        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled, "CHUNKED": chunked}, "fp32"
+    for squares, scaled, sums in product(sorted({0, 1, width, width + 1}), flags, range(3)):
+        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled, "SUMS": sums}, "fp32"
     for rows, host in product(FORMATS, flags):
         yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": host}, rows
     yield from ((initial_kernel, shape, rows) for rows in FORMATS)
@@ -122,11 +158,17 @@ def shape_of(width: int) -> dict[str, Any]:
     return {"WIDTH": width, "BLOCK": tile.block, "ROWS": tile.rows}
 
 
+def hot_shape(width: int) -> dict[str, Any]:
+    return {"WIDTH": width, "COLUMNS": min(HOT_COLUMNS, tile_of(width).block), "DEPTH": HOT_DEPTH}
+
+
 def main(capability: int, which: str, *widths: int) -> None:
     one_warp = {"num_warps": 1, **EXACT_ARITHMETIC}
     for width in widths:
         for kernel, constants, rows in (*fullest(width), *(every(width) if which == "all" else ())):
             options = tile_of(constants["BLOCK"]).options if "BLOCK" in constants else one_warp
+            if kernel is copy_kernel:
+                options = {"num_warps": copy_warps(width), **EXACT_ARITHMETIC}
             print(json.dumps(examine(kernel, capability, options, constants, rows) | {"width": width}), flush=True)
     fused, constants = {"num_warps": 1, "enable_fp_fusion": True}, {"WIDTH": 8, "ROWS": MAX_ROWS, "HOST": False}
     print(json.dumps(examine(drift_kernel, capability, fused, constants, "fp32")))  # what must not be

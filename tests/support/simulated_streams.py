@@ -26,7 +26,8 @@ class Simulation:
         self.random = np.random.default_rng(seed)
         self.lock = threading.RLock()
         self.copies, self.compute = SimulatedStream(self), SimulatedStream(self)
-        self.streams = Streams(torch.device("cpu"), self.copies, self.compute, self.pinned)
+        self.streams = Streams(torch.device("cpu"), self.copies, self.compute, self.pinned, self.settle)
+        self.settled = 0
         self._pinned: set[int] = set()
         self._memory: list[Tensor] = []
 
@@ -39,6 +40,11 @@ class Simulation:
 
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._pinned
+
+    def settle(self) -> None:
+        self.settled += 1
+        for stream in (self.copies, self.compute):
+            stream.catch_up()
 
     def turn(self) -> None:
         """Time passes."""

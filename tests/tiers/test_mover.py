@@ -130,6 +130,19 @@ def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkey
     found.assert_equals(train_slowly(TABLES, BATCHES, embeddings._optimizer))
 
 
+def test_slots_and_sums_are_there_before_any_other_stream_may_use_them() -> None:
+    """They are made on the stream that is current where tiers are built; a loop may train on another one."""
+    with simulated(1) as simulation, small_buffers(ample=True):
+        simulation.copies.laziness = simulation.compute.laziness = 1.0
+        embeddings = Case(way="direct", device_rows="60%").build()
+        assert not simulation.copies._queue and not simulation.compute._queue
+        for lane in embeddings._pipeline.lanes:
+            for change in (lambda d: d.resize(3), lambda d: d.watch(5, snapshots=True, sums=True)):
+                before = simulation.settled
+                change(lane.device)
+                assert simulation.settled > before and not simulation.compute._queue
+
+
 # --- closing ---------------------------------------------------------------------------------------------------------
 
 

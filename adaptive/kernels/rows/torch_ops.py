@@ -152,11 +152,13 @@ def update(
     norms: Tensor,
     *,
     squares: Tensor | None = None,
+    hot: Tensor | None = None,
     exact: bool = True,
 ) -> None:
     """Take one optimizer step of the rows in `slots`; norms (U,) receives the L2 norms of the changes. Always exact.
 
     squares: if given, `gradients` are sums, one for each row, and states grow by these squares: see `accumulate`.
+    hot: not needed here.
     """
     places = vectors.long()
     if squares is None:
@@ -179,6 +181,7 @@ def accumulate(
     squares: Tensor,
     pending: Tensor,
     *,
+    hot: Tensor | None = None,
     exact: bool = True,
 ) -> None:
     """Add each row's gradient to sums[entries[u]], or start that sum; mark it pending. Always exact.

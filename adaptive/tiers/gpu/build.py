@@ -1,7 +1,8 @@
 """Makes the slots of every group on a torch device, and chooses which way their rows take (`gpu.transfer`).
 
 `tier.transfer = "auto"` is direct on a GPU if the host tier lies in memory and pinning all of it takes at most half of
-the memory that is free, and staged otherwise. If the system does not let so much memory be pinned, rows are staged too.
+the memory that is free, and staged otherwise. If the system does not let so much memory be pinned, rows are staged too,
+and where every row has a slot of its own: rows come once and never leave, and pinning takes seconds and all memory.
 """
 
 from collections.abc import Sequence
@@ -34,8 +35,9 @@ def build_devices(
         ConfigError: if rows cannot cross as `tier.transfer` says.
         DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
     """
-    choice = choose_transfer(hosts, tier, mover.device, lands=policy.misses == "host")
     groups = [host.group for host in hosts]
+    fits = all(slots >= group.num_rows for slots, group in zip(sizes.slots, groups, strict=True))
+    choice = choose_transfer(hosts, tier, mover.device, lands=policy.misses == "host", fits=fits)
     while True:
         try:
             devices = []
@@ -68,14 +70,14 @@ class TransferChoice:
 
 
 def choose_transfer(
-    hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, *, lands: bool
+    hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, *, lands: bool, fits: bool = False
 ) -> TransferChoice:
-    """Choose between direct and staged, and pin the host tiers for direct.
+    """Choose between direct and staged, and pin the host tiers for direct. `fits`: every row has a slot of its own.
 
     Raises:
         ConfigError: if direct is asked for and cannot be.
     """
-    wanted, reason = _wanted(hosts, tier, device)
+    wanted, reason = _wanted(hosts, tier, device, fits)
     if wanted == "staged":
         return TransferChoice({}, lands, f"rows cross in pinned buffers{reason}")
     pinned: dict[int, tuple[Pinned, Pinned]] = {}
@@ -92,7 +94,7 @@ def choose_transfer(
     return TransferChoice(pinned, lands, "rows are read and written in place in pinned host memory")
 
 
-def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device) -> tuple[str, str]:
+def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, fits: bool) -> tuple[str, str]:
     in_memory = tier.host == "memory"
     if tier.transfer == "direct" and not in_memory:
         raise ConfigError(f"tier.transfer=direct needs tier.host=memory, found {tier.host}; use auto or staged")
@@ -101,6 +103,8 @@ def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device) -
     size = sum(sum(host.num_bytes) for host in hosts)
     if not in_memory or device.type != "cuda":
         return "staged", ""
+    if fits:
+        return "staged", ": every row has a slot, so each crosses once at most"
     if size > MOST_PINNED * available_bytes():
         return "staged", f": pinning {size / 2**30:.1f} GiB would take more than half of the free memory"
     return "direct", ""

@@ -87,6 +87,7 @@ class TorchDevice(DeviceTier):
         if self._mover.device.type == "cuda":
             torch.cuda.empty_cache()  # else the new ones would lie in the old ones' larger blocks and waste the rest
         self.slots = RowArrays(rows(num_slots, weights), rows(num_slots, state))
+        self._mover.settle()
         self.num_slots = num_slots
 
     # --- ahead of training, on the copy stream -------------------------------------------------------------------
@@ -199,6 +200,7 @@ class TorchDevice(DeviceTier):
                     self._corrections,
                     norms,
                     squares=squares,
+                    hot=segments.hot,
                     exact=self._exact,
                 )
             )
@@ -237,6 +239,7 @@ class TorchDevice(DeviceTier):
         width, device = self._widths[0], self._mover.device
         self._snapshots = torch.full((capacity if snapshots else 0, width), torch.nan, device=device)
         self._sums = TorchSums(capacity if sums else 0, width, self.squares_width, device)
+        self._mover.settle()
 
     def forget_watched(self) -> None:
         self._snapshots.fill_(torch.nan)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.counters import Counter
+from adaptive.kernels.rows.hot import hot_rows
 from adaptive.planning.plan import Deferred, GroupPlan, Int64s, Pooling, RowUpdates, Snapshots, no_rows
 from adaptive.tiers.gpu.buffers import TransferBuffer
 from adaptive.tiers.gpu.link import ComputeLink
@@ -54,6 +55,7 @@ class Segments:
     starts: Tensor
     vectors: Tensor
     scales: Tensor
+    hot: Tensor  # of the rows, those with many look-ups: see `kernels.rows.hot`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +200,7 @@ def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
 def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[SentRowUpdates]:
     on_host = row_updates.locations < 0
     here, there = _take_rows(row_updates, ~on_host), _take_rows(row_updates, on_host)
-    segments = packing.add(here.locations, here.segments, here.vectors, here.scales)
+    segments = _add_segments(here, packing)
     needed: slice | None = None
     if on_host.any() and not on_host.all():
         wanted = np.zeros(num_vectors, np.bool_)
@@ -221,7 +223,7 @@ def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
     due = RowUpdates(deferred.due_rows, deferred.due_locations, starts, entries, np.zeros(0, np.float32))
     on_host = due.locations < 0
     here, there = _take_rows(due, ~on_host), _take_rows(due, on_host)
-    segments = packing.add(here.locations, here.segments, here.vectors, here.scales)
+    segments = _add_segments(here, packing)
     needed = packing.add(there.vectors)
     return lambda sent: SentRowUpdates(
         **vars(due),
@@ -231,6 +233,12 @@ def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
         on_host=replace(there, vectors=_count(there.vectors)),
         needed=sent[needed][0],
     )
+
+
+def _add_segments(row_updates: RowUpdates, packing: _Packing) -> slice:
+    """Where the arguments of `Segments` will be."""
+    arrays = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
+    return packing.add(*arrays, hot_rows(row_updates.segments))
 
 
 def _take_rows(row_updates: RowUpdates, which: NDArray[np.bool_]) -> RowUpdates:
@@ -251,7 +259,7 @@ def _send_snapshots(snapshots: Snapshots, packing: _Packing) -> Sent[SentSnapsho
 
 def _send_deferred(deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
     row_updates, due = deferred.row_updates, _cut_sums(deferred, packing)
-    segments = packing.add(row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales)
+    segments = _add_segments(row_updates, packing)
     entries = packing.add(deferred.due_entries)
     return lambda sent: SentDeferred(
         **vars(deferred), segments_sent=Segments(*sent[segments]), due=due(sent), due_sent=sent[entries][0]

@@ -33,6 +33,7 @@ class TorchSums:
             self.sums,
             self.squares,
             self.pending,
+            hot=segments.hot,
             exact=exact,
         )
         self.pending.index_fill_(0, deferred.due_sent, False)

@@ -63,13 +63,14 @@ class Transfer(ABC):
     def fetch(self, slots: RowArrays, moves: Moves) -> None:
         """Bring, or make, the rows `moves.fetch_rows` into their slots; store `moves.fresh_rows` on the host."""
         self._host.store_initial(moves.fresh_rows)
-        stored = ~moves.fetch_initial
-        if stored.any():
-            self._fetch_stored(slots, moves.fetch_slots[stored], moves.fetch_rows[stored])
-        if moves.fetch_initial.any():
-            initial = moves.fetch_initial
-            for places, rows in self._lists.send(moves.fetch_slots[initial], moves.fetch_rows[initial]):
-                self._make(slots, places, rows)
+        initial = moves.fetch_initial
+        if not initial.any():  # the usual case after some thousand batches: nothing to pick out
+            self._fetch_stored(slots, moves.fetch_slots, moves.fetch_rows)
+            return
+        if not initial.all():
+            self._fetch_stored(slots, moves.fetch_slots[~initial], moves.fetch_rows[~initial])
+        for places, rows in self._lists.send(moves.fetch_slots[initial], moves.fetch_rows[initial]):
+            self._make(slots, places, rows)
 
     def _make(self, slots: RowArrays, places: Tensor, rows: Tensor) -> None:
         self._mover.copies.run(

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+import torch
 import triton_setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_setup import OPTIMIZERS, Floats, Pinned, assert_same_bits, random_rows, run, settings_of
+from triton_setup import DEVICE, OPTIMIZERS, Floats, Pinned, assert_same_bits, random_rows, run, settings_of
 
 import adaptive.kernels.rows.gpu.deferred
-import adaptive.kernels.rows.gpu.update
+import adaptive.kernels.rows.gpu.sums
 from adaptive.kernels.rows import torch_ops
 from adaptive.kernels.rows.cpu import deferred, update
+from adaptive.kernels.rows.hot import hot_rows
 from adaptive.optim import Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 DIMS = [1, 3, 16, 17, 64, 130]
@@ -53,7 +55,8 @@ class Sums:
 
     def visit(self, kernels: Kernels, entries: Any, *gradients: Any, exact: bool = True) -> None:
         """gradients: segments, vectors, scales, gradients."""
-        run(kernels.accumulate, entries, *gradients, *self.device, exact=exact)
+        hot = torch.from_numpy(hot_rows(gradients[0])).to(DEVICE)
+        run(kernels.accumulate, entries, *gradients, *self.device, hot=hot, exact=exact)
         g = np.empty((1, self.twin[0].shape[1]), np.float32)
         deferred.accumulate(0, len(entries), entries, *gradients, *self.twin, g)
 
@@ -66,6 +69,16 @@ def one_each(*gradients: Any) -> tuple[Any, ...]:
     """(segments, vectors, scales, gradients) of so many rows, each with a gradient of its own."""
     num = len(gradients)
     return np.arange(num + 1), np.arange(num, dtype=np.int32), NO_SCALES, np.array(gradients, np.float32)
+
+
+def test_sums_of_hot_rows(kernels: Kernels) -> None:
+    """Rows of 3, 90 and 65 look-ups, twice."""
+    rng = np.random.default_rng(0)
+    vectors, gradients = rng.integers(0, 6, 158).astype(np.int32), random_rows(rng, 6, 5)
+    sums = Sums(3, 5, 5)
+    for _ in range(2):
+        sums.visit(kernels, np.array([2, 0, 1]), np.array([0, 3, 93, 158]), vectors, NO_SCALES, gradients)
+        sums.assert_same()
 
 
 # --- sums grow ----------------------------------------------------------------------------------------------------
@@ -244,7 +257,7 @@ def test_sums_that_are_not_finite_are_applied_as_by_the_twin(kernels: Kernels, o
 @every_optimizer
 def test_many_sums_are_not_cut_into_chunks(optimizer: RowOptimizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is one look-up, however many there are; `exact` asks for nothing."""
-    monkeypatch.delattr(adaptive.kernels.rows.gpu.update, "chunk_sums")
+    monkeypatch.delattr(adaptive.kernels.rows.gpu.sums, "chunk_sums")
     rng = np.random.default_rng(2)
     sums, squares = random_rows(rng, 40, 3), random_squares(rng, 40, 3, optimizer)
     assert_applied_as_by_the_twin(KINDS["triton"], optimizer, range(40), sums, squares, exact=False)

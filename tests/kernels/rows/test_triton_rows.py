@@ -12,6 +12,7 @@ from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, 
 
 from adaptive.config import TableConfig
 from adaptive.kernels.rows.cpu import drift, initial
+from adaptive.kernels.rows.gpu import move
 from adaptive.planning.layout import make_groups
 
 DIMS = [1, 3, 16, 17, 64, 130]
@@ -61,7 +62,7 @@ def test_drift_of_any_width_equals_the_twin(dim: int) -> None:
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("width", [0, 1, 300])
 def test_rows_move_with_their_state(dim: int, width: int) -> None:
-    """There, NaN and all, and back. A state wider than 256 values is copied by several programs."""
+    """There, NaN and all, and back. A state wider than 256 values is copied in several turns."""
     rng = np.random.default_rng(dim)
     weights, state = random_rows(rng, 30, dim), random_rows(rng, 30, width)
     host, host_state = random_rows(rng, 40, dim), random_rows(rng, 40, width)
@@ -94,10 +95,33 @@ def test_every_bit_of_a_row_moves(kind: torch.dtype) -> None:
     assert torch.equal(weights.cpu().view(bits.dtype).flatten(), bits)
 
 
+@pytest.mark.parametrize(("dim", "state"), [(1, 0), (16, 1), (64, 129)])
+def test_a_copy_is_one_launch_of_few_programs_whatever_it_moves(
+    dim: int, state: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs beside the model: 700 rows by three programs here, which take tile after tile."""
+    monkeypatch.setattr(move, "COPY_PROGRAMS", 3)
+    grids, kernel = [], move.copy_kernel
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(move, "copy_kernel", Counted())
+    rng = np.random.default_rng(dim)
+    weights, states = np.zeros((700, dim), np.float32), np.zeros((700, state), np.float32)
+    host, host_states, rows = random_rows(rng, 700, dim), random_rows(rng, 700, state), rng.permutation(700)
+    run(triton_setup.fetch, weights, states, np.arange(700), Pinned(host), Pinned(host_states), rows)
+    np.testing.assert_array_equal(weights, host[rows])
+    np.testing.assert_array_equal(states, host_states[rows])
+    assert grids == [(3,)]
+
+
 def test_no_rows_move() -> None:
     weights, none = np.ones((2, 3), np.float32), np.zeros(0, np.int64)
-    for move in (triton_setup.fetch, triton_setup.write_back):
-        run(move, weights, weights, none, Pinned(weights), Pinned(weights), none)
+    for moving in (triton_setup.fetch, triton_setup.write_back):
+        run(moving, weights, weights, none, Pinned(weights), Pinned(weights), none)
     assert (weights == 1).all()
 
 

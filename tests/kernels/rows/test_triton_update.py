@@ -18,6 +18,7 @@ from triton_setup import DEVICE, OPTIMIZERS, Floats, Pinned, assert_same_bits, r
 import adaptive.kernels.rows.gpu.sums
 import adaptive.kernels.rows.gpu.update
 from adaptive.kernels.rows.cpu import update
+from adaptive.kernels.rows.hot import hot_rows
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
@@ -172,6 +173,61 @@ def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(adaptive.kernels.rows.gpu.update, "MAX_PROGRAMS", 2)
     row_updates = random_row_updates(np.random.default_rng(2), 130, [1, 2, 1, 1, 3, 1, 1])
     assert_equals_twin(RowwiseAdagrad(), 130, np.arange(-4, 3), row_updates, times=1)
+
+
+# --- hot rows -----------------------------------------------------------------------------------------------------
+
+
+def with_hot(optimizer: RowOptimizer, dim: int, row_updates: Any) -> Rows:
+    """As `assert_equals_twin`, once, with the rows named that are hot."""
+    rows, twin, hot = Rows(optimizer, dim), Rows(optimizer, dim), hot_rows(row_updates[0])
+    locations = np.array([2, ~3, 0, ~1, ~0, 1])[: len(row_updates[0]) - 1]
+    norms = rows.update(locations, *row_updates, hot=torch.from_numpy(hot).to(DEVICE))
+    assert_same_bits(norms, twin.update_by_twin(locations, *row_updates))
+    for found, expected in zip(rows.arrays, twin.arrays, strict=True):
+        assert_same_bits(found, expected)
+    return rows
+
+
+def test_rows_with_more_than_64_look_ups_are_hot_the_longest_first() -> None:
+    segments = np.cumsum([0, 64, 65, 1, 200, 65])
+    assert hot_rows(segments).tolist() == [3, 1, 4]
+    assert hot_rows(np.zeros(1, np.int64)).dtype == np.int32 and len(hot_rows(np.zeros(1, np.int64))) == 0
+
+
+@every_optimizer
+@pytest.mark.parametrize(("dim", "scaled"), [(1, True), (16, False), (33, True), (64, False)])
+def test_hot_rows_equal_the_twin(optimizer: RowOptimizer, dim: int, scaled: bool) -> None:
+    """Whole rounds, and what is left of one; rows that are not hot stand between them."""
+    row_updates = random_row_updates(np.random.default_rng(dim), dim, [65, 3, 96, 64, 1, 137], scaled)
+    with_hot(optimizer, dim, row_updates)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 63, 64, 65, 66, 127, 128, 129, 300]), min_size=1, max_size=6),
+    dim=st.sampled_from([1, 3, 40]),
+    scaled=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_hot_rows_wherever_they_start_have_a_sum_of_their_own(
+    sizes: list[int], dim: int, scaled: bool, seed: int
+) -> None:
+    with_hot(SGD(0.3), dim, random_row_updates(np.random.default_rng(seed), dim, sizes, scaled))
+
+
+def test_sums_of_hot_rows_keep_the_sign_of_zero() -> None:
+    """-0.0 + -0.0 is -0.0; with any +0.0 it is 0.0. Weights of -0.0 show it: -0.0 - 1 * 0.0 is -0.0."""
+    for gradient in (-0.0, 0.0):
+        segments, vectors = np.array([0, 70, 170]), np.zeros(170, np.int32)
+        gradients = np.full((1, 3), gradient, np.float32)
+        rows = with_hot(SGD(1.0), 3, (segments, vectors, np.zeros(0, np.float32), gradients))
+        assert not np.isnan(rows.arrays[0]).any()
+
+
+def test_without_a_name_a_hot_row_is_summed_like_any_other() -> None:
+    row_updates = random_row_updates(np.random.default_rng(4), 5, [80, 1])
+    assert_equals_twin(SGD(0.3), 5, np.array([0, 1]), row_updates, times=1)
 
 
 # --- chunks -------------------------------------------------------------------------------------------------------

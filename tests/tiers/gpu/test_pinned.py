@@ -15,12 +15,14 @@ from adaptive.errors import ConfigError
 from adaptive.optim import SGD, Adagrad
 from adaptive.planning.layout import make_groups
 from adaptive.system import available_bytes
+from adaptive.tiers import mover
 from adaptive.tiers.gpu import build, pinned
 from adaptive.tiers.gpu.build import choose_transfer
 from adaptive.tiers.gpu.pinned import Pinned
 from adaptive.tiers.host import MemoryHost, whole_pages
 
 CUDA = torch.device("cuda", 0)
+EMPTY = torch.empty
 
 
 class Runtime:
@@ -53,6 +55,7 @@ def play(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> Runtime:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(pinned, "_forget_error", lambda device: None)
     monkeypatch.setattr(torch, "as_tensor", lambda seen, device: seen_from_device(seen))
+    monkeypatch.setattr(torch, "empty", lambda shape, device: EMPTY(shape, device="meta"))
     return runtime
 
 
@@ -129,6 +132,80 @@ def test_memory_that_is_let_go_is_not_pinned_any_more(runtime: Runtime) -> None:
     assert runtime.registered == {}
 
 
+def test_large_tables_are_pinned_piece_by_piece_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10,000 bytes a piece here: 64,000 bytes of weights."""
+    monkeypatch.setattr(pinned, "PIECE_BYTES", 10_000)
+    array, runtime = whole_pages(1000, 16), play(monkeypatch, Runtime())
+    first = array.ctypes.data
+    one = Pinned(array, CUDA)
+    assert runtime.registered == {first + 10_000 * n: 10_000 for n in range(6)} | {first + 60_000: 4000}
+    one.close()
+    assert runtime.registered == {}
+    runtime = play(monkeypatch, Runtime(refuse_from=4))
+    with pytest.raises(MemoryError, match=r"CUDA error 2 for 10,000 of 64,000 bytes"):
+        Pinned(array, CUDA)
+    assert runtime.registered == {} and runtime.calls == 5
+
+
+@pytest.mark.usefixtures("runtime")
+def test_pages_are_taken_ahead_of_pinning_and_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "TOUCHED_BYTES", 3 * mmap.PAGESIZE)
+    array = whole_pages(40, 1024)
+    array[5:] = np.arange(35 * 1024).reshape(35, 1024)
+    before, sites = array.copy(), []
+    registered = Runtime.cudaHostRegister
+
+    def resident(self: Runtime, address: int, size: int, flags: int) -> int:
+        sites.append(mapped_bytes(array))
+        return registered(self, address, size, flags)
+
+    monkeypatch.setattr(Runtime, "cudaHostRegister", resident)
+    one = Pinned(array, CUDA)
+    assert sites == [array.nbytes]
+    assert np.array_equal(array, before)
+    one.close()
+
+
+def mapped_bytes(array: np.ndarray[Any, Any]) -> int:
+    """Of the memory of an array, as far as the process has it; see proc_pid_smaps(5)."""
+    smaps = Path("/proc/self/smaps")
+    if not smaps.is_file():
+        pytest.skip("the system does not tell how memory is mapped")
+    here = False
+    for line in smaps.read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first and ":" not in first:
+            start, stop = (int(bound, 16) for bound in first.split("-"))
+            here = start <= array.ctypes.data < stop
+        elif here and first == "Rss:":
+            return 1024 * int(rest.split()[0])
+    raise AssertionError
+
+
+def test_what_has_no_size_lies_on_the_device_all_the_same() -> None:
+    """The state of SGD: on a GPU, kernels refuse tables of two devices."""
+    assert Pinned(whole_pages(5, 0), torch.device("meta")).tensor.device.type == "meta"
+    assert Pinned(whole_pages(5, 0), torch.device("meta")).tensor.shape == (5, 0)
+
+
+def test_where_every_row_has_a_slot_nothing_is_pinned(runtime: Runtime) -> None:
+    hosts = hosts_of(50)
+    chosen = choose_transfer(hosts, TierConfig(), CUDA, lands=False, fits=True)
+    assert runtime.calls == 0 and chosen.pinned == {}
+    assert chosen.text == "rows cross in pinned buffers: every row has a slot, so each crosses once at most"
+    assert choose_transfer(hosts, TierConfig(transfer="direct"), CUDA, lands=False, fits=True).pinned
+
+
+def test_host_memory_that_cannot_be_pinned_is_no_lack_of_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **options: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory\nmore lines")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", full)
+        with pytest.raises(ConfigError, match=r"1,000 bytes of host memory cannot be pinned: CUDA error: .*\(ulimit"):
+            mover._pinned(1000)
+
+
 def test_state_of_no_width_is_not_pinned(runtime: Runtime) -> None:
     choose_transfer(hosts_of(10, optimizer=SGD()), TierConfig(transfer="direct"), CUDA, lands=False)
     assert runtime.calls == 1
@@ -138,7 +215,7 @@ def test_if_the_system_refuses_rows_are_staged_and_the_user_is_told(monkeypatch:
     runtime = play(monkeypatch, Runtime(refuse_from=3))
     chosen = choose_transfer(hosts_of(100, 77), TierConfig(), CUDA, lands=False)
     assert chosen.pinned == {} and runtime.registered == {}
-    assert "cannot be pinned (CUDA error 2 for 1,540 bytes)" in chosen.text
+    assert "cannot be pinned (CUDA error 2 for 1,540 of 1,540 bytes)" in chosen.text
 
 
 def test_if_the_system_refuses_what_was_asked_for_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

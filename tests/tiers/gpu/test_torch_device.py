@@ -152,6 +152,15 @@ def test_a_parcel_is_one_copy_whatever_it_holds() -> None:
     assert copied == [8 * 4 + 16 + 32, 8 * 500 + 16 + 8 * 500, 16 + 16 + 16]
 
 
+def test_rows_that_are_looked_up_often_are_named_to_the_kernels() -> None:
+    embeddings = one_table(10, "100%", device="cpu-torch")
+    batch = bags([1] * 65, [2, 3], [4] * 70, [2] * 60)
+    for planned in embeddings.look_ahead([batch]):
+        (work,) = planned.works
+        assert work.plan.row_updates.segments_here.hot.tolist() == [3, 0]  # rows 1, 2, 3, 4 in order of first look-up
+        embeddings.discard()
+
+
 # --- what crosses when rows stay on the host -------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, dense, tile_of
 from adaptive.kernels.rows.gpu.steps import keep, kept_mean_square
-from adaptive.kernels.rows.gpu.sums import CHUNK, chunk_sums, sum_gradients
+from adaptive.kernels.rows.gpu.sums import sum_gradients, taken_before
 
 
 @triton.jit(do_not_specialize=["num_places", "num_rows", "num_tiles"])
@@ -17,7 +17,7 @@ def accumulate_kernel(
     vectors,
     scales,
     gradients,
-    chunks,
+    taken,
     sums,
     squares,
     pending,
@@ -30,7 +30,7 @@ def accumulate_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     SCALED: tl.constexpr,
-    CHUNKED: tl.constexpr,
+    SUMS: tl.constexpr,
 ):
     columns = tl.arange(0, BLOCK)[None, :]
     kept = scratch + tl.program_id(0) * (ROWS * BLOCK)
@@ -42,7 +42,7 @@ def accumulate_kernel(
         starts = tl.load(segments + rows, mask=live, other=0)
         counts = tl.load(segments + rows + 1, mask=live, other=0) - starts
         totals = sum_gradients(
-            starts, counts, vectors, scales, gradients, chunks, num_places, columns, WIDTH, BLOCK, ROWS, SCALED, CHUNKED
+            starts, counts, vectors, scales, gradients, taken, num_places, columns, WIDTH, BLOCK, ROWS, SCALED, SUMS
         )
         inside = live[:, None] & (columns < WIDTH)
         add_or_start(sums + places * WIDTH + columns, totals, inside, going_on)
@@ -79,6 +79,7 @@ def accumulate(
     squares: Tensor,
     pending: Tensor,
     *,
+    hot: Tensor | None = None,
     exact: bool = True,
 ) -> None:
     """Add each row's gradient (summed as in `update`) to sums[entries[u]], or start that sum; mark it pending.
@@ -86,16 +87,15 @@ def accumulate(
     What this gradient would add to the optimizer's state goes to squares[entries[u]] likewise: the squares of its
     elements if S = D, then a 1 if S = D + 1 (Adam counts gradients), their mean if S = 1 (row-wise), nothing if S = 0.
 
-    entries (U,) int64, each once; sums (H, D) and squares (H, S) float32; pending (H,) bool; the others, and `exact`,
-    as in `update`. Bits as `cpu.deferred.accumulate`.
+    entries (U,) int64, each once; sums (H, D) and squares (H, S) float32; pending (H,) bool; the others, `hot` and
+    `exact` as in `update`. Bits as `cpu.deferred.accumulate`.
     """
     dense(entries, segments, vectors, scales, gradients, sums, squares, pending)
     num_rows, width = len(entries), sums.shape[1]
     assert squares.shape[1] in (0, 1, width, width + 1)
     if num_rows == 0:
         return
-    chunked = not exact and len(vectors) > CHUNK
-    chunks, num_places = chunk_sums(segments, vectors, scales, gradients) if chunked else (gradients, 0)
+    taken = taken_before(segments, vectors, scales, gradients, hot, exact=exact)
     tile = tile_of(width)
     num_tiles = tile.programs(num_rows)
     programs = min(num_tiles, MAX_PROGRAMS)
@@ -106,12 +106,12 @@ def accumulate(
         vectors,
         scales,
         gradients,
-        chunks,
+        taken.sums,
         sums,
         squares,
         pending.view(torch.uint8),
         torch.empty(kept, dtype=torch.float32, device=sums.device),
-        num_places,
+        taken.num_places,
         num_rows,
         num_tiles,
         WIDTH=width,
@@ -119,7 +119,7 @@ def accumulate(
         BLOCK=tile.block,
         ROWS=tile.rows,
         SCALED=len(scales) > 0,
-        CHUNKED=chunked,
+        SUMS=taken.how,
         **tile.options,
     )
     pending.index_fill_(0, entries, True)  # not by the kernel: one thread would set what others have yet to read

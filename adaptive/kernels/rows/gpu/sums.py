@@ -1,7 +1,12 @@
 """Sums of each row's gradients: in look-up order, or, for rows with many look-ups, by chunks in a fixed order.
 
-One program that adds 100,000 look-ups one after the other takes longer than all other rows together. With
-`exact=False` a row of more than 32 look-ups is cut into chunks of 32, counted from its own first look-up. 32 chunk
+One program that adds 100,000 look-ups one after the other takes longer than all other rows together. An addition
+takes 4 cycles, waiting for a term from memory 500; what counts is how many terms are on their way at once. So the sums
+of *hot* rows (more than 64 look-ups, `kernels.rows.hot`) are taken by a launch of their own: one warp for 32 columns of
+a row, 32 look-ups on their way, added in the same order, so to the same bits. Call 64 positions of the grouped look-ups
+a block: at most one hot row starts in a block, and its sum lies at the block's number.
+
+With `exact=False` a row of more than 32 look-ups is cut into chunks of 32, counted from its own first look-up. 32 chunk
 sums are again added to one, and what is left is added in order, so that in a row of 65,536 look-ups no addition waits
 for more than 32 + 32 + 64 others. A row's sum depends on its own look-ups alone: not on timing, other rows, or
 placement. Rows of up to 32 look-ups have the bits of the exact order. With n look-ups both orders are within
@@ -13,14 +18,22 @@ first chunk of a row that starts inside of the cell and goes beyond it. The form
 latter's at 2 * cell + 1. The same holds for chunks of 32 * 32.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from adaptive.kernels.rows.gpu.arithmetic import UNROLL, last_start, minus_zeros
-from adaptive.kernels.rows.gpu.launch import tile_of
+from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, tile_of
+from adaptive.kernels.rows.hot import HOT_LOOKUPS
 
+# How sums are taken: all by the program that needs them, or those of hot rows, or of chunks, beforehand.
+ALONE, APART, IN_CHUNKS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+HOT, HOT_BITS = tl.constexpr(HOT_LOOKUPS), tl.constexpr(HOT_LOOKUPS.bit_length() - 1)
+HOT_COLUMNS = 32  # of a row that a program sums
+HOT_DEPTH = 32  # look-ups on their way at once; of 64 the compiler adds some before it has asked for the others
 CHUNK = 32
 NEAR, NEAR_BITS = tl.constexpr(CHUNK), tl.constexpr(5)
 FAR, FAR_BITS = tl.constexpr(CHUNK * CHUNK), tl.constexpr(10)
@@ -111,13 +124,17 @@ def sum_gradients(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     SCALED: tl.constexpr,
-    CHUNKED: tl.constexpr,
+    SUMS: tl.constexpr,
 ):
-    """(R, C) the gradient of each row. CHUNKED: of rows with many look-ups from `chunk_sums`."""
-    few = counts <= NEAR
-    alone = tl.where(few, counts, 0) if CHUNKED else counts
+    """(R, C) the gradient of each row. SUMS: which of them stand in `sums`, see `taken_before`."""
+    few = counts <= (HOT if SUMS == APART else NEAR)
+    alone = counts if SUMS == ALONE else tl.where(few, counts, 0)
     totals = sum_look_ups(starts, alone, vectors, scales, gradients, columns, WIDTH, BLOCK, ROWS, SCALED)
-    if CHUNKED:
+    if SUMS == APART:
+        blocks = (starts >> HOT_BITS)[:, None]
+        hot = tl.load(sums + blocks * WIDTH + columns, mask=(few == 0)[:, None] & (columns < WIDTH))
+        totals = tl.where(few[:, None], totals, hot)
+    elif SUMS == IN_CHUNKS:
         twice = counts > FAR
         bits = tl.where(twice, FAR_BITS, NEAR_BITS).to(tl.int64)
         size = tl.where(twice, FAR, NEAR)
@@ -126,6 +143,114 @@ def sum_gradients(
         many = sum_chunks(level, starts, starts, chunks, bits, columns, WIDTH, BLOCK, ROWS)
         totals = tl.where(few[:, None], totals, many)
     return totals
+
+
+@triton.jit
+def hot_kernel(
+    hot,
+    segments,
+    vectors,
+    scales,
+    gradients,
+    sums,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """Sums of hot rows in look-up order, DEPTH look-ups on their way at once, and 8 where fewer are left."""
+    row = tl.load(hot + tl.program_id(0)).to(tl.int64)
+    start = tl.load(segments + row)
+    count = (tl.load(segments + row + 1) - start).to(tl.int32)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    totals = tl.full([COLUMNS], 0x80000000, tl.uint32).to(tl.float32, bitcast=True)  # -0.0
+    whole = count // DEPTH * DEPTH
+    for first in range(0, whole, DEPTH):
+        here = start + first
+        totals = add_look_ups(
+            totals, vectors + here, scales + here, gradients, columns, DEPTH, WIDTH, COLUMNS, DEPTH, SCALED
+        )
+    for first in range(whole, count, 8):
+        here = start + first
+        totals = add_look_ups(
+            totals, vectors + here, scales + here, gradients, columns, count - first, WIDTH, COLUMNS, 8, SCALED
+        )
+    tl.store(sums + (start >> HOT_BITS) * WIDTH + columns, totals, mask=columns < WIDTH)
+
+
+@triton.jit
+def add_look_ups(
+    totals,
+    vectors,
+    scales,
+    gradients,
+    columns,
+    count,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """(C,) totals + the next look-ups in order: DEPTH, or `count` if that is less. All are on their way before any is
+    added: the compiler keeps the order of loads, so those of gradients stand behind those of all vectors' numbers."""
+    none = tl.full([COLUMNS], 0x80000000, tl.uint32).to(tl.float32, bitcast=True)
+    rows = ()
+    for t in tl.static_range(DEPTH):
+        rows += (tl.load(vectors + t, mask=t < count, other=0) if DEPTH <= 8 else tl.load(vectors + t),)  # type: ignore[assignment, unused-ignore]
+    values = ()
+    for t in tl.static_range(DEPTH):
+        place = gradients + rows[t].to(tl.int64) * WIDTH + columns
+        value = tl.load(place) if WIDTH % COLUMNS == 0 else tl.load(place, mask=columns < WIDTH)
+        if SCALED:
+            value = (tl.load(scales + t, mask=t < count, other=0.0) if DEPTH <= 8 else tl.load(scales + t)) * value
+        values += (value,)
+    for t in tl.static_range(DEPTH):
+        totals += tl.where(t < count, values[t], none) if DEPTH <= 8 else values[t]
+    return totals
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Sums that were taken before the launch which needs them: arguments of it."""
+
+    sums: Tensor
+    num_places: int
+    how: int  # ALONE, APART or IN_CHUNKS
+
+
+def taken_before(
+    segments: Tensor, vectors: Tensor, scales: Tensor, gradients: Tensor, hot: Tensor | None, *, exact: bool
+) -> Taken:
+    """Take what sums are better taken beforehand; arguments as in `update`."""
+    if not exact and len(vectors) > CHUNK:
+        return Taken(*chunk_sums(segments, vectors, scales, gradients), IN_CHUNKS.value)
+    if not exact or hot is None:
+        return Taken(gradients, 0, ALONE.value)
+    if not len(hot):
+        return Taken(gradients, 0, APART.value)  # which compiles nothing anew, and reads nothing there
+    return Taken(hot_sums(hot, segments, vectors, scales, gradients), 0, APART.value)
+
+
+def hot_sums(hot: Tensor, segments: Tensor, vectors: Tensor, scales: Tensor, gradients: Tensor) -> Tensor:
+    """Sums of hot rows: that of the row whose look-ups start at p in row p // 64."""
+    width = gradients.shape[1]
+    sums = torch.empty((len(vectors) // HOT_LOOKUPS + 1, width), dtype=torch.float32, device=gradients.device)
+    columns = min(HOT_COLUMNS, tile_of(width).block)
+    hot_kernel[(len(hot), -(-width // columns))](
+        hot,
+        segments,
+        vectors,
+        scales,
+        gradients,
+        sums,
+        WIDTH=width,
+        COLUMNS=columns,
+        DEPTH=HOT_DEPTH,
+        SCALED=len(scales) > 0,
+        num_warps=1,
+        **EXACT_ARITHMETIC,
+    )
+    return sums
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_steps", "num_places"])

@@ -19,7 +19,7 @@ from adaptive.kernels.rows.gpu.steps import (
     rowwise_adagrad_scale,
     waiting_squares,
 )
-from adaptive.kernels.rows.gpu.sums import CHUNK, chunk_sums, sum_gradients
+from adaptive.kernels.rows.gpu.sums import sum_gradients, taken_before
 
 SGD_ = tl.constexpr(steps.SGD_)
 ADAGRAD = tl.constexpr(steps.ADAGRAD)
@@ -39,7 +39,7 @@ def update_kernel(
     scales,
     gradients,
     squares,
-    chunks,
+    sums,
     corrections,
     norms,
     scratch,
@@ -58,7 +58,7 @@ def update_kernel(
     ROWS: tl.constexpr,
     HOST: tl.constexpr,
     SCALED: tl.constexpr,
-    CHUNKED: tl.constexpr,
+    SUMS: tl.constexpr,
     SUMMED: tl.constexpr,
 ):
     lr = tl.full([1, 1], learning_rate, tl.float32)
@@ -76,7 +76,7 @@ def update_kernel(
         starts = tl.load(segments + rows, mask=live, other=0)
         counts = tl.load(segments + rows + 1, mask=live, other=0) - starts
         gradient = sum_gradients(
-            starts, counts, vectors, scales, gradients, chunks, num_places, columns, WIDTH, BLOCK, ROWS, SCALED, CHUNKED
+            starts, counts, vectors, scales, gradients, sums, num_places, columns, WIDTH, BLOCK, ROWS, SCALED, SUMS
         )
         if KIND == ROWWISE_ADAGRAD:
             scale = rowwise_adagrad_scale(
@@ -126,6 +126,7 @@ def update(
     norms: Tensor,
     *,
     squares: Tensor | None = None,
+    hot: Tensor | None = None,
     exact: bool = True,
 ) -> None:
     """Take one optimizer step of the rows at `locations` with their summed gradients, in place.
@@ -138,6 +139,9 @@ def update(
 
     squares: if given, `gradients` and these are what `accumulate` has filled; each row has one look-up, not scaled: its
     sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.
+
+    hot: (h,) int32 all rows with more than 64 look-ups, see `kernels.rows.hot`; None: not known, which is slower where
+    there are any. It changes no bit.
 
     exact: sum in look-up order; bits as `cpu.update.update`. Otherwise rows of more than 32 look-ups are summed as
     `kernels.rows.gpu.sums` says: always in the same way, much faster for very frequent rows, rounded differently.
@@ -152,8 +156,8 @@ def update(
     assert squares is None or squares.shape == (len(gradients), beside)
     if num_rows == 0:
         return
-    chunked = not exact and squares is None and len(vectors) > CHUNK
-    chunks, num_places = chunk_sums(segments, vectors, scales, gradients) if chunked else (gradients, 0)
+    # Sums that wait are one look-up each.
+    taken = taken_before(segments, vectors, scales, gradients, hot, exact=exact or squares is not None)
     tile = tile_of(width)
     num_tiles = tile.programs(num_rows)
     programs = min(num_tiles, MAX_PROGRAMS)
@@ -168,11 +172,11 @@ def update(
         scales,
         gradients,
         gradients if squares is None else squares,
-        chunks,
+        taken.sums,
         corrections,
         norms,
         torch.empty(programs * tile.rows * tile.block, dtype=torch.float32, device=weights.device),
-        num_places,
+        taken.num_places,
         num_rows,
         num_tiles,
         len(corrections),
@@ -187,7 +191,7 @@ def update(
         ROWS=tile.rows,
         HOST=host_weights is not None,
         SCALED=len(scales) > 0,
-        CHUNKED=chunked,
+        SUMS=taken.how,
         SUMMED=summed,
         **tile.options,
     )
