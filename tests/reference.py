@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
+from adaptive.counters import Counter
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 
 Floats = NDArray[np.float32]
@@ -240,6 +241,26 @@ def distinct_rows(ids_by_table: Sequence[Sequence[int]], table_starts: Sequence[
 def group_by_row(inverse: Sequence[int], num_rows: int) -> list[list[int]]:
     """The look-ups of each distinct row, in order."""
     return [[p for p, v in enumerate(inverse) if v == u] for u in range(num_rows)]
+
+
+def enter_batch(
+    books: dict[str, list[int]], rows: Sequence[int], counts: Sequence[int], ends: Sequence[int], batch: int, mark: int
+) -> Int64s:
+    """(tables, counters) what is counted when a batch's distinct rows are looked for on the device.
+
+    The books of rows (codes, accesses, last) and of slots (used, flags) change for those that are there."""
+    tally = np.zeros((len(ends), len(Counter)), np.int64)
+    for u, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        table = sum(end <= u for end in ends)
+        slot = books["codes"][row] - 1
+        tally[table, [Counter.LOOKUPS, Counter.UNIQUE_ROWS]] += (count, 1)
+        if slot >= 0:
+            tally[table, [Counter.LOOKUP_HITS, Counter.ROW_HITS]] += (count, 1)
+            books["accesses"][row] += count
+            books["last"][row] = batch + 1
+            books["used"][slot] = batch
+            books["flags"][slot] |= mark
+    return tally
 
 
 def drift(row: Floats, snapshot: Floats | None) -> np.float32:

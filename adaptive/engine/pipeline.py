@@ -227,8 +227,8 @@ class Pipeline:
                 for lane, mine, window in zip(self.lanes, distinct, windows, strict=True)
             ]
         except BaseException:
-            for lane, mine in zip(self.lanes, distinct, strict=True):
-                lane.planner.let_go(mine)
+            for lane in self.lanes:
+                lane.planner.let_go()
             raise
 
     def _parts(

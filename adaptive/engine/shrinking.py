@@ -111,11 +111,12 @@ def refit(
 
 
 def _locations(ready: ReadyBatch, plan: GroupPlan, number: int) -> list[Int64s]:
-    """All arrays of a batch and a group that name slots; they are changed in place."""
-    found = [plan.pooling.locations, plan.row_updates.locations, plan.moves.late_slots]
+    """All arrays of a batch and a group that name slots, each once; they are changed in place."""
+    found = [plan.pooling.row_locations, plan.row_updates.locations, plan.moves.late_slots]
     if plan.snapshots is not None:
         found.append(plan.snapshots.locations)
     if plan.deferred is not None:
         found.append(plan.deferred.due_locations)
     parts = ready.parts[number] if ready.parts else ()
-    return found + [part.pooling.locations for part in parts]
+    found += [part.pooling.row_locations for part in parts]
+    return list({id(array): array for array in found}.values())

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels.planning import books
+from adaptive.planning.layout import table_buckets
+from adaptive.planning.lookups import Distinct
 
 RECORD = np.dtype(
     [
@@ -96,6 +98,7 @@ def _zeros(num_rows: int) -> NDArray[Any]:
 
 
 Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
 
 
 class SlotTable:
@@ -109,6 +112,7 @@ class SlotTable:
         self.num_free = num_slots
         self._search_from = 0
         self._table_starts = table_starts
+        self._buckets = table_buckets(table_starts)
         self._tracker = tracker
 
     def __len__(self) -> int:
@@ -137,6 +141,7 @@ class SlotTable:
             self.free,
             self.num_free,
             self._table_starts,
+            *self._buckets,
             slots,
             rows,
             tally,
@@ -144,17 +149,69 @@ class SlotTable:
         self.num_free += len(victims)
         return slots[:count], rows[:count]
 
+    def enter(
+        self,
+        distinct: Distinct,
+        number: int,
+        mark: int,
+        locations: Int64s,
+        missing: Int64s,
+        before: Int32s,
+        tally: Int64s,
+    ) -> int:
+        """Touch the rows that lie in slots and hold these for batch `number`; see `books.enter_batch`."""
+        tracker = self._tracker
+        return int(
+            books.enter_batch(
+                distinct.rows,
+                distinct.counts,
+                distinct.table_ends,
+                number,
+                tracker.codes,
+                tracker.accesses,
+                tracker.last_access,
+                self.used,
+                self.flags,
+                np.uint8(mark),
+                locations,
+                missing,
+                before,
+                tally,
+            )
+        )
+
+    def leave(self, distinct: Distinct, locations: Int64s, before: Int32s) -> None:
+        """Undo `enter`."""
+        tracker = self._tracker
+        books.leave_batch(
+            distinct.rows,
+            distinct.counts,
+            locations,
+            before,
+            tracker.accesses,
+            tracker.last_access,
+            self.used,
+            self.flags,
+        )
+
     def take(
-        self, takers: Int64s, rows: Int64s, locations: Int64s, number: int, tally: Int64s
+        self, takers: Int64s, distinct: Distinct, locations: Int64s, number: int, mark: int, tally: Int64s
     ) -> tuple[Int64s, NDArray[np.bool_]]:
-        """Give the distinct rows `rows[takers]` a slot each, held for batch `number`; returns (slots, still at their
-        initial value)."""
+        """Give the distinct rows `takers` a slot each, held for batch `number`, and touch them.
+
+        Returns (slots, still at their initial value)."""
         assert len(takers) <= self.num_free
         slots, initial = np.empty(len(takers), np.int64), np.empty(len(takers), np.bool_)
+        tracker = self._tracker
         books.take_slots(
             takers,
-            rows,
-            self._tracker.codes,
+            distinct.rows,
+            distinct.counts,
+            distinct.table_ends,
+            tracker.codes,
+            tracker.accesses,
+            tracker.last_access,
+            np.uint8(mark),
             locations,
             number,
             self.rows,
@@ -162,13 +219,29 @@ class SlotTable:
             self.flags,
             self.free,
             self.num_free,
-            self._table_starts,
             slots,
             initial,
             tally,
         )
         self.num_free -= len(takers)
         return slots, initial
+
+    def leave_on_host(self, missing: Int64s, distinct: Distinct, locations: Int64s, number: int) -> Int64s:
+        """Touch those of the distinct rows `missing` that have no slot; returns those that must be given their initial
+        values on the host."""
+        tracker, fresh = self._tracker, np.empty(len(missing), np.int64)
+        count = books.use_rows_on_host(
+            missing,
+            distinct.rows,
+            distinct.counts,
+            number,
+            tracker.codes,
+            tracker.accesses,
+            tracker.last_access,
+            locations,
+            fresh,
+        )
+        return fresh[:count]
 
     def dirty(self) -> Int64s:
         """Slots whose row changed since it came."""

@@ -70,11 +70,34 @@ class Group:
         return positions, columns, tables.astype(np.int32), means
 
     @cached_property
+    def pools_in_order(self) -> bool:
+        """All features are pooled by sums and are a batch's first ones, in its order: its bags are the group's."""
+        return all(
+            feature.column >= 0 and not feature.mean and feature.position == place
+            for place, feature in enumerate(self.features)
+        )
+
+    def pooled_bags(self, num_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """(bags,) the vectors that bags fill, and their tables, where all features are pooled: the same for all batches
+        of so many samples, so the latest are kept. Read-only."""
+        found = self._latest_bags.get(num_samples)
+        if found is None:
+            _, columns, tables, _ = self.feature_columns
+            vectors = np.add.outer(columns, np.arange(num_samples) * self.num_columns).ravel().astype(np.int32)
+            found = vectors, np.repeat(tables, num_samples)
+            for array in found:
+                array.flags.writeable = False
+            self._latest_bags.clear()
+            self._latest_bags[num_samples] = found
+        return found
+
+    @cached_property
+    def _latest_bags(self) -> dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        return {}
+
+    @cached_property
     def _buckets(self) -> tuple[NDArray[np.int32], int]:
-        """At most 4,096 equal ranges of rows with the table of each one's first row, and log2 of their size."""
-        shift = max(0, (self.num_rows - 1).bit_length() - 12)
-        firsts = np.arange(0, self.num_rows, 1 << shift)
-        return (np.searchsorted(self.table_starts, firsts, side="right") - 1).astype(np.int32), shift
+        return table_buckets(self.table_starts)
 
     def tables_of(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """(n,) table, counted in the group, of each local row."""
@@ -86,6 +109,14 @@ class Group:
     @property
     def table_sizes(self) -> NDArray[np.int64]:
         return np.diff(self.table_starts)
+
+
+def table_buckets(table_starts: NDArray[np.int64]) -> tuple[NDArray[np.int32], int]:
+    """At most 4,096 equal ranges of rows with the table of each one's first row, and log2 of their size."""
+    num_rows = int(table_starts[-1])
+    shift = max(0, (num_rows - 1).bit_length() - 12)
+    firsts = np.arange(0, num_rows, 1 << shift)
+    return (np.searchsorted(table_starts, firsts, side="right") - 1).astype(np.int32), shift
 
 
 def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:

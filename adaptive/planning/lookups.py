@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, as_batch
 from adaptive.config import TierConfig
 from adaptive.errors import InputError
-from adaptive.kernels.planning import books, lookups
+from adaptive.kernels.lent import LentMemory, carve
+from adaptive.kernels.planning import lookups
 from adaptive.planning.layout import Group
 from adaptive.planning.plan import Pooling
 from adaptive.system import usable_cores
@@ -60,13 +61,25 @@ class Distinct:
 
 
 class DistinctFinder:
-    """Finds the distinct rows of batches with a hash table of its own: one finder for each thread."""
+    """Finds the distinct rows of batches with a hash table and memory of its own: one finder for each thread."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._positions = np.array([feature.position for feature in group.features])
         self._span_tables = np.array([feature.table for feature in group.features], np.int32)
+        self._memory = LentMemory()
         self._clear(16)
+
+    def find_lookups(self, batch: Batch) -> "Lookups":
+        """All that a batch asks of the group. Raises InputError as `find` does."""
+        distinct, bags = self.find(batch), lay_out_bags(self._group, batch)
+        num_rows, num_lookups = len(distinct.rows), len(distinct.inverse)
+        segments, vectors, origins = carve(
+            self._memory, (np.int64, num_rows + 1), (np.int32, num_lookups), (np.int64, len(bags.scales))
+        )
+        lookups.fill_segments(distinct.inverse, distinct.counts, bags.starts, bags.vectors, segments, vectors, origins)
+        scales = bags.scales[origins] if len(bags.scales) else bags.scales
+        return Lookups(distinct, bags, segments, vectors, scales)
 
     def find(self, batch: Batch) -> Distinct:
         """The distinct rows of a batch.
@@ -80,8 +93,13 @@ class DistinctFinder:
         places = max(16, 1 << (2 * int(sizes.max()) - 1).bit_length())
         if places > len(self._places) or int(self._used[0]) + num_lookups > MOST_USES:
             self._clear(max(places, len(self._places)))
-        rows, counts = np.empty(num_lookups, np.int64), np.empty(num_lookups, np.int32)
-        inverse, table_ends = np.empty(num_lookups, np.int32), np.empty(len(self._group.tables), np.int64)
+        rows, counts, inverse, table_ends = carve(
+            self._memory,
+            (np.int64, num_lookups),
+            (np.int32, num_lookups),
+            (np.int32, num_lookups),
+            (np.int64, len(self._group.tables)),
+        )
         size = lookups.distinct_rows(
             batch.ids,
             spans,
@@ -132,9 +150,7 @@ class Bags:
 
     def pooling(self, inverse: NDArray[np.int32], locations: Int64s) -> Pooling:
         """The forward pass with the distinct rows at `locations` (U,)."""
-        found = np.empty(len(inverse), np.int64)
-        books.lookup_locations(inverse, locations, found)
-        return Pooling(self.num_vectors, self.vectors, self.starts, self.tables, found, self.scales)
+        return Pooling(self.num_vectors, self.vectors, self.starts, self.tables, inverse, locations, self.scales)
 
 
 @dataclass(frozen=True)
@@ -199,7 +215,7 @@ class LookupsAhead:
     def _make(self, batch: Batch) -> list[Lookups]:
         finders = self._finders.get()
         try:
-            return [_find_lookups(group, batch, finder) for group, finder in zip(self._groups, finders, strict=True)]
+            return [finder.find_lookups(batch) for finder in finders]
         finally:
             self._finders.put(finders)
 
@@ -208,11 +224,14 @@ def lay_out_bags(group: Group, batch: Batch) -> Bags:
     """Pooled features fill columns of a (B, columns, D) block; the vectors of un-pooled features follow behind it,
     feature by feature, one per position."""
     samples = batch.num_samples
+    if group.pools_in_order and batch.num_features == len(group.features):
+        vectors, tables = group.pooled_bags(samples)
+        return Bags(len(vectors), vectors, batch.offsets, tables, _scales(group, batch, len(batch.ids)))
     sizes = [batch.num_lookups(feature.position) for feature in group.features]
     alone = sum(size for feature, size in zip(group.features, sizes, strict=True) if feature.column < 0)
-    num_bags, num_vectors = alone + samples * group.num_columns, alone + samples * group.num_columns
-    starts, vectors = np.empty(num_bags + 1, np.int64), np.empty(num_bags, np.int32)
-    tables, scales = np.empty(num_bags, np.int32), _scales(group, batch, sum(sizes))
+    num_vectors = alone + samples * group.num_columns
+    starts, vectors = np.empty(num_vectors + 1, np.int64), np.empty(num_vectors, np.int32)
+    tables, scales = np.empty(num_vectors, np.int32), _scales(group, batch, sum(sizes))
     columns = group.feature_columns
     lookups.lay_out_bags(batch.offsets, samples, *columns, group.num_columns, starts, vectors, tables, scales)
     return Bags(num_vectors, vectors, starts, tables, scales)
@@ -226,15 +245,3 @@ def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]
     if any(feature.mean for feature in group.features):
         return np.ones(num_lookups, np.float32)
     return np.zeros(0, np.float32)
-
-
-def _find_lookups(group: Group, batch: Batch, finder: DistinctFinder) -> Lookups:
-    distinct, bags = finder.find(batch), lay_out_bags(group, batch)
-    num_rows, num_lookups = len(distinct.rows), len(distinct.inverse)
-    cursors, segments = np.empty(num_rows, np.int64), np.empty(num_rows + 1, np.int64)
-    vectors, origins = np.empty(num_lookups, np.int32), np.empty(len(bags.scales), np.int64)
-    lookups.fill_segments(
-        distinct.inverse, distinct.counts, bags.starts, bags.vectors, cursors, segments, vectors, origins
-    )
-    scales = bags.scales[origins] if len(bags.scales) else bags.scales
-    return Lookups(distinct, bags, segments, vectors, scales)

@@ -101,6 +101,7 @@ def _pooling(group: Group, whole: Pooling, runs: list[_Run], first: int, last: i
         np.concatenate(vectors),
         np.concatenate([*starts, np.array([num_lookups])]),
         np.concatenate([whole.bag_tables[:0], *(whole.bag_tables[run.bags] for run in runs)]),
-        np.concatenate([whole.locations[:0], *(whole.locations[run] for run in lookups)]),
+        np.concatenate([whole.inverse[:0], *(whole.inverse[run] for run in lookups)]),
+        whole.row_locations,
         np.concatenate([whole.scales[run] for run in lookups]) if len(whole.scales) else whole.scales,
     )

@@ -1,7 +1,7 @@
 """`GroupPlan`: all that is decided about one batch and one group of tables before it is trained.
 
-Letters: N look-ups, B bags, V output vectors, U rows to update, G grouped look-ups. A *location* is a slot of the
-device tier (>= 0) or ~row of the host tier (< 0).
+Letters: N look-ups, B bags, V output vectors, U distinct rows, or rows to update, G grouped look-ups. A *location* is a
+slot of the device tier (>= 0) or ~row of the host tier (< 0).
 """
 
 from dataclasses import dataclass, field
@@ -18,14 +18,20 @@ def no_rows() -> Int64s:
 
 @dataclass(frozen=True)
 class Pooling:
-    """The forward pass: which rows make which vectors."""
+    """The forward pass: which rows make which vectors. Look-up p reads row_locations[inverse[p]]."""
 
     num_vectors: int
     bag_vectors: NDArray[np.int32]  # (B,)
     bag_starts: Int64s  # (B + 1,)
     bag_tables: NDArray[np.int32]  # (B,) table of the group
-    locations: Int64s  # (N,)
+    inverse: NDArray[np.int32]  # (N,) look-up -> distinct row
+    row_locations: Int64s  # (U,)
     scales: NDArray[np.float32]  # (N,), or empty: all 1
+
+    @property
+    def locations(self) -> Int64s:
+        """(N,) of look-ups, gathered at each call: for devices that are sent them, and for tests."""
+        return self.row_locations[self.inverse]
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
+from adaptive.kernels.lent import LentMemory, carve
 from adaptive.kernels.planning import books
 from adaptive.optim import RowOptimizer
 from adaptive.planning.books import SlotTable, Tracker
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Bags, Distinct, Lookups
-from adaptive.planning.plan import Feedback, GroupPlan, Moves, Pooling, no_rows
+from adaptive.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, no_rows
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
-from adaptive.planning.skipping import Fates, Skipper, WatchedCounts, group_updates
+from adaptive.planning.skipping import Skipper, WatchedCounts, group_updates
 
 Int64s = NDArray[np.int64]
 
@@ -57,6 +58,8 @@ class Planner:
         self._tier = tier
         self._policy_caller = policy_caller
         self._row_bytes = row_bytes
+        self._memory = LentMemory()
+        self._entered: tuple[Distinct, Int64s, NDArray[np.int32]] | None = None  # prepared and not committed
 
     def watch(self, capacity: int, skip: SkipConfig, optimizer: RowOptimizer) -> None:
         """Watch the hottest rows from now on, and leave out or defer their updates as the policy says."""
@@ -85,14 +88,18 @@ class Planner:
             DeviceMemoryError: if the rows that must be held do not fit.
             PolicyError: if the policy fails. Rows and slots are as they were in both cases.
         """
-        rows = distinct.rows
-        locations, missing = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        count = books.locate(rows, self.tracker.codes, locations, missing, number, self.slots.used)
+        rows, num_rows = distinct.rows, len(distinct.rows)
+        locations, missing, before = carve(
+            self._memory, (np.int64, num_rows), (np.int64, num_rows), (np.int32, num_rows)
+        )
+        tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
+        count = self.slots.enter(distinct, number, self._mark, locations, missing, before, tally)
+        self._entered = distinct, locations, before
         question = _Question(number, depth, window, rows, missing[:count])
         staged = self._policy_caller.policy.misses == "stage"
         takers, victims = self._stage(question) if staged else self._promote(question)
-        late = self.tracker.last_access[rows[takers]].astype(np.int64) - 1 >= question.oldest_held
-        return Arrival(number, distinct, locations, takers, victims, late)
+        late = self.tracker.last_access[rows[takers]] > question.oldest_held
+        return Arrival(number, distinct, locations, question.missing, takers, victims, late, tally)
 
     def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
         """Slots that the rows of batch `number`, which is not planned, and of the `depth` batches before it take."""
@@ -101,23 +108,31 @@ class Planner:
         there = int(held[codes[codes > 0] - 1].sum())
         return int(held.sum()) + len(distinct.rows) - there
 
-    def let_go(self, distinct: Distinct) -> None:
-        """Undo `prepare`: release the slots it held for the batch."""
-        codes = self.tracker.codes[distinct.rows]
-        here = codes > 0
-        self.slots.used[codes[here] - 1] = self.tracker.last_access[distinct.rows[here]] - 1
+    def let_go(self) -> None:
+        """Undo `prepare`, whether it failed or not, if no `commit` followed it."""
+        if self._entered is not None:
+            self.slots.leave(*self._entered)
+            self._entered = None
+
+    @property
+    def _mark(self) -> int:
+        """Flags of the slots of a batch's rows: where none is skipped, all will be changed."""
+        return 0 if self.skipper is not None else int(books.DIRTY)
 
     def commit(self, lookups: Lookups, arrival: "Arrival") -> GroupPlan:
         """Enter what `prepare` decided into the books; returns the batch's plan for the kernels."""
-        distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
-        tally, moves = self._settle_books(arrival)
-        fates = self._decide_fates(arrival, tally)
+        distinct, locations, number, tally = arrival.distinct, arrival.locations, arrival.number, arrival.tally
+        moves = self._exchange(arrival)
         pooling = lookups.bags.pooling(distinct.inverse, locations)
+        self._count_bytes(pooling, tally)
+        if self.skipper is None:
+            row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
+            return GroupPlan(number, pooling, row_updates, moves, tally)
+        fates = self.skipper.decide(number, distinct, locations, tally)
         updates = group_updates(lookups, locations, fates.fates)
         deferred = updates.deferred(fates.summed, distinct.rows, locations)
         for updated in (updates.now, *(() if fates.summed is None else (fates.summed.due,))):
             books.mark_dirty(updated, locations, self.slots.flags)
-        self._count_bytes(pooling, tally)
         return GroupPlan(number, pooling, updates.row_updates, moves, tally, fates.snapshots, deferred)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
@@ -126,26 +141,13 @@ class Planner:
         `bags` are needed where rows may stay on the host. Returns the tally, and (tables of the group,) how many bags
         have a row there.
         """
-        tally, _ = self._settle_books(arrival)
-        fates = self._decide_fates(arrival, tally).fates
-        written = np.flatnonzero(fates < books.WAITS) if len(fates) else np.arange(len(arrival.distinct.rows))
-        books.mark_dirty(written, arrival.locations, self.slots.flags)
+        self._exchange(arrival)
+        tally = arrival.tally
+        if self.skipper is not None:
+            fates = self.skipper.decide(arrival.number, arrival.distinct, arrival.locations, tally).fates
+            books.mark_dirty(np.flatnonzero(fates < books.WAITS), arrival.locations, self.slots.flags)
         pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
         return tally, self._count_bytes(pooling, tally)
-
-    def _decide_fates(self, arrival: "Arrival", tally: Int64s) -> Fates:
-        if self.skipper is None:
-            return Fates()
-        return self.skipper.decide(arrival.number, arrival.distinct, arrival.locations, tally)
-
-    def _settle_books(self, arrival: "Arrival") -> tuple[Int64s, Moves]:
-        """Slots, codes and records as they are once the batch's rows have moved; returns (tally, moves)."""
-        distinct, locations, number = arrival.distinct, arrival.locations, arrival.number
-        tally = np.zeros((len(self.group.tables), len(Counter)), np.int64)
-        books.count_tables(distinct.table_ends, distinct.counts, locations, tally)
-        moves = self._exchange(arrival, tally)
-        books.touch(distinct.rows, distinct.counts, number, self.tracker.accesses, self.tracker.last_access)
-        return tally, moves
 
     def _count_bytes(self, pooling: Pooling | None, tally: Int64s) -> Int64s:
         """Count what crosses; returns (tables of the group,) bags with a row on the host, 0 if none can lie there."""
@@ -154,21 +156,27 @@ class Planner:
         tally[:, Counter.BYTES_D2H] += tally[:, Counter.WRITTEN_BACK] * self._row_bytes
         if self._policy_caller.policy.misses == "host":
             assert pooling is not None
-            books.count_host_vectors(pooling.bag_tables, pooling.bag_starts, pooling.locations, vectors)
+            books.count_host_vectors(
+                pooling.bag_tables, pooling.bag_starts, pooling.inverse, pooling.row_locations, vectors
+            )
             tally[:, [Counter.BYTES_H2D, Counter.BYTES_D2H]] += 4 * self.group.embedding_dim * vectors[:, None]
         return vectors
 
-    def _exchange(self, arrival: "Arrival", tally: Int64s) -> Moves:
-        rows, locations = arrival.distinct.rows, arrival.locations
+    def _exchange(self, arrival: "Arrival") -> Moves:
+        """Enter the batch's moves; slots, codes and records are then as they are once its rows have moved."""
+        distinct, locations, takers, late = arrival.distinct, arrival.locations, arrival.takers, arrival.late
+        number, tally = arrival.number, arrival.tally
         back_slots, back_rows = self.slots.release(arrival.victims, tally)
-        slots, initial = self.slots.take(arrival.takers, rows, locations, arrival.number, tally)
-        fresh = np.empty(len(rows), np.int64)
-        num_fresh = books.use_rows_on_host(rows, self.tracker.codes, locations, fresh)
-        coming, late = rows[arrival.takers], arrival.late
+        slots, initial = self.slots.take(takers, distinct, locations, number, self._mark, tally)
+        all_come, fresh = len(takers) == len(arrival.missing), no_rows()
+        if not all_come:
+            fresh = self.slots.leave_on_host(arrival.missing, distinct, locations, number)
+        self._entered = None
+        coming = distinct.rows[takers]
+        if not late.any():
+            return Moves(back_slots, back_rows, slots, coming, initial, fresh)
         now = ~late
-        return Moves(
-            back_slots, back_rows, slots[now], coming[now], initial[now], fresh[:num_fresh], slots[late], coming[late]
-        )
+        return Moves(back_slots, back_rows, slots[now], coming[now], initial[now], fresh, slots[late], coming[late])
 
     # --- rows that are not on the device ---------------------------------------------------------------------
 
@@ -240,9 +248,11 @@ class Arrival:
     number: int
     distinct: Distinct
     locations: Int64s  # (U,) slot, or -1
+    missing: Int64s  # distinct rows without a slot
     takers: Int64s
     victims: Int64s
     late: NDArray[np.bool_]  # of the takers: batches in flight still update them on the host
+    tally: Int64s  # (tables of the group, counters)
 
 
 def _swaps(missing: Int64s, idle: Int64s, scores: NDArray[np.float64], num_free: int) -> tuple[Int64s, Int64s]:

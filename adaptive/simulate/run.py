@@ -177,7 +177,7 @@ class SimulatedRun:
             try:
                 return self.planner.prepare(distinct, self.batches, depth, window)
             except DeviceMemoryError:
-                self.planner.let_go(distinct)
+                self.planner.let_go()
                 if not self._shallower or depth == 0:
                     raise
                 depth -= 1

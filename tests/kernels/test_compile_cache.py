@@ -19,8 +19,13 @@ COUNTS = """
 import numpy as np
 from adaptive.kernels.planning import books
 tally = np.zeros((1, 20), np.int64)
-ends, locations = np.array([2]), np.array([3, -1])
-books.count_tables(ends, np.array([5, 1], np.int32), locations, tally)
+rows, counts, codes = np.array([0, 1]), np.array([5, 1], np.int32), np.array([1, 0], np.int32)
+accesses, last = np.zeros(2, np.uint32), np.zeros(2, np.int32)
+used, flags = np.zeros(1, np.int32), np.zeros(1, np.uint8)
+places, before = (np.zeros(2, np.int64), np.zeros(2, np.int64)), np.zeros(2, np.int32)
+books.enter_batch(
+    rows, counts, np.array([2]), 0, codes, accesses, last, used, flags, np.uint8(0), *places, before, tally
+)
 print(np.flatnonzero(tally[0]).tolist())
 """
 ALIGNS = """

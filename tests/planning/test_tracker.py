@@ -28,9 +28,8 @@ def test_untouched_rows_have_zeros_and_no_latest_batch() -> None:
 def test_gather_after_touching() -> None:
     tracker = Tracker(4)
     for batch, rows in ((0, [2]), (5, [2, 1])):
-        rows_ = np.array(rows)
-        counts = np.full(len(rows), 3, np.int32)
-        books.touch(rows_, counts, batch, tracker.accesses, tracker.last_access)
+        for row in rows:
+            books.touch(row, 3, batch, tracker.accesses, tracker.last_access)
     tracker.add_norms(np.array([2]), np.array([0.5], np.float32))
     tracker.add_norms(np.array([2, 3]), np.array([0.25, 1], np.float32))
     tracker.codes[1] = 7

@@ -20,6 +20,7 @@ NOW, DUE, WAITS, SKIPPED = range(4)
 """The *fate* of a distinct row's gradient: it updates the row; it goes to a sum, which is then applied; it goes to a
 sum; it is left out. From WAITS on the row is not written."""
 S22 = np.uint32(22)
+SLOTS_AHEAD = AHEAD // 2  # records are in the cache by then
 
 LOOKUPS, UNIQUE_ROWS = int(Counter.LOOKUPS), int(Counter.UNIQUE_ROWS)
 LOOKUP_HITS, ROW_HITS = int(Counter.LOOKUP_HITS), int(Counter.ROW_HITS)
@@ -27,43 +28,84 @@ FETCHED, WRITTEN_BACK = int(Counter.FETCHED), int(Counter.WRITTEN_BACK)
 PROMOTED, DEMOTED = int(Counter.PROMOTED), int(Counter.DEMOTED)
 
 
-@kernel()
-def locate(rows, codes, locations, missing, batch, slot_used):
-    """locations[u] = slot of rows[u], held for the batch, or -1; the others' u are listed in `missing`.
+@kernel(inline=True)
+def touch(row, count, batch, accesses, last_access):
+    """Count the look-ups of a row in a planned batch. last_access stores batch + 1; 0 means never."""
+    # Saturates instead of wrapping: the row of a default id can pass 2**32 look-ups.
+    accesses[row] = min(np.int64(accesses[row]) + np.int64(count), MOST_ACCESSES)
+    last_access[row] = batch + 1
 
-    Returns how many are missing. Nothing else has changed if planning stops here.
+
+@kernel()
+def enter_batch(
+    rows,
+    counts,
+    table_ends,
+    batch,
+    codes,
+    accesses,
+    last_access,
+    slot_used,
+    slot_flags,
+    mark,
+    locations,
+    missing,
+    before,
+    tally,
+):
+    """Find the distinct rows of a batch. Those on the device are touched, and hold their slots for the batch.
+
+    mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. Outputs: locations (U,)
+    int64 the slot, or -1; missing int64 the others' u; before (U,) int32 what `leave_batch` needs; look-ups, distinct
+    rows and hits are added to tally (T, counters). Returns how many rows are missing: they are touched when it is known
+    where they will be. Every record comes into the cache once.
     """
-    num_missing = 0
-    for u in range(rows.size):
-        if u + AHEAD < rows.size:
-            prefetch_item(codes, rows[u + AHEAD])
-        slot = codes[at(rows[u])] - 1
-        if slot >= 0:
-            locations[u] = slot
-            slot_used[at(slot)] = batch
-        else:
-            locations[u] = -1
-            missing[num_missing] = u
-            num_missing += 1
-    return num_missing
-
-
-@kernel()
-def count_tables(table_ends, counts, locations, tally):
-    """Add look-ups, distinct rows and hits to tally (T, counters)."""
-    first = 0
+    num_missing = first = 0
     for table in range(table_ends.size):
-        lookups = lookup_hits = row_hits = 0
+        lookups = lookup_hits = np.int64(0)
+        row_hits = 0
         for u in range(first, table_ends[table]):
-            lookups += counts[u]
-            if locations[u] >= 0:
-                lookup_hits += counts[u]
+            if u + AHEAD < rows.size:
+                prefetch_item(codes, rows[u + AHEAD])
+                prefetch_item(slot_used, max(codes[at(rows[u + SLOTS_AHEAD])] - 1, 0))
+            row, count = at(rows[u]), np.int64(counts[u])
+            lookups += count
+            slot = codes[row] - 1
+            if slot >= 0:
+                lookup_hits += count
                 row_hits += 1
+                locations[u] = slot
+                flags = slot_flags[at(slot)]
+                before[u] = last_access[row] if flags & DIRTY else ~last_access[row]
+                touch(row, count, batch, accesses, last_access)
+                slot_used[at(slot)] = batch
+                slot_flags[at(slot)] = flags | mark
+            else:
+                locations[u] = -1
+                missing[num_missing] = u
+                num_missing += 1
         tally[table, LOOKUPS] += lookups
         tally[table, UNIQUE_ROWS] += table_ends[table] - first
         tally[table, LOOKUP_HITS] += lookup_hits
         tally[table, ROW_HITS] += row_hits
         first = table_ends[table]
+    return num_missing
+
+
+@kernel()
+def leave_batch(rows, counts, locations, before, accesses, last_access, slot_used, slot_flags):
+    """Undo `enter_batch` for the rows that it found."""
+    for u in range(rows.size):
+        slot = locations[u]
+        if slot < 0:
+            continue
+        row, was_dirty = at(rows[u]), before[u] >= 0
+        if accesses[row] < MOST_ACCESSES:  # else it stays there: entered again, the batch would bring it there
+            accesses[row] -= np.uint32(counts[u])
+        last_access[row] = before[u] if was_dirty else ~before[u]
+        slot_used[slot] = last_access[row] - 1
+        if not was_dirty:
+            slot_flags[slot] &= ~DIRTY
 
 
 @kernel()
@@ -75,23 +117,47 @@ def idle_slots(slot_rows, slot_used, oldest_held, start, limit, idle):
     """
     found = 0
     num_slots = slot_rows.size
-    for step in range(num_slots):
-        slot = start + step
-        if slot >= num_slots:
-            slot -= num_slots
-        if slot_rows[slot] >= 0 and slot_used[slot] < oldest_held:
+    for part in range(2):
+        first, last = (start, num_slots) if part == 0 else (0, start)
+        for slot in range(first, last):
+            is_idle = (slot_rows[slot] >= 0) & (slot_used[slot] < oldest_held)
             if found == limit:
-                return found, slot
-            idle[found] = slot
-            found += 1
+                if is_idle:
+                    return found, slot
+                continue
+            idle[found] = slot  # if it is not, the next one is written over it
+            found += is_idle
     return found, start
 
 
+@kernel(inline=True)
+def table_of(row, table_starts, buckets, shift):
+    """Table of a row; buckets[r >> shift] is the table of the first row of that bucket of rows."""
+    table = buckets[row >> shift]
+    while row >= table_starts[table + 1]:
+        table += 1
+    return table
+
+
 @kernel()
-def release_slots(victims, slot_rows, slot_flags, codes, free, num_free, table_starts, back_slots, back_rows, tally):
+def release_slots(
+    victims,
+    slot_rows,
+    slot_flags,
+    codes,
+    free,
+    num_free,
+    table_starts,
+    buckets,
+    shift,
+    back_slots,
+    back_rows,
+    tally,
+):
     """Take the rows of the slots `victims` off the device: list those to write back, push the slots on `free`.
 
-    Returns the number of rows to write back; free holds num_free + len(victims) slots afterwards.
+    buckets, shift: see `table_of`. Returns the number of rows to write back; free holds num_free + len(victims) slots
+    afterwards.
     """
     num_back = 0
     for i in range(victims.size):
@@ -99,7 +165,7 @@ def release_slots(victims, slot_rows, slot_flags, codes, free, num_free, table_s
             prefetch_item(codes, slot_rows[victims[i + AHEAD]])
         slot = victims[i]
         row = slot_rows[slot]
-        table = np.searchsorted(table_starts, row, side="right") - 1
+        table = table_of(row, table_starts, buckets, shift)
         tally[table, DEMOTED] += 1
         if slot_flags[slot] & DIRTY:
             back_slots[num_back] = slot
@@ -121,7 +187,12 @@ def release_slots(victims, slot_rows, slot_flags, codes, free, num_free, table_s
 def take_slots(
     takers,
     rows,
+    counts,
+    table_ends,
     codes,
+    accesses,
+    last_access,
+    mark,
     locations,
     batch,
     slot_rows,
@@ -129,15 +200,16 @@ def take_slots(
     slot_flags,
     free,
     num_free,
-    table_starts,
     slots,
     initial,
     tally,
 ):
-    """Give each of the missing distinct rows `takers` a free slot, from the end of `free`, held for the batch.
+    """Give each of the missing distinct rows `takers`, ascending, a free slot, from the end of `free`, held for the
+    batch, and touch it. mark: see `enter_batch`.
 
     Outputs, aligned with takers: slots (int64) and initial (bool): the row is still at its initial value.
     """
+    table = 0
     for i in range(takers.size):
         if i + AHEAD < takers.size:
             prefetch_item(codes, rows[takers[i + AHEAD]])
@@ -145,50 +217,36 @@ def take_slots(
         u = takers[i]
         slot = free[num_free - 1 - i]
         row = rows[u]
-        table = np.searchsorted(table_starts, row, side="right") - 1
+        while u >= table_ends[table]:
+            table += 1
         tally[table, FETCHED] += 1
         tally[table, PROMOTED] += 1
         initial[i] = codes[row] == INITIAL
-        slot_flags[slot] = 0 if initial[i] else CHANGED
+        slot_flags[slot] = mark if initial[i] else CHANGED | mark
         slot_rows[slot] = row
         slot_used[slot] = batch
         codes[row] = slot + 1
+        touch(row, counts[u], batch, accesses, last_access)
         locations[u] = slot
         slots[i] = slot
 
 
 @kernel()
-def use_rows_on_host(rows, codes, locations, fresh):
-    """Rows without a slot get the location ~row; those still at their initial value are listed in `fresh`."""
+def use_rows_on_host(missing, rows, counts, batch, codes, accesses, last_access, locations, fresh):
+    """Those of the rows `missing` that got no slot get the location ~row and are touched; rows still at their initial
+    value are listed in `fresh`."""
     num_fresh = 0
-    for u in range(rows.size):
+    for i in range(missing.size):
+        u = missing[i]
         if locations[u] < 0:
             row = rows[u]
             locations[u] = ~row
+            touch(row, counts[u], batch, accesses, last_access)
             if codes[row] == INITIAL:
                 codes[row] = ON_HOST
                 fresh[num_fresh] = row
                 num_fresh += 1
     return num_fresh
-
-
-@kernel()
-def touch(rows, counts, batch, accesses, last_access):
-    """Count the look-ups of a planned batch. last_access stores batch + 1; 0 means never."""
-    for u in range(rows.size):
-        if u + AHEAD < rows.size:
-            prefetch_item(accesses, rows[u + AHEAD])
-        row = at(rows[u])
-        # Saturates instead of wrapping: the row of a default id can pass 2**32 look-ups.
-        accesses[row] = min(np.int64(accesses[row]) + np.int64(counts[u]), MOST_ACCESSES)
-        last_access[row] = batch + 1
-
-
-@kernel()
-def lookup_locations(inverse, locations, lookups):
-    """lookups[p] = location of look-up p's row."""
-    for p in range(inverse.size):
-        lookups[p] = locations[at(inverse[p])]
 
 
 @kernel()
@@ -271,12 +329,9 @@ def gather_records(rows, codes, accesses, last_access, update_norms, out_accesse
 
 @kernel()
 def tables_of(rows, table_starts, buckets, shift, tables):
-    """tables[i] = table of rows[i]; buckets[r >> shift] is the table of the first row of that bucket of rows."""
+    """tables[i] = table of rows[i]; buckets and shift: see `table_of`."""
     for i in range(rows.size):
-        table = buckets[rows[i] >> shift]
-        while rows[i] >= table_starts[table + 1]:
-            table += 1
-        tables[i] = table
+        tables[i] = table_of(rows[i], table_starts, buckets, shift)
 
 
 @kernel()
@@ -289,10 +344,10 @@ def mark_next_access(rows, codes, batch, slot_next):
 
 
 @kernel()
-def count_host_vectors(bag_tables, bag_starts, locations, vectors):
+def count_host_vectors(bag_tables, bag_starts, inverse, locations, vectors):
     """Add to vectors (T,) the bags of each table that look up at least one row on the host."""
     for bag in range(bag_tables.size):
         for p in range(bag_starts[bag], bag_starts[bag + 1]):
-            if locations[p] < 0:
+            if locations[inverse[p]] < 0:
                 vectors[bag_tables[bag]] += 1
                 break

@@ -2,6 +2,10 @@
 
 Letters: N look-ups of a group of tables, U distinct rows, T tables of the group, F features of the group, B samples.
 Rows are numbered through within a group: row = table_starts[t] + id. All kernels are serial and release the GIL.
+
+Nearly all of the time went to branches that nobody can foresee (is this row new?) and to counters in memory that each
+look-up must wait for. So the loops that see every look-up choose values instead of ways, write what may not stay, and
+count in loops of their own; one table is finished before the next, while its part of the arrays is in the cache.
 """
 
 import numpy as np
@@ -11,6 +15,101 @@ from adaptive.kernels.jit import at, kernel
 HASH = np.uint64(0x9E3779B97F4A7C15)
 S32 = np.uint64(32)
 ONE = np.uint64(1)
+FEW = 8  # a table with fewer rows than look-ups / FEW has so few new ones that a branch foresees them
+
+
+@kernel()
+def find_few(ids, first, last, size, start, places, base, floor, found, rows, inverse):
+    """`find_direct` for a table whose rows are looked up many times each."""
+    for p in range(last - first):
+        row = ids[at(first + p)]
+        if at(row) >= at(size):  # negative ones too
+            return -(first + p + 1)
+        place = np.int64(places[at(row)]) - base
+        if place < floor:
+            place = found
+            places[at(row)] = place + base
+            rows[at(found)] = start + row
+            found += 1
+        inverse[p] = place
+    return found
+
+
+@kernel()
+def find_direct(ids, first, last, size, start, places, base, floor, found, rows, inverse):
+    """Number the rows of one feature's look-ups [first, last), continuing from `found`; see `find_in_table`.
+
+    places[id] is the number of a table's row; the table is small enough.
+    """
+    for p in range(last - first):
+        row = ids[at(first + p)]
+        if at(row) >= at(size):
+            return -(first + p + 1)
+        place = np.int64(places[at(row)]) - base
+        is_new = place < floor
+        place = found if is_new else place
+        places[at(row)] = place + base
+        rows[at(found)] = start + row  # if the row is not new, the next one is written over it
+        inverse[p] = place
+        found += is_new
+    return found
+
+
+@kernel()
+def find_hashed(ids, first, last, size, start, places, mask, base, floor, found, rows, inverse):
+    """`find_direct` for a larger table: places[hash of the id] and what follows it there."""
+    none = np.int64(0)
+    for p in range(last - first):
+        row = ids[at(first + p)]
+        if at(row) >= at(size):
+            return -(first + p + 1)
+        key = start + row
+        h = ((at(row) * HASH) >> S32) & mask
+        place = np.int64(places[h]) - base
+        while (place >= floor) & (rows[at(max(place, none))] != key):
+            h = (h + ONE) & mask
+            place = np.int64(places[h]) - base
+        is_new = place < floor
+        place = found if is_new else place
+        places[h] = place + base
+        rows[at(found)] = key
+        inverse[p] = place
+        found += is_new
+    return found
+
+
+@kernel()
+def find_in_table(ids, spans, size, start, places, base, found, rows, inverse):
+    """Number the distinct rows of one table, looked up by the features with these spans, from `found` on.
+
+    inverse (look-ups of the table,) int32. Returns how many rows there are then, or -(p + 1): see `distinct_rows`.
+    """
+    num_lookups = inverse.size
+    capacity = 16
+    while capacity < 2 * num_lookups:
+        capacity *= 2
+    floor, lookup = found, 0
+    for f in range(spans.shape[0]):
+        first, last = spans[f, 0], spans[f, 1]
+        own = inverse[lookup : lookup + last - first]
+        if size > capacity:
+            found = find_hashed(ids, first, last, size, start, places, at(capacity - 1), base, floor, found, rows, own)
+        elif size * FEW < num_lookups:
+            found = find_few(ids, first, last, size, start, places, base, floor, found, rows, own)
+        else:
+            found = find_direct(ids, first, last, size, start, places, base, floor, found, rows, own)
+        if found < 0:
+            return found
+        lookup += last - first
+    return found
+
+
+@kernel()
+def count_rows(inverse, first, last, counts):
+    """counts[first:last] = look-ups of these distinct rows; inverse: of their table."""
+    counts[first:last] = 0
+    for p in range(inverse.size):
+        counts[at(inverse[p])] += 1
 
 
 @kernel()
@@ -19,7 +118,7 @@ def distinct_rows(ids, spans, span_tables, table_sizes, table_starts, places, us
 
     ids (all look-ups of the batch) int64; spans (F, 2) int64 [first, last) look-up of each feature of the group,
     ordered by table; span_tables (F,) int32. Outputs: rows (U,) int64, counts (U,) int32 look-ups of each, inverse
-    (N,) int32 look-up -> distinct row, table_ends (T,) int64 end of each table's rows in `rows`.
+    (N,) int32 look-up -> distinct row, table_ends (T,) int64 end of each table's rows in `rows`; rows has room for N.
 
     places int32 is one hash table after the other: at least twice the look-ups of any one table, a power of two. It
     holds used[0] + distinct row; what is less is left from before and counts as empty. The caller keeps both, and
@@ -29,43 +128,25 @@ def distinct_rows(ids, spans, span_tables, table_sizes, table_starts, places, us
     """
     num_features = spans.shape[0]
     base = used[0]
-    found = 0
-    lookup = 0
-    feature = 0
+    found = lookup = feature = 0
     for table in range(table_sizes.size):
-        table_lookups = 0
+        num_lookups = 0
         last_feature = feature
         while last_feature < num_features and span_tables[last_feature] == table:
-            table_lookups += spans[last_feature, 1] - spans[last_feature, 0]
+            num_lookups += spans[last_feature, 1] - spans[last_feature, 0]
             last_feature += 1
-        size, start = table_sizes[table], table_starts[table]
-        capacity = 16
-        while capacity < 2 * table_lookups:
-            capacity *= 2
-        direct = size <= capacity  # a small table needs no hashing
-        mask = at(capacity - 1)
-        first = base + found  # of this table's entries
-        for f in range(feature, last_feature):
-            for p in range(spans[f, 0], spans[f, 1]):
-                row = ids[at(p)]
-                if at(row) >= at(size):  # negative ones too
-                    used[0] = base + found
-                    return -(p + 1)
-                h = at(row) if direct else ((at(row) * HASH) >> S32) & mask
-                place = np.int64(places[h])
-                while place >= first and rows[at(place - base)] != start + row:
-                    h = (h + ONE) & mask
-                    place = np.int64(places[h])
-                if place < first:
-                    place = base + found
-                    places[h] = place
-                    rows[at(found)], counts[at(found)] = start + row, 0
-                    found += 1
-                counts[at(place - base)] += 1
-                inverse[at(lookup)] = place - base
-                lookup += 1
+        own = inverse[lookup : lookup + num_lookups]
+        before = found
+        found = find_in_table(
+            ids, spans[feature:last_feature], table_sizes[table], table_starts[table], places, base, found, rows, own
+        )
+        if found < 0:
+            used[0] = base + lookup + num_lookups
+            return found
+        count_rows(own, before, found, counts)
         table_ends[table] = found
         feature = last_feature
+        lookup += num_lookups
     used[0] = base + found
     return found
 
@@ -108,23 +189,40 @@ def lay_out_bags(
 
 
 @kernel()
-def fill_segments(inverse, counts, bag_starts, bag_vectors, cursors, segments, vectors, origins):
+def fill_segments(inverse, counts, bag_starts, bag_vectors, segments, vectors, origins):
     """Group look-ups by row, in look-up order.
 
     Outputs: segments (U + 1,) int64 where each row's look-ups start; vectors (N,) int32 the output vector of each
-    grouped look-up; origins int64 its look-up (N,), or empty. cursors (U,) int64 is scratch.
+    grouped look-up; origins int64 its look-up (N,), or empty.
     """
-    first = 0
-    for u in range(counts.size):
-        segments[u], cursors[u] = first, first
+    segments[0] = first = 0
+    for u in range(counts.size):  # while rows are filled, segments[u + 1] is where u's next look-up goes
+        segments[u + 1] = first
         first += counts[u]
-    segments[counts.size] = first
+    if origins.size == 0 and one_each(bag_starts, inverse.size):
+        for p in range(inverse.size):
+            row = at(inverse[p]) + ONE
+            place = segments[row]
+            segments[row] = place + 1
+            vectors[at(place)] = bag_vectors[p]
+        return
     for bag in range(bag_vectors.size):
         vector = bag_vectors[bag]
         for p in range(bag_starts[bag], bag_starts[bag + 1]):
-            row = at(inverse[at(p)])
-            cursor = cursors[row]
-            vectors[at(cursor)] = vector
+            row = at(inverse[at(p)]) + ONE
+            place = segments[row]
+            segments[row] = place + 1
+            vectors[at(place)] = vector
             if origins.size > 0:
-                origins[at(cursor)] = p
-            cursors[row] = cursor + 1
+                origins[at(place)] = p
+
+
+@kernel()
+def one_each(bag_starts, num_lookups):
+    """Whether every bag holds one look-up."""
+    if bag_starts.size != num_lookups + 1:
+        return False
+    others = 0
+    for bag in range(num_lookups):
+        others += bag_starts[bag] != bag
+    return others == 0

@@ -53,12 +53,19 @@ def sum_scaled_rows(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start:
         out[i] += scales[p] * rows[int(indices[p]) ^ flip]
 
 
-def sum_rows_past_caches(out: Any, i: Any, rows: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
-    """`sum_rows` that stores to memory and leaves the caches to what is read: for outputs larger than they are.
+def sum_found_rows(out: Any, i: Any, rows: Any, places: Any, indices: Any, flip: Any, start: Any, stop: Any) -> None:
+    """`sum_rows` with the indices places[indices[start]] ... places[indices[stop - 1]]."""
+    sum_rows(out, i, rows, [int(places[int(indices[p])]) for p in range(start, stop)], flip, 0, stop - start)
+
+
+def sum_found_rows_past_caches(
+    out: Any, i: Any, rows: Any, places: Any, indices: Any, flip: Any, start: Any, stop: Any
+) -> None:
+    """`sum_found_rows` that stores to memory and leaves the caches to what is read: for outputs larger than they are.
 
     Only where `may_pass_caches(out)`, with `finish_stores()` behind the last one: other threads could see it late.
     """
-    sum_rows(out, i, rows, indices, flip, start, stop)
+    sum_found_rows(out, i, rows, places, indices, flip, start, stop)
 
 
 def finish_stores() -> None:
@@ -75,7 +82,7 @@ def _may_pass_caches(out: Any) -> Any:
     return may_pass_caches
 
 
-for function in (sum_rows, sum_scaled_rows, sum_rows_past_caches, finish_stores):
+for function in (sum_rows, sum_scaled_rows, sum_found_rows, sum_found_rows_past_caches, finish_stores):
     callable_in_kernels(function)
 
 
@@ -85,33 +92,37 @@ def _lower_finish(context: Any, builder: Any, typed: Any, arguments: Any) -> Any
     return context.get_dummy_value()
 
 
-def _lower_sum(store_sum: Callable[..., None]) -> Callable[..., Any]:
-    """The code of a sum of rows; `store_sum` stores a block of it."""
+def _lower_sum(store_sum: Callable[..., None], *, scaled: bool = False, found: bool = False) -> Callable[..., Any]:
+    """The code of a sum of rows; `store_sum` stores a block of it. `scaled`: scales come last; `found`: the rows are
+    found through `places`, which come before the indices."""
 
     def lower(context: Any, builder: Any, typed: Any, arguments: Any) -> Any:
-        kinds = typed.args
-        out = row_place(context, builder, kinds[0], arguments[0], kinds[1], arguments[1])
-        flip, start, stop = (context.cast(builder, arguments[k], kinds[k], types.int64) for k in (4, 5, 6))
+        kinds, given = list(typed.args), list(arguments)
+        places = (kinds.pop(3), given.pop(3)) if found else None
+        scales = (kinds.pop(), given.pop()) if scaled else None
+        out = row_place(context, builder, kinds[0], given[0], kinds[1], given[1])
+        flip, start, stop = (context.cast(builder, given[k], kinds[k], types.int64) for k in (4, 5, 6))
         first_after = builder.add(start, ir.Constant(INT64, 1))
 
-        num_indices = cgutils.unpack_tuple(
-            builder, context.make_array(kinds[3])(context, builder, arguments[3]).shape, 1
-        )
+        num_indices = cgutils.unpack_tuple(builder, context.make_array(kinds[3])(context, builder, given[3]).shape, 1)
         last = builder.sub(num_indices[0], ir.Constant(INT64, 1))
 
         def place(p: Any) -> Any:
-            index = item(context, builder, kinds[3], arguments[3], p)
-            index = builder.xor(context.cast(builder, index, kinds[3].dtype, types.int64), flip)
-            return row_place(context, builder, kinds[2], arguments[2], types.int64, index)
+            kind, index = kinds[3], item(context, builder, kinds[3], given[3], p)
+            if places is not None:
+                index = context.cast(builder, index, kind.dtype, types.int64)
+                kind, index = places[0], item(context, builder, *places, index)
+            index = builder.xor(context.cast(builder, index, kind.dtype, types.int64), flip)
+            return row_place(context, builder, kinds[2], given[2], types.int64, index)
 
         def term(p: Any, column: Any, lanes: int) -> Any:
             coming = builder.add(p, ir.Constant(INT64, LOOKUPS_AHEAD))
             coming = builder.select(builder.icmp_signed("<", coming, last), coming, last)
             prefetch_block(builder, place(coming), column, lanes)
             values = load(builder, place(p), column, lanes)
-            if len(kinds) == 7:
+            if scales is None:
                 return values
-            return builder.fmul(splat(builder, item(context, builder, kinds[7], arguments[7], p), lanes), values)
+            return builder.fmul(splat(builder, item(context, builder, *scales, p), lanes), values)
 
         def block(column: Any, lanes: int) -> None:
             total = cgutils.alloca_once_value(builder, term(start, column, lanes))
@@ -119,15 +130,16 @@ def _lower_sum(store_sum: Callable[..., None]) -> Callable[..., Any]:
                 builder.store(builder.fadd(builder.load(total), term(p, column, lanes)), total)
             store_sum(builder, builder.load(total), out, column, lanes)
 
-        in_blocks(builder, row_width(context, builder, kinds[0], arguments[0]), block)
+        in_blocks(builder, row_width(context, builder, kinds[0], given[0]), block)
         return context.get_dummy_value()
 
     return lower
 
 
 lower_builtin(sum_rows, types.VarArg(types.Any))(_lower_sum(store))
-lower_builtin(sum_scaled_rows, types.VarArg(types.Any))(_lower_sum(store))
-lower_builtin(sum_rows_past_caches, types.VarArg(types.Any))(_lower_sum(store_past_caches))
+lower_builtin(sum_scaled_rows, types.VarArg(types.Any))(_lower_sum(store, scaled=True))
+lower_builtin(sum_found_rows, types.VarArg(types.Any))(_lower_sum(store, found=True))
+lower_builtin(sum_found_rows_past_caches, types.VarArg(types.Any))(_lower_sum(store_past_caches, found=True))
 
 
 def square_sum(rows: Any, i: Any) -> Any:

@@ -163,9 +163,10 @@ class _Packing:
 
 
 def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
-    on_host = pooling.locations < 0
+    locations = pooling.locations
+    on_host = locations < 0
     if not on_host.any():
-        bags = packing.add(pooling.locations, pooling.bag_vectors, pooling.bag_starts, pooling.scales)
+        bags = packing.add(locations, pooling.bag_vectors, pooling.bag_starts, pooling.scales)
         return lambda sent: _cut(pooling, SentBags(*sent[bags]), no_rows(), None, None)
     if on_host.all():  # empty bags need no device either
         return lambda sent: _cut(pooling, None, no_rows(), pooling, None)
@@ -194,7 +195,9 @@ def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
     lookups, starts = _spans(pooling.bag_starts, np.flatnonzero(which))
     scales = pooling.scales[lookups] if len(pooling.scales) else pooling.scales
     vectors, tables = pooling.bag_vectors[which], pooling.bag_tables[which]
-    return Pooling(pooling.num_vectors, vectors, starts, tables, pooling.locations[lookups], scales)
+    return Pooling(
+        pooling.num_vectors, vectors, starts, tables, pooling.inverse[lookups], pooling.row_locations, scales
+    )
 
 
 def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[SentRowUpdates]:

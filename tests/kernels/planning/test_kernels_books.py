@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -48,40 +49,100 @@ def counted(tally: Int64s) -> dict[str, list[int]]:
 # --- where rows lie --------------------------------------------------------------------------------------------------
 
 
+def enter(choose: Choose, books_of: dict[str, Any], batch: int, mark: int, rows: Any, counts: Any, ends: Any) -> Any:
+    """(locations, missing, before, tally) of a batch that enters; `books_of` change."""
+    locations, missing, before = np.full(len(rows), 9), np.full(len(rows), 9), np.full(len(rows), 9, np.int32)
+    tally = new_tally(len(ends))
+    count = choose(books.enter_batch)(
+        ints(*rows), i32(*counts), ints(*ends), batch, books_of["codes"], books_of["accesses"], books_of["last"],
+        books_of["used"], books_of["flags"], np.uint8(mark), locations, missing, before, tally,
+    )  # fmt: skip
+    return locations, missing[:count], before, tally
+
+
+def leave(choose: Choose, books_of: dict[str, Any], rows: Any, counts: Any, locations: Any, before: Any) -> None:
+    choose(books.leave_batch)(
+        ints(*rows), i32(*counts), locations, before, books_of["accesses"], books_of["last"], books_of["used"],
+        books_of["flags"],
+    )  # fmt: skip
+
+
+def some_books() -> dict[str, Any]:
+    """Rows 1 and 3 lie in slots 2 and 0; slot 0 is dirty, slot 1 is free."""
+    return {
+        "codes": i32(INITIAL, 3, ON_HOST, 1),
+        "accesses": np.array([0, 7, 5, 2**32 - 3], np.uint32),
+        "last": i32(0, 7, 2, 5),
+        "used": i32(4, -1, 6),
+        "flags": np.array([DIRTY, 0, CHANGED], np.uint8),
+    }
+
+
 @both
-def test_locate_holds_what_it_finds_and_changes_nothing_else(choose: Choose) -> None:
-    codes, used = i32(INITIAL, 3, ON_HOST, 1), i32(4, 5, 6)
-    locations, missing = np.full(4, 9), np.full(4, 9)
-    assert choose(books.locate)(ints(2, 1, 0, 3), codes, locations, missing, 8, used) == 2
+@pytest.mark.parametrize("mark", [0, DIRTY])
+def test_a_batch_enters_and_leaves(choose: Choose, mark: int) -> None:
+    """Table 0: rows 2 and 1, the second on the device. Table 1: nothing. Table 2: row 0, and row 3 on the device."""
+    found, batch = some_books(), ((2, 1, 0, 3), (3, 1, 4, 5))
+    locations, missing, before, tally = enter(choose, found, 8, mark, *batch, (2, 2, 4))
     assert locations.tolist() == [-1, 2, -1, 0]
-    assert missing[:2].tolist() == [0, 2]
-    assert used.tolist() == [8, 5, 8]
-    assert codes.tolist() == [INITIAL, 3, ON_HOST, 1]
+    assert missing.tolist() == [0, 2]
+    assert found["codes"].tolist() == [INITIAL, 3, ON_HOST, 1]
+    assert found["accesses"].tolist() == [0, 8, 5, 2**32 - 1]  # as many as can be counted
+    assert found["last"].tolist() == [0, 9, 2, 9]
+    assert found["used"].tolist() == [8, -1, 8]
+    assert found["flags"].tolist() == [DIRTY, 0, CHANGED | mark]
+    assert counted(tally) == {
+        "LOOKUPS": [4, 0, 9], "UNIQUE_ROWS": [2, 0, 2], "LOOKUP_HITS": [1, 0, 5], "ROW_HITS": [1, 0, 1]
+    }  # fmt: skip
+    leave(choose, found, *batch, locations, before)
+    expected = some_books()
+    assert found.pop("accesses").tolist() == [0, 7, 5, 2**32 - 1]  # and not to be told apart
+    assert {name: array.tolist() for name, array in found.items()} == {name: expected[name].tolist() for name in found}
+
+
+@both
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4), seed=st.integers(0, 2**32 - 1), marks=st.booleans())
+def test_entering_equals_the_twin_and_leaving_undoes_it(
+    choose: Choose, sizes: list[int], seed: int, marks: bool
+) -> None:
+    rng, num_rows, batch = np.random.default_rng(seed), 200, 50
+    slots = rng.permutation(num_rows)[: num_rows // 2]  # the row in each
+    found = {
+        "codes": rng.integers(-1, 1, num_rows).astype(np.int32),
+        "accesses": rng.integers(0, 9, num_rows).astype(np.uint32),
+        "last": rng.integers(0, batch, num_rows).astype(np.int32),
+        "flags": rng.integers(0, 4, len(slots)).astype(np.uint8),
+    }
+    found["codes"][slots] = np.arange(len(slots)) + 1
+    found["used"] = found["last"][slots] - 1
+    rows, ends = rng.permutation(num_rows)[: sum(sizes)].tolist(), list(itertools.accumulate(sizes))
+    counts = rng.integers(1, 9, len(rows)).tolist()
+    start = {name: array.copy() for name, array in found.items()}
+    locations, missing, before, tally = enter(choose, found, batch, DIRTY * marks, rows, counts, ends)
+    expected = {name: array.tolist() for name, array in start.items()}
+    assert tally.tolist() == reference.enter_batch(expected, rows, counts, ends, batch, DIRTY * marks).tolist()
+    assert {name: array.tolist() for name, array in found.items()} == expected
+    assert locations.tolist() == [max(int(start["codes"][row]) - 1, -1) for row in rows]
+    assert missing.tolist() == [u for u, row in enumerate(rows) if start["codes"][row] <= 0]
+    leave(choose, found, rows, counts, locations, before)
+    assert all(np.array_equal(found[name], array) for name, array in start.items())
 
 
 @both
 def test_touch_counts_look_ups(choose: Choose) -> None:
     accesses, last = np.array([1, 0, 2**32 - 3], np.uint32), i32(0, 0, 4)
-    choose(books.touch)(ints(2, 0), i32(2, 5), 6, accesses, last)
+    for row, count in ((2, 2), (0, 5)):
+        choose(books.touch)(row, count, 6, accesses, last)
     assert accesses.tolist() == [6, 0, 2**32 - 1]
     assert last.tolist() == [7, 0, 7]
-
-
-@both
-def test_count_tables(choose: Choose) -> None:
-    """Table 0: rows looked up 3 and 1 times, the first on the device. Table 1: none. Table 2: one row, a hit."""
-    tally = new_tally(3)
-    choose(books.count_tables)(ints(2, 2, 3), i32(3, 1, 4), ints(5, -1, 0), tally)
-    assert counted(tally) == {
-        "LOOKUPS": [4, 0, 4], "UNIQUE_ROWS": [2, 0, 1], "LOOKUP_HITS": [3, 0, 4], "ROW_HITS": [1, 0, 1]
-    }  # fmt: skip
 
 
 @both
 def test_count_host_vectors(choose: Choose) -> None:
     """Bags: (slot, host), (host, host), (), (slot): two need the host, both of table 1; each counts once."""
     vectors = ints(0, 10)
-    choose(books.count_host_vectors)(i32(1, 1, 0, 0), ints(0, 2, 4, 4, 5), ints(0, -1, -2, -3, 1), vectors)
+    choose(books.count_host_vectors)(i32(1, 1, 0, 0), ints(0, 2, 4, 4, 5), i32(1, 0, 0, 2, 1), ints(-1, 1, -3), vectors)
     assert vectors.tolist() == [0, 12]
 
 
@@ -135,7 +196,7 @@ def test_release_writes_back_what_changed_and_remembers_what_never_did(choose: C
     slots, tally = slot_arrays(), new_tally()
     back_slots, back_rows = np.full(4, -9), np.full(4, -9)
     count = choose(books.release_slots)(
-        ints(3, 1, 2, 0), slots["rows"], slots["flags"], slots["codes"], slots["free"], 1, STARTS,
+        ints(3, 1, 2, 0), slots["rows"], slots["flags"], slots["codes"], slots["free"], 1, STARTS, i32(0, 0, 1), 2,
         back_slots, back_rows, tally,
     )  # fmt: skip
     assert (back_slots[:count].tolist(), back_rows[:count].tolist()) == ([3, 0], [3, 1])
@@ -148,34 +209,43 @@ def test_release_writes_back_what_changed_and_remembers_what_never_did(choose: C
 
 @both
 def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
-    """Row 5 was changed on the host before, row 0 is at its initial value."""
+    """Row 5 was changed on the host before, row 0 is at its initial value; tables are told by the order of rows."""
     slots, tally = slot_arrays(), new_tally()
     slots["free"][:3] = [4, 7, 6]
     slots["rows"], slots["flags"] = np.full(8, -1), np.full(8, 99, np.uint8)
-    rows, locations = ints(6, 5, 0), ints(1, -1, -1)
+    rows, counts, ends, locations = ints(0, 6, 5), i32(2, 7, 3), ints(1, 3), ints(-1, 1, -1)
+    accesses, last = np.zeros(10, np.uint32), np.zeros(10, np.int32)
     out, initial, used = np.full(2, -9), np.zeros(2, np.bool_), np.full(8, 3, np.int32)
     choose(books.take_slots)(
-        ints(1, 2), rows, slots["codes"], locations, 5, slots["rows"], used, slots["flags"], slots["free"], 3, STARTS,
-        out, initial, tally,
+        ints(0, 2), rows, counts, ends, slots["codes"], accesses, last, np.uint8(DIRTY), locations, 5, slots["rows"],
+        used, slots["flags"], slots["free"], 3, out, initial, tally,
     )  # fmt: skip
     assert used.tolist() == [3] * 6 + [5, 5]
     assert out.tolist() == [6, 7]
-    assert initial.tolist() == [False, True]
-    assert locations.tolist() == [1, 6, 7]
-    assert slots["rows"][[6, 7]].tolist() == [5, 0]
-    assert slots["flags"][[6, 7]].tolist() == [CHANGED, 0]
-    assert slots["codes"][[5, 0]].tolist() == [7, 8]
+    assert initial.tolist() == [True, False]
+    assert locations.tolist() == [6, 1, 7]
+    assert slots["rows"][[6, 7]].tolist() == [0, 5]
+    assert slots["flags"][[6, 7]].tolist() == [DIRTY, CHANGED | DIRTY]
+    assert slots["codes"][[0, 5]].tolist() == [7, 8]
+    assert accesses[[0, 5, 6]].tolist() == [2, 3, 0]
+    assert last[[0, 5, 6]].tolist() == [6, 6, 0]
     assert counted(tally) == {"FETCHED": [1, 1], "PROMOTED": [1, 1]}
 
 
 @both
 def test_rows_without_a_slot_are_used_on_the_host_and_made_once(choose: Choose) -> None:
-    codes, locations, fresh = i32(INITIAL, ON_HOST, 3), ints(2, -1, -1), np.full(3, -9)
-    assert choose(books.use_rows_on_host)(ints(2, 1, 0), codes, locations, fresh) == 1
-    assert locations.tolist() == [2, ~1, ~0]
+    """Rows 2, 1, 0 and 3 are looked up; 2 lies on the device, 3 has just got a slot."""
+    codes, locations, fresh = i32(INITIAL, ON_HOST, 3, 5), ints(2, -1, -1, 4), np.full(3, -9)
+    accesses, last = np.zeros(4, np.uint32), np.zeros(4, np.int32)
+    batch = (ints(1, 2, 3), ints(2, 1, 0, 3), i32(1, 2, 3, 4), 6)
+    assert choose(books.use_rows_on_host)(*batch, codes, accesses, last, locations, fresh) == 1
+    assert locations.tolist() == [2, ~1, ~0, 4]
     assert fresh[0] == 0
-    assert codes.tolist() == [ON_HOST, ON_HOST, 3]
-    assert choose(books.use_rows_on_host)(ints(0), codes, ints(-1), fresh) == 0
+    assert codes.tolist() == [ON_HOST, ON_HOST, 3, 5]
+    assert accesses.tolist() == [3, 2, 0, 0]
+    assert last.tolist() == [7, 7, 0, 0]
+    again = (ints(0), ints(0), i32(1), 7)
+    assert choose(books.use_rows_on_host)(*again, codes, accesses, last, ints(-1), fresh) == 0
 
 
 @both
@@ -214,13 +284,6 @@ def test_mark_next_access_from_the_farthest_batch_to_the_nearest(choose: Choose)
 
 
 # --- what a batch's look-ups become ---------------------------------------------------------------------------------
-
-
-@both
-def test_lookup_locations(choose: Choose) -> None:
-    lookups = np.empty(4, np.int64)
-    choose(books.lookup_locations)(i32(1, 0, 1, 2), ints(5, ~3, 7), lookups)
-    assert lookups.tolist() == [~3, 5, ~3, 7]
 
 
 def choose_of(choose: Choose, segments: Any, fates: Any, *, scaled: bool) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ def test_pool_and_update_reach_the_last_row(huge: NDArray[np.float32]) -> None:
         huge[LAST] = values[1]
         out = np.empty((1, DIM), np.float32)
         places = np.array([location])
-        one = np.zeros(1, np.int32), np.array([0, 1])
+        one = np.zeros(1, np.int32), np.array([0, 1]), np.zeros(1, np.int32)
         pool.pool(out, *one, places, np.zeros(0, np.float32), device, host, 1)
         np.testing.assert_array_equal(out[0], values[1])
         optimizer, none = SGD(0.5), np.zeros((0, 0), np.float32)
@@ -88,7 +88,9 @@ def test_snapshot_of_a_row_that_lies_beyond_2_31_values(huge: NDArray[np.float32
     drift(np.zeros(1, np.int64), entries, known, out, out, huge, drifts, np.empty((1, DIM), np.float32))
     np.testing.assert_allclose(drifts, 4 / 6)
     np.testing.assert_array_equal(huge[LAST], 6)
-    pool.pool(huge, entries, np.array([0, 1]), np.array([0]), np.zeros(0, np.float32), out, out, 1)
+    pool.pool(
+        huge, entries, np.array([0, 1]), np.zeros(1, np.int32), np.array([0]), np.zeros(0, np.float32), out, out, 1
+    )
     np.testing.assert_array_equal(huge[LAST], 6)
 
 
@@ -141,7 +143,8 @@ def test_initial_values_of_rows_beyond_2_32() -> None:
 def test_records_of_rows_beyond_2_31_bytes() -> None:
     tracker = Tracker(NUM)
     rows = np.array([LAST, 0])
-    books.touch(rows, np.array([5, 1], np.int32), 8, tracker.accesses, tracker.last_access)
+    for row, count in zip(rows, (5, 1), strict=True):
+        books.touch(row, count, 8, tracker.accesses, tracker.last_access)
     tracker.add_norms(rows, np.array([2.5, 1], np.float32))
     accesses, last, norms, _ = tracker.gather(np.array([LAST - 1, LAST]))
     assert (accesses.tolist(), last.tolist(), norms.tolist()) == ([0, 5], [-1, 8], [0, 2.5])

@@ -43,15 +43,18 @@ def test_sums_are_the_same(choose: Choose, dim: int, flip: int) -> None:
     expected, out = empty_rows(2, dim), empty_rows(2, dim)
     out.fill(7)
     for start, stop in ((0, 5), (2, 3)):
+        found = rows, indices[::-1].copy(), np.arange(5, dtype=np.int32)[::-1].copy()
         choose(row_sums.sum_rows)(expected, 1, rows, indices, flip, start, stop)
-        choose(row_sums.sum_rows_past_caches)(out, 1, rows, indices, flip, start, stop)
+        choose(row_sums.sum_found_rows_past_caches)(out, 1, *found, flip, start, stop)
         np.testing.assert_array_equal(out, [[7] * dim, expected[1]])
 
 
-@pytest.mark.parametrize(("sums", "past"), [(row_sums.sum_rows, False), (row_sums.sum_rows_past_caches, True)])
+@pytest.mark.parametrize(
+    ("sums", "past"), [(row_sums.sum_found_rows, False), (row_sums.sum_found_rows_past_caches, True)]
+)
 def test_the_compiler_is_told(sums: Any, past: bool) -> None:
     def call(out: Floats, rows: Floats, indices: NDArray[np.int64]) -> None:
-        sums(out, 0, rows, indices, 0, 0, 1)
+        sums(out, 0, rows, indices, indices, 0, 0, 1)
         row_sums.finish_stores()
 
     compiled = numba.njit(call)
@@ -76,7 +79,8 @@ def test_large_outputs_are_pooled_as_small_ones(made: Callable[[int, int], Float
     for locations in (mixed, np.where(mixed < 0, ~mixed, mixed), np.where(mixed < 0, mixed, ~mixed)):
         out, expected = made(num_bags, dim), np.zeros((num_bags, dim), np.float32)
         out.fill(np.nan)
-        pool.pool(out, vectors, starts, locations, np.zeros(0, np.float32), device, host, 3)
+        each = np.arange(len(locations), dtype=np.int32)
+        pool.pool(out, vectors, starts, each, locations, np.zeros(0, np.float32), device, host, 3)
         values = np.where(locations[:, None] >= 0, device[locations], host[~locations])
         for term in range(3):
             long_enough = np.flatnonzero(np.diff(starts) > term)

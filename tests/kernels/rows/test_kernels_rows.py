@@ -33,6 +33,10 @@ def ints(*values: int) -> NDArray[np.int64]:
     return np.array(values, np.int64)
 
 
+def i32(*values: int) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
 def random_rows(rng: np.random.Generator, *shape: int) -> Floats:
     """Values over several powers of ten, so that a different order of summation shows."""
     return (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(np.float32)
@@ -71,6 +75,10 @@ def test_sums_of_rows_run_in_order(choose: Choose, dim: int, flip: int) -> None:
         span = indices[start:stop]
         out = np.full((2, dim), 7, np.float32)
         choose(row_sums.sum_rows)(out, 0, rows, indices ^ flip, flip, start, stop)
+        np.testing.assert_array_equal(out, [reference.weighted_sum(rows[span], None), out[1]])
+        out[0] = 7
+        places = (np.arange(5) ^ flip)[::-1].copy()
+        choose(row_sums.sum_found_rows)(out, 0, rows, places, 4 - indices, flip, start, stop)
         np.testing.assert_array_equal(out, [reference.weighted_sum(rows[span], None), out[1]])
         choose(row_sums.sum_scaled_rows)(out, 0, rows, indices ^ flip, flip, start, stop, scales)
         np.testing.assert_array_equal(out, [reference.weighted_sum(rows[span], scales[start:stop]), out[1]])
@@ -130,7 +138,7 @@ def test_pool_sums_bags_over_both_tiers(choose: Choose) -> None:
     device, host = floats([1, 2], [3, 4]), floats([10, 20], [30, 40])
     out = np.full((3, 2), np.nan, np.float32)
     vectors, starts = np.array([2, 0, 1], np.int32), ints(0, 2, 2, 4)
-    choose(pool.pool)(out, vectors, starts, ints(0, ~1, 1, 1), floats(), device, host, 1)
+    choose(pool.pool)(out, vectors, starts, i32(0, 1, 2, 2), ints(0, ~1, 1), floats(), device, host, 1)
     np.testing.assert_array_equal(out, [[0, 0], [6, 8], [31, 42]])
 
 
@@ -138,7 +146,7 @@ def test_pool_sums_bags_over_both_tiers(choose: Choose) -> None:
 def test_pool_scales_look_ups(choose: Choose) -> None:
     device, host = floats([1, 2]), floats([10, 20])
     out = np.full((2, 2), np.nan, np.float32)
-    arguments = np.array([0, 1], np.int32), ints(0, 2, 3), ints(0, ~0, ~0), floats(2, 0.5, -1)
+    arguments = i32(0, 1), ints(0, 2, 3), i32(1, 0, 0), ints(~0, 0), floats(2, 0.5, -1)
     choose(pool.pool)(out, *arguments, device, host, 2)
     np.testing.assert_array_equal(out, [[7, 14], [-10, -20]])
 
@@ -149,38 +157,44 @@ def test_pool_runs_in_look_up_order_wherever_rows_lie(choose: Choose) -> None:
     device, host = floats([1e8], [-1e8]), floats([1.0])
     out = np.empty((1, 1), np.float32)
     for order, expected in (((0, ~0, 1), 0.0), ((0, 1, ~0), 1.0)):
-        choose(pool.pool)(out, np.zeros(1, np.int32), ints(0, 3), ints(*order), floats(), device, host, 1)
+        choose(pool.pool)(out, i32(0), ints(0, 3), i32(0, 1, 2), ints(*order), floats(), device, host, 1)
         assert out[0, 0] == expected
 
 
 @both
 def test_pool_without_bags_or_device_rows(choose: Choose) -> None:
     nothing = np.empty((0, 4), np.float32)
-    choose(pool.pool)(nothing, np.zeros(0, np.int32), ints(0), ints(), floats(), nothing, nothing, 3)
+    choose(pool.pool)(nothing, i32(), ints(0), i32(), ints(), floats(), nothing, nothing, 3)
     out = np.empty((1, 1), np.float32)
-    choose(pool.pool)(
-        out, np.zeros(1, np.int32), ints(0, 1), ints(~0), floats(), np.empty((0, 1), np.float32), floats([7]), 3
-    )
+    choose(pool.pool)(out, i32(0), ints(0, 1), i32(0), ints(~0), floats(), np.empty((0, 1), np.float32), floats([7]), 3)
     assert out[0, 0] == 7
 
 
 @st.composite
 def poolings(draw: st.DrawFn) -> tuple[Any, ...]:
-    """(number of vectors, bag vectors, bag starts, locations, scales, device weights, host weights)"""
+    """(number of vectors, bag vectors, bag starts, inverse, locations, scales, device weights, host weights)"""
     rng = np.random.default_rng(draw(SEEDS))
     dim = draw(DIMS)
     sizes = draw(st.lists(st.sampled_from([0, 1, 2, 5, 40]), max_size=9))
     num_slots, num_host = draw(st.integers(0, 4)), draw(st.integers(1, 4))
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    num_rows = draw(st.integers(1, 30))
+    lowest = 0 if num_slots and draw(st.booleans()) else -num_host  # rows in both tiers, or all in slots
     return (
         len(sizes),
         rng.permutation(len(sizes)).astype(np.int32),
         starts,
-        rng.integers(-num_host, num_slots, starts[-1]),
+        rng.integers(0, num_rows, starts[-1]).astype(np.int32),
+        rng.integers(lowest, num_slots, num_rows),
         random_rows(rng, starts[-1] if draw(st.booleans()) else 0),
         random_rows(rng, num_slots, dim),
         random_rows(rng, num_host, dim),
     )
+
+
+def pooled_slowly(case: tuple[Any, ...]) -> Any:
+    num_vectors, vectors, starts, inverse, locations, *rest = case
+    return reference.pool(num_vectors, vectors, starts, locations[inverse], *rest)
 
 
 @both
@@ -189,7 +203,7 @@ def poolings(draw: st.DrawFn) -> tuple[Any, ...]:
 def test_pool_equals_its_twin_for_any_number_of_chunks(choose: Choose, case: Any, num_chunks: int) -> None:
     out = np.full((case[0], case[-1].shape[1]), np.nan, np.float32)
     choose(pool.pool)(out, *case[1:], num_chunks)
-    np.testing.assert_array_equal(out, reference.pool(*case))
+    np.testing.assert_array_equal(out, pooled_slowly(case))
 
 
 @both
@@ -197,7 +211,7 @@ def test_pool_equals_its_twin_for_any_number_of_chunks(choose: Choose, case: Any
 @given(case=poolings(), first=st.integers(0, 4))
 def test_pool_range_touches_only_its_bags(choose: Choose, case: Any, first: int) -> None:
     first = min(first, case[0])
-    expected = reference.pool(*case)
+    expected = pooled_slowly(case)
     expected[case[1][:first]] = 7
     out = np.full_like(expected, 7)
     choose(pool.pool_range)(first, case[0], out, *case[1:])

@@ -153,7 +153,7 @@ def test_pooling_has_the_bits_of_the_cpu(dim: int) -> None:
     starts = np.concatenate([[0], np.cumsum(rng.integers(0, 30, NUM_VECTORS))])
     locations, scales = rng.integers(-NUM_HOST, NUM_SLOTS, starts[-1]), random_rows(rng, starts[-1])
     vectors, expected = rng.permutation(NUM_VECTORS).astype(np.int32), np.empty((NUM_VECTORS, dim), np.float32)
-    pool.pool(expected, vectors, starts, locations, scales, device, host, 1)
+    pool.pool(expected, vectors, starts, np.arange(len(locations), dtype=np.int32), locations, scales, device, host, 1)
     (weights, *indices), out = on_device(device, locations, vectors, starts, scales), torch.empty(expected.shape)
     out = out.to(DEVICE)
     with ready():

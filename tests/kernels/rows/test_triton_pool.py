@@ -86,7 +86,17 @@ def random_case(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool) ->
 def assert_equals_twin(case: tuple[Any, ...]) -> None:
     device, host, locations, vectors, starts, scales, num_vectors = case
     expected = np.full((num_vectors, device.shape[1]), np.nan, np.float32)
-    pool.pool(expected, vectors.astype(np.int32), starts, locations, scales, device, host, 1)
+    pool.pool(
+        expected,
+        vectors.astype(np.int32),
+        starts,
+        np.arange(len(locations), dtype=np.int32),
+        locations,
+        scales,
+        device,
+        host,
+        1,
+    )
     assert_same_bits(pooled(*case), expected)
 
 
@@ -127,5 +137,15 @@ def test_narrow_rows_are_pooled_in_float32(kind: torch.dtype, dim: int) -> None:
         triton_setup.pool(narrow.to(DEVICE), narrow_host if INTERPRETED else narrow_host.pin_memory(), *indices, out)
     expected = np.empty((num, dim), np.float32)
     wide, wide_host = narrow.float().numpy(), narrow_host.float().numpy()
-    pool.pool(expected, vectors.astype(np.int32), starts, locations, scales, wide, wide_host, 1)
+    pool.pool(
+        expected,
+        vectors.astype(np.int32),
+        starts,
+        np.arange(len(locations), dtype=np.int32),
+        locations,
+        scales,
+        wide,
+        wide_host,
+        1,
+    )
     assert_same_bits(out.cpu().numpy(), expected)

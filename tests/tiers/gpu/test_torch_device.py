@@ -249,7 +249,8 @@ def pooling_of(sizes: list[int], locations: list[int], scaled: bool) -> Pooling:
     scales = np.linspace(0.5, 2, len(locations), dtype=np.float32) if scaled else np.zeros(0, np.float32)
     bag_vectors = np.random.default_rng(0).permutation(len(sizes)).astype(np.int32)
     tables = np.zeros(len(sizes), np.int32)
-    return Pooling(len(sizes), bag_vectors, starts, tables, np.array(locations, np.int64), scales)
+    rows = np.arange(len(locations), dtype=np.int32)[::-1].copy()
+    return Pooling(len(sizes), bag_vectors, starts, tables, rows, np.array(locations, np.int64)[::-1].copy(), scales)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -268,9 +269,13 @@ def test_a_forward_pass_and_an_update_that_are_cut_are_the_whole(
     locations = np.where(random.random(len(places)) < on_host, ~places, places)
     pooling = pooling_of(sizes, locations.tolist(), scaled)
     expected = np.empty((len(sizes), 4), np.float32)
-    arguments = pooling.bag_vectors, pooling.bag_starts, pooling.locations, pooling.scales
-    pool.pool(expected, *arguments, device, host, 1)
+    assert np.array_equal(pooling.locations, locations)
+    pool.pool(expected, *pooling_arguments(pooling), device, host, 1)
     assert np.array_equal(pool_cut(pooling, device, host), expected)
+
+
+def pooling_arguments(pooling: Pooling) -> tuple[np.ndarray, ...]:
+    return pooling.bag_vectors, pooling.bag_starts, pooling.inverse, pooling.row_locations, pooling.scales
 
 
 def pool_cut(pooling: Pooling, device: np.ndarray, host: np.ndarray) -> np.ndarray:
@@ -287,7 +292,7 @@ def pool_cut(pooling: Pooling, device: np.ndarray, host: np.ndarray) -> np.ndarr
         part = cut.on_host
         assert (part.locations < 0).all()
         vectors = np.empty((part.num_vectors, device.shape[1]), np.float32)
-        pool.pool(vectors, part.bag_vectors, part.bag_starts, part.locations, part.scales, device[:0], host, 1)
+        pool.pool(vectors, *pooling_arguments(part), device[:0], host, 1)
         places = torch.arange(len(vectors)) if cut.host_vectors is None else cut.host_vectors.long()
         out[places] = torch.from_numpy(vectors)
     return out.numpy()

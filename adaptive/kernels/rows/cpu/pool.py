@@ -3,14 +3,14 @@
 import numba
 import numpy as np
 
-from adaptive.kernels.jit import kernel
+from adaptive.kernels.jit import at, kernel
 from adaptive.kernels.rows.cpu.move import clear_row
 from adaptive.kernels.vector.row_ops import Scalar, row_op
 from adaptive.kernels.vector.row_sums import (
     finish_stores,
     may_pass_caches,
-    sum_rows,
-    sum_rows_past_caches,
+    sum_found_rows,
+    sum_found_rows_past_caches,
 )
 
 PAST_CACHES = 1 << 19  # floats of an output that is stored past the caches: 2 MB, as large as those of one core
@@ -29,7 +29,7 @@ def add_scaled_row(out, row, scale: Scalar):
 
 
 @kernel(noalias=True)
-def pool_plain(first, last, out, bag_vectors, bag_starts, locations, weights, flip, past_caches):
+def pool_plain(first, last, out, bag_vectors, bag_starts, inverse, locations, weights, flip, past_caches):
     """The bags [first, last) when all rows lie in one tier and nothing is scaled. `flip`: rows are ~location."""
     # Unsigned indices throughout: numba need not look for negative ones, which makes this 1.4 times faster.
     for bag in range(np.uint64(first), np.uint64(last)):
@@ -38,14 +38,14 @@ def pool_plain(first, last, out, bag_vectors, bag_starts, locations, weights, fl
         if start == stop:
             clear_row(out, vector)
         elif past_caches:
-            sum_rows_past_caches(out, vector, weights, locations, flip, start, stop)
+            sum_found_rows_past_caches(out, vector, weights, locations, inverse, flip, start, stop)
         else:
-            sum_rows(out, vector, weights, locations, flip, start, stop)
+            sum_found_rows(out, vector, weights, locations, inverse, flip, start, stop)
     finish_stores()
 
 
 @kernel(noalias=True)
-def pool_mixed(first, last, out, bag_vectors, bag_starts, locations, scales, device_weights, host_weights):
+def pool_mixed(first, last, out, bag_vectors, bag_starts, inverse, locations, scales, device_weights, host_weights):
     """The bags [first, last) in general."""
     scaled = scales.size > 0
     for bag in range(first, last):
@@ -55,7 +55,7 @@ def pool_mixed(first, last, out, bag_vectors, bag_starts, locations, scales, dev
             for d in range(out.shape[1]):
                 out[vector, d] = np.float32(0.0)
         for p in range(start, stop):
-            location = locations[p]
+            location = locations[inverse[p]]
             scale = scales[p] if scaled else np.float32(1.0)
             if location >= 0:
                 if p == start:
@@ -69,27 +69,42 @@ def pool_mixed(first, last, out, bag_vectors, bag_starts, locations, scales, dev
 
 
 @kernel()
-def pool_range(first, last, out, bag_vectors, bag_starts, locations, scales, device_weights, host_weights):
+def count_on_host(first, last, inverse, locations):
+    """How many of the look-ups [first, last) read a row on the host."""
+    any_row = False
+    for u in range(locations.size):
+        any_row |= locations[u] < 0
+    if not any_row:
+        return 0
+    num_host = 0
+    for p in range(first, last):
+        num_host += locations[at(inverse[at(p)])] < 0
+    return num_host
+
+
+@kernel()
+def pool_range(first, last, out, bag_vectors, bag_starts, inverse, locations, scales, device_weights, host_weights):
     """The bags [first, last): see `pool`."""
     # np.int64(0) and not 0 below: for each literal the kernel would be compiled anew.
     past_caches = out.size >= PAST_CACHES and may_pass_caches(out)
-    num_host = 0
-    for p in range(bag_starts[first], bag_starts[last]):
-        num_host += locations[p] < 0
+    num_host = count_on_host(bag_starts[first], bag_starts[last], inverse, locations)
+    where = bag_vectors, bag_starts, inverse, locations
     if scales.size == 0 and num_host == 0:
-        pool_plain(first, last, out, bag_vectors, bag_starts, locations, device_weights, np.int64(0), past_caches)
+        pool_plain(first, last, out, *where, device_weights, np.int64(0), past_caches)
     elif scales.size == 0 and num_host == bag_starts[last] - bag_starts[first]:
-        pool_plain(first, last, out, bag_vectors, bag_starts, locations, host_weights, np.int64(-1), past_caches)
+        pool_plain(first, last, out, *where, host_weights, np.int64(-1), past_caches)
     else:
-        pool_mixed(first, last, out, bag_vectors, bag_starts, locations, scales, device_weights, host_weights)
+        pool_mixed(first, last, out, *where, scales, device_weights, host_weights)
 
 
 @kernel(parallel=True)
-def pool(out, bag_vectors, bag_starts, locations, scales, device_weights, host_weights, num_chunks):
-    """out[bag_vectors[b]] = sum over look-ups p of bag b of scales[p] * row at locations[p]; empty bags give zeros.
+def pool(out, bag_vectors, bag_starts, inverse, locations, scales, device_weights, host_weights, num_chunks):
+    """out[bag_vectors[b]] = sum over look-ups p of bag b of scales[p] * row at locations[inverse[p]]; empty bags give
+    zeros.
 
-    out (V, D) float32; bag_vectors (B,) int32; bag_starts (B + 1,) int64; locations (N,) int64; scales (N,) float32
-    or empty (all 1); *_weights (rows, D) float32. A sum starts from its first term and runs in look-up order.
+    out (V, D) float32; bag_vectors (B,) int32; bag_starts (B + 1,) int64; inverse (N,) int32; locations int64 of
+    distinct rows; scales (N,) float32 or empty (all 1); *_weights (rows, D) float32. A sum starts from its first term
+    and runs in look-up order.
     """
     num_bags = bag_vectors.size
     for chunk in numba.prange(num_chunks):
@@ -99,6 +114,7 @@ def pool(out, bag_vectors, bag_starts, locations, scales, device_weights, host_w
             out,
             bag_vectors,
             bag_starts,
+            inverse,
             locations,
             scales,
             device_weights,

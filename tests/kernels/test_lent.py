@@ -1,0 +1,43 @@
+"""Memory is lent again once no array lives in it; see also `test_vector_memory`, for tensors."""
+
+import numpy as np
+import pytest
+
+from adaptive.kernels.aligned import LINE_BYTES
+from adaptive.kernels.lent import LentMemory, carve
+
+
+@pytest.mark.parametrize("size", [0, 1, 64, 65, 4_000_000])
+def test_an_array_as_asked_for(size: int) -> None:
+    array = LentMemory().take(size)
+    assert (array.shape, array.dtype) == ((size,), np.uint8)
+    assert not size or array.ctypes.data % LINE_BYTES == 0
+
+
+def test_batches_of_about_one_size_take_the_same_memory() -> None:
+    memory = LentMemory()
+    place = memory.take(4_100_000).ctypes.data
+    assert [memory.take(4_100_000 + 1000 * number).ctypes.data for number in range(20)] == [place] * 20
+
+
+def test_arrays_that_are_held_do_not_change() -> None:
+    memory, held = LentMemory(), []
+    for number in range(10):
+        held.append(memory.take(100)[3:9].view(np.int16))
+        held[-1].fill(number)
+    assert [array.tolist() for array in held] == [[number] * 3 for number in range(10)]
+
+
+def test_one_piece_is_carved_into_arrays_at_lines_of_their_own() -> None:
+    memory = LentMemory()
+    wide, none, narrow = carve(memory, (np.int64, 3), (np.float32, 0), (np.int32, 5))
+    wide.fill(-1)
+    narrow.fill(7)
+    assert (wide.dtype, wide.tolist(), len(none), none.dtype) == (np.int64, [-1] * 3, 0, np.float32)
+    assert (narrow.dtype, narrow.tolist()) == (np.int32, [7] * 5)
+    assert wide.ctypes.data % LINE_BYTES == narrow.ctypes.data % LINE_BYTES == 0
+    place = wide.ctypes.data
+    del wide, none
+    assert carve(memory, (np.int64, 3))[0].ctypes.data != place  # the third array still lives there
+    del narrow
+    assert place in [array.ctypes.data for array in (*carve(memory, (np.int64, 3)), *carve(memory, (np.int64, 3)))]
