@@ -6,6 +6,7 @@ from typing import Any, TextIO
 from adaptive.build import build, first_batches, open_data, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.models.presets import PRESETS
+from adaptive.runs.device_need import refuse_too_few, rows_in_flight
 from adaptive.runs.record import where_and_what
 from adaptive.runs.run import Run, total_steps
 from adaptive.runs.state import refuse_guarded_saves
@@ -49,10 +50,13 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     """What `train_run` would take: memory, device rows, steps. Writes nothing."""
     dataset = open_data(config)
     in_memory = config.model_copy(update={"tier": config.tier.model_copy(update={"host": "memory"})})
-    components = build(in_memory, dataset, first_batches(config, dataset))  # memory that is not touched is not taken
+    sample = first_batches(config, dataset)
+    components = build(in_memory, dataset, sample)  # memory that is not touched is not taken
     with components.embeddings as embeddings:
         refuse_guarded_saves(config, components)
         refuse_unreachable(config, components, dataset)
+        needed = rows_in_flight(config, components, sample)
+        refuse_too_few(config, components, sample, needed)
         return {
             "schema": SCHEMA,
             "dry_run": True,
@@ -63,6 +67,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
             "rows": embeddings.view.num_rows,
             "device_rows": embeddings.view.device_rows,
             "device_rows_why": embeddings.device_rows_text(),
+            "first_batches_need": needed,
             "memory_bytes": embeddings.memory(),
             "dense_parameters": sum(weight.numel() for weight in components.model.parameters()),
             "samples": dataset.num_train_samples(),

@@ -45,8 +45,20 @@ def test_result_for_people(cli: Cli) -> None:
     assert "step 2/2" in result.err
 
 
+def test_a_dry_run_tells_that_the_device_tier_is_too_small_as_the_run_does(cli: Cli) -> None:
+    """And how much is enough for its batches, of which there are 4 here: with one row less the run fails."""
+    needed = json.loads(cli("run", *SMALL, "--dry-run", "--json").out)["first_batches_need"]
+    words = ("run", *SMALL, "--policy", "lru", "--out", "first", "--overwrite", "--device-rows")
+    dry = cli(*words, str(needed - 1), "--dry-run")
+    assert dry.code == cli(*words, str(needed - 1)).code == 7
+    assert f"{needed:,} device rows are needed" in dry.err and f"raise device_rows to at least {needed}" in dry.err
+    assert cli(*words, str(needed), "--dry-run").code == cli(*words, str(needed)).code == 0
+    for others in (["--set", "tier.when_full=shallower"], ["--policy", "hybrid"]):
+        assert cli(*words, "50", "--dry-run", *others).code == 0
+
+
 def test_dry_run_writes_nothing(cli: Cli) -> None:
-    result = cli("run", *SMALL, "--dry-run", "--device-rows", "10%", "--out", "first", "--json")
+    result = cli("run", *SMALL, "--dry-run", "--device-rows", "30%", "--out", "first", "--json")
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert (found["rows"], found["device_rows"], found["steps"]) == (100_000, 10_000, 6)
@@ -67,7 +79,7 @@ def test_run_directory_in_use(cli: Cli) -> None:
     ("words", "code", "parts"),
     [
         (["--data", "criteo:nothing.tsv"], 3, ["nothing.tsv"]),
-        (["--data", "parquet:x"], 2, ["data 'parquet:x'", "synthetic", "criteo:PATH"]),
+        (["--data", "orc:x"], 2, ["data 'parquet:x'", "synthetic", "criteo:PATH"]),
         (["--device-rows", "5"], 7, ["needed", "5 are there", "raise device_rows"]),
         (["--lr", "1e30", "--steps", "3"], 8, ["the loss is", "nothing was updated", "lower the learning rate"]),
         (["--policy", "mine.py:Mine", "--device-rows", "50%"], 9, ["Mine", "NaN"]),

@@ -1,0 +1,41 @@
+"""Do the first batches fit the device tier? Told before anything is trained."""
+
+from collections.abc import Sequence
+
+from adaptive.batch import Batch
+from adaptive.build import Components
+from adaptive.config import TrainConfig
+from adaptive.errors import DeviceMemoryError
+from adaptive.planning.layout import make_groups
+from adaptive.planning.lookups import DistinctFinder
+from adaptive.policy import arranges
+from adaptive.simulate.trace import Trace
+
+
+def rows_in_flight(config: TrainConfig, components: Components, batches: Sequence[Batch]) -> int:
+    """Device rows that hold what these batches ask for, each beside the `depth` before it."""
+    most = 0
+    for group in make_groups(components.tables, config.seed):
+        finder, trace = DistinctFinder(group), Trace(group.num_rows)
+        for batch in batches:
+            trace.add(finder.find(batch).rows)
+        most += trace.most_held(config.depth)
+    return most
+
+
+def refuse_too_few(config: TrainConfig, components: Components, batches: Sequence[Batch], needed: int) -> None:
+    """Say what a run would say within its first batches. A policy that arranges its inputs has batches of its own.
+
+    Raises:
+        DeviceMemoryError: if rows are fetched ahead and more are needed than the device tier has room for.
+    """
+    embeddings = components.embeddings
+    there, policy = embeddings.view.device_rows, embeddings.policy
+    may_do = arranges(policy) or policy.misses == "host" or config.tier.when_full == "shallower"
+    if may_do or needed <= there:
+        return
+    raise DeviceMemoryError(
+        f"{needed:,} device rows are needed to hold the rows of {config.depth + 1} of the first {len(batches)} "
+        f"batches, {there:,} are there: raise device_rows to at least {needed}, or lower the batch size, or lower depth (now "
+        f"{config.depth}), or set tier.when_full=shallower; adaptive-train simulate tells what all batches need"
+    )
