@@ -160,8 +160,11 @@ def bench_whole(
     return report
 
 
-def make_model(case: Case, num_features: int, *, bf16: bool) -> DLRM:
-    config = DLRMConfig(embedding_dim=case.dim, bottom_mlp=(512, 256, 64, case.dim), top_mlp=(512, 256, 1), bf16=bf16)
+def make_model(case: Case, num_features: int, *, bf16: bool = False, small: bool = False) -> DLRM:
+    """Our dense part, with the MLPs of DLRM's papers or `small` ones."""
+    hidden: tuple[int, ...] = (64,) if small else (512, 256)
+    bottom = (*hidden, case.dim) if small else (*hidden, 64, case.dim)
+    config = DLRMConfig(embedding_dim=case.dim, bottom_mlp=bottom, top_mlp=(*hidden, 1), bf16=bf16)
     return DLRM(config, num_dense=NUM_DENSE, num_features=num_features)
 
 
@@ -183,7 +186,7 @@ def _compare(
             report.absent[f"step_vs_{key}_{kind}{case.suffix}"] = str(error)
     rounds, warm_up = settings.whole_rounds, settings.warm_up
     batches = make_batches(setup.tables, CHECK_STEPS + warm_up + rounds, case.batch, mean_hot=case.mean_hot)
-    _check(case, wholes, batches[:CHECK_STEPS], bf16=bf16)
+    check_wholes(case, wholes, batches[:CHECK_STEPS], bf16=bf16)
     wholes["dense"] = DenseAlone(make_model(case, len(setup.tables), bf16=bf16), case)
     for whole in wholes.values():
         whole.start(batches[CHECK_STEPS:])
@@ -200,10 +203,20 @@ def _compare(
     return report
 
 
-def our_model(name: str, embeddings: Ours, case: Case, *, bf16: bool = False) -> Whole:
+def our_model(name: str, embeddings: Ours, case: Case, *, bf16: bool = False, small: bool = False) -> Whole:
     """Our embeddings under our dense part."""
-    model = make_model(case, len(embeddings.bag.features), bf16=bf16)
+    model = make_model(case, len(embeddings.bag.features), bf16=bf16, small=small)
     return WithModel(name + (", bf16" if bf16 else ""), embeddings, model, model)
+
+
+def with_plain_model(
+    kind: Callable[[Setup], Embeddings], case: Case, setup: Setup, ours: Ours, *, small: bool = False
+) -> Whole:
+    """A peer's embeddings with our weights, under the dense part of plain torch."""
+    peer = kind(setup)
+    peer.load(ours.weights())
+    layers, forward = without_padding(make_model(case, len(setup.tables), small=small), index_interaction)
+    return WithModel(peer.name + ", plain dense part", peer, forward, layers)
 
 
 def _peers(
@@ -214,12 +227,6 @@ def _peers(
     ours: Ours,
     bf16: bool,
 ) -> dict[str, Make]:
-    def with_plain_model(kind: Callable[[Setup], Embeddings]) -> Whole:
-        peer = kind(setup)
-        peer.load(ours.weights())
-        layers, forward = without_padding(make_model(case, len(setup.tables), bf16=False), index_interaction)
-        return WithModel(peer.name + ", plain dense part", peer, forward, layers)
-
     def from_checkout() -> Whole:
         if not settings.dlrm:
             raise NotAvailable("no checkout of facebookresearch/dlrm was given (--dlrm PATH)")
@@ -227,11 +234,15 @@ def _peers(
         checkout.load(ours.weights())
         return FromCheckout(checkout, bf16=bf16)
 
-    makes: dict[str, Make] = {key: lambda kind=kind: with_plain_model(kind) for key, kind in kinds.items()}  # type: ignore[misc]
+    makes: dict[str, Make] = {
+        key: lambda kind=kind: with_plain_model(kind, case, setup, ours)  # type: ignore[misc]
+        for key, kind in kinds.items()
+    }
     return makes | {"dlrm": from_checkout}
 
 
-def _check(case: Case, wholes: dict[str, Whole], batches: Sequence[Batch], *, bf16: bool) -> None:
+def check_wholes(case: Case, wholes: dict[str, Whole], batches: Sequence[Batch], *, bf16: bool = False) -> None:
+    """Train all on these batches; their logits agree before and after."""
     before = {key: whole.logits(batches[0]) for key, whole in wholes.items()}
     for whole in wholes.values():
         whole.start(batches)

@@ -7,6 +7,7 @@ each row that is not valid is filled with NaN, so a look-up in the wrong place s
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.errors import DeviceMemoryError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy, RowStats
@@ -164,15 +166,11 @@ class Nonsense(LRU):
 
     def __init__(self) -> None:
         self.bad = True
-        self.books: list[NDArray[np.int64]] = []
-        self.embeddings: TieredEmbeddingBag | None = None
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         if rows.step < 4 or not self.bad:
             return rows.last_access
         self.bad = False
-        assert self.embeddings is not None
-        self.books = books(self.embeddings)
         answer: NDArray[np.int64] = self.nonsense(rows)  # type: ignore[assignment]
         return answer
 
@@ -240,6 +238,7 @@ def books(embeddings: TieredEmbeddingBag) -> list[NDArray[np.int64]]:
         for array in (
             planner.slots.rows,
             planner.slots.flags,
+            planner.slots.used,
             planner.slots.free[: planner.slots.num_free],
             planner.tracker.codes,
             planner.tracker.accesses,
@@ -250,16 +249,24 @@ def books(embeddings: TieredEmbeddingBag) -> list[NDArray[np.int64]]:
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("policy_class", Nonsense.__subclasses__())
-def test_nonsense_is_a_policy_error_and_nothing_has_moved(policy_class: type[Nonsense], depth: int) -> None:
+def test_nonsense_is_a_policy_error_and_nothing_has_moved(
+    policy_class: type[Nonsense], depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = (table(0, 60, 4, "sum", 1), table(1, 60, 16, "sum", 1))
     batches = random_batches(tables, 8, seed=5)
     policy = policy_class()
     share = least_share(tables, batches, depth)
     embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows=f"{share:.6f}%", poison=True), policy=policy)
-    policy.embeddings, trainee = embeddings, Trainee(tables)
+    trainee, before, plan = Trainee(tables), [books(embeddings)], Pipeline.plan
+
+    def watched(pipeline: Pipeline, *coming: Any) -> ReadyBatch:
+        before[0] = books(embeddings)  # a batch that fails is the last
+        return plan(pipeline, *coming)
+
+    monkeypatch.setattr(Pipeline, "plan", watched)
     with pytest.raises(PolicyError, match=rf"policy {policy_class.__name__}\.score at batch [4-7] .*Nothing was moved"):
         train_more(embeddings, trainee, batches, depth)
-    assert all(map(np.array_equal, books(embeddings), policy.books))
+    assert all(map(np.array_equal, books(embeddings), before[0]))
     stepped = len(trainee.losses)
     snapshot(embeddings, trainee).assert_equals(train_slowly(tables, batches[:stepped], SGD()))
     # The policy has come to its senses: training goes on as if nothing had been.

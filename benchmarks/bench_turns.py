@@ -1,0 +1,199 @@
+"""Whole training steps in long turns: planning cannot hide in the time of others.
+
+    python -m benchmarks.bench_turns [--quick] [--set 'only=20 ids' seconds=1]
+
+`bench_step` interleaves single steps: while the others take theirs, our look-ahead plans, so that its cost is not
+seen. Here a turn is at least half a second of one variant alone, from an empty look-ahead until the last batch is
+trained; what planning takes from training's cores is in it. Every turn has batches of its own. Variants: ours in one
+tier and with 10 % of the rows on the device, each 4 batches ahead; FBGEMM under the dense part of plain torch and under
+ours; and our dense part alone. Ids: one a bag, or 20 on average; MLPs as in DLRM's papers, and small ones, under which
+embeddings count most.
+"""
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adaptive.batch import Batch
+from benchmarks import harness
+from benchmarks.harness import Report, median_ms, paired
+from benchmarks.peers_fbgemm import Fbgemm
+from benchmarks.step_cases import CHECK_STEPS, Case
+from benchmarks.streams import kaggle_tables, make_batches
+from benchmarks.variants import NotAvailable, Ours, Setup, hit_rate
+from benchmarks.whole_step import (
+    DenseAlone,
+    Whole,
+    WithModel,
+    check_wholes,
+    make_model,
+    our_model,
+    with_plain_model,
+)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A step, and the MLPs above its embeddings."""
+
+    step: Case
+    small: bool
+
+    @property
+    def title(self) -> str:
+        ids = "" if self.step.mean_hot > 1 else ", 1 id a bag"
+        return f"{self.step.title}{ids}, {'small' if self.small else 'large'} MLPs"
+
+    @property
+    def suffix(self) -> str:
+        return f"{self.step.suffix}_{'small' if self.small else 'large'}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    rows: int = 5_000_000
+    cases: tuple[Turns, ...] = tuple(
+        Turns(Case(2048, dim, optimizer, hot), small)
+        for dim, hot, optimizer, small in (
+            (16, 20, "sgd", True), (16, 20, "rowwise_adagrad", True), (16, 20, "sgd", False),
+            (16, 20, "rowwise_adagrad", False), (64, 20, "sgd", True), (64, 20, "sgd", False),
+            (64, 20, "rowwise_adagrad", True), (16, 1, "sgd", True), (16, 1, "sgd", False),
+            (16, 1, "rowwise_adagrad", True), (16, 1, "rowwise_adagrad", False),
+        )
+    )  # fmt: skip
+    policies: tuple[str, ...] = ("lfu", "lru")
+    seconds: float = 0.5  # a turn takes at least
+    rounds: int = 5
+    fill: int = 12_000_000  # look-ups planned before the first batch is trained
+    most_steps: int = 300  # of a turn: batches are made before
+    threads: int = 1  # that plan
+    only: str = ""  # cases whose title contains this
+
+
+SETTINGS = {
+    "full": Settings(),
+    "quick": Settings(rows=1_000_000, cases=Settings.cases[:1] + Settings.cases[7:8], rounds=3, fill=2_000_000),
+    "smoke": Settings(
+        rows=20_000, cases=(Turns(Case(64, 16, "sgd", 3), True),), policies=("lru",), seconds=0.01, rounds=2,
+        fill=2_000, most_steps=3,
+    ),
+}  # fmt: skip
+
+
+def run(settings: Settings) -> Report:
+    report = Report()
+    for case in settings.cases:
+        if settings.only in case.title:
+            report.merge(bench_turns(case, settings))
+    return report
+
+
+def bench_turns(case: Turns, settings: Settings) -> Report:
+    """One case: all variants, in turns."""
+    step, report = case.step, Report()
+    setup = Setup(kaggle_tables(settings.rows, step.dim), step.optimizer, step.mean_hot == 1)
+    ours, wholes = _variants(case, settings, setup, report)
+    made = make_batches(setup.tables, CHECK_STEPS, step.batch, mean_hot=step.mean_hot)
+    check_wholes(step, wholes, made)
+    wholes["dense"] = DenseAlone(make_model(step, len(setup.tables), small=case.small), step)
+    _fill(ours, settings, setup, step)
+    num_steps = _steps_of_a_turn(wholes, settings, setup, step)
+    times: harness.Times = {key: [] for key in wholes}
+    for one in ours.values():
+        one.statistics()
+    for number in range(settings.rounds + 1):
+        batches = make_batches(setup.tables, num_steps, step.batch, mean_hot=step.mean_hot, seed=100 + number)
+        found = harness.take_turns(
+            {key: lambda whole=whole, batches=batches: turn(whole, batches) / num_steps  # type: ignore[misc]
+             for key, whole in wholes.items()}, rounds=1, warm_up=0,
+        )  # fmt: skip
+        for key, seconds in found.items():
+            times[key] += seconds if number else []  # the first round warms up
+    _tell(report, case, setup, wholes, ours, times, num_steps)
+    for whole in wholes.values():
+        whole.close()
+    wholes.clear()
+    gc.collect()
+    return report
+
+
+def turn(whole: Whole, batches: Sequence[Batch]) -> float:
+    """Seconds from an empty look-ahead until the last batch is trained."""
+    whole.start(batches)
+    start = time.perf_counter()
+    for _ in batches:
+        whole.step()
+    whole.finish()
+    return time.perf_counter() - start
+
+
+def _variants(
+    case: Turns, settings: Settings, setup: Setup, report: Report
+) -> tuple[dict[str, Ours], dict[str, Whole]]:
+    step, small = case.step, case.small
+    ours = {"adaptive": Ours(setup, depth=4, plan_threads=settings.threads)}
+    for policy in settings.policies:
+        ours[policy] = Ours(setup, depth=4, policy=policy, device_rows="10%", plan_threads=settings.threads)
+    names = {key: "single tier" if key == "adaptive" else f"10% device rows, {key}" for key in ours}
+    wholes = {key: our_model(f"adaptive, {names[key]}, depth 4", one, step, small=small) for key, one in ours.items()}
+    try:
+        wholes["fbgemm"] = with_plain_model(Fbgemm, step, setup, ours["adaptive"], small=small)
+        peer, model = Fbgemm(setup), make_model(step, len(setup.tables), small=small)
+        peer.load(ours["adaptive"].weights())
+        wholes["fbgemm_our_dense"] = WithModel(f"{peer.name}, our dense part", peer, model, model)
+    except NotAvailable as error:
+        report.absent[f"turns_vs_fbgemm_{case.suffix}"] = str(error)
+    return ours, wholes
+
+
+def _fill(ours: dict[str, Ours], settings: Settings, setup: Setup, step: Case) -> None:
+    """Let rows come onto the device as batches bring them, without training any."""
+    size = step.batch * step.mean_hot * len(setup.tables)
+    batches = make_batches(setup.tables, max(1, settings.fill // size), step.batch, mean_hot=step.mean_hot, seed=7)
+    for one in ours.values():
+        for _ in one.bag.look_ahead(batches, depth=0):
+            pass
+
+
+def _steps_of_a_turn(wholes: dict[str, Whole], settings: Settings, setup: Setup, step: Case) -> int:
+    """So many that the fastest variant takes long enough; the dense part alone may be faster."""
+    batches = make_batches(setup.tables, 10, step.batch, mean_hot=step.mean_hot, seed=8)[: settings.most_steps]
+    fastest = float("inf")
+    for key, whole in wholes.items():
+        turn(whole, batches)  # kernels are compiled, memory is taken
+        fastest = min(fastest, turn(whole, batches) / len(batches) if key != "dense" else fastest)
+    return min(settings.most_steps, 1 + int(1.2 * settings.seconds / fastest))
+
+
+def _tell(
+    report: Report,
+    case: Turns,
+    setup: Setup,
+    wholes: dict[str, Whole],
+    ours: dict[str, Ours],
+    times: harness.Times,
+    num_steps: int,
+) -> None:
+    rounds = len(times["adaptive"])
+    table = report.table(
+        f"whole steps in long turns, {case.title}, {setup.num_rows:,} rows, {rounds} turns of {num_steps} steps",
+        "variant", "ms a step", "over one tier", "plan ms", "wait ms", "hit rate",
+    )  # fmt: skip
+    for key, whole in wholes.items():
+        over = paired(times[key], times["adaptive"])
+        spent, rate = {}, None
+        if key in ours:
+            statistics = ours[key].statistics()
+            spent = {name: statistics.times_ms.get(name, 0.0) / max(statistics.batches, 1) for name in ("plan", "wait")}
+            rate = f"{hit_rate(statistics):.1%}"
+        table.add(whole.name, median_ms(times[key]), over, spent.get("plan"), spent.get("wait"), rate)
+    for key in times.keys() - ours.keys() - {"dense"}:
+        report.ratios[f"turns_vs_{key}_{case.suffix}"] = paired(times[key], times["adaptive"])
+    for key in ours.keys() - {"adaptive"}:
+        report.ratios[f"turns_10pct_{key}_vs_single_{case.suffix}"] = paired(times["adaptive"], times[key])
+    report.ratios[f"turns_over_dense_alone_{case.suffix}"] = paired(times["adaptive"], times["dense"])
+
+
+if __name__ == "__main__":
+    harness.main(__doc__, run, SETTINGS)
