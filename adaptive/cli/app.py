@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from adaptive.cli import compare, config, doctor, eval, policies, predict, prepare, run, simulate
+from adaptive.cli import compare, config, doctor, eval, policies, predict, prepare, run, simulate, vocabulary
 from adaptive.cli.output import note
 from adaptive.errors import AdaptiveError
 from adaptive.system import is_hangup_heard
@@ -45,6 +45,7 @@ app.command("predict", epilog=EXIT_CODES)(predict.predict)
 app.command("compare", epilog=EXIT_CODES)(compare.compare)
 app.command("simulate", epilog=EXIT_CODES)(simulate.simulate)
 app.command("prepare", epilog=EXIT_CODES)(prepare.prepare)
+app.command("vocabulary", epilog=EXIT_CODES)(vocabulary.vocabulary)
 app.command("config", epilog=EXIT_CODES)(config.config)
 app.command("doctor")(doctor.doctor)
 app.add_typer(policies.app, name="policies")

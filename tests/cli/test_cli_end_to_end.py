@@ -61,7 +61,7 @@ def test_dry_run_writes_nothing(cli: Cli) -> None:
     result = cli("run", *SMALL, "--dry-run", "--device-rows", "30%", "--out", "first", "--json")
     assert result.code == 0, result.err
     found = json.loads(result.out)
-    assert (found["rows"], found["device_rows"], found["steps"]) == (100_000, 10_000, 6)
+    assert (found["rows"], found["device_rows"], found["steps"]) == (100_000, 30_000, 6)
     assert found["memory_bytes"]["device_weights"] > 0
     assert list(Path.cwd().iterdir()) == []
 
@@ -79,7 +79,7 @@ def test_run_directory_in_use(cli: Cli) -> None:
     ("words", "code", "parts"),
     [
         (["--data", "criteo:nothing.tsv"], 3, ["nothing.tsv"]),
-        (["--data", "orc:x"], 2, ["data 'parquet:x'", "synthetic", "criteo:PATH"]),
+        (["--data", "orc:x"], 2, ["data 'orc:x'", "synthetic", "criteo:PATH"]),
         (["--device-rows", "5"], 7, ["needed", "5 are there", "raise device_rows"]),
         (["--lr", "1e30", "--steps", "3"], 8, ["the loss is", "nothing was updated", "lower the learning rate"]),
         (["--policy", "mine.py:Mine", "--device-rows", "50%"], 9, ["Mine", "NaN"]),

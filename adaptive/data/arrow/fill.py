@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from adaptive.data.arrow import types
 from adaptive.data.arrow.values import States, ValueReader, Values, missing
 from adaptive.data.text.format import Block, Column, TextFormat
+from adaptive.data.text.row_source import Keepers
 from adaptive.kernels.data import arrow as kernels
 from adaptive.kernels.data import text
 
@@ -39,12 +40,16 @@ class Filler:
 
     Args:
         window: rows with a time outside [from, to) are passed over.
+        keepers: are given the texts of these columns.
     """
 
-    def __init__(self, form: TextFormat, window: tuple[float, float]) -> None:
+    def __init__(self, form: TextFormat, window: tuple[float, float], keepers: Keepers) -> None:
         self._form, self._window = form, window
         kinds = [column.item if column.kind == text.KEY_BAG else column.kind for column in form.columns]
-        self._readers = [ValueReader(kind, form.max_line_bytes) for kind in kinds]
+        self._readers = [
+            ValueReader(kind, form.max_line_bytes, keepers.get(column.name))
+            for kind, column in zip(kinds, form.columns, strict=True)
+        ]
         self._slots = [form.slot(column.name) for column in form.columns]
         self._positives = form.layout().positives
 

@@ -14,7 +14,7 @@ import numpy as np
 from adaptive.data.arrow.fill import Filler
 from adaptive.data.text.format import Block, TextFormat
 from adaptive.data.text.rejects import BadLine, RejectLog
-from adaptive.data.text.row_source import EVERYTHING, DataFile, Position, RowReader, RowSource
+from adaptive.data.text.row_source import EVERYTHING, DataFile, Keepers, Position, RowReader, RowSource
 from adaptive.kernels.data import text as kernels
 
 BATCH_ROWS = 1 << 14  # rows decoded at once: a few of Arrow's columns of so many fit the second-level cache
@@ -52,20 +52,31 @@ class ArrowSource(RowSource):
         return self.pieces[piece].num_bytes
 
     def reader(
-        self, pieces: Sequence[int], *, start: Position | None = None, window: tuple[float, float] = EVERYTHING
+        self,
+        pieces: Sequence[int],
+        *,
+        start: Position | None = None,
+        window: tuple[float, float] = EVERYTHING,
+        keepers: Keepers | None = None,
     ) -> "ArrowReader":
-        return ArrowReader(self, pieces, start or Position(file=pieces[0] if pieces else 0), window)
+        first = start or Position(file=pieces[0] if pieces else 0)
+        return ArrowReader(self, pieces, first, window, keepers or {})
 
 
 class ArrowReader(RowReader):
     """See `RowSource.reader`. A position's offset is the rows of its piece before it."""
 
     def __init__(
-        self, source: ArrowSource, pieces: Sequence[int], start: Position, window: tuple[float, float]
+        self,
+        source: ArrowSource,
+        pieces: Sequence[int],
+        start: Position,
+        window: tuple[float, float],
+        keepers: Keepers,
     ) -> None:
         self._source, self._start = source, start
         self._left = [piece for piece in pieces if piece >= start.file]
-        self._fillers = {form: Filler(form, window) for form in dict.fromkeys(source.formats)}
+        self._fillers = {form: Filler(form, window, keepers) for form in dict.fromkeys(source.formats)}
         self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
         self._piece = start.file

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from adaptive.data.arrow import types
 from adaptive.data.text.format import key_of
+from adaptive.data.text.texts import TextKeeper
 from adaptive.kernels.data import arrow as kernels
 from adaptive.kernels.data import text
 
@@ -46,10 +47,11 @@ class ValueReader:
 
     Args:
         longest: bytes of a text, at most.
+        keeper: is given all texts.
     """
 
-    def __init__(self, kind: int, longest: int) -> None:
-        self._kind, self._longest = kind, longest
+    def __init__(self, kind: int, longest: int, keeper: TextKeeper | None = None) -> None:
+        self._kind, self._longest, self._keeper = kind, longest, keeper
         self._dictionary: Any = None
         self._known = Values(_NO_KEYS, _NO_NUMBERS)
 
@@ -70,6 +72,8 @@ class ValueReader:
             array = array.cast(pa.float64())
         elif sort == types.NOTHING:
             array = array.cast(pa.int64())
+        if self._keeper is not None:
+            self._keep(*text_buffers(array.cast(pa.large_string())))
         if sort == types.BOOL:
             return self._flags(array)
         is_float = sort in (types.FLOAT, types.DECIMAL)
@@ -91,6 +95,7 @@ class ValueReader:
 
     def _texts(self, array: Any) -> Values:
         data, ends = text_buffers(array)
+        self._keep(data, ends)
         count = len(array)
         keys, numbers, states = np.empty(count, np.int64), np.empty(count, np.float64), np.empty(count, np.int8)
         kind = text.KEY_TEXT if self._kind == text.LABEL_SET else self._kind
@@ -100,6 +105,11 @@ class ValueReader:
         if nulls is not None:
             states[nulls != 0] = kernels.MISSING_VALUE
         return Values(keys, numbers, states if states.any() else None)
+
+    def _keep(self, data: NDArray[np.uint8], ends: Ids) -> None:
+        if self._keeper is not None:
+            there = np.flatnonzero(np.diff(ends))
+            self._keeper.add(data, np.stack([ends[there], ends[there + 1], np.full(len(there), -1)], axis=1))
 
     def _flags(self, array: Any) -> Values:
         import pyarrow as pa

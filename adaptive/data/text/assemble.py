@@ -1,7 +1,7 @@
 """What all text formats do when they are opened: fit or load vocabularies, split, put the data set together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,8 @@ from adaptive.data.text.row_source import RowSource
 from adaptive.data.text.rows import Direct, FeatureSource, Fitted, Hashed, RowMap, bag_column
 from adaptive.data.text.source import TextFile, find_files
 from adaptive.data.text.split import Split, Survey, split_last, split_time, survey
-from adaptive.data.text.vocabulary import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
+from adaptive.data.text.texts import TextKeeper
+from adaptive.data.text.vocabulary import KeyCounter, KeyKind, Vocabulary, load_vocabularies, save_vocabularies
 from adaptive.errors import ConfigError
 
 
@@ -39,6 +40,7 @@ class FeaturePlan:
     slot: int
     is_bag: bool
     rule: RowRule
+    kind: KeyKind = "string"
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def _fit(
     source: RowSource, files: tuple[int, ...], features: Sequence[FeaturePlan], wanted: dict[str, int]
 ) -> tuple[dict[str, Vocabulary], Survey]:
     counters = {table: KeyCounter() for table in wanted}
+    kinds = {table: sorted({one.kind for one in features if one.table == table}) for table in wanted}
+    kept = {table: TextKeeper() for table in wanted if "string" in kinds[table]}
 
     def look(block: Block) -> None:
         for feature in features:
@@ -149,8 +153,16 @@ def _fit(
                 amounts = block.columns.present[feature.slot, : block.num_rows]
             counters[feature.table].add(keys, amounts)
 
-    found = survey(source, files, look=look)
-    return {table: counter.vocabulary(wanted[table]) for table, counter in counters.items()}, found
+    keepers = {one.name: kept[one.table] for one in features if one.table in kept and one.kind == "string"}
+    found = survey(source, files, look=look, keepers=keepers)
+    vocabularies = {}
+    for table, counter in counters.items():
+        vocabulary = counter.vocabulary(wanted[table])
+        if len(kinds[table]) == 1:  # otherwise an id has several meanings
+            texts = kept[table].texts_of(vocabulary.keys) if table in kept else None
+            vocabulary = replace(vocabulary, kind=kinds[table][0], texts=texts)
+        vocabularies[table] = vocabulary
+    return vocabularies, found
 
 
 def _parts(

@@ -39,7 +39,7 @@ def open_criteo(paths: str, options: DataOptions, *, run_dir: Path | None = None
         raise ConfigError("criteo: has no schema and no time column; remove schema_path and time_split")
     opened = open_source(paths, options, run_dir, format_of=lambda file: _format_of(file, options))
     rule = RowRule("fitted", options.min_count) if options.vocabulary else RowRule("hashed", options.hash_rows)
-    features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule) for i in range(NUM_CATEGORIES))
+    features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule, "hex") for i in range(NUM_CATEGORIES))
     identity: dict[str, object] = {"format": "criteo", "rows": rule.kind, "rows_setting": rule.size}
     return open_text(opened, TextPlan(features, np.ones(NUM_DENSE, np.bool_), None, identity), options, run_dir=run_dir)
 

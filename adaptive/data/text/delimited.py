@@ -81,7 +81,7 @@ def describe(
 
 
 def _feature(name: str, group: Categorical, slot: int, is_bag: bool, options: DataOptions) -> FeaturePlan:
-    return FeaturePlan(name, group.table or name, slot, is_bag, _rule(group, options, is_bag=is_bag))
+    return FeaturePlan(name, group.table or name, slot, is_bag, _rule(group, options, is_bag=is_bag), group.kind)
 
 
 def _as_labelled(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> DelimitedSchema:

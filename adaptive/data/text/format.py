@@ -129,6 +129,7 @@ class Block:
             bag_ends=np.zeros(capacity * num_bags + 1, np.int64),
             times=np.zeros(capacity, np.float64),
             lines=np.empty(capacity, np.int64),
+            starts=np.empty(capacity, np.int64),
         )
         return cls(columns, np.empty(capacity, np.int32))
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptive.data.text.format import Block, TextFormat
 from adaptive.data.text.rejects import BadLine, RejectLog
-from adaptive.data.text.row_source import EVERYTHING, Position, RowReader, RowSource
+from adaptive.data.text.row_source import EVERYTHING, Keepers, Position, RowReader, RowSource
 from adaptive.data.text.source import ByteStream, TextFile
 from adaptive.kernels.data import text as kernels
+from adaptive.kernels.data import texts
 
 CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
 _BOM = b"\xef\xbb\xbf"
@@ -37,9 +39,14 @@ class TextSource(RowSource):
         return self.files[piece].size
 
     def reader(
-        self, pieces: Sequence[int], *, start: Position | None = None, window: tuple[float, float] = EVERYTHING
+        self,
+        pieces: Sequence[int],
+        *,
+        start: Position | None = None,
+        window: tuple[float, float] = EVERYTHING,
+        keepers: Keepers | None = None,
     ) -> "TextReader":
-        return TextReader(self, pieces, start=start, window=window)
+        return TextReader(self, pieces, start=start, window=window, keepers=keepers)
 
 
 class TextReader(RowReader):
@@ -49,6 +56,7 @@ class TextReader(RowReader):
         files: numbers of the files, ascending.
         start: where to begin, in one of these files; files before it are left out.
         window: rows with a time outside [from, to) are passed over.
+        keepers: are given the texts of these columns.
     """
 
     def __init__(
@@ -58,7 +66,10 @@ class TextReader(RowReader):
         *,
         start: Position | None = None,
         window: tuple[float, float] = EVERYTHING,
+        keepers: Keepers | None = None,
     ) -> None:
+        self._keepers = keepers or {}
+        self._spans = np.empty((0, texts.SPAN_SIZE), np.int64)
         self._source = source
         self._window = window
         self._start = start or Position(file=files[0] if files else 0)
@@ -96,11 +107,25 @@ class TextReader(RowReader):
             cursor[kernels.NUM_FAULTS] = 0
             reason = kernels.tokenise(self._data, self._whole, self._layout, block.columns, self._faults, cursor)
             block.file_index[first : cursor[kernels.ROW]] = self._file
+            self._keep_texts(block.columns.starts[first : cursor[kernels.ROW]])
             self._report(self._bad_lines())
             if reason == kernels.BAGS_FULL:
                 block.grow_bags()
         block.num_rows = int(cursor[kernels.ROW])
         return block.num_rows
+
+    def _keep_texts(self, starts: NDArray[np.int64]) -> None:
+        """Give the texts of lines that were just read to whom they interest."""
+        for number, column in enumerate(self._source.formats[self._file].columns):
+            keeper = self._keepers.get(column.name)
+            if keeper is None or not len(starts):
+                continue
+            count = -1
+            while count < 0:
+                count = texts.column_spans(self._data, starts, self._layout, number, self._spans)
+                if count < 0:
+                    self._spans = np.empty((2 * len(self._spans) + len(starts), texts.SPAN_SIZE), np.int64)
+            keeper.add(self._data, self._spans[:count])
 
     def _bad_lines(self) -> list[BadLine]:
         columns = self._source.formats[self._file].columns

@@ -1,7 +1,7 @@
 """`RowSource`: what files of rows offer to all that splits, fits and makes batches, whatever their format."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
@@ -9,8 +9,12 @@ import numpy as np
 
 from adaptive.data.text.format import Block, TextFormat
 from adaptive.data.text.rejects import RejectLog
+from adaptive.data.text.texts import TextKeeper
 
 EVERYTHING = (-np.inf, np.inf)  # a window that no time is outside of
+
+
+Keepers = Mapping[str, TextKeeper]  # by column
 
 
 class DataFile(Protocol):
@@ -72,7 +76,12 @@ class RowSource(ABC):
 
     @abstractmethod
     def reader(
-        self, pieces: Sequence[int], *, start: Position | None = None, window: tuple[float, float] = EVERYTHING
+        self,
+        pieces: Sequence[int],
+        *,
+        start: Position | None = None,
+        window: tuple[float, float] = EVERYTHING,
+        keepers: Keepers | None = None,
     ) -> RowReader:
         """A reader of some pieces.
 
@@ -80,4 +89,5 @@ class RowSource(ABC):
             pieces: numbers, ascending.
             start: where to begin, in one of these pieces; pieces before it are left out.
             window: rows with a time outside [from, to) are passed over.
+            keepers: are given the texts of these columns.
         """

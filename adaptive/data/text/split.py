@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptive.data.text.format import Block
-from adaptive.data.text.row_source import EVERYTHING, Position, RowSource
+from adaptive.data.text.row_source import EVERYTHING, Keepers, Position, RowSource
 from adaptive.errors import InputError
 
 MARK_ROWS = 1 << 16
@@ -43,14 +43,15 @@ def survey(
     mark_rows: int = MARK_ROWS,
     window: tuple[float, float] = EVERYTHING,
     look: Callable[[Block], None] | None = None,
+    keepers: Keepers | None = None,
 ) -> Survey:
-    """Read everything once: count rows and let `look` see them.
+    """Read everything once: count rows, let `look` see them and `keepers` the texts of their columns.
 
     Raises:
         InputError: if a file cannot be read, too many lines are bad, or there is no good row.
     """
     block, num_rows, marks = Block.empty(source.formats[files[0]], mark_rows), 0, []
-    with source.reader(files, window=window) as reader:
+    with source.reader(files, window=window, keepers=keepers) as reader:
         while True:
             marks.append((num_rows, reader.position()))
             rows = reader.read(block)

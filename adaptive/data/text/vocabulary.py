@@ -7,27 +7,56 @@ no label is used), and stored, so that a later evaluation or another run maps al
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.data.text.texts import Texts
 from adaptive.errors import ConfigError
 from adaptive.kernels.data import text_rows as kernels
 from adaptive.storage.durable import write_atomic
 
 _INDEX = "vocabulary.json"
 _FORMAT = 1
+_ADVICE = "remove the folder to fit it anew, or give another vocabulary_path"
+
+KeyKind = Literal["int", "hex", "string"]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The keys that have a row, by row; kept if they came at least `min_count` times."""
+    """The keys that have a row, by row; kept if they came at least `min_count` times.
+
+    A key is the id itself where `kind` says that ids are numbers, else the hash of the text in `texts`. Both are None
+    in vocabularies of versions that did not keep them, and where features with other kinds of ids share the table.
+    """
 
     keys: NDArray[np.int64]
     min_count: int
+    kind: KeyKind | None = None
+    texts: Texts | None = None
+
+    def ids(self) -> Iterator[str]:
+        """The id of each row as it stands in the data; of kind 'hex' in lower case, without leading zeros.
+
+        Raises:
+            ConfigError: if the ids are not known.
+        """
+        if self.kind == "int":
+            return map(str, self.keys.tolist())
+        if self.kind == "hex":
+            return (f"{key % 2**64:x}" for key in self.keys.tolist())
+        if self.texts is None:
+            raise ConfigError(
+                "this vocabulary has no ids, only hashes of them: it was fitted by an earlier version, or features "
+                "with other kinds of ids share the table; fit it anew"
+            )
+        return iter(self.texts)
 
     def hash_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Keys and rows by hash cell, for `adaptive.kernels.data.text_rows.fitted_rows`; at most half full."""
@@ -74,23 +103,23 @@ class KeyCounter:
 
 
 def save_vocabularies(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> None:
-    """Write one `.npy` of keys per table and `vocabulary.json`, which names and vouches for them, last.
+    """Write a `.npy` of keys per table, two more where ids are texts, and `vocabulary.json`, which names and vouches
+    for them, last.
 
     Raises:
         OSError: if writing fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tables = {}
+    tables: dict[str, dict[str, object]] = {}
     for number, (table, vocabulary) in enumerate(vocabularies.items()):
-        name = f"{number:04d}.npy"
-        data = _npy(vocabulary.keys)
-        write_atomic(folder / name, data)
-        tables[table] = {
-            "file": name,
-            "rows": len(vocabulary.keys),
-            "min_count": vocabulary.min_count,
-            "sha256": hashlib.sha256(data).hexdigest(),
-        }
+        stored = _store(folder / f"{number:04d}.npy", vocabulary.keys)
+        tables[table] = {**stored, "rows": len(vocabulary.keys), "min_count": vocabulary.min_count}
+        if vocabulary.kind is not None:
+            tables[table]["kind"] = vocabulary.kind
+        if vocabulary.texts is not None:
+            first = len(vocabularies) + 2 * number
+            tables[table]["texts"] = _store(folder / f"{first:04d}.npy", vocabulary.texts.data)
+            tables[table]["ends"] = _store(folder / f"{first + 1:04d}.npy", vocabulary.texts.ends)
     index = json.dumps({"format": _FORMAT, "tables": tables}, indent=1)
     write_atomic(folder / _INDEX, index.encode())
 
@@ -101,21 +130,62 @@ def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Voca
     Raises:
         ConfigError: if what is stored is damaged or was fitted for other tables or another min_count.
     """
-    path = folder / _INDEX
-    if not path.exists():
+    if not (folder / _INDEX).exists():
         return None
-    advice = "remove the folder to fit it anew, or give another vocabulary_path"
-    try:
-        stored = json.loads(path.read_text("utf-8"))["tables"]
+    with _readable(folder):
+        stored = _entries(folder)
         found = {table: int(entry["min_count"]) for table, entry in stored.items()}
         if found != dict(wanted):
-            raise ConfigError(f"{folder}: vocabulary of {_named(found)}, wanted {_named(wanted)}; {advice}")
-        return {table: _load(folder, entry) for table, entry in stored.items()}
-    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{folder}: the stored vocabulary cannot be read ({error!r}); {advice}") from error
+            raise ConfigError(f"{folder}: vocabulary of {_named(found)}, wanted {_named(wanted)}; {_ADVICE}")
+        return {
+            table: Vocabulary(_load(folder, entry), int(entry["min_count"]), entry.get("kind"))
+            for table, entry in stored.items()
+        }
 
 
-def _load(folder: Path, entry: Mapping[str, object]) -> Vocabulary:
+def stored_tables(folder: Path) -> dict[str, int]:
+    """The tables of a stored vocabulary, each with its number of ids.
+
+    Raises:
+        ConfigError: if there is none, or it is damaged.
+    """
+    with _readable(folder):
+        return {table: int(entry["rows"]) for table, entry in _entries(folder).items()}
+
+
+def load_vocabulary(folder: Path, table: str) -> Vocabulary:
+    """The stored vocabulary of one table, with its ids.
+
+    Raises:
+        ConfigError: if there is none, or it is damaged.
+    """
+    with _readable(folder):
+        entry = _entries(folder)[table]
+        texts = Texts(_load(folder, entry["texts"]), _load(folder, entry["ends"])) if "texts" in entry else None
+        return Vocabulary(_load(folder, entry), int(entry["min_count"]), entry.get("kind"), texts)
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{folder}: the stored vocabulary cannot be read ({error!r}); {_ADVICE}") from error
+
+
+def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the index says of each table."""
+    found: dict[str, dict[str, Any]] = json.loads((folder / _INDEX).read_text("utf-8"))["tables"]
+    return found
+
+
+def _store(path: Path, array: NDArray[Any]) -> dict[str, object]:
+    data = _npy(array)
+    write_atomic(path, data)
+    return {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _load(folder: Path, entry: Mapping[str, object]) -> NDArray[Any]:
     name = str(entry["file"])
     if name != Path(name).name:
         raise ConfigError(f"{folder}: the stored vocabulary names a file outside its folder: {name!r}")
@@ -123,13 +193,13 @@ def _load(folder: Path, entry: Mapping[str, object]) -> Vocabulary:
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise ConfigError(f"{path}: damaged, its checksum is not the one stored; remove the folder to fit it anew")
-    keys = np.load(io.BytesIO(data), allow_pickle=False)
-    return Vocabulary(keys, int(str(entry["min_count"])))
+    array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+    return array
 
 
-def _npy(keys: NDArray[np.int64]) -> bytes:
+def _npy(array: NDArray[Any]) -> bytes:
     out = io.BytesIO()
-    np.save(out, keys, allow_pickle=False)
+    np.save(out, array, allow_pickle=False)
     return out.getvalue()
 
 

@@ -1,0 +1,181 @@
+"""Vocabularies keep their ids, row by row: texts of files and of Parquet, numbers as they are; the command."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptive.cli import app
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.prepared.write import prepare
+from adaptive.data.text.format import key_of
+from adaptive.data.text.texts import TextKeeper
+from adaptive.data.text.vocabulary import Vocabulary, load_vocabulary, save_vocabularies
+from adaptive.errors import ConfigError
+
+SCHEMA = """
+[label]
+column = "y"
+[[categorical]]
+columns = ["word"]
+vocabulary = true
+[[categorical]]
+columns = ["bag"]
+inner_separator = "|"
+vocabulary = true
+min_count = 2
+[[categorical]]
+columns = ["number"]
+kind = "int"
+vocabulary = true
+[[categorical]]
+columns = ["hex"]
+kind = "hex"
+vocabulary = true
+"""
+TEXT = (
+    "skip,word,y,number,bag,hex\r\n"
+    '"a ""b""",Ulm,1,-5,x|y|x,00FF\r\n'
+    'b,"é,""q""",0,7,"x|""z""",ff\r\n'
+    '"",Ulm,0,7,,8000000000000000\r\n'
+    ",,1,,y,\r\n"
+)
+IDS = {"word": ["Ulm", 'é,"q"'], "bag": ["x", "y"], "number": ["7", "-5"], "hex": ["ff", "8000000000000000"]}
+
+
+def written(folder: Path) -> DataOptions:
+    (folder / "schema.toml").write_text(SCHEMA)
+    (folder / "data.csv").write_bytes(TEXT.encode())
+    return DataOptions(schema_path=folder / "schema.toml", vocabulary_path=folder / "v")
+
+
+def test_ids_are_those_of_the_file(tmp_path: Path) -> None:
+    options = written(tmp_path)
+    data = open_dataset(f"csv:{tmp_path / 'data.csv'}", options)
+    assert {table: list(load_vocabulary(tmp_path / "v", table).ids()) for table in IDS} == {
+        **IDS,
+        "word": sorted(IDS["word"], key=lambda word: (word != "Ulm", key_of(word))),
+    }
+    batch = next(iter(data.train(4)))
+    assert batch.ids[:4].tolist() == [0, 1, 0, 3]  # Ulm, é,"q", Ulm, missing
+
+
+@pytest.mark.parametrize("chunk_bytes", [16, 60, 1 << 18])
+def test_texts_do_not_depend_on_how_a_file_is_read(tmp_path: Path, chunk_bytes: int) -> None:
+    options = written(tmp_path).model_copy(update={"chunk_bytes": chunk_bytes, "max_line_bytes": 100})
+    open_dataset(f"csv:{tmp_path / 'data.csv'}", options)
+    assert {table: sorted(load_vocabulary(tmp_path / "v", table).ids()) for table in IDS} == {
+        table: sorted(ids) for table, ids in IDS.items()
+    }
+
+
+def test_parquet_gives_the_vocabulary_that_text_does(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
+    from pyarrow import parquet
+
+    options = written(tmp_path)
+    open_dataset(f"csv:{tmp_path / 'data.csv'}", options)
+    table = pa.table({
+        "word": pa.array(["Ulm", 'é,"q"', "Ulm", None]).dictionary_encode(),
+        "y": [1, 0, 0, 1],
+        "number": [-5, 7, 7, None],
+        "bag": [["x", "y", "x"], ["x", '"z"'], [], ["y"]],
+        "hex": ["00FF", "ff", "8000000000000000", ""],
+    })  # fmt: skip
+    parquet.write_table(table, tmp_path / "data.parquet", row_group_size=2)
+    other = options.model_copy(update={"vocabulary_path": tmp_path / "w"})
+    open_dataset(f"parquet:{tmp_path / 'data.parquet'}", other)
+    for name in IDS:
+        assert list(load_vocabulary(tmp_path / "w", name).ids()) == list(load_vocabulary(tmp_path / "v", name).ids())
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), min_size=1, max_size=6)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(words, max_size=40), max_size=5))
+def test_a_keeper_has_each_text_once(parts: list[list[str]]) -> None:
+    keeper, expected = TextKeeper(), Counter[str]()
+    for part in parts:
+        encoded = [word.encode() for word in part]
+        ends = np.cumsum([0, *map(len, encoded)])
+        spans = np.stack([ends[:-1], ends[1:], np.full(len(part), -1)], axis=1).astype(np.int64)
+        keeper.add(np.frombuffer(b"".join(encoded) or b"x", np.uint8), spans)
+        expected.update(part)
+    asked = list(expected)[::-1]
+    assert list(keeper.texts_of(np.array([key_of_any(word) for word in asked], np.int64))) == asked
+
+
+def key_of_any(word: str) -> int:
+    key = 0xCBF29CE484222325
+    for byte in word.encode():
+        key = (key ^ byte) * 0x100000001B3 % 2**64
+    return key - 2**64 if key >= 2**63 else key
+
+
+def test_a_keeper_grows() -> None:
+    keeper = TextKeeper()
+    texts = [f"number {number}" for number in range(20_000)]
+    ends = np.cumsum([0, *map(len, texts)])
+    spans = np.stack([ends[:-1], ends[1:], np.full(len(texts), -1)], axis=1)
+    for _ in range(2):
+        keeper.add(np.frombuffer("".join(texts).encode(), np.uint8), spans)
+    assert list(keeper.texts_of(np.array([key_of(text) for text in texts]))) == texts
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        app.main(["vocabulary", *map(str, arguments)])
+    if exit_.value.code:
+        raise AssertionError(exit_.value.code)
+
+
+def test_the_command_writes_rows_and_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(
+        f"csv:{tmp_path / 'data.csv'}", written(tmp_path).model_copy(update={"vocabulary_path": None}), tmp_path / "p"
+    )
+    command(tmp_path / "p")
+    assert "bag: 2 ids" in capsys.readouterr().out
+    command(tmp_path / "p", "--table", "word", "--out", tmp_path / "ids.tsv")
+    lines = (tmp_path / "ids.tsv").read_text().splitlines()
+    assert lines[0] == "row\tkind\tid" and lines[1] == "0\tid\tUlm" and lines[3:] == ["2\tother\t", "3\tmissing\t"]
+    command(tmp_path / "p/vocabulary", "--table", "number", "--json")
+    assert '"ids": ["7", "-5"], "other": 2, "missing": 3' in capsys.readouterr().out
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_vocabularies(tmp_path / "vocabulary", {"old": Vocabulary(np.array([5]), 1)})
+    for arguments, message in (
+        ([tmp_path / "x"], "no vocabulary here"),
+        ([tmp_path, "--table", "user"], "no vocabulary of table 'user'; there are old"),
+        ([tmp_path, "--table", "old"], "has no ids, only hashes of them"),
+        ([tmp_path, "--out", "x"], "--out needs --table"),
+    ):
+        with pytest.raises(AssertionError, match="2"):
+            command(*arguments)
+        assert message in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "vocabulary/vocabulary.json").write_text("[]")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_vocabulary(tmp_path / "vocabulary", "old")
+
+
+def test_features_of_other_kinds_in_one_table_have_no_ids(tmp_path: Path) -> None:
+    schema = "".join(
+        f'[[categorical]]\ncolumns = ["{name}"]\nkind = "{kind}"\ntable = "t"\nvocabulary = true\n'
+        for name, kind in (("a", "int"), ("b", "string"))
+    )
+    (tmp_path / "schema.toml").write_text(schema)
+    (tmp_path / "data.csv").write_text("a,b\n1,x\n")
+    open_dataset(
+        f"csv:{tmp_path / 'data.csv'}",
+        DataOptions(schema_path=tmp_path / "schema.toml", vocabulary_path=tmp_path / "v"),
+    )
+    with pytest.raises(ConfigError, match="other kinds of ids share the table"):
+        list(load_vocabulary(tmp_path / "v", "t").ids())
