@@ -17,7 +17,19 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from adaptive.cli import compare, config, doctor, eval, policies, predict, prepare, run, simulate, vocabulary
+from adaptive.cli import (
+    compare,
+    config,
+    doctor,
+    eval,
+    export,
+    policies,
+    predict,
+    prepare,
+    run,
+    simulate,
+    vocabulary,
+)
 from adaptive.cli.output import note
 from adaptive.errors import AdaptiveError
 from adaptive.system import is_hangup_heard
@@ -42,6 +54,7 @@ app = typer.Typer(
 app.command("run", epilog=EXIT_CODES)(run.run)
 app.command("eval", epilog=EXIT_CODES)(eval.evaluate)
 app.command("predict", epilog=EXIT_CODES)(predict.predict)
+app.command("export", epilog=EXIT_CODES)(export.export)
 app.command("compare", epilog=EXIT_CODES)(compare.compare)
 app.command("simulate", epilog=EXIT_CODES)(simulate.simulate)
 app.command("prepare", epilog=EXIT_CODES)(prepare.prepare)

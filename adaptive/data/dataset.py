@@ -23,6 +23,7 @@ class DataShape:
     num_dense: int
     tables: tuple[str, ...]
     steps: int = 1
+    dense_names: tuple[str, ...] = ()
 
 
 class Dataset(ABC):
@@ -36,6 +37,8 @@ class Dataset(ABC):
     num_dense: int
     tables: tuple[str, ...] | None = None
     """The table of each feature where features share tables; None: a table per feature, named after it."""
+    dense_names: tuple[str, ...] = ()
+    """Names of the dense inputs, in order; empty where they have none."""
     steps: int = 1
     """Steps of a sample that is a sequence, the last one the candidate that its label is of. Features and dense inputs
     are then those of all steps: a table's features in the order of steps; dense inputs step by step."""

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TextIO
@@ -20,6 +21,7 @@ from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.recorder import evaluation_record
 from adaptive.telemetry.report import SCHEMA
 
+ROWS_BY_TRAINING_FILES: Final = ("taobao",)  # kinds whose ids become rows by what the training files hold
 NO_SETTINGS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -123,7 +125,8 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
         options["eval_data"] = paths
     if may_lack_labels:
         options["label_optional"] = True
-    return config.model_copy(update={"data": f"{kind}{colon}{paths}", "data_options": options})
+    spec = config.data if kind in ROWS_BY_TRAINING_FILES else f"{kind}{colon}{paths}"
+    return config.model_copy(update={"data": spec, "data_options": options})
 
 
 def _check_vocabulary_is_there(run: LoadedRun) -> None:
@@ -157,6 +160,8 @@ def _lacks_vocabulary(run: LoadedRun, folder: Path) -> InputError:
 
 
 def _check_shape(run: LoadedRun, found: DataShape) -> None:
+    if not (found.dense_names and run.shape.dense_names):  # a run from before they were recorded
+        found = replace(found, dense_names=run.shape.dense_names)
     if found != run.shape:
         needed, has = _shape_texts(run.shape, found)
         raise InputError(f"the data do not fit the tables of {run.path}: expected {needed}, found {has}")
@@ -167,9 +172,15 @@ def _shape_texts(needed: DataShape, found: DataShape) -> tuple[str, str]:
     for one, other in zip(needed.features, found.features, strict=False):
         if one != other:
             return f"feature {one.name} of {one.num_embeddings} rows", f"{other.name} of {other.num_embeddings}"
+    if needed.dense_names != found.dense_names:
+        return _order_text(needed), _order_text(found)
     texts = [
         f"{len(one.features)} features, {one.num_dense} dense inputs, {one.steps} step(s) and tables "
         f"{', '.join(dict.fromkeys(one.tables))}"
         for one in (needed, found)
     ]
     return texts[0], texts[1]
+
+
+def _order_text(shape: DataShape) -> str:
+    return f"dense inputs in the order {', '.join(shape.dense_names)}"

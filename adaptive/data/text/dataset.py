@@ -49,7 +49,7 @@ class TextDataset(Dataset):
     ) -> None:
         self.features = tuple(Feature(feature.name, feature.rows.num_embeddings) for feature in features)
         self.tables = tuple(feature.table for feature in features)
-        self.num_dense = len(is_log)
+        self.num_dense, self.dense_names = len(is_log), source.formats[0].dense_names
         self._source = source
         self._batcher = Batcher(source.names(), tuple(features), is_log)
         self._parts = parts

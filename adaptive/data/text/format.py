@@ -68,6 +68,11 @@ class TextFormat:
         return tuple(column.name for column in self.columns if column.kind in _KEYS)
 
     @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the dense columns, in the order of the output."""
+        return tuple(column.name for column in self.columns if _sort(column.kind) == "dense")
+
+    @property
     def is_labelled(self) -> bool:
         return any(column.kind in _LABELS for column in self.columns)
 

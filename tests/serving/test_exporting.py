@@ -1,0 +1,256 @@
+"""`export`: plain torch, without this package, gives the run's scores, from rows and from values as in the data."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from served import HEADER, lines, trained, write_csv
+from toy import toy_config
+
+from adaptive import load_run
+from adaptive.batch import Batch
+from adaptive.cli.app import main
+from adaptive.errors import ConfigError, InputError, OutputError
+from adaptive.evaluation import predict
+from adaptive.runs import train_run
+from adaptive.runs.evaluating import data_of
+from adaptive.runs.loading import LoadedRun
+from adaptive.serving import export_run, exporting, predict_run, scoring
+from adaptive.storage.durable import Disk
+
+FORMATS = ["torch", "safetensors"]
+NO_PACKAGE = (
+    "import sys; sys.modules['adaptive'] = None; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def samples(rows: list[str]) -> list[dict[str, Any]]:
+    """The lines of a file as `scoring` takes them."""
+    names = HEADER.split(",")
+    found = [dict(zip(names, row.split(","), strict=True)) for row in rows]
+    return [{**one, "tags": one["tags"].split("|")} for one in found]
+
+
+def bags_of(batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows and first look-ups of each feature."""
+    n = batch.num_samples
+    for feature in range(batch.num_features):
+        span = batch.feature_span(feature)
+        starts = batch.offsets[feature * n : (feature + 1) * n] - span.start
+        yield torch.from_numpy(batch.ids[span]), torch.from_numpy(starts)
+
+
+def logits_of(run: LoadedRun, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits of the evaluation part, by the run and by its export."""
+    model, found, expected = scoring.load(folder), [], []
+    for batch in data_of(run, None).evaluation(64):
+        with torch.no_grad():
+            found.append(model(torch.from_numpy(batch.dense), list(bags_of(batch))).numpy())
+        expected += list(predict(run.embeddings, run.model, [batch]))
+    return np.concatenate(expected), np.concatenate(found)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path, to: str) -> None:
+    run, rows = trained(tmp_path), lines(300, seed=7)
+    write_csv(Path("new.csv"), rows)
+    predict_run(run, "scores.npy", data="new.csv")
+    result = export_run(run, "served", to=to)
+    found = scoring.load("served").score(samples(rows))
+    np.testing.assert_allclose(found, np.load("scores.npy"), atol=1e-6)
+    assert (result["tables"], result["rows"], result["to"]) == (4, 11 + 51 + 38 + 24, to)
+    assert sorted(path.name for path in Path("served").iterdir()) == [
+        "README.md", "ids", "model.json", {"torch": "model.pt", "safetensors": "model.safetensors"}[to], "scoring.py",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_it_takes_no_package_of_ours(tmp_path: Path, to: str) -> None:
+    run, rows = trained(tmp_path), lines(40, seed=7)
+    write_csv(Path("new.csv"), rows)
+    predict_run(run, "scores.npy", data="new.csv")
+    export_run(run, "served", to=to)
+    text = "\n".join(map(json.dumps, samples(rows)))
+    command = [sys.executable, "-W", "error", "-c", NO_PACKAGE, "served/scoring.py"]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, input=text, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.array(done.stdout.split(), float), np.load("scores.npy"), atol=1e-6)
+
+
+def test_torch_alone_reads_the_tables(tmp_path: Path) -> None:
+    """As the export's page says: no pickle that runs code, and tables that are mapped."""
+    run = trained(tmp_path)
+    export_run(run, "served")
+    state = torch.load("served/model.pt", weights_only=True, mmap=True)
+    facts = json.loads(Path("served/model.json").read_text())
+    with load_run(run) as loaded:
+        for number, table in enumerate(facts["tables"]):
+            bag = torch.nn.EmbeddingBag.from_pretrained(state[f"tables.{number}.weight"], mode="sum")
+            assert np.array_equal(bag.weight.numpy(), loaded.embeddings.table_weights(table["name"]))
+        for name, tensor in loaded.model.state_dict().items():
+            assert torch.equal(state[f"dense.{name}"], tensor)
+
+
+def test_safetensors_own_reader_agrees(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="needs safetensors")
+    export_run(trained(tmp_path), "served", to="safetensors")
+    found, expected = (
+        safetensors.load_file("served/model.safetensors"),
+        scoring.read_safetensors(Path("served/model.safetensors")),
+    )
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "dots": {},
+    "self": {"model_options": {"interaction_self": True}},
+    "cat": {"model_options": {"interaction": "cat"}},
+    "layer norm": {"model_options": {"feature_norm": "layer"}},
+    "batch norm": {"model_options": {"feature_norm": "batch"}},
+    "no dense": {"data_options": {"synthetic": {"num_dense": 0}}},
+    "tbsm": {"model": "tbsm", "data": "sequences", "data_options": {"history": 3}},
+}
+SIZES = {"synthetic": {"num_train": 600, "num_eval": 200, "tables": 4, "rows": 100_000, "lookups": 3}}
+SHAPE = {"embedding_dim": 4, "bottom_mlp": [8, 4], "top_mlp": [8, 1]}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_gives_its_logits_again(tmp_path: Path, name: str) -> None:
+    changed = MODELS[name]
+    is_tbsm = changed.get("model") == "tbsm"
+    options = {**SIZES, **changed.get("data_options", {})}
+    options["synthetic"] = {**SIZES["synthetic"], **options["synthetic"]}
+    options["sequences"] = {"num_train": 300, "num_eval": 100}
+    shape = {"embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [6]} if is_tbsm else SHAPE
+    given = {**changed, "data_options": options, "model_options": {**shape, **changed.get("model_options", {})}}
+    train_run(toy_config(out="run", **{"data": "synthetic", **given}, tier={"device_rows": "100%"}))
+    export_run("run", "served")
+    with load_run("run") as run:
+        expected, found = logits_of(run, Path("served"))
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+    assert np.abs(expected).max() > 1e-3
+
+
+# -- from values to rows -------------------------------------------------------------------------------------------
+
+
+def test_rows_are_those_of_the_reader(tmp_path: Path) -> None:
+    """Every rule, with unknown and missing values, the sign bit, and words in several bytes."""
+    settings = {"schema_path": "schema.toml", "holdout": 0.25, "out_of_range": "oov"}
+    run = trained(tmp_path, data_options=settings)
+    rows = ["0,1,a,-7,ä ö,ffffffffffffffff,t1", "0,1,never seen,4711,,0,", "0,1,,,a,ABC,t5||t6", *lines(200, seed=8)]
+    write_csv(Path("new.csv"), rows)
+    export_run(run, "served")
+    model = scoring.load("served")
+    with load_run(run) as loaded:
+        (batch,) = data_of(loaded, "new.csv").evaluation(1000)
+    for ids, (expected, _) in zip(model.ids, bags_of(batch), strict=True):
+        found = [row for sample in samples(rows) for row in ids.rows(sample[ids.name])]
+        assert found == expected.tolist(), ids.name
+
+
+def test_a_value_without_a_row_is_told(tmp_path: Path) -> None:
+    export_run(trained(tmp_path), "served")
+    ids = {one.name: one for one in scoring.load("served").ids}
+    assert ids["user"].row(49) == 49 and ids["user"].row(None) == 50
+    with pytest.raises(ValueError, match="feature user: 50 has no row, and the table has none for unknown values"):
+        ids["user"].row(50)
+
+
+def test_criteo(tmp_path: Path) -> None:
+    rng, text = np.random.default_rng(0), []
+    for _ in range(200):
+        numbers = ["" if rng.random() < 0.2 else str(rng.integers(-3, 5000)) for _ in range(13)]
+        words = ["" if rng.random() < 0.2 else f"{rng.integers(50):x}" for _ in range(26)]
+        text.append("\t".join([str(rng.integers(2)), *numbers, *words]))
+    Path("train.txt").write_text("\n".join(text) + "\n")
+    options = {"hash_rows": 20, "holdout": 0.5}
+    train_run(toy_config(data="criteo:train.txt", data_options=options, out="run", tier={"device_rows": "100%"}))
+    predict_run("run", "scores.npy")
+    export_run("run", "served")
+    names = ["label", *(f"I{i + 1}" for i in range(13)), *(f"C{i + 1}" for i in range(26))]
+    found = scoring.load("served").score([dict(zip(names, line.split("\t"), strict=True)) for line in text[100:]])
+    np.testing.assert_allclose(found, np.load("scores.npy"), atol=1e-6)
+
+
+# -- what is written -----------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_how_to_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Its example runs as it stands."""
+    export_run(trained(tmp_path), "served")
+    page = Path("served/README.md").read_text()
+    for text in ("| `tables.0.weight` | genre | 11 | 4 |", "place of the key in `ids/0.npy`, 9 rows", "`price` as log"):
+        assert text in page, text
+    example = "\n".join(line[4:] for line in page.splitlines() if line.startswith("    "))
+    monkeypatch.chdir("served")
+    monkeypatch.syspath_prepend(Path.cwd())
+    exec(compile(example, "README.md", "exec"), {})  # noqa: S102 (the page is ours)
+    assert 0 < float(capsys.readouterr().out.strip("[]\n")) < 1
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    """The same file, however small the blocks."""
+    run, sizes = trained(tmp_path), list[int]()
+    export_run(run, "large", to=to)
+
+    def record(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
+        for block in run.embeddings.table_blocks(name, 48):
+            sizes.append(block.nbytes)
+            yield block
+
+    monkeypatch.setattr(exporting, "_table", record)
+    export_run(run, "small", to=to)
+    (name,) = (path.name for path in Path("large").glob("model.[ps]*"))
+    assert Path("large", name).read_bytes() == Path("small", name).read_bytes()
+    assert max(sizes) == 48 and len(sizes) == 4 + 17 + 13 + 8
+
+
+def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = trained(tmp_path)
+    monkeypatch.setattr(Disk, "sync", fail)
+    with pytest.raises(OutputError, match=r"served could not be written: .*No space left"):
+        export_run(run, "served")
+    assert not list(tmp_path.glob("served*"))
+
+
+def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained(tmp_path)
+    with pytest.raises(ConfigError, match="--to onnx: needed one of torch, safetensors"):
+        export_run(run, "served", to="onnx")
+    Path("served").mkdir()
+    with pytest.raises(OutputError, match="served: exists already"):
+        export_run(run, "served")
+    (run / "vocabulary").rename("kept")
+    with pytest.raises(InputError, match=r"vocabularies of genre, which .* does not hold"):
+        export_run(run, "elsewhere")
+    export_run(run, "elsewhere", settings={"data.vocabulary_path": "kept"})
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_:
+        main(["export", str(run), "--to", "safetensors", "--out", "served", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert not exit_.value.code
+    assert found["export_bytes"] == sum(path.stat().st_size for path in Path("served").rglob("*") if path.is_file())
+    assert found["peak_memory_bytes"] > 2**24
