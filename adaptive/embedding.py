@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.build import build_engine, watch_rows
+from adaptive.engine.description import describe
 from adaptive.engine.lookahead import look_ahead
 from adaptive.engine.pipeline import ReadyBatch
 from adaptive.engine.saving import load_rows, overwrite_rows, save_rows
 from adaptive.engine.shrinking import give_back
+from adaptive.engine.state_dict import rows_from_tensors, rows_to_tensors
 from adaptive.engine.statistics import Statistics, StatisticsInterval
 from adaptive.errors import ConfigError
 from adaptive.optim import SGD, RowOptimizer
@@ -56,8 +58,10 @@ class TieredEmbeddingBag(nn.Module):
     table by table. `policy` is a name, `module:Class`, `file.py:Class`, a `Policy` class or an instance. Without `skip`
     no update is ever skipped.
 
-    Rows are no parameters: not in `parameters()` or `state_dict()`, and `.to()`, `.half()` and `.cuda()` leave them as
-    they are, float32 on `TierConfig.device`. Save them by `state_arrays()`.
+    Rows are no parameters: not in `parameters()`, and `.to()`, `.half()` and `.cuda()` leave them as they are, float32
+    on `TierConfig.device`. `state_dict()` has those that ever changed, with their optimizer state. For tables too large
+    to be copied there, `rows="separate"` leaves a mark only: `load_state_dict` then fails unless the rows were loaded
+    before, by `load_state_arrays`.
 
     Raises:
         ConfigError: for tables, sizes or combinations that cannot work.
@@ -73,8 +77,12 @@ class TieredEmbeddingBag(nn.Module):
         optimizer: RowOptimizer = SGD(),  # noqa: B008 (immutable)
         skip: SkipConfig | SkipRule | str | None = None,
         seed: int = 0,
+        rows: Literal["in_state_dict", "separate"] = "in_state_dict",
     ) -> None:
         super().__init__()
+        if rows not in ("in_state_dict", "separate"):
+            raise ConfigError(f'rows: "in_state_dict" or "separate" is needed, found {rows!r}')
+        self._separate = rows == "separate"
         check_arguments(tables, tier, optimizer, skip)
         self.features = feature_order(tables)
         self.policy = make_policy(policy)
@@ -298,6 +306,28 @@ class TieredEmbeddingBag(nn.Module):
         load_rows(self._pipeline, arrays)
         self._since.count_resident()
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        tensors = rows_to_tensors(self._pipeline, separate=self._separate)
+        destination.update({prefix + name: tensor for name, tensor in tensors.items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        tensors = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        if not tensors:
+            missing_keys.append(prefix + "rows0.weights")
+            return
+        if (wrong := rows_from_tensors(self._pipeline, tensors, self.load_state_arrays)) is not None:
+            error_msgs.append(f"{prefix or 'embeddings'}: {wrong}")
+
     def overwrite_rows(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Overwrite rows where they lie with `state_arrays` of other tables of the same shapes. Call it between two
         steps; a look-ahead may be running. Rows that never changed there stay as they are, and so do records, slots
@@ -346,6 +376,9 @@ class TieredEmbeddingBag(nn.Module):
         the policy leaves the batches as they come, skips nothing and defers nothing."""
         return not (arranges(self.policy) or self.drops_updates or self.defers)
 
+    def extra_repr(self) -> str:
+        return describe(self._pipeline, self._tier, self._optimizer, self.device_rows_text())
+
     def device_rows_text(self) -> str:
         """How many device rows there are and why, in one sentence."""
         if self._sizes.slots != tuple(lane.device.num_slots for lane in self._pipeline.lanes):
@@ -368,7 +401,7 @@ class TieredEmbeddingBag(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             "a TieredEmbeddingBag can be neither copied nor pickled: its rows lie in two tiers, and threads use them; "
-            "save what state_arrays() gives and the dense part's state_dict(), and load both into a new one"
+            "load its state_dict() into a new one"
         )
 
     def __enter__(self) -> "TieredEmbeddingBag":
