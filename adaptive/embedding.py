@@ -25,6 +25,7 @@ from adaptive.engine.build import build_engine, watch_rows
 from adaptive.engine.description import describe
 from adaptive.engine.lookahead import look_ahead
 from adaptive.engine.pipeline import ReadyBatch
+from adaptive.engine.rates import RowsOptimizer
 from adaptive.engine.saving import load_rows, overwrite_rows, save_rows
 from adaptive.engine.shrinking import give_back
 from adaptive.engine.state_dict import rows_from_tensors, rows_to_tensors
@@ -97,6 +98,7 @@ class TieredEmbeddingBag(nn.Module):
         self._tier, self._optimizer = tier, optimizer
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
         self._pending: dict[int, Planned] = {}
+        self._rates = RowsOptimizer(optimizer, self._update_rows)
         self._since = StatisticsInterval(self._pipeline)
         if engine.skip is not None:
             watched = engine.skip
@@ -176,9 +178,11 @@ class TieredEmbeddingBag(nn.Module):
             ConfigError: if tables differ in width or one is not pooled; call the module instead.
         """
         check_planned(planned)
-        lanes = self._pipeline.lanes
-        if len(lanes) > 1 or lanes[0].group.num_columns < len(self.features):
+        groups = self._pipeline.groups
+        if len({group.embedding_dim for group in groups}) > 1 or any(f.column < 0 for g in groups for f in g.features):
             raise ConfigError("stack() needs tables of one width, all pooled; call the module for one tensor a feature")
+        if len(groups) > 1:  # tables with learning rates of their own
+            return torch.stack(list(self(planned).values()), dim=1)
         pooled = self._pool(planned, planned.works[0])
         return pooled.view(planned.num_samples, len(self.features), pooled.shape[1])
 
@@ -201,22 +205,81 @@ class TieredEmbeddingBag(nn.Module):
         }
         return [name for name in self.features if name in bad]
 
-    @torch.no_grad()
-    def step(self) -> None:
-        """Update the rows of the batch whose backward pass has run.
+    @property
+    def optimizer(self) -> RowsOptimizer:
+        """The rows' optimizer as a `torch.optim.Optimizer`: for learning-rate schedulers, and loops that step it."""
+        return self._rates
+
+    @optimizer.setter
+    def optimizer(self, value: object) -> None:
+        raise ConfigError(
+            "the rows' optimizer is fixed when tables are made, as its state lies beside the rows; set_lr() or a "
+            "scheduler of embeddings.optimizer changes its rate, load_state_dict() moves rows to new tables"
+        )
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate from the next `step()` on, whichever batches are planned by then; a table's own is that
+        times its `lr_scale`."""
+        self._rates.param_groups[0]["lr"] = lr
+        _ = self._rates.lr  # checks it
+
+    def clip_grad_norm_(self, max_norm: float, parameters: Iterable[Tensor] = (), *, grad_scale: float = 1.0) -> Tensor:
+        """After backward: scale gradients so that their norm together is at most `max_norm`; returns what it was, ().
+
+        Counted are the gradients of all vectors that were looked up, as backward hands them over, not their sums by
+        row, and those of `parameters`: `embeddings.clip_grad_norm_(1.0, model.parameters())`. Both are scaled by the
+        same factor. `grad_scale`: by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`) while
+        `parameters` were not, or are unscaled already.
+        """
+        works = self._works_with_gradients()
+        dense = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for work in works:
+            work.scale_gradients(1 / grad_scale)
+        found = [*dense, *(work.gradients for work in works if work.gradients is not None)]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in found]))
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for gradient in dense:
+            gradient.mul_(factor)
+        for work in works:
+            work.scale_gradients(factor)
+        return norm
+
+    def step(self, *, grad_scale: float = 1.0) -> None:
+        """Update the rows of the batch whose backward pass has run, with the rate that `optimizer` has now.
+
+        Args:
+            grad_scale: by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`); gradients are divided by
+                it. If it is not 1 and a gradient is not finite, no row is updated, as the scaler does.
 
         Raises:
             ValueError: if no backward pass has run since the last step.
         """
+        self._rates.step(grad_scale=grad_scale)
+
+    @torch.no_grad()
+    def _update_rows(self, grad_scale: float) -> None:
         pending = [planned for planned in self._pending.values() if planned.has_gradients]
         if not pending:
             raise ValueError("step(): no gradient has reached the embeddings; call loss.backward() first")
+        if grad_scale != 1.0:
+            if self.bad_gradients():
+                return self.discard()
+            for work in self._works_with_gradients():
+                work.scale_gradients(1 / grad_scale)
+        if (lr := self._rates.lr) != self._pipeline.rate:
+            self._pipeline.use_rate(lr)
         with self._pipeline.stopwatch.stage("row_update"), running_out("in the update of rows"):
             for planned in pending:
                 planned.wait()
                 feedback = [work.update() for work in planned.works]
                 self._pipeline.report(planned.number, feedback)
                 del self._pending[planned.number]
+
+    def _works_with_gradients(self) -> list[GroupWork]:
+        found = [work for planned in self._pending.values() for work in planned.works if work.gradients is not None]
+        if not found:
+            raise ValueError("no gradient has reached the embeddings; call loss.backward() first")
+        return found
 
     def report_loss(self, planned: Planned, loss: float) -> None:
         """Tell the policy the mean loss on `planned.batch.held_back`, measured after `step()` (`Policy.observe`)."""

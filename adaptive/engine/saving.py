@@ -41,7 +41,10 @@ def save_rows(pipeline: Pipeline) -> Arrays:
 
     While one is running, watched rows are left out: their books are ahead of training.
     """
-    arrays: Arrays = {"next_batch": np.array([pipeline.trained + 1], np.int64)}
+    arrays: Arrays = {
+        "next_batch": np.array([pipeline.trained + 1], np.int64),
+        "rate": np.array([pipeline.rate], np.float64),
+    }
     with pipeline.lock:
         for number, lane in enumerate(pipeline.lanes):
             arrays.update(_save_lane(pipeline, lane, f"rows{number}."))
@@ -81,6 +84,8 @@ def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
             _load_lane(lane, part)
             _load_watched(lane, kept)
         pipeline.restart(int(arrays["next_batch"][0]))
+        if "rate" in arrays:  # what waits is applied by it, until there is another step
+            pipeline.use_rate(float(arrays["rate"][0]))
 
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any]]) -> None:
