@@ -106,6 +106,11 @@ class TableConfig(Config):
         ge=0,
         description="initial values are uniform in +-init_bound; default 1/sqrt(num_embeddings)",
     )
+    lr_scale: float = Field(
+        default=1.0,
+        ge=0,
+        description="the table's learning rate over the optimizer's; 0: its rows stay as they are",
+    )
 
     @property
     def feature_names(self) -> tuple[str, ...]:

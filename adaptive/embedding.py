@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,10 +23,13 @@ from torch import Tensor, nn
 from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.build import build_engine, watch_rows
+from adaptive.engine.description import describe
 from adaptive.engine.lookahead import look_ahead
 from adaptive.engine.pipeline import Lane, ReadyBatch
+from adaptive.engine.rates import RowsOptimizer
 from adaptive.engine.saving import load_rows, overwrite_rows, save_blocks, save_rows
 from adaptive.engine.shrinking import give_back
+from adaptive.engine.state_dict import rows_from_tensors, rows_to_tensors
 from adaptive.engine.statistics import Statistics, StatisticsInterval
 from adaptive.errors import ConfigError
 from adaptive.optim import SGD, RowOptimizer
@@ -58,8 +61,10 @@ class TieredEmbeddingBag(nn.Module):
     table by table. `policy` is a name, `module:Class`, `file.py:Class`, a `Policy` class or an instance. Without `skip`
     no update is ever skipped.
 
-    Rows are no parameters: not in `parameters()` or `state_dict()`, and `.to()`, `.half()` and `.cuda()` leave them as
-    they are, float32 on `TierConfig.device`. Save them by `state_arrays()`.
+    Rows are no parameters: not in `parameters()`, and `.to()`, `.half()` and `.cuda()` leave them as they are, float32
+    on `TierConfig.device`. `state_dict()` has those that ever changed, with their optimizer state. For tables too large
+    to be copied there, `rows="separate"` leaves a mark only: `load_state_dict` then fails unless the rows were loaded
+    before, by `load_state_arrays`.
 
     Raises:
         ConfigError: for tables, sizes or combinations that cannot work.
@@ -75,8 +80,12 @@ class TieredEmbeddingBag(nn.Module):
         optimizer: RowOptimizer = SGD(),  # noqa: B008 (immutable)
         skip: SkipConfig | SkipRule | str | None = None,
         seed: int = 0,
+        rows: Literal["in_state_dict", "separate"] = "in_state_dict",
     ) -> None:
         super().__init__()
+        if rows not in ("in_state_dict", "separate"):
+            raise ConfigError(f'rows: "in_state_dict" or "separate" is needed, found {rows!r}')
+        self._separate = rows == "separate"
         check_arguments(tables, tier, optimizer, skip)
         self.features = feature_order(tables)
         self.policy = make_policy(policy)
@@ -91,6 +100,7 @@ class TieredEmbeddingBag(nn.Module):
         self._tier, self._optimizer = tier, optimizer
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
         self._pending: dict[int, Planned] = {}
+        self._rates = RowsOptimizer(optimizer, self._update_rows)
         self._since = StatisticsInterval(self._pipeline)
         if engine.skip is not None:
             watched = engine.skip
@@ -170,9 +180,11 @@ class TieredEmbeddingBag(nn.Module):
             ConfigError: if tables differ in width or one is not pooled; call the module instead.
         """
         check_planned(planned)
-        lanes = self._pipeline.lanes
-        if len(lanes) > 1 or lanes[0].group.num_columns < len(self.features):
+        groups = self._pipeline.groups
+        if len({group.embedding_dim for group in groups}) > 1 or any(f.column < 0 for g in groups for f in g.features):
             raise ConfigError("stack() needs tables of one width, all pooled; call the module for one tensor a feature")
+        if len(groups) > 1:  # tables with learning rates of their own
+            return torch.stack(list(self(planned).values()), dim=1)
         pooled = self._pool(planned, planned.works[0])
         return pooled.view(planned.num_samples, len(self.features), pooled.shape[1])
 
@@ -195,9 +207,51 @@ class TieredEmbeddingBag(nn.Module):
         }
         return [name for name in self.features if name in bad]
 
-    @torch.no_grad()
-    def step(self) -> None:
-        """Update the rows of the batch whose backward pass has run.
+    @property
+    def optimizer(self) -> RowsOptimizer:
+        """The rows' optimizer as a `torch.optim.Optimizer`: for learning-rate schedulers, and loops that step it."""
+        return self._rates
+
+    @optimizer.setter
+    def optimizer(self, value: object) -> None:
+        raise ConfigError(
+            "the rows' optimizer is fixed when tables are made, as its state lies beside the rows; set_lr() or a "
+            "scheduler of embeddings.optimizer changes its rate, load_state_dict() moves rows to new tables"
+        )
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate from the next `step()` on, whichever batches are planned by then; a table's own is that
+        times its `lr_scale`."""
+        self._rates.param_groups[0]["lr"] = lr
+        _ = self._rates.lr  # checks it
+
+    def clip_grad_norm_(self, max_norm: float, parameters: Iterable[Tensor] = (), *, grad_scale: float = 1.0) -> Tensor:
+        """After backward: scale gradients so that their norm together is at most `max_norm`; returns what it was, ().
+
+        Counted are the gradients of all vectors that were looked up, as backward hands them over, not their sums by
+        row, and those of `parameters`: `embeddings.clip_grad_norm_(1.0, model.parameters())`. Both are scaled by the
+        same factor. `grad_scale`: by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`) while
+        `parameters` were not, or are unscaled already.
+        """
+        works = self._works_with_gradients()
+        dense = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for work in works:
+            work.scale_gradients(1 / grad_scale)
+        found = [*dense, *(work.gradients for work in works if work.gradients is not None)]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in found]))
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for gradient in dense:
+            gradient.mul_(factor)
+        for work in works:
+            work.scale_gradients(factor)
+        return norm
+
+    def step(self, *, grad_scale: float = 1.0) -> None:
+        """Update the rows of the batch whose backward pass has run, with the rate that `optimizer` has now.
+
+        Args:
+            grad_scale: by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`); gradients are divided by
+                it. If it is not 1 and a gradient is not finite, no row is updated, as the scaler does.
 
         Gradients are applied as they are: a loss scaled by `torch.amp.GradScaler`, which unscales the gradients of
         parameters only, would scale the updates of rows. bfloat16 needs no scaler.
@@ -205,15 +259,32 @@ class TieredEmbeddingBag(nn.Module):
         Raises:
             ValueError: if no backward pass has run since the last step.
         """
+        self._rates.step(grad_scale=grad_scale)
+
+    @torch.no_grad()
+    def _update_rows(self, grad_scale: float) -> None:
         pending = [planned for planned in self._pending.values() if planned.has_gradients]
         if not pending:
             raise ValueError("step(): no gradient has reached the embeddings; call loss.backward() first")
+        if grad_scale != 1.0:
+            if self.bad_gradients():
+                return self.discard()
+            for work in self._works_with_gradients():
+                work.scale_gradients(1 / grad_scale)
+        if (lr := self._rates.lr) != self._pipeline.rate:
+            self._pipeline.use_rate(lr)
         with self._pipeline.stopwatch.stage("row_update"), running_out("in the update of rows"):
             for planned in pending:
                 planned.wait()
                 feedback = [work.update() for work in planned.works]
                 self._pipeline.report(planned.number, feedback)
                 del self._pending[planned.number]
+
+    def _works_with_gradients(self) -> list[GroupWork]:
+        found = [work for planned in self._pending.values() for work in planned.works if work.gradients is not None]
+        if not found:
+            raise ValueError("no gradient has reached the embeddings; call loss.backward() first")
+        return found
 
     def report_loss(self, planned: Planned, loss: float) -> None:
         """Tell the policy the mean loss on `planned.batch.held_back`, measured after `step()` (`Policy.observe`)."""
@@ -302,6 +373,28 @@ class TieredEmbeddingBag(nn.Module):
         load_rows(self._pipeline, arrays)
         self._since.count_resident()
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        tensors = rows_to_tensors(self._pipeline, separate=self._separate)
+        destination.update({prefix + name: tensor for name, tensor in tensors.items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        tensors = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        if not tensors:
+            missing_keys.append(prefix + "rows0.weights")
+            return
+        if (wrong := rows_from_tensors(self._pipeline, tensors, self.load_state_arrays)) is not None:
+            error_msgs.append(f"{prefix or 'embeddings'}: {wrong}")
+
     def overwrite_rows(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Overwrite rows where they lie with `state_arrays` of other tables of the same shapes. Call it between two
         steps; a look-ahead may be running. Rows that never changed there stay as they are, and so do records, slots
@@ -371,6 +464,9 @@ class TieredEmbeddingBag(nn.Module):
         the policy leaves the batches as they come, skips nothing and defers nothing."""
         return not (arranges(self.policy) or self.drops_updates or self.defers)
 
+    def extra_repr(self) -> str:
+        return describe(self._pipeline, self._tier, self._optimizer, self.device_rows_text())
+
     def device_rows_text(self) -> str:
         """How many device rows there are and why, in one sentence."""
         if self._sizes.slots != tuple(lane.device.num_slots for lane in self._pipeline.lanes):
@@ -393,7 +489,7 @@ class TieredEmbeddingBag(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             "a TieredEmbeddingBag can be neither copied nor pickled: its rows lie in two tiers, and threads use them; "
-            "save what state_arrays() gives and the dense part's state_dict(), and load both into a new one"
+            "load its state_dict() into a new one"
         )
 
     def __enter__(self) -> "TieredEmbeddingBag":

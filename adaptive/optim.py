@@ -7,8 +7,9 @@ There is no weight decay. The formulas stand in `kernels.rows.cpu.steps`, for su
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ class RowOptimizer(ABC):
     """Interface of the optimizers of rows. `kind` selects the formula in the kernels."""
 
     kind: ClassVar[int]
+    lr: float
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -32,6 +34,10 @@ class RowOptimizer(ABC):
                 raise ConfigError(
                     f"{type(self).__name__}: {item.name} from 0 to below {most} is needed, found {value!r}"
                 )
+
+    def at(self, lr: float) -> Self:
+        """The same with another learning rate."""
+        return replace(self, lr=lr)
 
     @abstractmethod
     def state_width(self, embedding_dim: int) -> int:
@@ -137,9 +143,16 @@ class Adam(RowOptimizer):
         longest = max(self.beta1, self.beta2)
         # Beyond this many updates 1 - beta**t rounds to 1 in float32.
         steps = 1 if longest == 0 else min(1 << 20, int(np.ceil(-18.0 / np.log(longest))) + 1)
-        t = np.arange(1, steps + 1, dtype=np.float64)
-        size = self.lr * np.sqrt(1 - np.float64(self.beta2) ** t) / (1 - np.float64(self.beta1) ** t)
+        root, rest = _bias(self.beta1, self.beta2, steps)
+        size: NDArray[np.float64] = self.lr * root / rest
         return size.astype(np.float32)
+
+
+@lru_cache(maxsize=8)  # a rate that changes every step needs the powers once
+def _bias(beta1: float, beta2: float, steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """sqrt(1 - beta2**t) and 1 - beta1**t for t = 1 ... steps."""
+    t = np.arange(1, steps + 1, dtype=np.float64)
+    return np.sqrt(1 - np.float64(beta2) ** t), 1 - np.float64(beta1) ** t
 
 
 def row_optimizer(config: OptimizerConfig) -> RowOptimizer:

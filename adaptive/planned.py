@@ -50,6 +50,11 @@ class GroupWork:
         gradients = gradients.detach().contiguous()
         self.gradients = gradients if self.gradients is None else self.gradients + gradients
 
+    def scale_gradients(self, factor: float | Tensor) -> None:
+        """Multiply the kept gradients by a number, or a tensor () on the device."""
+        if self.gradients is not None:
+            self.gradients = self.gradients * factor
+
     def pool_part(self, part: GroupPart) -> Tensor:
         """The vectors of one part, in its order."""
         return self._lane.device.pool(part.pooling)

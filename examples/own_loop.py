@@ -32,13 +32,12 @@ def make_batches(count: int, size: int, seed: int = 0) -> list[Batch]:
         num_tags = random.integers(0, 4, size)  # some samples have no tag at all
         tags = random.integers(0, 5_000, num_tags.sum())
         visits = random.zipf(1.2, (size, HISTORY)) % 5_000
-        sizes = np.concatenate([np.ones(size), num_tags, np.full(size, HISTORY)])
         batches.append(
-            Batch(
-                dense=np.zeros((size, 0), np.float32),
-                ids=np.concatenate([users, tags, visits.ravel()]).astype(np.int64),  # feature by feature
-                offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-                labels=((users + visits[:, -1]) % 3 == 0).astype(np.float32),
+            Batch.of(
+                user=users,
+                tags=(tags, np.concatenate([[0], np.cumsum(num_tags)])),
+                visits=visits,
+                labels=(users + visits[:, -1]) % 3 == 0,
             )
         )
     return batches
@@ -60,17 +59,14 @@ def new_model() -> NextShop:
     return NextShop(TieredEmbeddingBag(TABLES, TierConfig(device_rows="50%"), policy="lfu", optimizer=Adam(lr=0.01)))
 
 
-def save(model: NextShop, folder: Path) -> None:
-    """Rows are no parameters: `state_dict()` is without them."""
-    torch.save(model.state_dict(), folder / "dense.pt")
-    np.savez(folder / "rows.npz", **model.embeddings.state_arrays())
+def save(model: NextShop, file: Path) -> None:
+    """The rows are in it, with their optimizer state."""
+    torch.save(model.state_dict(), file)
 
 
-def load(folder: Path) -> NextShop:
+def load(file: Path) -> NextShop:
     model = new_model()
-    model.load_state_dict(torch.load(folder / "dense.pt", weights_only=True))
-    with np.load(folder / "rows.npz") as rows:
-        model.embeddings.load_state_arrays(rows)
+    model.load_state_dict(torch.load(file, weights_only=True))
     return model
 
 
@@ -95,8 +91,9 @@ def main() -> None:
             print(f"batch {planned.number:2}  loss {loss.item():.4f}")
     print(f"{embeddings.device_rows_text()}\nright on new samples: {share_right(model):.1%}")
     with tempfile.TemporaryDirectory() as folder:
-        save(model, Path(folder))
-        print(f"the same, loaded:     {share_right(load(Path(folder))):.1%}")
+        file = Path(folder) / "model.pt"
+        save(model, file)
+        print(f"the same, loaded:     {share_right(load(file)):.1%}")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_a_batch_that_was_not_looked_ahead() -> None:
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_it_is_not_copied(copied: Any) -> None:
     model = nn.ModuleDict({"rows": TieredEmbeddingBag([TABLE], skip=SkipConfig())})
-    with pytest.raises(TypeError, match=r"save what state_arrays\(\) gives"):
+    with pytest.raises(TypeError, match=r"load its state_dict\(\) into a new one"):
         copied(model["rows"])
 
 

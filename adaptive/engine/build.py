@@ -61,7 +61,8 @@ def build_engine(
         room = max(0, room - kept)
     sizes = choose_slots(groups, tier, optimizer, policy, room)
     lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, policy_caller, mover)
-    pipeline = Pipeline(lanes, policy_caller, tier, skip, mover)
+    pipeline = Pipeline(lanes, policy_caller, tier, skip, mover, optimizer)
+    pipeline.use_rate(optimizer.lr)
     drops_updates = skip is not None and policy_caller.leaves_out
     return Engine(pipeline, sizes, skip, drops_updates, skip is not None and defers)
 

@@ -18,6 +18,7 @@ from adaptive.counters import Stopwatch
 from adaptive.engine.late import LateRows, updated_on_device
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning.books import INITIAL, ON_HOST
+from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, DistinctFinder, Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.planning.parts import GroupPart, describe_parts
@@ -82,6 +83,7 @@ class Pipeline:
         tier: TierConfig,
         skip: SkipConfig | None,
         mover: Mover,
+        optimizer: RowOptimizer,
     ) -> None:
         self.lanes = tuple(lanes)
         self.policy_caller = policy_caller
@@ -100,6 +102,8 @@ class Pipeline:
         self._skip = skip
         self._feedback: dict[int, list[Callable[[], Feedback]]] = {}
         self._losses: dict[int, float] = {}
+        self._optimizer = optimizer
+        self.rate = optimizer.lr  # of the latest step
         self.running = False  # whether a look-ahead is
         self._planned: list[ReadyBatch] = []  # the latest ones, with all that are in flight
         self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
@@ -153,6 +157,13 @@ class Pipeline:
         self.trained = number - 1
         self._feedback.clear()
         self._losses.clear()
+
+    def use_rate(self, lr: float) -> None:
+        """Update rows with this learning rate from now on, each table's times its `lr_scale`. From the training thread,
+        before it updates rows."""
+        self.rate = lr
+        for lane in self.lanes:
+            lane.device.use(self._optimizer.at(lr * lane.group.lr_scale))
 
     def start_training(self, ready: ReadyBatch) -> None:
         """Called by the training thread before it asks the device to train a batch; all before it are trained."""

@@ -77,7 +77,10 @@ def _block_rows(lane: Lane) -> int:
 
 def _save_lanes(pipeline: Pipeline, read: Callable[[Lane, Int64s], Part]) -> Part:
     """The caller holds the lock."""
-    arrays: Part = {"next_batch": np.array([pipeline.trained + 1], np.int64)}
+    arrays: Part = {
+        "next_batch": np.array([pipeline.trained + 1], np.int64),
+        "rate": np.array([pipeline.rate], np.float64),
+    }
     for number, lane in enumerate(pipeline.lanes):
         arrays.update(_save_lane(lane, f"rows{number}.", read))
         if not pipeline.running:
@@ -115,6 +118,8 @@ def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile]
             _load_lane(lane, part)
             load_watched(lane, kept)
         pipeline.restart(int(whole(arrays["next_batch"])[0]))
+        if "rate" in arrays:  # what waits is applied by it, until there is another step
+            pipeline.use_rate(float(whole(arrays["rate"])[0]))
 
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile]) -> None:

@@ -1,7 +1,7 @@
-"""`Group`: the tables of one width, whose rows share slots; how rows, tables and features are numbered.
+"""`Group`: the tables of one width and learning rate, whose rows share slots; how rows, tables, features are numbered.
 
-Tables are ordered by width (in order of first appearance) and numbered in that order; rows are numbered through
-all tables in the same order. Inside a group, kernels use *local* rows, counted from the group's first row.
+Tables are ordered by width and `lr_scale` (in order of first appearance) and numbered in that order; rows are numbered
+through all tables in the same order. Inside a group, kernels use *local* rows, counted from the group's first row.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class FeatureSlot:
 
 @dataclass(frozen=True)
 class Group:
-    """Tables of one width."""
+    """Tables of one width and one learning rate."""
 
     tables: tuple[TableConfig, ...]
     features: tuple[FeatureSlot, ...]  # ordered by table
@@ -43,6 +43,10 @@ class Group:
     @property
     def embedding_dim(self) -> int:
         return self.tables[0].embedding_dim
+
+    @property
+    def lr_scale(self) -> float:
+        return self.tables[0].lr_scale
 
     @property
     def num_rows(self) -> int:
@@ -136,13 +140,13 @@ def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:
 
 
 def make_groups(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
-    """Group the tables by width."""
+    """Group the tables by width and rate."""
     features = feature_order(tables)
-    widths = list(dict.fromkeys(table.embedding_dim for table in tables))
+    kinds = dict.fromkeys((table.embedding_dim, table.lr_scale) for table in tables)
     groups: list[Group] = []
     first_table = first_row = 0
-    for width in widths:
-        members = tuple(table for table in tables if table.embedding_dim == width)
+    for kind in kinds:
+        members = tuple(table for table in tables if (table.embedding_dim, table.lr_scale) == kind)
         groups.append(_make_group(members, features, first_table, first_row, seed))
         first_table += len(members)
         first_row += groups[-1].num_rows

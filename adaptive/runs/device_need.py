@@ -36,6 +36,7 @@ def refuse_too_few(config: TrainConfig, components: Components, batches: Sequenc
         return
     raise DeviceMemoryError(
         f"{needed:,} device rows are needed to hold the rows of {config.depth + 1} of the first {len(batches)} "
-        f"batches, {there:,} are there: raise device_rows to at least {needed}, or lower the batch size, or lower depth "
-        f"(now {config.depth}), or set tier.when_full=shallower; adaptive-train simulate tells what all batches need"
+        f"batches, {there:,} are there: raise device_rows to at least {needed}, or lower the batch size, or lower "
+        f"depth (now {config.depth}), or set tier.when_full=shallower; adaptive-train simulate tells what all "
+        "batches need"
     )

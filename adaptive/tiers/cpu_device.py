@@ -87,6 +87,9 @@ class CpuDevice(DeviceTier):
         self._rows.pool(out.numpy(), pooling, rows)
         return out
 
+    def use(self, optimizer: RowOptimizer) -> None:
+        self._rows.use(optimizer)
+
     def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:
         norms = self._rows.update(row_updates, gradients.numpy())
         return lambda: norms

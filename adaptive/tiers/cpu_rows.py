@@ -28,9 +28,13 @@ class CpuRows:
 
     def __init__(self, host: HostTier, optimizer: RowOptimizer, num_slots: int = 0, fill: float = 0.0) -> None:
         self._host = host
-        self._rule = optimizer.kind, optimizer.settings(), optimizer.corrections()
+        self.use(optimizer)
         self.scratch = update_scratch(max(numba.get_num_threads(), 1), host.weights.shape[1])
         self.resize(num_slots, fill)
+
+    def use(self, optimizer: RowOptimizer) -> None:
+        """Update rows by these settings from now on; the formula and the state are the same."""
+        self._rule = optimizer.kind, optimizer.settings(), optimizer.corrections()
 
     def resize(self, num_slots: int, fill: float = 0.0) -> None:
         """Reallocate to `num_slots` slots that hold `fill`."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates, Snapshots
 
 Int64s = NDArray[np.int64]
@@ -72,6 +73,11 @@ class DeviceTier(ABC):
     @abstractmethod
     def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
         """(V, D) the vectors of one batch, from slots and host, or from `rows` (U, D) that were read out."""
+
+    @abstractmethod
+    def use(self, optimizer: RowOptimizer) -> None:
+        """Update rows by these settings from now on; the formula and the state are the same. From the training thread,
+        or with no batch in flight."""
 
     @abstractmethod
     def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:

@@ -144,6 +144,12 @@ class TorchDevice(DeviceTier):
             self._mover.compute.run(lambda: _put_rows(out, places, vectors))
         return out
 
+    def use(self, optimizer: RowOptimizer) -> None:
+        self._settings = [float(value) for value in optimizer.settings()]
+        if len(self._corrections) > 1:  # Adam's, which hold the rate
+            self._corrections = self._link.send(optimizer.corrections())
+        self._host_rows.use(optimizer)
+
     def update(self, row_updates: RowUpdates, gradients: Tensor) -> Later:
         """Rows on the host are updated when this returns, rows in slots when the device comes to it."""
         assert isinstance(row_updates, SentRowUpdates)

@@ -25,6 +25,10 @@ class HostRows:
         self._rows = CpuRows(host, optimizer)
         self._width = host.weights.shape[1]
 
+    def use(self, optimizer: RowOptimizer) -> None:
+        """Update rows by these settings from now on."""
+        self._rows.use(optimizer)
+
     def pool(self, pooling: Pooling) -> Tensor:
         """(V, D) on the device: bags of which every row lies on the host."""
 
