@@ -324,8 +324,8 @@ class TrainConfig(Config):
     )
     tf32: bool = Field(
         default=False,
-        description="matrix products of the dense part on a GPU from numbers rounded to 10 bits, by tensor cores, which "
-        "are several times as fast; rows are updated in float32 all the same",
+        description="matrix products of the dense part on a GPU from numbers rounded to 10 bits, by tensor cores, "
+        "several times as fast; rows are updated in float32 all the same",
     )
 
     @model_validator(mode="after")
