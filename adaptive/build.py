@@ -173,13 +173,17 @@ def _options(model: type[M], name: str, options: dict[str, Any]) -> M:
 
 @contextlib.contextmanager
 def torch_settings(config: TrainConfig) -> Iterator[None]:
-    """Seed and deterministic switch for the time of a run; the caller's are back afterwards."""
+    """Seed and switches of torch's for the time of a run; the caller's are back afterwards."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filling: Any = torch.utils.deterministic
+    products: Any = torch.backends.cuda.matmul
+    precision = products.fp32_precision
     fills = filling.fill_uninitialized_memory
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(config.seed)
         try:
+            if config.tf32:
+                products.fp32_precision = "tf32"
             if config.deterministic:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
                 torch.use_deterministic_algorithms(True)
@@ -188,4 +192,5 @@ def torch_settings(config: TrainConfig) -> Iterator[None]:
             yield
         finally:
             filling.fill_uninitialized_memory = fills
+            products.fp32_precision = precision
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])

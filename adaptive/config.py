@@ -328,6 +328,11 @@ class TrainConfig(Config):
     deterministic: bool = Field(
         default=False, description="torch's deterministic algorithms; needed for equal bits on a GPU"
     )
+    tf32: bool = Field(
+        default=False,
+        description="matrix products of the dense part on a GPU from numbers rounded to 10 bits, by tensor cores, "
+        "several times as fast; rows are updated in float32 all the same",
+    )
 
     @model_validator(mode="after")
     def _saves(self) -> Self:

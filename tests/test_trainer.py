@@ -164,6 +164,17 @@ def test_deterministic_runs_do_not_fill_memory_that_is_written_next() -> None:
         assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
+def test_tf32_is_for_matrix_products_on_a_gpu_and_for_the_time_of_a_run() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    assert before != "tf32"
+    with torch_settings(toy_config()):
+        assert torch.backends.cuda.matmul.fp32_precision == before
+    with torch_settings(toy_config(tf32=True)):
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert torch.backends.mkldnn.matmul.fp32_precision != "tf32"  # the CPU's numbers stay
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
 # -- the numbers --------------------------------------------------------------------------------------------------
 
 

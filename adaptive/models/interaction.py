@@ -4,6 +4,7 @@ Letters: B samples, F features, D values in a vector, P columns of the output. `
 (B, D), or (B, 0) where a model has no dense inputs; `pooled` is (B, F, D). All float32 unless said otherwise.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from adaptive.kernels.interaction import dot_backward, dot_forward
+from adaptive.kernels.rows import gpu
 
 ALIGNMENT = 16  # MKL's products of 2048 samples are 3 % faster at 368 columns than at 367
 
@@ -33,12 +35,20 @@ def concatenation(bottom: Tensor, pooled: Tensor) -> Tensor:
 def dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
     """`[bottom | dots | zeros]`, (B, P), the dots in the order of a matrix's lower triangle, row by row.
 
-    One fused pass each way for float32 on the CPU; plain torch operations elsewhere, for other dtypes, and while
-    `torch.compile` traces. Fused results can be differentiated once.
+    One fused pass each way for float32 on the CPU, and on a GPU with Triton for up to 32 vectors a sample; elsewhere on
+    a GPU products and gathers (`gathered_dot_interaction`). These can be differentiated once. Plain torch operations on
+    the CPU for other dtypes, and while `torch.compile` traces.
     """
-    if _can_fuse(bottom) and _can_fuse(pooled) and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return plain_dot_interaction(bottom, pooled, include_self=include_self)
+    if _can_fuse(bottom) and _can_fuse(pooled):
         fused: Tensor = _FusedDots.apply(bottom, pooled, include_self)  # type: ignore[no-untyped-call]
         return fused
+    if pooled.is_cuda:
+        if pooled.dtype == bottom.dtype == torch.float32 and _has_triton(pooled.device, pooled, bottom):
+            by_triton: Tensor = _TritonDots.apply(bottom, pooled, include_self)  # type: ignore[no-untyped-call]
+            return by_triton
+        return gathered_dot_interaction(bottom, pooled, include_self=include_self)
     return plain_dot_interaction(bottom, pooled, include_self=include_self)
 
 
@@ -49,6 +59,33 @@ def plain_dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool 
     num_vectors = vectors.shape[1]
     i, j = torch.tril_indices(num_vectors, num_vectors, offset=0 if include_self else -1, device=pooled.device)
     return _side_by_side(bottom, products[:, i, j])
+
+
+def gathered_dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
+    """`dot_interaction` whose gradient is a gather and one product, for any device and dtype; differentiable once.
+
+    The gradient of `products[:, i, j]` is a sum over places that torch sorts first, as if they could come twice, though
+    each comes once: on a GPU it takes longer than the rest of the interaction. Nothing here is added atomically.
+    """
+    gathered: Tensor = _GatheredDots.apply(bottom, pooled, include_self)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+@cache
+def _pairs(num_vectors: int, include_self: bool, device: torch.device) -> Tensor:
+    """(dots,) where each dot stands in the matrix of products, flattened."""
+    i, j = torch.tril_indices(num_vectors, num_vectors, offset=0 if include_self else -1)
+    places: Tensor = i * num_vectors + j
+    return places.to(device)
+
+
+@cache
+def _dots_of_pairs(num_vectors: int, include_self: bool, device: torch.device) -> Tensor:
+    """(vectors * vectors,) number of the dot of each pair, either way round; 0 on a diagonal that has none."""
+    found = torch.zeros((num_vectors, num_vectors), dtype=torch.int64)
+    i, j = torch.tril_indices(num_vectors, num_vectors, offset=0 if include_self else -1)
+    found[i, j] = found[j, i] = torch.arange(len(i))
+    return found.flatten().to(device)
 
 
 def _side_by_side(left: Tensor, right: Tensor) -> Tensor:
@@ -88,3 +125,68 @@ class _FusedDots(torch.autograd.Function):
             grad_pooled.numpy(),
         )
         return grad_bottom, grad_pooled, None
+
+
+class _GatheredDots(torch.autograd.Function):
+    """`gathered_dot_interaction` as one node of the graph; keeps the vectors for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
+        bottom, pooled = bottom.detach(), pooled.detach()
+        vectors = pooled if bottom.shape[1] == 0 else torch.cat([bottom[:, None], pooled], dim=1)
+        ctx.save_for_backward(vectors)
+        ctx.num_copied, ctx.include_self = bottom.shape[1], include_self
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        return _side_by_side(bottom, products.index_select(1, _pairs(vectors.shape[1], include_self, vectors.device)))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (vectors,) = ctx.saved_tensors
+        copied, num_vectors = ctx.num_copied, vectors.shape[1]
+        places = _dots_of_pairs(num_vectors, ctx.include_self, vectors.device) + copied
+        weights = grad.index_select(1, places).view(-1, num_vectors, num_vectors)
+        if ctx.include_self:
+            weights.diagonal(dim1=1, dim2=2).mul_(2)
+        else:
+            weights.diagonal(dim1=1, dim2=2).zero_()
+        if not copied:
+            return grad.new_empty((len(grad), 0)), torch.bmm(weights, vectors), None
+        grad_bottom = grad[:, :copied] + torch.bmm(weights[:, :1], vectors).squeeze(1)
+        return grad_bottom, torch.bmm(weights[:, 1:], vectors), None
+
+
+class _TritonDots(torch.autograd.Function):
+    """Triton's kernels as one node of the graph; keeps its two inputs and nothing else for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
+        from adaptive.kernels.gpu import interaction
+
+        bottom, pooled = bottom.detach().contiguous(), pooled.detach().contiguous()
+        num_vectors = pooled.shape[1] + (bottom.shape[1] > 0)
+        width = aligned(bottom.shape[1] + num_dots(num_vectors, include_self=include_self))
+        out = pooled.new_empty((len(pooled), width))
+        ctx.tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+        interaction.dot_forward(bottom, pooled, include_self, out, tf32=ctx.tf32)
+        ctx.save_for_backward(bottom, pooled)
+        ctx.include_self = include_self
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        from adaptive.kernels.gpu import interaction
+
+        bottom, pooled = ctx.saved_tensors
+        grads = torch.empty_like(bottom), torch.empty_like(pooled)
+        interaction.dot_backward(bottom, pooled, ctx.include_self, grad.contiguous(), *grads, tf32=ctx.tf32)
+        return *grads, None
+
+
+def _has_triton(device: torch.device, pooled: Tensor, bottom: Tensor) -> bool:
+    if not gpu.available(device):
+        return False
+    from adaptive.kernels.gpu import interaction
+
+    return interaction.can_run(pooled, bottom)

@@ -134,7 +134,7 @@ def _worst(report: Report) -> None:
 def _move(report: Report, accelerator: Accelerator, settings: Settings, rates: Rates) -> None:
     table = report.table(
         f"moving {settings.moved_rows:,} rows with their state", "width", "optimizer", "way", "MB", "fetch ms",
-        "fetch over floor", "write back ms", "write back over floor",
+        "of it host ms", "fetch over floor", "write back ms", "write back over floor",
     )  # fmt: skip
     ways: tuple[Transfer, ...] = ("auto", "staged")
     both: list[float] = []
@@ -143,7 +143,17 @@ def _move(report: Report, accelerator: Accelerator, settings: Settings, rates: R
         moved = time_moves(accelerator, workload, settings.moved_rows, way, rounds=settings.rounds)
         over = moved.fetch_ms / (moved.num_bytes / rates.to_device * 1e3)
         back = moved.write_back_ms / (moved.num_bytes / rates.to_host * 1e3)
-        table.add(dim, optimizer, way, moved.num_bytes / 1e6, moved.fetch_ms, over, moved.write_back_ms, back)
+        table.add(
+            dim,
+            optimizer,
+            way,
+            moved.num_bytes / 1e6,
+            moved.fetch_ms,
+            moved.fetch_host_ms,
+            over,
+            moved.write_back_ms,
+            back,
+        )
         name = f"{optimizer}_d{dim}{'' if way == 'auto' else f'_{way}'}"
         report.ratios[f"gpu_fetch_over_floor_{name}"] = over
         report.ratios[f"gpu_write_back_over_floor_{name}"] = back

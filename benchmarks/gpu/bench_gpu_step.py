@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 
+import torch
+
 from adaptive.counters import Counter
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
@@ -55,6 +57,8 @@ class Settings:
     models: tuple[str, ...] = ("heavy",)
     ways: tuple[str, ...] = ("staged",)  # of rows over the link, besides the usual one; and sums in chunks
     bf16: int = 1  # 1: the base case with bf16 MLPs, too
+    trainer: int = 1  # 1: the base case, and the smallest batch, by `Trainer`, too
+    tf32: int = 0  # 1: matrix products of all variants from tensor cores, as with `tf32=true`
     copy_megabytes: int = 512
     rounds: int = 5
     steps: int = 16
@@ -67,11 +71,11 @@ SETTINGS = {
     "full": Settings(),
     "quick": Settings(
         gigabytes=2.0, policies=("lfu",), depths=(0,), shares=(25,), batches=(2048,), optimizers=("sgd",), dims=(),
-        sizes=(), models=(), ways=(), bf16=0, rounds=3, seconds=180.0,
+        sizes=(), models=(), ways=(), bf16=0, trainer=0, rounds=3, seconds=180.0,
     ),
     "smoke": Settings(
         gigabytes=0.5, batch=4096, policies=(), depths=(), shares=(), batches=(), optimizers=("sgd",), dims=(),
-        sizes=(), models=(), ways=(), bf16=0, copy_megabytes=256, rounds=3, seconds=40.0,
+        sizes=(), models=(), ways=(), bf16=0, trainer=0, copy_megabytes=256, rounds=3, seconds=40.0,
     ),
 }  # fmt: skip
 
@@ -79,6 +83,8 @@ SETTINGS = {
 def run(settings: Settings) -> Report:
     until = time.monotonic() + settings.seconds
     accelerator = open_accelerator(settings.device)
+    if settings.tf32:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
     report = Report()
     rates = measure_rates(accelerator, settings.copy_megabytes)
     table = report.table(f"whole step, {settings.steps} steps a turn at most, {settings.rounds} turns", *HEADER)
@@ -107,6 +113,9 @@ def plan(settings: Settings) -> Wanted:
         wanted[base][replace(staged, exact=False)] = [here]
     for way in settings.ways:
         wanted[base][replace(staged, transfer=_way(way))] = [here]
+    if settings.trainer:
+        least = Point(min((settings.batch, *settings.batches)), settings.depth)
+        wanted[base][replace(staged, trainer=True)] = list(dict.fromkeys([here, least]))
     for policy in settings.policies:
         wanted[base][Spec(policy, settings.share)] = [here]
     for share in settings.shares:
@@ -182,6 +191,7 @@ def _ratios(report: Report, settings: Settings, workload: Workload, timings: lis
     for spec, timing in here.items():
         if spec.is_staged:
             name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
+            name += "_trainer" if spec.trainer else ""
             name += ("" if spec.exact else "_chunked") + ("" if spec.transfer == "auto" else f"_{spec.transfer}")
             report.ratios[f"gpu_staged_vs_device{name}{suffix}"] = timing.speed
         elif spec != DEVICE and staged is not None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator, Work
-from benchmarks.gpu.parts import EmbeddingPart, Part, WholeStep
+from benchmarks.gpu.parts import EmbeddingPart, Part, TrainerStep, WholeStep
 from benchmarks.gpu.timing import Measured, Point, Timing
 from benchmarks.gpu.turns import Line, batches_needed
 from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers, fits, open_variant
@@ -179,7 +179,8 @@ class Comparison:
         )
 
     def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
-        part = PARTS[self._part_name](self.workload, self.accelerator)
+        by_trainer = isinstance(embeddings, Tiers) and embeddings.by_trainer
+        part = (TrainerStep if by_trainer else PARTS[self._part_name])(self.workload, self.accelerator)
         return Line(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
 
     def _measure(self, variants: Mapping[str, Embeddings], point: Point) -> dict[str, Measured]:

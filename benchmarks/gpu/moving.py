@@ -22,6 +22,7 @@ class Moved:
     num_bytes: int  # each way
     fetch_ms: float
     write_back_ms: float
+    fetch_host_ms: float  # until the look-ahead thread may go on: lists are made, copies are asked for
 
 
 def time_moves(accelerator: Accelerator, workload: Workload, rows: int, transfer: Transfer, *, rounds: int) -> Moved:
@@ -41,21 +42,25 @@ def time_moves(accelerator: Accelerator, workload: Workload, rows: int, transfer
         slots = rng.permutation(rows)
         fetches = [Moves(fetch_slots=slots, fetch_rows=one, fetch_initial=np.zeros(rows, np.bool_)) for one in choices]
         backs = [Moves(back_slots=slots, back_rows=one) for one in choices]
-        fetch_ms, back_ms = [], []
+        fetch_ms, back_ms, host_ms = [], [], []
         for fetch, back in zip(fetches, backs, strict=True):
-            fetch_ms.append(_ms(accelerator, lambda fetch=fetch: tier.fetch(fetch)))  # type: ignore[misc]
-            back_ms.append(_ms(accelerator, lambda back=back: write_back(back)))  # type: ignore[misc]
+            took, asked = _ms(accelerator, lambda fetch=fetch: tier.fetch(fetch))  # type: ignore[misc]
+            fetch_ms.append(took)
+            host_ms.append(asked)
+            back_ms.append(_ms(accelerator, lambda back=back: write_back(back))[0])  # type: ignore[misc]
     finally:
         tiers.close()
-    return Moved(rows * workload.row_bytes, median(fetch_ms[1:]), median(back_ms[1:]))
+    return Moved(rows * workload.row_bytes, median(fetch_ms[1:]), median(back_ms[1:]), median(host_ms[1:]))
 
 
-def _ms(accelerator: Accelerator, work: Callable[[], object]) -> float:
+def _ms(accelerator: Accelerator, work: Callable[[], object]) -> tuple[float, float]:
+    """Until it is done, and until the host has asked for it."""
     accelerator.synchronize()
     start = time.perf_counter()
     work()
+    asked = time.perf_counter()
     accelerator.synchronize()
-    return (time.perf_counter() - start) * 1e3
+    return (time.perf_counter() - start) * 1e3, (asked - start) * 1e3
 
 
 def tier_memory(accelerator: Accelerator, workload: Workload, size: str) -> tuple[int, int]:

@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from adaptive.batch import Batch
 from adaptive.planned import Planned
+from adaptive.trainer import Trainer
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.workloads import NUM_TABLES, Workload
-from benchmarks.variants import DENSE_RATE, Embeddings, joined
+from benchmarks.variants import DENSE_RATE, Embeddings, Ours, joined
 
 Mark = Callable[[], Any]
 
@@ -109,3 +110,21 @@ class WholeStep(Part):
             self._learn(dense, labels, pooled)
 
         return work
+
+
+class TrainerStep(WholeStep):
+    """The same by `Trainer`, which waits for the device once a step; all of it counts as its dense phase."""
+
+    def __init__(self, workload: Workload, accelerator: Accelerator) -> None:
+        super().__init__(workload, accelerator)
+        self._trainer: Trainer | None = None
+
+    def train(self, embeddings: Embeddings, inputs: Any, prepared: Any, mark: Mark) -> list[Any]:
+        if self._trainer is None:
+            assert isinstance(embeddings, Ours)
+            self._trainer = Trainer(embeddings.bag, self._model, self._optimizer)
+            self._trainer.recorder.start()
+        first = mark()
+        self._trainer.step(inputs)
+        last = mark()
+        return [first, first, last, last]

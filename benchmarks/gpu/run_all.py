@@ -2,9 +2,11 @@
 
     python -m benchmarks.gpu.run_all                             # half an hour
     python -m benchmarks.gpu.run_all --smoke                     # two minutes: does everything run, is it right?
-    python -m benchmarks.gpu.run_all --only suite floors embedding --reports out   # in parts of ten minutes, ...
-    python -m benchmarks.gpu.run_all --only step --reports out                     # ... put together in one document
+    python -m benchmarks.gpu.run_all --only probe suite --reports out    # in parts, the telling ones first
+    python -m benchmarks.gpu.run_all --only floors embedding --reports out
+    python -m benchmarks.gpu.run_all --only step --reports out           # a stage alone takes less than ten minutes
     python -m benchmarks.gpu.run_all --only large --reports out --json results.json
+    python -m benchmarks.gpu.run_all --write --reports out       # anywhere: the tables of these reports into the page
     python -m benchmarks.gpu.run_all --smoke --device cpu-torch  # a rehearsal on the CPU; no GPU numbers
 
 Run it in the root of the repository; nothing needs to be installed but what `docs/gpu.md` lists. The tables go to
@@ -25,19 +27,22 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks import harness, run_all
-from benchmarks.gpu import ending
+from benchmarks.gpu import ending, memory
 from benchmarks.gpu.bars import BARS, REQUIRED
 from benchmarks.harness import Report
 
-STAGES = ("suite", "floors", "embedding", "step", "large")
+STAGES = ("probe", "suite", "floors", "embedding", "step", "large")
 SECONDS: dict[str, dict[str, float]] = {  # allowed to each stage; those that measure in turns end by themselves
-    "full": {"suite": 240, "floors": 60, "embedding": 270, "step": 520, "large": 520},
-    "quick": {"suite": 120, "floors": 40, "embedding": 120, "step": 180, "large": 180},
-    "smoke": {"suite": 200, "floors": 20, "embedding": 25, "step": 30, "large": 15},
+    "full": {"probe": 240, "suite": 240, "floors": 60, "embedding": 270, "step": 420, "large": 420},
+    "quick": {"probe": 90, "suite": 120, "floors": 40, "embedding": 120, "step": 180, "large": 180},
+    "smoke": {"probe": 40, "suite": 200, "floors": 20, "embedding": 25, "step": 30, "large": 15},
 }
+MOST_SECONDS = 600  # of a stage, asked to end and killed included: machines are lent by the ten minutes
 START_SECONDS = 30  # imports, and kernels to compile, of a stage that ends by itself
 MARGIN = 1.25  # what was begun in time is measured to its end
 TINY = {  # sizes of a rehearsal
+    "probe": ("rows=2000", "ids=2000", "dims=8", "batches=32", "heavy=16", "pinned_rows=500", "moved_rows=64",
+              "programs=64", "product=16", "copy_megabytes=1", "rounds=1"),
     "floors": ("megabytes=1", "table_megabytes=1", "rows=64", "launches=5", "rounds=1"),
     "embedding": ("gigabytes=0.0008", "dims=8", "batch=32", "check_samples=16", "rounds=1", "steps=1",
                   "copy_megabytes=1", "moved_rows=64", "tier=50KB"),
@@ -82,6 +87,11 @@ def check_machine(tier: str) -> None:
             raise SystemExit(f"missing here: {', '.join(missing)}; Triton's kernels need it (docs/gpu.md)")
 
 
+def limit_of(seconds: float) -> float:
+    """After how many seconds a stage that should take so long is asked to end."""
+    return min(seconds * MARGIN + START_SECONDS, MOST_SECONDS - ending.GRACE_SECONDS)
+
+
 def run_stage(stage: str, size: str, tier: str, seconds: float) -> Report:
     """The report of a stage that takes about `seconds` at most."""
     if stage == "suite":
@@ -92,8 +102,8 @@ def run_stage(stage: str, size: str, tier: str, seconds: float) -> Report:
     if stage != "floors":
         changes.append(f"seconds={seconds:.0f}")
     arguments = [f"--{size}"] if size != "full" else []
-    limit = seconds * MARGIN + START_SECONDS
-    return ending.run_module(f"benchmarks.gpu.bench_gpu_{stage}", *arguments, "--set", *changes, limit=limit)
+    module = f"benchmarks.gpu.bench_gpu_{stage}"
+    return ending.run_module(module, *arguments, "--set", *changes, limit=limit_of(seconds))
 
 
 def gather(folder: Path) -> Report:
@@ -134,28 +144,56 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep what each stage found, and add to it")
     parser.add_argument("--seconds", type=float, metavar="N", help="end after about so long; what is left out is said")
     parser.add_argument("--device", choices=("cuda", "cpu-torch"), default="cuda", help="cpu-torch: a rehearsal")
+    parser.add_argument(
+        "--host-gigabytes", type=float, metavar="N",
+        help="host memory to count on, in place of what is free now: that of small virtual machines grows with use",
+    )  # fmt: skip
+    parser.add_argument("--write", action="store_true", help="run nothing: write the document from --reports")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/gpu.md)")
     return parser
 
 
+def write(options: argparse.Namespace, folder: Path) -> Report:
+    """Write the document from the reports that are there, in the words of the machine that made them.
+
+    Raises:
+        SystemExit: if there are none.
+    """
+    path = folder / "machine.json"
+    if not path.is_file():
+        raise SystemExit(f"{path} is not there: --write needs the folder that --reports of a run has filled")
+    about, report = json.loads(path.read_text()), gather(folder)
+    if about["size"] != "full":
+        report.notes.append("small sizes: a first impression, no verdict on the bars.")
+    section = run_all.markdown(report, about["command"], about["quietness"], machine=about["machine"], bars=BARS)
+    run_all.write_document(options.document, section, begin=BEGIN, end=END)
+    return report
+
+
 def main() -> None:
     options = arguments().parse_args()
+    if options.write:
+        if options.reports is None:
+            raise SystemExit("--write needs --reports FOLDER, which an earlier run has filled")
+        write(options, options.reports)
+        return
+    if options.host_gigabytes is not None:
+        os.environ[memory.HOST_GIGABYTES] = f"{options.host_gigabytes:g}"  # for the stages, which are processes
     check_machine(options.device)
     from benchmarks.gpu.accelerator import describe
 
     machine, quietness = describe(options.device), harness.quietness()
     print(machine, quietness, sep="\n", flush=True)
+    command = shlex.join(["python", "-m", "benchmarks.gpu.run_all", *sys.argv[1:]])
+    about = {"machine": machine, "quietness": quietness, "command": command, "size": options.size}
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.reports or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "machine.json").write_text(json.dumps(about, indent=1) + "\n")
         report = run(options, folder)
-    if options.size != "full" or options.device != "cuda":
-        report.notes.append("small sizes: a first impression, no verdict on the bars.")
+        if options.device == "cuda":
+            report = write(options, folder)
     print(run_all.bars_table(report, BARS).plain())
-    if options.device == "cuda":
-        command = shlex.join(["python", "-m", "benchmarks.gpu.run_all", *sys.argv[1:]])
-        section = run_all.markdown(report, command, quietness, machine=machine, bars=BARS)
-        run_all.write_document(options.document, section, begin=BEGIN, end=END)
     failed = [name for name in report.absent if name.startswith("bench_")]
     failed += ["tests"] if report.ratios.get("gpu_tests_failed") else []
     if failed:

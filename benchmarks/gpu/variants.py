@@ -18,8 +18,8 @@ from adaptive.config import SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels.planning.books import ON_HOST
 from adaptive.policy_loading import load_policy_class
-from adaptive.system import available_bytes
 from benchmarks.gpu.accelerator import Accelerator
+from benchmarks.gpu.memory import given_bytes, host_bytes
 from benchmarks.gpu.workloads import RECORD_BYTES, TORCH_COPIES, Workload, in_threads
 from benchmarks.peers_torch import EmbeddingBags, JoinedTable, Spans, torch_optimizer
 from benchmarks.variants import Block, Embeddings, NotAvailable, Ours, Setup, joined, row_optimizer
@@ -48,6 +48,7 @@ class Spec:
     share: int = 100  # per cent of the rows on the device, for policies that take any
     exact: bool = True  # see `TierConfig`, as for `transfer`
     transfer: Transfer = "auto"
+    trainer: bool = False  # whole steps as `Trainer` trains them, with its one wait
 
     @property
     def is_ours(self) -> bool:
@@ -63,6 +64,7 @@ class Spec:
         parts += [f"{self.share}%"] if self.is_staged else []
         parts += [] if self.exact else ["sums in chunks"]
         parts += [] if self.transfer == "auto" else [self.transfer]
+        parts += ["by Trainer"] if self.trainer else []
         return ", ".join(parts)
 
     def memory_bytes(self, workload: Workload) -> tuple[int, int]:
@@ -94,7 +96,7 @@ def lacking(workload: Workload, specs: Iterable[Spec], accelerator: Accelerator)
     if not accelerator.is_gpu:
         host, device = host + device, 0.0
     for name, needed, free in (
-        ("host", host, available_bytes()),
+        ("host", host, host_bytes()),
         ("device", device, accelerator.free_bytes()),
     ):
         if needed > free:
@@ -123,6 +125,16 @@ def open_variant(spec: Spec, workload: Workload, accelerator: Accelerator) -> Em
     return kinds[spec.kind](setup, accelerator.device)
 
 
+def transfer_of(spec: Spec, setup: Setup, accelerator: Accelerator) -> Transfer:
+    """`auto` judges by the memory that is free now. Where the user says how much there will be, that counts."""
+    given = given_bytes()
+    if spec.transfer != "auto" or given is None or not accelerator.is_gpu or spec.kind == DEVICE.kind:
+        return spec.transfer
+    state_width = row_optimizer(setup.optimizer).state_width(setup.dim)
+    tables = 4 * (setup.dim + state_width) * sum(table.num_embeddings for table in setup.tables)
+    return "direct" if 2 * tables <= given else "staged"
+
+
 class Tiers(Ours):
     """`TieredEmbeddingBag` on the accelerator; every row is stored on the host as if it had been trained."""
 
@@ -134,11 +146,11 @@ class Tiers(Ours):
             device=accelerator.tier,
             when_full="shallower",
             exact=spec.exact,
-            transfer=spec.transfer,
+            transfer=transfer_of(spec, setup, accelerator),
         )
         skip = SkipConfig() if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)
-        self.title = spec.title
+        self.title, self.by_trainer = spec.title, spec.trainer
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
         self._depth = 0
         self._running = None

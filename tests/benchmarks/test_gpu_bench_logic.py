@@ -18,13 +18,13 @@ from torch.autograd import DeviceType
 
 from adaptive.batch import Batch
 from benchmarks import run_all as cpu_run_all
-from benchmarks.gpu import accelerator, bench_gpu_embedding, bench_gpu_step, ending, run_all, suite
+from benchmarks.gpu import accelerator, bench_gpu_embedding, bench_gpu_step, ending, memory, run_all, suite
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.bars import BARS, REQUIRED
 from benchmarks.gpu.floors import Rates, distinct_rows, measure_rates, traffic
 from benchmarks.gpu.timing import Point
 from benchmarks.gpu.turns import batches_needed
-from benchmarks.gpu.variants import DEVICE, POLICIES, Spec
+from benchmarks.gpu.variants import DEVICE, POLICIES, Spec, transfer_of
 from benchmarks.gpu.workloads import Workload, covering_batches, popular_counts, rank_ids
 from benchmarks.harness import Report
 from benchmarks.streams import kaggle_tables, zipf
@@ -293,11 +293,56 @@ def test_a_stage_is_a_process_with_the_settings_of_its_size(monkeypatch: pytest.
     run_all.run_stage("step", "smoke", "cuda", 100)
     assert calls == [("benchmarks.gpu.bench_gpu_step", "--smoke", "--set", "device=cuda", "seconds=100", 155.0)]
     settings: Any = {"floors": "bench_gpu_floors", "embedding": "bench_gpu_embedding", "step": "bench_gpu_step",
-                     "large": "bench_gpu_large"}  # fmt: skip
+                     "large": "bench_gpu_large", "probe": "bench_gpu_probe"}  # fmt: skip
     for stage, module in settings.items():
         loaded = __import__(f"benchmarks.gpu.{module}", fromlist=["SETTINGS"])
         for size in run_all.SECONDS:
             cpu_run_all.harness.changed(loaded.SETTINGS[size], ["device=cpu-torch", *run_all.TINY[stage]])
+
+
+def test_no_stage_takes_more_than_ten_minutes_however_it_ends() -> None:
+    for size in run_all.SECONDS.values():
+        assert size.keys() == set(run_all.STAGES)
+        for seconds in size.values():
+            assert run_all.limit_of(seconds) == pytest.approx(seconds * run_all.MARGIN + run_all.START_SECONDS)
+            assert run_all.limit_of(seconds) + ending.GRACE_SECONDS <= run_all.MOST_SECONDS
+    assert run_all.limit_of(10_000) + ending.GRACE_SECONDS == run_all.MOST_SECONDS
+
+
+def test_the_document_is_written_from_saved_reports_wherever_they_are(
+    stages: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No stage is run, and no GPU is asked for; machine and command are those of the run."""
+    document, folder = tmp_path / "page.md", tmp_path / "reports"
+    with pytest.raises(SystemExit, match="needs --reports FOLDER"):
+        call(monkeypatch, "--write")
+    with pytest.raises(SystemExit, match="needs the folder that --reports of a run has filled"):
+        call(monkeypatch, "--write", "--reports", str(folder))
+    folder.mkdir()
+    Report(ratios={"gpu_link_over_floor": 1.25}).save(folder / "embedding.json")
+    about = {"machine": "a machine of dreams", "quietness": "quiet", "command": "python -m x", "size": "full"}
+    (folder / "machine.json").write_text(json.dumps(about))
+    monkeypatch.setattr(run_all, "check_machine", lambda tier: pytest.fail("nothing is needed"))
+    call(monkeypatch, "--write", "--reports", str(folder), "--document", str(document))
+    text = document.read_text()
+    assert "a machine of dreams" in text and "`python -m x`" in text and "1.25" in text and stages == []
+
+
+def test_the_user_may_say_how_much_memory_there_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 5)
+    assert memory.given_bytes() is None and memory.host_bytes() == 5
+    workload, gpu = Workload(gigabytes=1.0, dim=64), Accelerator("cpu-torch")
+    assert transfer_of(Spec("lru"), workload.setup(), gpu) == "auto"
+    monkeypatch.setenv(memory.HOST_GIGABYTES, "2.5")
+    assert memory.host_bytes() == 2_500_000_000
+    gpu.is_gpu = True
+    assert transfer_of(Spec("lru"), workload.setup(), gpu) == "direct"
+    assert transfer_of(Spec("lru", transfer="staged"), workload.setup(), gpu) == "staged"
+    assert transfer_of(DEVICE, workload.setup(), gpu) == "auto"
+    assert transfer_of(Spec("lru"), Workload(gigabytes=2.0, dim=64).setup(), gpu) == "staged"
+    monkeypatch.setenv(memory.HOST_GIGABYTES, "much")
+    with pytest.raises(SystemExit, match="a number of gigabytes is needed"):
+        memory.host_bytes()
 
 
 STAGE = """

@@ -108,7 +108,7 @@ def test_the_whole_suite_on_the_cpu() -> None:
 @pytest.mark.slow  # a process for each stage
 def test_the_one_command_on_the_cpu(tmp_path: Path) -> None:
     found = tmp_path / "results.json"
-    stages = ("floors", "embedding", "step", "large")
+    stages = ("probe", "floors", "embedding", "step", "large")
     command = [sys.executable, "-m", "benchmarks.gpu.run_all", "--smoke", "--device", "cpu-torch", "--json", str(found)]
     subprocess.run([*command, "--only", *stages], cwd=ROOT, check=True, timeout=900)
     result = json.loads(found.read_text())

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from adaptive.counters import Counter
-from benchmarks.gpu import bench_gpu_embedding, bench_gpu_floors, bench_gpu_large, bench_gpu_step, workloads
+from benchmarks import harness
+from benchmarks.gpu import (
+    bench_gpu_embedding,
+    bench_gpu_floors,
+    bench_gpu_large,
+    bench_gpu_probe,
+    bench_gpu_step,
+    run_all,
+    workloads,
+)
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.comparison import Comparison, Effort, fill
 from benchmarks.gpu.timing import Point, Timing
@@ -46,6 +55,29 @@ def test_floors() -> None:
     assert figures <= set(report.figures) and all(value > 0 for value in report.figures.values())
 
 
+def test_probe() -> None:
+    changes = ["device=cpu-torch", *run_all.TINY["probe"]]
+    report = bench_gpu_probe.run(harness.changed(bench_gpu_probe.SETTINGS["full"], changes))
+    no_faults(report)
+    figures = {"b32_d8_update_exact_ms", "b16_d8_heavy_pool_over_floor", "fetch_64_rows_64_programs_gb_per_s",
+               "dense_b32_tf32_ms", "interaction_b32_gathered_backward_ms", "update_host_us"}  # fmt: skip
+    assert {f"gpu_probe_{name}" for name in figures} <= set(report.figures)
+    assert all(value >= 0 for value in report.figures.values())
+
+
+def test_a_part_of_the_probe_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(probe: Any) -> None:
+        raise OSError("no")
+
+    monkeypatch.setitem(bench_gpu_probe.PARTS, "host", fails)
+    settings = replace(
+        bench_gpu_probe.SETTINGS["smoke"], device="cpu-torch", parts=("host", "planning"), ids=500, rounds=1
+    )
+    report = bench_gpu_probe.run(settings)
+    assert report.absent == {"bench_gpu_probe host": "OSError: no"}
+    assert any(name.startswith("gpu_probe_distinct_by_sort") for name in report.figures)
+
+
 def test_embedding_part() -> None:
     settings = replace(
         bench_gpu_embedding.SETTINGS["full"], **TINY, dims=(4, 6), optimizers=("sgd", "adam", "rowwise_adagrad"),
@@ -77,6 +109,7 @@ def test_whole_step() -> None:
         "",
         "_lru_10pct_chunked",
         "_lru_10pct_staged",
+        "_lru_10pct_trainer",
         "_lfu_10pct",
         "_scratchpipe_10pct",
         "_slipstream_10pct",

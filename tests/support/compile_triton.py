@@ -1,9 +1,9 @@
-"""Compile every Triton kernel for a GPU that need not be there: `compile_triton.py CAPABILITY few|all [WIDTH ...]`.
+"""Compile Triton kernels for a GPU that need not be there: `compile_triton.py CAPABILITY few|all|dense [WIDTH ...]`.
 
 Prints for each kernel a line of JSON: its name, the float32 and float64 instructions of its PTX that do not round to
 nearest once an operation, its registers, and its bytes of spilled registers. `few` compiles each kernel in its fullest
-form, `all` in every form that the program can launch, float16 and bfloat16 rows among them. It needs a process of its
-own, TRITON_INTERPRET unset.
+form, `all` in every form that the program can launch, float16 and bfloat16 rows among them, `dense` those of the
+model's interaction, whose products are fused. It needs a process of its own, TRITON_INTERPRET unset.
 """
 
 import json
@@ -20,6 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from adaptive.kernels.gpu import interaction
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.deferred import accumulate_kernel
 from adaptive.kernels.rows.gpu.drift import drift_kernel
@@ -162,7 +163,27 @@ def hot_shape(width: int) -> dict[str, Any]:
     return {"WIDTH": width, "COLUMNS": min(HOT_COLUMNS, tile_of(width).block), "DEPTH": HOT_DEPTH}
 
 
+def interactions(width: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """With 26 and 31 features, all that can be chosen."""
+    for features, own, tf32 in product((26, 31), (False, True), (False, True)):
+        dots = (features + 1) * (features + (2 if own else 0)) // 2
+        constants = interaction.constants_of(features, width, -(-(width + dots) // 16) * 16, True, own, tf32)
+        yield interaction.forward_kernel, constants
+        yield interaction.backward_kernel, constants
+
+
+def compile_dense(capability: int, width: int) -> None:
+    for kernel, given in interactions(width):
+        constants = dict(given)
+        options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
+        print(json.dumps(examine(kernel, capability, options, constants, "fp32") | {"width": width}), flush=True)
+
+
 def main(capability: int, which: str, *widths: int) -> None:
+    if which == "dense":
+        for width in widths:
+            compile_dense(capability, width)
+        return
     one_warp = {"num_warps": 1, **EXACT_ARITHMETIC}
     for width in widths:
         for kernel, constants, rows in (*fullest(width), *(every(width) if which == "all" else ())):
