@@ -46,7 +46,7 @@ def write_array(path: Path, value: "Array | Blocks", disk: Disk) -> dict[str, An
     blocks = array.make() if isinstance(array, Blocks) else iter([array])
 
     def write(file: BinaryIO) -> None:
-        for chunk in itertools.chain([memoryview(header)], *map(_chunks, blocks)):
+        for chunk in itertools.chain([memoryview(header)], itertools.chain.from_iterable(map(_chunks, blocks))):
             digest.update(chunk)
             disk.write(file, chunk)
 

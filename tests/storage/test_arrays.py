@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adaptive.errors import CheckpointError
 from adaptive.storage.arrays import ArrayFile, Blocks, read_array, whole, write_array
-from adaptive.storage.durable import DISK
+from adaptive.storage.durable import DISK, Disk
 
 VALUES = np.arange(21, dtype=np.float32).reshape(7, 3)
 
@@ -34,6 +34,24 @@ def test_blocks_are_written_as_the_array_is(tmp_path: Path, length: int) -> None
     assert {**found, "file": "a.npy"} == expected
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
     assert np.array_equal(np.load(tmp_path / "b.npy", allow_pickle=False), VALUES)
+
+
+def test_a_block_is_made_when_the_one_before_is_written(tmp_path: Path) -> None:
+    """Or else all of them would be in memory."""
+    events = list[str]()
+
+    class Watched(Disk):
+        def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+            events.append("written")
+            super().write(file, data)
+
+    def make() -> Iterator[np.ndarray[Any, Any]]:
+        for row in VALUES:
+            events.append("made")
+            yield row[None]
+
+    write_array(tmp_path / "a.npy", Blocks(VALUES.dtype, VALUES.shape, make), Watched())
+    assert events == ["written", *7 * ["made", "written"]]
 
 
 def test_blocks_that_are_not_the_array_are_a_bug(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Run as a program, by `test_limited_memory.py`: commands on a table that is three times as large as the memory left.
+
+What libraries take, and what is compiled, is taken first, by the same commands on a small table. Then the address space
+is limited: what is taken from then on is for the large one. Prints a line of JSON for each command.
+"""
+
+import io
+import json
+import resource
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import numpy as np
+
+from adaptive.cli.app import main
+
+SMALL, LARGE, WIDTH = 2000, 60_000, 256
+TABLE_BYTES = LARGE * WIDTH * 4 * 2  # values, and as much state
+SHARE = 3
+FIXED = ["optimizer.name=adagrad", f"model.embedding_dim={WIDTH}", "model.bottom_mlp=8-256", "model.top_mlp=8-1"]
+FIXED += ["depth=1", "tier.device_rows=3000", "eval_batch_size=1024", "tensorboard=false", "data.eval_data=small.csv"]
+
+
+def address_space() -> int:
+    """Bytes of address space that this process has taken."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def write(name: str, num_rows: int) -> None:
+    """Each row once, in random order."""
+    ids = np.random.default_rng(0).permutation(num_rows)
+    Path(f"{name}.csv").write_text("click,price,id\n" + "".join(f"{row % 2},1.5,{row}\n" for row in ids))
+    Path(f"{name}.toml").write_text(
+        '[label]\ncolumn = "click"\n[[dense]]\ncolumns = ["price"]\n'
+        f'[[categorical]]\ncolumns = ["id"]\nkind = "int"\nnum_embeddings = {num_rows}\n'
+    )
+
+
+def call(*words: str) -> int:
+    """The exit code of a command; what it gives is printed if that is 0."""
+    out = io.StringIO()
+    try:
+        with redirect_stdout(out):
+            main([*words, "--json"])
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    if code == 0:
+        found = json.loads(out.getvalue())
+        print(json.dumps({"command": words[0], "run": words[1], **found}), flush=True)
+    return code
+
+
+def all_commands(name: str) -> None:
+    sets = [word for one in [*FIXED, "tier.host=mmap:rows"] for word in ("--set", one)]
+    train = ["--data", f"csv:{name}.csv", "--schema", f"{name}.toml", "--batch-size", "1024", "--out", f"run-{name}"]
+    assert call("run", *train, *sets) == 0
+    assert call("eval", f"run-{name}") == 0
+    assert call("predict", f"run-{name}", "--data", "small.csv", "--out", f"{name}.npy") == 0
+    for to in ("torch", "safetensors"):
+        assert call("export", f"run-{name}", "--to", to, "--out", f"{name}-{to}") == 0
+
+
+if __name__ == "__main__":
+    write("small", SMALL)
+    write("large", LARGE)
+    all_commands("small")
+    limit = address_space() + TABLE_BYTES // SHARE
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    all_commands("large")
+    assert call("eval", "run-large", "--set", "tier.host=memory") == 1, "the limit limits nothing"
+    sys.exit(0)
