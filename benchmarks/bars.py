@@ -36,6 +36,9 @@ class Bar:
 _FBGEMM = "embedding part against FBGEMM"
 _BEST = "embedding part against the best peer"
 _DENSE = "whole step over the dense part alone"
+_SERIAL = "planning: what is left to the look-ahead thread, share"
+_TURNS = "whole steps in long turns against FBGEMM"
+_TURN_TIERS = "10% device rows in long turns, against our single tier"
 _DLRM = "whole step against facebookresearch/dlrm"
 _OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")
 _HARD = ("d128", "multihot", "d64_multihot", "d128_multihot")
@@ -71,4 +74,17 @@ BARS = (
     Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_lru_10pct_b2048", 10),
     Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b2048", 10),
     Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_device_100pct_b2048", 10),
+    Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b16384", 90),
+    Bar("planning, million look-ups/s on one core", "plan_million_lookups_per_s_lfu_10pct_b2048_multihot", 120),
+    Bar(_SERIAL, "plan_serial_share_b16384", 1 / 3, at_least=False),
+    Bar(_SERIAL, "plan_serial_share_b2048_multihot", 1 / 3, at_least=False),
+    Bar(_TURNS, "turns_vs_fbgemm_sgd_multihot_small", 1.6),
+    Bar(_TURNS, "turns_vs_fbgemm_rowwise_adagrad_multihot_small", 2.5),
+    Bar(_TURNS, "turns_vs_fbgemm_sgd_multihot_large", 1.25),
+    Bar(_TURNS, "turns_vs_fbgemm_sgd_small", 2.1),
+    Bar(_TURNS, "turns_vs_fbgemm_sgd_large", 1.2),
+    *(
+        Bar(_TURN_TIERS, f"turns_10pct_{policy}_vs_single_sgd_multihot_{mlps}", 0.92)
+        for policy, mlps in product(("lfu", "lru"), ("small", "large"))
+    ),
 )

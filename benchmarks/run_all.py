@@ -25,7 +25,19 @@ from benchmarks import harness
 from benchmarks.bars import BARS, REQUIRED, Bar
 from benchmarks.harness import Report, Table
 
-BENCHMARKS = ("plan", "step", "tiers", "overhead", "backward", "deferral", "mmap", "reader", "startup", "memory")
+BENCHMARKS = (
+    "plan",
+    "step",
+    "turns",
+    "tiers",
+    "overhead",
+    "backward",
+    "deferral",
+    "mmap",
+    "reader",
+    "startup",
+    "memory",
+)
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- results: written by python -m benchmarks.run_all -->", "<!-- end of results -->"
 HEADING = "# Benchmarks\n\n"

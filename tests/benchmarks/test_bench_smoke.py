@@ -18,6 +18,7 @@ from benchmarks import (
     bench_startup,
     bench_step,
     bench_tiers,
+    bench_turns,
     harness,
     run_all,
     whole_step,
@@ -159,6 +160,25 @@ def test_plan() -> None:
     assert report.figures["plan_million_lookups_per_s_lru_10pct_b64"] > 0
     assert report.figures["plan_ms_2_threads_b64"] > 0
     assert report.figures["plan_ms_enough_threads_b64"] > 0
+    assert report.figures["plan_million_lookups_per_s_lru_10pct_b4_multihot"] > 0
+    assert report.ratios["plan_serial_share_b4_multihot"] > 0
+
+
+def test_turns() -> None:
+    """Each turn begins and ends with an empty look-ahead: all batches of it are planned inside, and no others."""
+    planned: list[int] = []
+    report = bench_turns.run(bench_turns.SETTINGS["smoke"])
+    assert report.ratios["turns_10pct_lru_vs_single_sgd_b64_multihot_small"] > 0
+    assert report.ratios["turns_over_dense_alone_sgd_b64_multihot_small"] > 0
+    setup = Setup(kaggle_tables(2000, 16), "sgd")
+    ours = Ours(setup, depth=4)
+    whole = whole_step.our_model("ours", ours, Case(16, 16, "sgd"), small=True)
+    for size in (2, 3):
+        bench_turns.turn(whole, make_batches(setup.tables, size, 16))
+        planned.append(ours.bag._pipeline.next_number)
+        assert not ours.bag._pipeline.running and not ours.bag._pipeline.in_flight()
+    whole.close()
+    assert planned == [2, 5]
 
 
 def test_tiers() -> None:
