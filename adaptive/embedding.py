@@ -251,10 +251,8 @@ class TieredEmbeddingBag(nn.Module):
 
         Args:
             grad_scale: by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`); gradients are divided by
-                it. If it is not 1 and a gradient is not finite, no row is updated, as the scaler does.
-
-        Gradients are applied as they are: a loss scaled by `torch.amp.GradScaler`, which unscales the gradients of
-        parameters only, would scale the updates of rows. bfloat16 needs no scaler.
+                it, as the scaler divides those of parameters only. If it is not 1 and a gradient is not finite, no row
+                is updated, as the scaler does. bfloat16 needs no scaler.
 
         Raises:
             ValueError: if no backward pass has run since the last step.
