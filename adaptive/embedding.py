@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -20,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adaptive.batch import Batch, in_order
+from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.build import build_engine, watch_rows
 from adaptive.engine.description import describe
+from adaptive.engine.filling import fill_table, tables_like
 from adaptive.engine.lookahead import look_ahead
 from adaptive.engine.pipeline import Lane, ReadyBatch
 from adaptive.engine.rates import RowsOptimizer
@@ -106,6 +106,31 @@ class TieredEmbeddingBag(nn.Module):
             watched = engine.skip
             self.with_room(lambda: watch_rows(self._pipeline, watched, optimizer))
 
+    @classmethod
+    def from_bags(
+        cls,
+        bags: Mapping[str, nn.Module],
+        tier: TierConfig = TierConfig(),  # noqa: B008 (immutable)
+        **options: Any,
+    ) -> "TieredEmbeddingBag":
+        """Tables in the place of `nn.EmbeddingBag`s (or `nn.Embedding`s, which are not pooled) by feature, with their
+        names, sizes, pooling and values; of modules on the device "meta", which have no values, without these.
+
+        Args:
+            bags: feature -> module.
+            tier: settings.
+            options: as of the constructor.
+
+        Raises:
+            ConfigError: for another module, or one with max_norm, padding_idx, scale_grad_by_freq or mode "max".
+        """
+        found = cls(tables_like(bags), tier, **options)
+        for name, module in bags.items():
+            weight = cast(Tensor, module.weight).detach()
+            if not weight.is_meta:
+                found.load_table(name, weight.float().cpu().numpy())
+        return found
+
     # --- training --------------------------------------------------------------------------------------------
 
     def calibrate(self, sample: Sequence[Batch]) -> None:
@@ -125,8 +150,8 @@ class TieredEmbeddingBag(nn.Module):
         policy_caller = self._pipeline.policy_caller
         try:
             with policy_caller.listening(), running_out("while rows moved"):
-                named = (cast(Batch, in_order(batch, self.features)) for batch in batches)
-                arranged = policy_caller.arrange(named if arranges(self.policy) else iter(batches), self.view)
+                named = map(self._pipeline.by_name, batches)  # before a policy sees them
+                arranged = policy_caller.arrange(named, self.view)
                 with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
                     for ready in coming:
                         planned = Planned(
@@ -347,6 +372,23 @@ class TieredEmbeddingBag(nn.Module):
         with self._pipeline.lock:
             return self._pipeline.values(lane, np.arange(first, last))[0]
 
+    def load_table(self, name: str, vectors: NDArray[np.float32]) -> None:
+        """Give rows 0 ... n - 1 of a table values from elsewhere (n, D), pretrained ones for example: an array, which
+        may be mapped from a file. Their optimizer state begins anew; what is known of look-ups stays.
+
+        Raises:
+            ConfigError: if there is no such table, the shape is another, or a look-ahead is running.
+        """
+        fill_table(self._pipeline, *self._find_table(name), vectors, self._optimizer)
+
+    def _find_table(self, name: str) -> tuple[Lane, int]:
+        """The lane of a table, and its number in there."""
+        for lane in self._pipeline.lanes:
+            names = [table.name for table in lane.group.tables]
+            if name in names:
+                return lane, names.index(name)
+        raise ConfigError(f"no table {name!r}; there are: {', '.join(self.table_names)}")
+
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """What a checkpoint needs, as flat arrays: values, state and records of rows that ever changed, with waiting
         gradients applied. With no look-ahead running, also what is deferred and watched, so that tables that load it
@@ -418,11 +460,9 @@ class TieredEmbeddingBag(nn.Module):
         Raises:
             ConfigError: if there is no such table.
         """
-        for lane in self._pipeline.lanes:
-            for table, (first, last) in zip(lane.group.tables, pairwise(lane.group.table_starts), strict=True):
-                if table.name == name:
-                    return lane, int(first), int(last)
-        raise ConfigError(f"no table {name!r}; there are: {', '.join(self.table_names)}")
+        lane, number = self._find_table(name)
+        first, last = lane.group.table_starts[number : number + 2]
+        return lane, int(first), int(last)
 
     # --- reports ---------------------------------------------------------------------------------------------
 

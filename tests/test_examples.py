@@ -1,7 +1,9 @@
 """The examples run as they stand and print what they say they print. (`custom_policy.py`: tests/policies.)"""
 
+import difflib
 import re
 import runpy
+import warnings
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,19 @@ def test_own_loop_learns_its_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert last < first
     right, loaded = re.findall(r"(?:right on new samples|the same, loaded): +(.*)%", text)
     assert float(right) > 70 and loaded == right
+
+
+def test_eight_lines_make_a_plain_loop_a_tiered_one_with_the_same_result(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, tiered = ((EXAMPLES / f"{name}_loop.py").read_text().split('"""\n\n', 1)[1] for name in ("plain", "tiered"))
+    changed = [line for line in difflib.ndiff(plain.split("\n"), tiered.split("\n")) if line.startswith("+ ")]
+    assert 0 < len([line for line in changed if line.strip("+ ")]) <= 8, changed
+    assert 'device_rows="10%"' in tiered
+
+    def aucs(name: str) -> list[float]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's own, of sparse gradients
+            return [float(number) for number in re.findall(r"0\.\d+", printed(name, capsys))]
+
+    trained, loaded = aucs("tiered_loop.py")
+    assert trained == loaded > 0.7
+    assert aucs("plain_loop.py") == pytest.approx([trained, trained], abs=2e-4)

@@ -199,6 +199,23 @@ def test_batches_of_other_names_or_extras_are_not_put_together() -> None:
         concatenate([plain, Batch.of(user=[1], extras={"weight": [1.0]})])
 
 
+def test_a_loader_is_gone_through_once() -> None:
+    """A `DataLoader` draws its order, and starts its workers, each time it is asked for an iterator."""
+
+    class Loader:
+        asked = 0
+
+        def __iter__(self) -> Iterator[Batch]:
+            self.asked += 1
+            yield labelled(user=[1, 2, 3], tags=[[4], [], [5, 4]])
+
+    for policy in (LFU, Swaps):
+        loader = Loader()
+        embeddings = TieredEmbeddingBag(TABLES, policy=policy)
+        step_all(embeddings, loader)
+        assert loader.asked == 1
+
+
 # --- weights beside means ----------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ README = ROOT / "README.md"
 PAGES = [
     README,
     ROOT / "CONTRIBUTING.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("data", "guard", "limits", "running")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("data", "guard", "limits", "own-model", "running")),
 ]
 
 
@@ -45,6 +45,14 @@ def test_code_prints_what_is_shown(code: str, output: str) -> None:
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     assert found.stdout == output
+
+
+def test_the_page_on_models_of_ones_own_is_a_program(tmp_path: Path) -> None:
+    code = "\n".join(text for kind, text in blocks(ROOT / "docs/own-model.md") if kind == "python")
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert found.returncode == 0, found.stderr
 
 
 def test_the_schema_of_the_readme_reads_the_file_it_is_for(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,7 +184,11 @@ class Pipeline:
 
     def check(self, batch: object) -> Batch:
         """The batch, its features in the tables' order, if it fits them. Raises InputError; see `check_batch`."""
-        return check_batch(in_order(batch, self.features), self.groups)
+        return check_batch(self.by_name(batch), self.groups)
+
+    def by_name(self, batch: Any) -> Any:
+        """A batch that names its features, with them in the tables' order. Raises InputError; see `in_order`."""
+        return in_order(batch, self.features)
 
     def plan(self, coming: Coming, depth: int) -> ReadyBatch:
         """Plan the next batch in every group. If that fails, nothing has changed. The caller holds the lock.
