@@ -76,7 +76,7 @@ def test_the_schema_that_explains_the_language_is_one_and_no_option_is_missing(t
     (batch,) = data.train(10)
     assert batch.labels.tolist() == [1, 0] and batch.offsets.tolist() == [0, 1, 2, 4, 4]
     for name in DataOptions.model_fields:
-        assert f"| `{name}` |" in page.read_text() or name in ("synthetic", "sequences"), name
+        assert f"`{name}`" in page.read_text() or name in ("synthetic", "sequences"), name
 
 
 def commands() -> list[list[str]]:

@@ -49,7 +49,7 @@ FLAGS = (
         ("data.schema_path",),
         "FILE",
         DATA,
-        "Schema of csv:PATH or parquet:PATH, a TOML file (see examples/schemas).",
+        "Schema of csv:PATH or parquet:PATH, a TOML file, or the name of an installed one.",
     ),
     Flag("--batch-size", ("batch_size",), "SAMPLES", DATA, "Samples per batch.", "2048"),
     Flag("--device", ("tier.device",), "auto|cpu|cuda", TIERS, "Where the device tier lies.", "auto"),

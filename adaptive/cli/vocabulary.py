@@ -68,7 +68,7 @@ def _folder(where: Path) -> Path:
         config = read_record(where).get("config", {})
         kind, _, path = str(config.get("data", "")).partition(":")
         given = config.get("data_options", {}).get("vocabulary_path")
-        places = [Path(given)] * bool(given) + [Path(path) / FOLDER] * (kind == "prepared")
+        places = ([Path(given)] if given else []) + ([Path(path) / FOLDER] if kind == "prepared" else [])
         found = next((folder for folder in places if folder.is_dir()), None)
         if found is not None:
             return found

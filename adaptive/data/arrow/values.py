@@ -39,7 +39,7 @@ class Values:
         return np.zeros(count, np.int8) if self.states is None else self.states
 
 
-_NO_KEYS, _NO_NUMBERS = np.empty(0, np.int64), np.empty(0, np.float64)
+_NO_KEYS, _NO_NUMBERS, _NO_STATES = np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.int8)
 
 
 class ValueReader:
@@ -61,7 +61,7 @@ class ValueReader:
 
         sort = types.sort_of(array.type)
         if pa.types.is_dictionary(array.type):
-            if sort == types.TEXT and pa.types.is_int32(array.type.index_type) and self._kind in _KEYS:
+            if sort == types.TEXT:
                 return self._codes(array)
             array = array.dictionary_decode()
         if sort == types.TEXT:
@@ -80,18 +80,22 @@ class ValueReader:
         return self._floats(array) if is_float else self._integers(array)
 
     def _codes(self, array: Any) -> Values:
-        dictionary = array.dictionary
+        """A dictionary of texts: each of these is read once."""
+        import pyarrow as pa
+
+        dictionary, indices = array.dictionary, array.indices
         if self._dictionary is None or not dictionary.equals(self._dictionary):
             self._dictionary, self._known = dictionary, self._texts(dictionary)
-        codes = _view(array.indices, np.int32)
+        known, nulls = self._known, missing(array)
+        codes = _view(indices if pa.types.is_int32(indices.type) else indices.cast(pa.int32()), np.int32)
+        if nulls is None and known.states is None:
+            return Values(known.keys[codes], _NO_NUMBERS if self._kind in _KEYS else known.numbers[codes])
         keys, states = np.empty(len(codes), np.int64), np.empty(len(codes), np.int8)
-        nulls = missing(array)
-        known = self._known.states
-        if nulls is None and known is None:
-            return Values(self._known.keys[codes], _NO_NUMBERS)
-        empty = np.empty(0, np.int8)
-        kernels.gather(codes, empty if nulls is None else nulls, self._known.keys, self._known.state(), keys, states)
-        return Values(keys, _NO_NUMBERS, states)
+        kernels.gather(codes, _NO_STATES if nulls is None else nulls, known.keys, known.state(), keys, states)
+        if self._kind in _KEYS:
+            return Values(keys, _NO_NUMBERS, states)
+        numbers = np.append(known.numbers, 0.0)[np.where(states == 0, codes, -1)]
+        return Values(keys, numbers, states)
 
     def _texts(self, array: Any) -> Values:
         data, ends = text_buffers(array)

@@ -25,7 +25,7 @@ def open_csv(paths: str, options: DataOptions, *, run_dir: Path | None = None) -
     """The data set of `csv:PATH[,PATH...]`; see `adaptive.data.open.open_dataset`."""
     if options.schema_path is None:
         raise ConfigError(
-            "csv: needs a schema that describes the columns: --schema FILE (data.schema_path); see examples/schemas"
+            "csv: needs a schema that describes the columns: --schema FILE (data.schema_path); see docs/data.md"
         )
     schema = load_schema(options.schema_path)
     if isinstance(schema, UserItemsSchema):

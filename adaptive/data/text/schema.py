@@ -28,6 +28,7 @@ kind = "iso"               # or "number"
 """
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -37,6 +38,7 @@ from pydantic_core import ErrorDetails
 from adaptive.config import Config
 from adaptive.errors import ConfigError
 
+INSTALLED = Path(__file__).parents[1] / "schemas"
 MAX_ROWS = 2**40  # of one table; the bookkeeping of more would take more than 16 TiB
 
 
@@ -149,23 +151,40 @@ Schema = DelimitedSchema | UserItemsSchema
 
 
 def load_schema(path: Path) -> Schema:
-    """Read a schema file.
+    """Read a schema file; a name without folder and ending, such as `kdd12-click`, may be that of an installed one.
 
     Raises:
         ConfigError: with all that is wrong, each with its key.
     """
+    path = _found(path)
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"schema {path}: cannot be read ({_why(error)})") from error
+        names = ", ".join(sorted(one.stem for one in INSTALLED.glob("*.toml")))
+        raise ConfigError(f"schema {path}: cannot be read ({_why(error)}); installed ones are {names}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"schema {path}: not valid TOML: {error}") from error
+    return schema_of(values, f"schema {path}")
+
+
+def schema_of(values: Mapping[str, Any], what: str) -> Schema:
+    """The schema with this content.
+
+    Raises:
+        ConfigError: with all that is wrong, each with its key; begins with `what`.
+    """
     model = UserItemsSchema if values.get("format") == "user_items" else DelimitedSchema
     try:
         return TypeAdapter[Schema](model).validate_python(values)
     except ValidationError as error:
         lines = [f"  {_key(found['loc'])}: {_problem(found)}" for found in error.errors()]
-        raise ConfigError("\n".join([f"schema {path}:", *lines])) from error
+        raise ConfigError("\n".join([f"{what}:", *lines])) from error
+
+
+def _found(path: Path) -> Path:
+    """The file itself, or the installed schema of that name."""
+    named = INSTALLED / f"{path}.toml"
+    return named if not path.exists() and path.name == str(path) and not path.suffix and named.is_file() else path
 
 
 def _why(error: OSError | UnicodeDecodeError) -> str:

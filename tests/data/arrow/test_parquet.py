@@ -133,7 +133,8 @@ def test_the_same_rows_as_text_and_as_parquet(tmp_path: Path, options: dict[str,
         ("user", "int8"), ("user", "uint64"), ("user", "double"), ("user", "string"), ("user", "dictionary"),
         ("action", "large_string"), ("action", "dictionary"), ("action", "binary"),
         ("views", "float"), ("views", "uint16"), ("views", "string"),
-        ("price", "float"), ("price", "string"), ("price", "decimal128(9, 4)"),
+        ("price", "float"), ("price", "string"),
+        ("price", "texts in a dictionary"), ("user", "texts in a dictionary"), ("price", "decimal128(9, 4)"),
         ("liked", "large_list"), ("liked", "text"), ("words", "list of dictionary"), ("words", "text"),
         ("city", "string_view"), ("city", "dictionary"), ("device", "int32"), ("device", "int64"),
         ("day", "timestamp[ns]"), ("day", "timestamp[ms, tz=UTC]"), ("day", "string"),
@@ -145,6 +146,8 @@ def test_types_that_hold_the_same_values(tmp_path: Path, name: str, kind: str) -
         array = pa.array(["|".join(map(str, bag)) if bag is not None else None for bag in values])
     elif kind == "dictionary":
         array = pa.array(values).dictionary_encode()
+    elif kind == "texts in a dictionary":
+        array = pa.array([None if one is None else str(one) for one in values]).dictionary_encode()
     elif kind == "list of dictionary":
         array = pa.array(values, pa.list_(pa.dictionary(pa.int32(), pa.string())))
     elif kind == "large_list":

@@ -1,5 +1,6 @@
 """Vocabularies keep their ids, row by row: texts of files and of Parquet, numbers as they are; the command."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -148,6 +149,22 @@ def test_the_command_writes_rows_and_ids(tmp_path: Path, capsys: pytest.CaptureF
     assert lines[0] == "row\tkind\tid" and lines[1] == "0\tid\tUlm" and lines[3:] == ["2\tother\t", "3\tmissing\t"]
     command(tmp_path / "p/vocabulary", "--table", "number", "--json")
     assert '"ids": ["7", "-5"], "other": 2, "missing": 3' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["vocabulary_path", "prepared"])
+def test_a_run_leads_to_the_vocabulary_it_used(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    options = written(tmp_path)
+    config = {"data": "csv:x", "data_options": {"vocabulary_path": str(tmp_path / "v")}}
+    if place == "prepared":
+        options = options.model_copy(update={"vocabulary_path": None})
+        config = {"data": f"prepared:{tmp_path / 'p'}", "data_options": {}}
+        prepare(f"csv:{tmp_path / 'data.csv'}", options, tmp_path / "p")
+    else:
+        open_dataset(f"csv:{tmp_path / 'data.csv'}", options)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.json").write_text(json.dumps({"schema": 1, "config": config}))
+    command(tmp_path / "run")
+    assert "word: 2 ids" in capsys.readouterr().out
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,86 @@
+"""Frames of three libraries: the batches of a Parquet file with the same columns; messages name the row."""
+
+from pathlib import Path
+
+import pytest
+from test_parquet import TEXT, assert_equal, columns, of_text
+
+from adaptive.data.arrow.frames import from_frame
+from adaptive.data.options import DataOptions
+from adaptive.data.text.schema import load_schema
+from adaptive.errors import ConfigError, InputError
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
+
+
+def pandas_frame(rows: dict[str, object]) -> object:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    return pandas.DataFrame(rows).astype({"city": "category"})
+
+
+def polars_frame(rows: dict[str, object]) -> object:
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    return polars.DataFrame(rows).with_columns(polars.col("city").cast(polars.Categorical))
+
+
+FRAMES = {
+    "arrow": pa.table,
+    "batch": pa.RecordBatch.from_pydict,
+    "slice": lambda rows: pa.concat_tables([pa.table(rows)] * 2).slice(4),
+    "pandas": pandas_frame,
+    "polars": polars_frame,
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+@pytest.mark.parametrize("more", [{}, {"shuffle_buffer": 3}, {"holdout": 0.5}], ids=str)
+def test_batches_are_those_of_the_text(tmp_path: Path, kind: str, more: dict[str, object]) -> None:
+    text = of_text(tmp_path, TEXT, **more)
+    data = from_frame(FRAMES[kind](columns()), tmp_path / "schema.toml", options=DataOptions(**more))
+    assert data.features == text.features
+    assert_equal(data.train(2), text.train(2))
+    assert_equal(data.evaluation(2), text.evaluation(2))
+
+
+def test_another_frame_to_evaluate_on(tmp_path: Path) -> None:
+    text, table = of_text(tmp_path, TEXT), pa.table(columns())
+    data = from_frame(table, tmp_path / "schema.toml", evaluation=table.slice(1))
+    assert [batch.num_samples for batch in data.evaluation(2)] == [2, 1]
+    assert_equal(data.train(2), text.train(2))
+    with pytest.raises(InputError, match="evaluation: differs from the first file"):
+        from_frame(table, tmp_path / "schema.toml", evaluation=table.drop_columns(["user"]))
+
+
+def test_the_fingerprint_follows_the_values() -> None:
+    schema = {"categorical": [{"columns": ["a"], "kind": "int"}]}
+
+    def fingerprint(*values: int) -> object:
+        return from_frame(pa.table({"a": list(values)}), schema).fingerprint()
+
+    assert fingerprint(1, 2) == fingerprint(1, 2) != fingerprint(2, 1)
+
+
+def test_mistakes_name_the_place() -> None:
+    schema = {"label": {"column": "y"}, "categorical": [{"columns": ["a"], "kind": "int"}]}
+    data = from_frame(pa.table({"a": [1, 2], "y": [0, 2]}), schema)
+    with pytest.raises(InputError, match="frame:2: label in column y: 2"):
+        list(data.train(2))
+    with pytest.raises(ConfigError, match="found list"):
+        from_frame([1], schema)
+    with pytest.raises(ConfigError, match="schema:\n  categorical: needed"):
+        from_frame(pa.table({"a": [1]}), {})
+    with pytest.raises(ConfigError, match="user_items"):
+        from_frame(pa.table({"a": [1]}), "gowalla")
+    with pytest.raises(ConfigError, match=r"columns come twice: a"):
+        from_frame(pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"]), schema)
+    with pytest.raises(ConfigError, match="not eval_data"):
+        from_frame(pa.table({"a": [1]}), schema, options=DataOptions(eval_data="x"))
+
+
+def test_schemas_are_installed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_schema(Path("gowalla")) == load_schema(Path(__file__).parents[3] / "examples/schemas/gowalla.toml")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gowalla").write_text('[[categorical]]\ncolumns = ["own"]')
+    assert load_schema(Path("gowalla")).categorical[0].columns == ("own",)
+    with pytest.raises(ConfigError, match="installed ones are avazu, gowalla"):
+        load_schema(Path("x"))
