@@ -18,7 +18,7 @@ from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.finite import where_not_finite
-from adaptive.quality import StreamingAUC, StreamingLogLoss, exact_auc
+from adaptive.quality import StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
 
 MAX_EXACT: Final = 2**24  # samples whose scores are kept for the exact AUC: 0.5 GB while it is computed
 
@@ -34,23 +34,36 @@ class Evaluation:
     log_loss: float | None  # nats
     normalised_entropy: float | None  # log loss over that of always saying the mean label
     calibration: float | None  # predicted over observed positives
+    gauc: float | None = None  # mean AUC within groups of samples, by their number; where groups were asked for
+    gauc_groups: int | None = None  # groups with labels of both classes
 
 
 def evaluate(
-    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch], *, max_exact: int = MAX_EXACT
+    embeddings: TieredEmbeddingBag,
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    max_exact: int = MAX_EXACT,
+    by: int | None = None,
 ) -> Evaluation:
     """Evaluate `model(dense, pooled)`, which gives logits (B,), on batches.
 
     Rows are read where they lie: none is moved, counted or trained, and dropout and the like are off. Where a GPU's
     memory runs out, device rows are given back and the batch is run again; between two steps this changes no number.
 
+    Args:
+        max_exact: samples whose scores are kept for the exact AUC, and for GAUC.
+        by: position of a feature with one id a sample, whose ids group the samples for GAUC.
+
     Raises:
         DeviceMemoryError: if no more rows can be given back.
-        InputError: for a sample without a label.
+        InputError: for a sample without a label; with `by`, for one without exactly one id, or more samples than are
+            kept.
         NonFiniteError: for a logit that is not finite; names batch and data lines.
     """
     scores: list[NDArray[np.float32]] = []
     labels: list[NDArray[np.float32]] = []
+    groups: list[NDArray[np.int64]] = []
     auc, losses = StreamingAUC(), StreamingLogLoss()
     for batch, logits in _predictions(embeddings, model, _labelled(batches)):
         auc.update(logits, batch.labels)
@@ -58,7 +71,12 @@ def evaluate(
         if losses.num_samples <= max_exact:
             scores.append(logits)
             labels.append(batch.labels)
+        if by is not None:
+            groups.append(_group_ids(batch, by, within=losses.num_samples <= max_exact))
     exact = 0 < losses.num_samples <= max_exact
+    gauc: tuple[float | None, int | None] = (None, None)
+    if by is not None and exact:
+        gauc = grouped_auc(np.concatenate(scores), np.concatenate(labels), np.concatenate(groups))
     return Evaluation(
         samples=losses.num_samples,
         auc=exact_auc(np.concatenate(scores), np.concatenate(labels)) if exact else auc.value(),
@@ -67,7 +85,20 @@ def evaluate(
         log_loss=losses.value(),
         normalised_entropy=losses.normalised_entropy(),
         calibration=losses.calibration(),
+        gauc=gauc[0],
+        gauc_groups=gauc[1],
     )
+
+
+def _group_ids(batch: Batch, feature: int, *, within: bool) -> NDArray[np.int64]:
+    """(B,) the id of a feature of each sample."""
+    span = batch.feature_span(feature)
+    offsets = batch.offsets[feature * batch.num_samples : (feature + 1) * batch.num_samples + 1]
+    if not within:
+        raise InputError("more samples than are kept for GAUC; evaluate on fewer, or without it")
+    if not np.array_equal(offsets, np.arange(span.start, span.stop + 1)) or len(offsets) != batch.num_samples + 1:
+        raise InputError(f"GAUC needs a feature with one id a sample; feature {feature} has none or several")
+    return batch.ids[span]
 
 
 def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -1,4 +1,5 @@
-"""Quality of predictions: AUC, accuracy, log loss, normalised entropy, calibration; over a stream or exactly.
+"""Quality of predictions: AUC, also by groups, accuracy, log loss, normalised entropy, calibration; over a stream or
+exactly.
 
 The streaming classes use constant memory, are the same for any order of the samples, and merge: what two workers
 counted adds up to what one would have counted. Letters: B samples of a batch, n samples in all.
@@ -138,6 +139,44 @@ def exact_auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
     positives = np.add.reduceat(positive.astype(np.int64), starts)
     sizes = np.diff(starts, append=len(values))
     return _area(negatives=sizes - positives, positives=positives)
+
+
+def grouped_auc(scores: ArrayLike, labels: ArrayLike, groups: ArrayLike) -> tuple[float | None, int]:
+    """The mean of the AUC within each group, weighted by its samples, and of how many groups it is: GAUC, where groups
+    are users (as in Zhou et al. 2018, arXiv 1706.06978). Ties count one half; groups of one class are left out, and
+    None means that all are.
+
+    Args:
+        scores, labels: as in `exact_auc`.
+        groups: (n,) the group of each sample, whole numbers.
+
+    Raises:
+        ValueError: as in `exact_auc`.
+    """
+    values, positive = _checked(np.asarray(scores), np.asarray(labels))
+    members = np.asarray(groups)
+    if members.shape != values.shape:
+        raise ValueError(f"scores and groups must be (n,) of one length, found {values.shape} and {members.shape}")
+    if not len(values):
+        return None, 0
+    order = np.lexsort((values, members))
+    values, positive, members = values[order], positive[order].astype(np.int64), members[order]
+    begins = np.append(True, members[1:] != members[:-1])  # a group
+    ties = np.flatnonzero(np.append(True, values[1:] != values[:-1]) | begins)  # samples of one group and score
+    positives = np.add.reduceat(positive, ties)
+    negatives = np.diff(ties, append=len(values)) - positives
+    firsts = np.flatnonzero(begins[ties])  # of a group's ties
+    sizes = np.diff(firsts, append=len(ties))
+    below = np.cumsum(negatives) - negatives
+    below -= np.repeat(below[firsts], sizes)  # in the group
+    pairs = np.add.reduceat(positives * (below + 0.5 * negatives), firsts)
+    num_positives, num_negatives = np.add.reduceat(positives, firsts), np.add.reduceat(negatives, firsts)
+    both = np.flatnonzero(num_positives * num_negatives)
+    if not len(both):
+        return None, 0
+    weights = (num_positives + num_negatives)[both].astype(np.float64)
+    areas = pairs[both] / (num_positives[both] * num_negatives[both])
+    return float(np.dot(areas, weights) / weights.sum()), len(both)
 
 
 def _area(*, negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float | None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from adaptive.quality import NUM_BINS, StreamingAUC, StreamingLogLoss, exact_auc
+from adaptive.quality import NUM_BINS, StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
 
 # positive rate of click logs, raw to sampled, and the mean logit that gives it when the standard deviation is 1
 MEAN_LOGITS = {0.0025: -6.4847, 0.04: -3.6183, 0.26: -1.2531}
@@ -241,3 +241,38 @@ def test_bins_never_turn_a_pair_around(stream):
         shared = float(np.dot(metric.counts[0], metric.counts[1]))
         pairs = float(metric.counts[0].sum() * metric.counts[1].sum())
         assert abs(metric.value() - exact) <= 0.5 * shared / pairs + 1e-12
+
+
+# -- AUC by groups -------------------------------------------------------------------------------------------------
+
+
+def slow_gauc(scores, labels, groups):
+    """Group by group."""
+    found = [(exact_auc(scores[groups == one], labels[groups == one]), (groups == one).sum()) for one in set(groups)]
+    known = [(auc, size) for auc, size in found if auc is not None]
+    if not known:
+        return None, 0
+    return sum(auc * size for auc, size in known) / sum(size for _, size in known), len(known)
+
+
+def test_gauc_written_out() -> None:
+    """Group 0 is in order, group 1 has one pair of two and is twice as large, group 2 is of one class."""
+    scores = np.array([0.1, 0.9, 0.1, 0.8, 0.5, 0.2, 0.7], np.float32)
+    labels = np.array([0, 1, 0, 0, 1, 0, 1], np.float32)
+    groups = np.array([0, 0, 1, 1, 1, 1, 2])
+    assert grouped_auc(scores, labels, groups) == (pytest.approx((2 * 1 + 4 * 2 / 3) / 6), 2)
+    assert grouped_auc(scores, labels, np.zeros(7, int)) == (exact_auc(scores, labels), 1)
+    assert grouped_auc(scores[-1:], labels[-1:], groups[-1:]) == (None, 0) == grouped_auc(scores[:0], labels[:0], [])
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.integers(-2, 4)), max_size=60))
+def test_gauc_is_that_of_each_group_alone(samples: list[tuple[int, bool, int]]) -> None:
+    table = np.array(samples, float).reshape(-1, 3)
+    scores, labels, groups = table[:, 0], table[:, 1], table[:, 2].astype(int)
+    found, expected = grouped_auc(scores, labels, groups), slow_gauc(scores, labels, groups)
+    assert found[1] == expected[1] and found[0] == (expected[0] if expected[0] is None else pytest.approx(expected[0]))
+
+
+def test_gauc_needs_a_group_for_each_sample() -> None:
+    with pytest.raises(ValueError, match=r"scores and groups must be \(n,\) of one length"):
+        grouped_auc(np.zeros(3), np.zeros(3), np.zeros(2, int))

@@ -21,7 +21,7 @@ README = ROOT / "README.md"
 PAGES = [
     README,
     ROOT / "CONTRIBUTING.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("data", "guard", "limits", "own-model", "running")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("data", "guard", "limits", "own-model", "running", "serving")),
 ]
 
 

@@ -19,6 +19,14 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FEATURE",
+            help="Also GAUC, the mean AUC within the samples of each value of a feature, such as the user.",
+            show_default=False,
+        ),
+    ] = None,
     sets: ReadingSets = None,
     as_json: AsJson = False,
 ) -> None:
@@ -30,5 +38,5 @@ def evaluate(
     from adaptive.runs import evaluate_run
 
     with own_stdout():
-        found = evaluate_run(run, data=data, settings=settings, stream=sys.stderr)
+        found = evaluate_run(run, data=data, by=by, settings=settings, stream=sys.stderr)
     print_result(found, as_json=as_json)

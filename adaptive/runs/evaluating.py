@@ -29,6 +29,7 @@ def evaluate_run(
     run_directory: Path | str,
     *,
     data: str | None = None,
+    by: str | None = None,
     settings: Mapping[str, Any] = NO_SETTINGS,
     stream: TextIO | None = None,
 ) -> dict[str, Any]:
@@ -38,18 +39,20 @@ def evaluate_run(
 
     Args:
         data: evaluate on all samples of these data, mapped to rows as the run's were; see `data_of`.
+        by: a feature with one value a sample, such as the user; also GAUC over its values (`gauc`, `gauc_groups`).
         settings: dotted keys of `adaptive.runs.loading.READABLE` and their values, which count before the run's.
         stream: where the result is shown, usually stderr.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
-        ConfigError: for other settings.
+        ConfigError: for other settings, or a feature that is not there.
         InputError: if the data are not those of the run, or have no evaluation part, or samples without a label.
     """
     with load_with(Path(run_directory), settings) as run:
+        position = None if by is None else _position(run, by)
         dataset = data_of(run, data)
         with torch_settings(run.config):
-            found = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset))
+            found = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset), by=position)
     if not found.samples:
         raise InputError(
             f"the data of {run.path} ({data or run.config.data}) have no evaluation part; give others: --data SPEC"
@@ -65,6 +68,13 @@ def evaluate_run(
         "steps": run.steps,
         **quality_numbers(found),
     }
+
+
+def _position(run: LoadedRun, name: str) -> int:
+    names = [feature.name for feature in run.shape.features]
+    if name not in names:
+        raise ConfigError(f"--by {name}: {run.path} has no such feature; there are: {', '.join(names)}")
+    return names.index(name)
 
 
 def evaluation_batches(run: LoadedRun, dataset: Dataset) -> Iterator[Batch]:

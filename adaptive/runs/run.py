@@ -233,6 +233,8 @@ def total_steps(config: TrainConfig, dataset: Dataset) -> int | None:
 
 def quality_numbers(found: Evaluation) -> dict[str, Any]:
     numbers = asdict(found)
+    if found.gauc_groups is None:  # nobody asked
+        del numbers["gauc"], numbers["gauc_groups"]
     return {"auc_of": "evaluation", "eval_samples": numbers.pop("samples"), **numbers}
 
 

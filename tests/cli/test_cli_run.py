@@ -59,7 +59,7 @@ def test_lines_for_people() -> None:
 def test_eval(cli: Cli, trainer: Any) -> None:
     result = cli("eval", "runs/x", "--json")
     assert json.loads(result.out)["auc"] == 0.75
-    assert trainer.calls == [("eval", (Path("runs/x"), {"data": None, "settings": {}}))]
+    assert trainer.calls == [("eval", (Path("runs/x"), {"data": None, "by": None, "settings": {}}))]
 
 
 def test_all_sources_at_once(cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from adaptive.build import open_data
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.evaluation import evaluate
+from adaptive.quality import grouped_auc
 from adaptive.runs import evaluate_run
 from adaptive.runs.evaluating import data_of
 from adaptive.runs.loading import LoadedRun
@@ -214,3 +215,19 @@ def test_the_label_column_is_needed_for_training(elsewhere: Path) -> None:
     dataset = open_data(TrainConfig(data="csv:new.csv", data_options={**options, "label_optional": True}))
     with pytest.raises(InputError, match="has no labels to train with"):
         dataset.train(10)
+
+
+def test_gauc_by_a_feature(elsewhere: Path) -> None:
+    path = trained(Path.cwd())
+    found = evaluate_run(path, by="user")
+    with load_run(path) as run:
+        (batch,) = data_of(run, None).evaluation(1000)
+        (scores,) = run.predict([batch])
+    users = batch.ids[batch.feature_span(2)]
+    expected = grouped_auc(scores, batch.labels, users)
+    assert (found["gauc"], found["gauc_groups"]) == (pytest.approx(expected[0], abs=1e-3), expected[1])
+    assert "gauc" not in evaluate_run(path) and found["auc"] == summary(path)["auc"]
+    with pytest.raises(ConfigError, match=r"--by you: .* there are: first, second, user, site, tags"):
+        evaluate_run(path, by="you")
+    with pytest.raises(InputError, match="GAUC needs a feature with one id a sample"):
+        evaluate_run(path, by="tags")
