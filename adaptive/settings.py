@@ -330,6 +330,10 @@ def _no_key(one: Given, keys: Keys) -> str:
     below = _names_below(one.path[:1], keys)
     if len(one.path) == 1:
         return f"unknown key{suggestion(one.key, map(_name, keys))}"
+    if one.key.startswith("policy."):
+        own = [name.removeprefix("policy.") for name in below.split(", ") if name.startswith("policy.")]
+        name = one.key.removeprefix("policy.")
+        return f"the policy has no parameter {name}; it has: {', '.join(own) or 'none'}{suggestion(name, own)}"
     return f"unknown key; {one.key.partition('.')[0]} has {below}{suggestion(one.key, below.split(', '))}"
 
 

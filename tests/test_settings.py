@@ -139,7 +139,7 @@ def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
         ["--set 'nonsense'", "key=value"],
         [f"batch_sise ({file}:batch_sise)", "unknown key", "did you mean batch_size?"],
         ["log_evry (environment ADAPTIVE_LOG_EVRY)", "unknown key", "did you mean log_every?"],
-        ["policy.decay (--set)", "unknown key"],
+        ["policy.decay (--set)", "the policy has no parameter decay; it has: none"],
         ["epochs (--set)", "found True", "allowed: a number"],
         ["model.bottom_mlp (--set)", "found '64-a'", "'a' at position 2"],
         [f"tier.device_rows ({file}:tier.device_rows)", "found '10 apples'", "a per cent (10%) or bytes"],
@@ -161,8 +161,8 @@ def test_one_mistake_is_one_line() -> None:
 
 def test_unknown_option_names_those_there_are(mine: str) -> None:
     (line,) = mistakes(sets=["policy.decya=5"], flags={"policy": mine})
-    assert line.startswith("policy.decya (--set): unknown key; policy has policy.decay, policy.name, policy.mix")
-    assert line.endswith("did you mean policy.decay?")
+    assert line.startswith("policy.decya (--set): the policy has no parameter decya; it has: decay, name, mix")
+    assert line.endswith("did you mean decay?")
 
 
 def test_bad_option_of_a_policy(mine: str) -> None:
