@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.run_all                             # half an hour
     python -m benchmarks.gpu.run_all --smoke                     # two minutes: does everything run, is it right?
-    python -m benchmarks.gpu.run_all --only probe suite --reports out    # in parts of ten minutes, the telling ones first
+    python -m benchmarks.gpu.run_all --only probe suite --reports out  # in parts of ten minutes, the telling ones first
     python -m benchmarks.gpu.run_all --only floors embedding --reports out
     python -m benchmarks.gpu.run_all --only step --reports out           # a stage alone takes less than ten minutes
     python -m benchmarks.gpu.run_all --only large --reports out --json results.json
