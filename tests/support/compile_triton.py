@@ -27,7 +27,7 @@ from adaptive.kernels.rows.gpu.drift import drift_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel
 from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, tile_of
 from adaptive.kernels.rows.gpu.move import copy_kernel, copy_tile, copy_warps
-from adaptive.kernels.rows.gpu.pool import pool_kernel
+from adaptive.kernels.rows.gpu.pool import POOL_WARPS, pool_kernel
 from adaptive.kernels.rows.gpu.sums import HOT_COLUMNS, HOT_DEPTH, chunk_kernel, hot_kernel
 from adaptive.kernels.rows.gpu.update import update_kernel
 
@@ -108,8 +108,8 @@ def in_flight(cubin: bytes) -> int:
 def fullest(width: int) -> Iterator[Form]:
     """Each kernel with all that it can do."""
     shape = shape_of(width)
-    yield pool_kernel, shape | {"HOST": False, "SCALED": False}, "fp32"
-    yield pool_kernel, shape | {"HOST": True, "SCALED": True}, "bf16"
+    yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": False, "SCALED": False}, "fp32"
+    yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": True, "SCALED": True}, "bf16"
     for kind, state in states(width).items():
         more = {"KIND": kind, "STATE": state, "HOST": kind == steps.ADAM, "SCALED": True, "SUMS": 2}
         usual = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": False, "SUMS": 1, "SUMMED": False}
@@ -132,7 +132,7 @@ def every(width: int) -> Iterator[Form]:
     """Whatever the program can launch beside `fullest`."""
     shape, flags = shape_of(width), (False, True)
     for rows, host, scaled in product(FORMATS, flags, flags):
-        yield pool_kernel, shape | {"HOST": host, "SCALED": scaled}, rows
+        yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": host, "SCALED": scaled}, rows
     for rows, (kind, state), scaled, sums in product(FORMATS, states(width).items(), flags, range(3)):
         if rows != "fp32" and scaled != (sums > 0):
             continue
@@ -154,8 +154,8 @@ def states(width: int) -> dict[int, int]:
     return {steps.SGD_: 0, steps.ADAGRAD: width, steps.ROWWISE_ADAGRAD: 1, steps.ADAM: 2 * width + 1}
 
 
-def shape_of(width: int) -> dict[str, Any]:
-    tile = tile_of(width)
+def shape_of(width: int, warps: int = 1) -> dict[str, Any]:
+    tile = tile_of(width, warps=warps)
     return {"WIDTH": width, "BLOCK": tile.block, "ROWS": tile.rows}
 
 
@@ -188,6 +188,8 @@ def main(capability: int, which: str, *widths: int) -> None:
     for width in widths:
         for kernel, constants, rows in (*fullest(width), *(every(width) if which == "all" else ())):
             options = tile_of(constants["BLOCK"]).options if "BLOCK" in constants else one_warp
+            if kernel is pool_kernel:
+                options = tile_of(constants["BLOCK"], warps=POOL_WARPS).options
             if kernel is copy_kernel:
                 options = {"num_warps": copy_warps(width), **EXACT_ARITHMETIC}
             print(json.dumps(examine(kernel, capability, options, constants, rows) | {"width": width}), flush=True)

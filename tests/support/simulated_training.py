@@ -100,7 +100,7 @@ def small_buffers(ample: bool) -> Iterator[None]:
     with (
         patched(link, SENDS=many),
         patched(buffers, SMALLEST=64, NUM_LISTS=1 + many, LIST_ROWS=3),
-        patched(transfer, BLOCK_BYTES=70),
+        patched(transfer, BLOCK_BYTES=70, NUM_BLOCKS=2),
     ):
         yield
 

@@ -6,10 +6,11 @@ for bit (`simulated_training`). Leave out one wait, anywhere, and for some seed 
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
+import torch
 from helpers import Scattered, ScatteredOnHost, Trainee, train_more, train_slowly
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from simulated_training import BATCHES, CASES, TABLES, Case, check, simulated, s
 from torch import Tensor
 
 from adaptive.planned import GroupWork
-from adaptive.tiers.mover import Mover
+from adaptive.tiers.mover import Mover, _CudaStream
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -141,6 +142,26 @@ def test_slots_and_sums_are_there_before_any_other_stream_may_use_them() -> None
                 before = simulation.settled
                 change(lane.device)
                 assert simulation.settled > before and not simulation.compute._queue
+
+
+def test_the_stream_that_is_current_is_not_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its own stream, or another device, is: Triton launches where the thread is."""
+    current, entered, done = [0], list[object](), list[int]()
+
+    def enter(stream: object) -> nullcontext[None]:
+        entered.append(stream)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
+    monkeypatch.setattr(torch.cuda, "stream", enter)
+    device = torch.device("cuda", 0)
+    _CudaStream(device, None).run(lambda: done.append(1))
+    assert (done, entered) == ([1], [])
+    _CudaStream(device, "own").run(lambda: done.append(2))  # type: ignore[arg-type]
+    current[0] = 1
+    _CudaStream(device, None).run(lambda: done.append(3))
+    assert (done, entered) == ([1, 2, 3], ["own", "current"])
 
 
 # --- closing ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ Rows that never changed do not cross at all: their initial values are computed o
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,12 +23,15 @@ from adaptive.kernels.rows.choose import RowKernels
 from adaptive.kernels.rows.cpu import steps
 from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Int64s, Moves
+from adaptive.system import usable_cores
 from adaptive.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, added
 from adaptive.tiers.host import Floats, HostTier
 from adaptive.tiers.mover import Event, Mover
 
 BLOCK_BYTES = 8 << 20  # rows that cross at once; at 50 GB/s a block takes 0.17 ms
-NUM_BLOCKS = 2  # in each direction
+NUM_BLOCKS = 4  # in each direction: one is filled while others cross
+PIECE_ROWS = 2048  # that one thread gathers or stores at a time
+THREADS = 4  # of a staged transfer, the look-ahead's own among them, where there are cores
 
 
 @dataclass
@@ -186,6 +190,10 @@ class StagedTransfer(Transfer):
         super().__init__(host, mover, kernels, optimizer)
         self._coming, self._leaving = Ring(mover, NUM_BLOCKS), Ring(mover, NUM_BLOCKS)
         self._landings: deque[_Landing] = deque()
+        in_memory = len(host.weights) > 0  # files have threads of their own, and one place to count what they read
+        self._pool = (
+            ThreadPoolExecutor(THREADS - 1, "adaptive-rows") if in_memory and usable_cores() > THREADS else None
+        )
         self._widths = host.weights.shape[1], host.state.shape[1]
         self._at_once = max(1, BLOCK_BYTES // (4 * sum(self._widths)))
         self._count = torch.arange(self._at_once, device=mover.device)
@@ -221,7 +229,10 @@ class StagedTransfer(Transfer):
     def _land_next(self) -> None:
         landing = self._landings.popleft()
         self._mover.await_brought(landing.event)
-        self._host.write(landing.rows, landing.weights, landing.state)
+        self._in_pieces(
+            len(landing.rows),
+            lambda at, which: self._host.copy_in(landing.rows[at], landing.weights, landing.state, which),
+        )
 
     def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
         for first in range(0, len(rows), self._at_once):
@@ -231,11 +242,37 @@ class StagedTransfer(Transfer):
     def _come(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
         transfer_buffer = self._coming.next()
         self._take(transfer_buffer, places)
-        self._host.copy_out(rows, transfer_buffer.arrays[1], transfer_buffer.arrays[2], np.arange(len(rows)))
+        _, to_weights, to_state = transfer_buffer.arrays
+        self._in_pieces(len(rows), lambda at, which: self._host.copy_out(rows[at], to_weights, to_state, which))
         transfer_buffer.send()
         sent, weights, state = transfer_buffer.tensors
         count = self._count[: len(rows)]
         self._mover.copies.run(lambda: self._kernels.fetch(slots.weights, slots.state, sent, weights, state, count))
+
+    def _in_pieces(self, count: int, work: Callable[[slice, Int64s], None]) -> None:
+        """Do the work on all of `count` rows, stretch by stretch, by several threads where there are many."""
+        numbers = np.arange(count)
+        pieces = [slice(first, min(first + PIECE_ROWS, count)) for first in range(0, count, PIECE_ROWS)]
+        if self._pool is None or len(pieces) < 2:
+            work(slice(0, count), numbers)
+            return
+        shares = [pieces[number::THREADS] for number in range(THREADS)]
+
+        def do(share: list[slice]) -> None:
+            for piece in share:
+                work(piece, numbers[piece])
+
+        others = [self._pool.submit(do, share) for share in shares[1:]]
+        try:
+            do(shares[0])
+        finally:
+            wait(others)  # they use the buffer
+        for other in others:
+            other.result()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def _take(self, transfer_buffer: TransferBuffer, places: Int64s) -> None:
         size = len(places)

@@ -39,7 +39,7 @@ def assert_exact(reports: list[dict[str, Any]]) -> None:
 
 
 # What a kernel waits for is memory: how many loads a thread must have asked for before it needs the first of them.
-LEAST_IN_FLIGHT = {"hot_kernel": 32, "update_kernel": 12, "accumulate_kernel": 12, "pool_kernel": 6, "copy_kernel": 4}
+LEAST_IN_FLIGHT = {"hot_kernel": 32, "update_kernel": 12, "accumulate_kernel": 12, "pool_kernel": 4, "copy_kernel": 4}
 
 
 def assert_loads_are_on_their_way(reports: list[dict[str, Any]]) -> None:

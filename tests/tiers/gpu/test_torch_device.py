@@ -4,8 +4,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,10 @@ from adaptive.planning.layout import make_groups
 from adaptive.planning.plan import Pooling
 from adaptive.policy import Policy
 from adaptive.tiers.gpu import link as link_module
+from adaptive.tiers.gpu import transfer as transfer_module
 from adaptive.tiers.gpu.buffers import TransferBuffer
 from adaptive.tiers.gpu.link import ComputeLink
+from adaptive.tiers.host import MemoryHost
 from adaptive.tiers.mover import Mover
 from policies.hybrid import Hybrid
 from policies.lru import LRU
@@ -159,6 +162,37 @@ def test_rows_that_are_looked_up_often_are_named_to_the_kernels() -> None:
         (work,) = planned.works
         assert work.plan.row_updates.segments_here.hot.tolist() == [3, 0]  # rows 1, 2, 3, 4 in order of first look-up
         embeddings.discard()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_staged_rows_are_gathered_by_threads_where_there_are_cores(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row once, whoever copies it; an error in any of them comes out."""
+    monkeypatch.setattr(transfer_module, "PIECE_ROWS", 3)
+    monkeypatch.setattr(transfer_module, "usable_cores", lambda: 99)
+    threads, copy_in = set[str](), MemoryHost.copy_in
+
+    def noted(self: MemoryHost, rows: Any, *arguments: Any) -> None:
+        threads.add(threading.current_thread().name)
+        if fails and 17 in rows:
+            raise OSError("row 17")
+        time.sleep(0.01)  # so that the others come to do their share
+        copy_in(self, rows, *arguments)
+
+    batches = [bags(list(range(40))), bags(list(range(40, 80))), bags(list(range(40)))]
+    found = one_table(100, "40", device="cpu-torch", transfer="staged")
+    expected = one_table(100, "40")
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryHost, "copy_in", noted)
+        with pytest.raises(OSError, match="row 17") if fails else nullcontext():
+            step_all(found, batches, depth=0)
+            found.flush()
+    if not fails:
+        step_all(expected, batches)
+        assert np.array_equal(found.table_weights("t"), expected.table_weights("t"))
+        assert len(threads) == transfer_module.THREADS
+    found.close()
 
 
 # --- what crosses when rows stay on the host -------------------------------------------------------------------------

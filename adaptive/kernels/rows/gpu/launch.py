@@ -13,7 +13,9 @@ from torch import Tensor
 MAX_WIDTH = 1024
 WARP_VALUES = 256
 MAX_ROWS = 32
-MAX_PROGRAMS = 4096  # of kernels that loop over tiles because each program needs scratch; 31 for each of 132 processors
+# Of kernels that loop over tiles because each program needs scratch. An H100's 132 processors hold 17 each of what
+# takes 116 registers, 2,244 together; more than that are there so that one with long sums does not end last.
+MAX_PROGRAMS = 4096
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class Tile:
 EXACT_ARITHMETIC: dict[str, Any] = {"enable_fp_fusion": False}  # no multiplication is fused with an addition
 
 
-def tile_of(width: int) -> Tile:
-    """The tile for rows of `width` values, 1 to 1024."""
+def tile_of(width: int, *, warps: int = 1) -> Tile:
+    """The tile for rows of `width` values, 1 to 1024, of as many warps if its rows suffice."""
     assert 1 <= width <= MAX_WIDTH, width
     block = int(triton.next_power_of_2(width))
-    return Tile(min(MAX_ROWS, max(1, WARP_VALUES // block)), block)
+    return Tile(min(MAX_ROWS, max(1, warps * WARP_VALUES // block)), block)
 
 
 def dense(*tensors: Tensor | None) -> None:
