@@ -163,6 +163,15 @@ def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.opt
     return optimizer
 
 
+def set_rates(config: TrainConfig, components: Components, step: int) -> None:
+    """Give rows and dense weights the learning rates of a step, counted from 0; nothing where schedules have none."""
+    if not config.optimizer.schedule.is_constant:
+        components.embeddings.set_lr(config.optimizer.lr * config.optimizer.schedule.factor(step))
+    if not config.dense_optimizer.schedule.is_constant:
+        for group in components.optimizer.param_groups:
+            group["lr"] = config.dense_optimizer.lr * config.dense_optimizer.schedule.factor(step)
+
+
 def _options(model: type[M], name: str, options: dict[str, Any]) -> M:
     try:
         return model.model_validate(options)

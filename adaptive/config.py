@@ -3,6 +3,7 @@
 The models here hold values only. Where values come from (file, flags, environment) is `adaptive.settings`.
 """
 
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -251,6 +252,37 @@ class StopAtConfig(Config):
         return value <= self.target if self.lower_is_better else value >= self.target
 
 
+class ScheduleConfig(Config):
+    """How a learning rate changes over the steps of a run. By default it does not."""
+
+    warmup: int = Field(default=0, ge=0, description="steps over which the rate rises in a line to its full value")
+    decay: Literal["none", "linear", "cosine", "power"] = Field(
+        default="none", description="how it falls; power: by the square of what is left, as DLRM's does"
+    )
+    decay_from: int = Field(default=0, ge=0, description="steps before it begins to fall")
+    decay_steps: int | None = Field(default=None, ge=1, description="steps over which it falls; decay needs it")
+    final: float = Field(default=0.0, ge=0, le=1, description="share of the rate that is left then")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.decay != "none" and self.decay_steps is None:
+            raise ValueError(f"decay={self.decay} needs decay_steps")
+        return self
+
+    @property
+    def is_constant(self) -> bool:
+        return self.warmup == 0 and self.decay == "none"
+
+    def factor(self, step: int) -> float:
+        """Of the rate, in step `step`, counted from 0."""
+        risen = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        if self.decay == "none" or self.decay_steps is None:
+            return risen
+        left = 1.0 - min(max((step - self.decay_from) / self.decay_steps, 0.0), 1.0)
+        falls = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "power": left * left}
+        return risen * (self.final + (1 - self.final) * falls[self.decay])
+
+
 class OptimizerConfig(Config):
     """Optimizer of the rows."""
 
@@ -262,6 +294,7 @@ class OptimizerConfig(Config):
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam: decay of the first moment")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="Adam: decay of the second moment")
     initial_accumulator: float = Field(default=0.0, ge=0, description="Adagrad family: first value of the sum")
+    schedule: ScheduleConfig = ScheduleConfig()
 
 
 class DenseOptimizerConfig(Config):
@@ -269,6 +302,7 @@ class DenseOptimizerConfig(Config):
 
     name: Literal["sgd", "adagrad", "adam"] = Field(default="adagrad", description="class of torch.optim")
     lr: float = Field(default=0.02, gt=0, description="learning rate of dense weights")
+    schedule: ScheduleConfig = ScheduleConfig()
 
 
 class TrainConfig(Config):
@@ -338,4 +372,12 @@ class TrainConfig(Config):
     def _saves(self) -> Self:
         if self.save_every is not None and not self.save:
             raise ValueError(f"save_every={self.save_every} and save=false exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _guards(self) -> Self:
+        if self.guard is not None and not (
+            self.optimizer.schedule.is_constant and self.dense_optimizer.schedule.is_constant
+        ):
+            raise ValueError("guard and schedules exclude each other: its copy of the run trains at one rate")
         return self

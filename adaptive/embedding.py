@@ -400,9 +400,12 @@ class TieredEmbeddingBag(nn.Module):
         MiB at a time when they are written. Train nothing before that."""
         return save_blocks(self._pipeline)
 
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any] | ArrayFile]) -> None:
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any] | ArrayFile], *, grow: bool = False) -> None:
         """Restore what `state_arrays` gave, into tables of the same shapes; rows start on the host. Those in an
         `ArrayFile` are read 8 MiB at a time.
+
+        With `grow`, tables may be larger than those were: rows keep their ids. Rows that never changed have the initial
+        values of the larger table, whose default bound is smaller (`TableConfig.init_bound` fixes it).
 
         Tables that watch and defer as those did get back what was watched and deferred, too. Others, such as tables
         without `skip`, get the values with waiting gradients applied, and begin to watch anew.
@@ -410,7 +413,7 @@ class TieredEmbeddingBag(nn.Module):
         Raises:
             CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
         """
-        load_rows(self._pipeline, arrays)
+        load_rows(self._pipeline, arrays, grow=grow)
         self._since.count_resident()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

@@ -69,6 +69,7 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         *,
         recorder: Recorder | None = None,
+        set_rates: Callable[[int], None] = lambda step: None,
     ) -> None:
         """
         Args:
@@ -76,9 +77,11 @@ class Trainer:
             model: on `embeddings.device`.
             optimizer: of the model's parameters; rows have their own.
             recorder: told of each step; default: one that writes nowhere.
+            set_rates: called before each update with the number of steps trained so far.
         """
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
+        self._set_rates = set_rates
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, stopped: Callable[[], bool] = lambda: False) -> int:
@@ -106,6 +109,7 @@ class Trainer:
         """
         name = f"step {self.recorder.steps + 1}"
         passed = self.embeddings.with_room(lambda: self._checked_passes(planned, name))
+        self._set_rates(self.recorder.steps)
         with self.recorder.timed("update"):
             update(self.optimizer)
         with self.recorder.timed("row_update"):

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from adaptive import config as config_module
-from adaptive.config import Config, OptimizerConfig, SkipConfig, TableConfig, TierConfig, TrainConfig, parse_size
+from adaptive.config import (
+    Config,
+    OptimizerConfig,
+    ScheduleConfig,
+    SkipConfig,
+    TableConfig,
+    TierConfig,
+    TrainConfig,
+    parse_size,
+)
 
 CONFIGS = [
     value
@@ -172,3 +181,32 @@ def test_a_table_is_looked_up_by_a_feature_of_its_name_unless_others_are_named()
 def test_settings_survive_json() -> None:
     config = TrainConfig.model_validate({"tier": {"device_rows": "7%", "host": "mmap:/x"}, "skip": None, "steps": 3})
     assert TrainConfig.model_validate_json(config.model_dump_json()) == config
+
+
+# --- schedules -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ({}, [1, 1, 1, 1, 1, 1]),
+        ({"warmup": 4}, [0.25, 0.5, 0.75, 1, 1, 1]),
+        ({"decay": "linear", "decay_steps": 4}, [1, 0.75, 0.5, 0.25, 0, 0]),
+        ({"decay": "linear", "decay_steps": 2, "decay_from": 1, "final": 0.5}, [1, 1, 0.75, 0.5, 0.5, 0.5]),
+        ({"decay": "cosine", "decay_steps": 2}, [1, 0.5, 0, 0, 0, 0]),
+        ({"decay": "power", "decay_steps": 4}, [1, 0.5625, 0.25, 0.0625, 0, 0]),
+        ({"warmup": 2, "decay": "linear", "decay_steps": 4}, [0.5, 0.75, 0.5, 0.25, 0, 0]),
+    ],
+)
+def test_the_factor_of_a_rate_in_each_step(schedule: dict[str, Any], factors: list[float]) -> None:
+    found = ScheduleConfig.model_validate(schedule)
+    assert [found.factor(step) for step in range(6)] == pytest.approx(factors)
+    assert found.is_constant == (schedule == {})
+
+
+def test_what_schedules_need_and_what_they_exclude() -> None:
+    with pytest.raises(ValidationError, match="decay=linear needs decay_steps"):
+        ScheduleConfig(decay="linear")
+    for key in ("optimizer", "dense_optimizer"):
+        with pytest.raises(ValidationError, match="guard and schedules exclude each other"):
+            TrainConfig.model_validate({"guard": {}, key: {"schedule": {"warmup": 3}}})

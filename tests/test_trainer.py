@@ -11,10 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits
-from toy import toy_config
+from toy import ToyData, toy_config
 from toy_runs import assert_equal, data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
-from adaptive.build import torch_settings
+from adaptive.build import build, set_rates, torch_settings
+from adaptive.config import ScheduleConfig
 from adaptive.errors import CheckpointError, InputError, OutputError
 from adaptive.runs import evaluate_run, plan_run, train_run
 from adaptive.storage.checkpoint import load_checkpoint
@@ -309,3 +310,32 @@ def edit_config(path: Path, change: Callable[[Any], None]) -> None:
     record = json.loads((path / "run.json").read_text())
     change(record["config"])
     (path / "run.json").write_text(json.dumps(record))
+
+
+def test_schedules_of_rows_and_dense_weights_are_those_of_the_settings() -> None:
+    """Each step with the rates that a schedule gives it, whatever the look-ahead and the device tier."""
+    schedule = {"warmup": 3, "decay": "linear", "decay_steps": 10}
+
+    def trained(depth: int, device_rows: str) -> tuple[list[tuple[float, float]], dict[str, Any]]:
+        toy = ToyData()
+        config = toy_config(
+            tier={"device_rows": device_rows},
+            optimizer={"name": "adam", "lr": 0.1, "schedule": schedule},
+            dense_optimizer={"lr": 0.2, "schedule": {**schedule, "final": 0.5}},
+        )
+        parts, rates = build(config, toy), []
+
+        def set_and_see(step: int) -> None:
+            set_rates(config, parts, step)
+            rates.append((parts.embeddings.optimizer.lr, parts.optimizer.param_groups[0]["lr"]))
+
+        Trainer(parts.embeddings, parts.model, parts.optimizer, set_rates=set_and_see).train(toy.train(32), depth=depth)
+        return rates, parts.embeddings.state_arrays()
+
+    rates, arrays = trained(0, "100%")
+    factors = [ScheduleConfig.model_validate(schedule).factor(step) for step in range(len(rates))]
+    assert [rows for rows, _ in rates] == pytest.approx([0.1 * factor for factor in factors])
+    assert rates[1][1] == pytest.approx(0.2 * 2 / 3 * (0.5 + 0.5 * 0.9))
+    other, found = trained(3, "80%")
+    assert other == rates
+    assert all(np.array_equal(found[name], arrays[name]) for name in arrays)

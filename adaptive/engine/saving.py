@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.engine.pipeline import Lane, Pipeline
-from adaptive.engine.saving_watched import check_watched, load_watched, save_watched, watched_part
+from adaptive.engine.saving_watched import WATCHED, check_watched, load_watched, save_watched, watched_part
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.kernels.planning.books import ON_HOST
 from adaptive.storage.arrays import ArrayFile, Blocks, whole
@@ -104,8 +104,10 @@ def _save_lane(lane: Lane, prefix: str, read: Callable[[Lane, Int64s], Part]) ->
     }
 
 
-def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile]) -> None:
+def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile], *, grow: bool = False) -> None:
     """Restore what `save_rows` or `save_blocks` gave; see `TieredEmbeddingBag.load_state_arrays`."""
+    if grow:
+        arrays = _grown(pipeline, arrays)
     if pipeline.running:
         raise ConfigError("rows cannot be loaded while a look-ahead is running; exhaust or close its iterator first")
     parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
@@ -120,6 +122,25 @@ def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile]
         pipeline.restart(int(whole(arrays["next_batch"])[0]))
         if "rate" in arrays:  # what waits is applied by it, until there is another step
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
+
+
+def _grown(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile]) -> dict[str, NDArray[Any] | ArrayFile]:
+    """The arrays of smaller tables as those of these: rows keep their ids."""
+    found = dict(arrays)
+    for number, lane in enumerate(pipeline.lanes):
+        prefix, new = f"rows{number}.", lane.group.table_starts
+        if prefix + "table_starts" not in found:
+            continue
+        old = whole(found[prefix + "table_starts"])
+        if old.shape != new.shape or (np.diff(old) > np.diff(new)).any():
+            continue  # what is wrong is told where arrays are checked
+        moved = new[:-1] - old[:-1]
+        for name in (prefix + "changed", prefix + "seen", prefix + WATCHED + "row"):
+            if name in found:
+                rows = whole(found[name])
+                found[name] = rows + moved[np.searchsorted(old, rows, side="right") - 1]
+        found[prefix + "table_starts"] = new
+    return found
 
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile]) -> None:
@@ -170,7 +191,10 @@ def _check(lane: Lane, part: Part) -> None:
     group = lane.group
     if not np.array_equal(part["table_starts"], group.table_starts):
         sizes = np.diff(part["table_starts"]).tolist()
-        raise CheckpointError(f"tables of {group.table_sizes.tolist()} rows are wanted, the checkpoint has {sizes}")
+        raise CheckpointError(
+            f"tables of {group.table_sizes.tolist()} rows are wanted, the checkpoint has {sizes}; larger ones take "
+            f"it by load_state_arrays(arrays, grow=True)"
+        )
     if not np.array_equal(part["table_keys"], group.table_keys):
         raise CheckpointError("the checkpoint was made with another seed or other table names")
     for name, array in (("weights", lane.host.weights), ("state", lane.host.state)):

@@ -5,11 +5,12 @@ import json
 import shlex
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TextIO
 
-from adaptive.build import Components
+from adaptive.build import Components, set_rates
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import InputError
@@ -67,7 +68,13 @@ class Run:
             self.recorder.evaluations = _evaluations(directory.metrics)
         self._stream = stream
         self.recorder.sinks = self._sinks(stream)
-        self.trainer = Trainer(components.embeddings, components.model, components.optimizer, recorder=self.recorder)
+        self.trainer = Trainer(
+            components.embeddings,
+            components.model,
+            components.optimizer,
+            recorder=self.recorder,
+            set_rates=partial(set_rates, config, components),
+        )
         self.checkpoints = Checkpoints(directory.path)
 
     def train(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from helpers import Trainee, random_batches, train_more
+from helpers import LFU, Trainee, random_batches, step_all, train_more
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -262,3 +262,32 @@ def test_more_watched_rows_than_there_is_room_for() -> None:
     small = build(skip=SKIP.model_copy(update={"hot_rows": "5"}))
     with pytest.raises(CheckpointError, match=r"watches .* rows of width 4, there is room for .* raise skip.hot_rows"):
         small.load_state_arrays(embeddings.state_arrays())
+
+
+# --- larger tables -----------------------------------------------------------------------------------------------
+
+
+def sized(*rows: int, skip: SkipConfig | None = None) -> TieredEmbeddingBag:
+    tables = [
+        TableConfig(name=name, num_embeddings=number, embedding_dim=width, init_bound=0.5)
+        for name, number, width in zip("abc", rows, (4, 4, 8), strict=True)
+    ]
+    return TieredEmbeddingBag(tables, TierConfig(device_rows="80%"), policy=LFU, optimizer=Adam(lr=0.1), skip=skip)
+
+
+@pytest.mark.parametrize("skip", [None, SkipConfig(rule="defer", interval=2, min_accesses=1, min_visits=1)])
+def test_larger_tables_take_the_rows_of_smaller_ones_and_train_as_they_would(skip: SkipConfig | None) -> None:
+    small, large = sized(20, 10, 30, skip=skip), sized(25, 10, 31, skip=skip)
+    batches = random_batches([table for group in small._pipeline.groups for table in group.tables], 8, samples=4)
+    step_all(small, batches[:5], depth=1)
+    arrays = small.state_arrays()
+    with pytest.raises(CheckpointError, match=r"rows are wanted, the checkpoint has .*grow=True"):
+        large.load_state_arrays(arrays)
+    large.load_state_arrays(arrays, grow=True)
+    for embeddings in (small, large):
+        step_all(embeddings, batches[5:], depth=1)
+    for name, rows in (("a", 20), ("b", 10), ("c", 30)):
+        assert np.array_equal(large.table_weights(name)[:rows], small.table_weights(name))
+    assert np.array_equal(large.table_weights("a")[20:], sized(25, 10, 31).table_weights("a")[20:])
+    with pytest.raises(CheckpointError, match="rows are wanted, the checkpoint has"):
+        small.load_state_arrays(large.state_arrays(), grow=True)

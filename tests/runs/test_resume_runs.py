@@ -47,14 +47,15 @@ def go_on(out: Path, *, saved: bool) -> bool:
 @st.composite
 def configs(draw: st.DrawFn, policies: tuple[str, ...]) -> TrainConfig:
     """20 batches, or 15 of them, in one pass over the data or two."""
+    schedule = draw(st.sampled_from([{}, {"warmup": 4, "decay": "cosine", "decay_steps": 14}]))
     return config_of(
         draw(st.sampled_from(policies)),
         device=draw(st.sampled_from(["cpu", "cpu-torch"])),
         depth=draw(st.integers(0, 4)),
         save_every=draw(st.integers(1, 12)),
         steps=draw(st.sampled_from([None, 15])),
-        optimizer={"name": draw(st.sampled_from(ROWS)), "lr": 0.05},
-        dense_optimizer={"name": draw(st.sampled_from(DENSE)), "lr": 0.02},
+        optimizer={"name": draw(st.sampled_from(ROWS)), "lr": 0.05, "schedule": schedule},
+        dense_optimizer={"name": draw(st.sampled_from(DENSE)), "lr": 0.02, "schedule": schedule},
         epochs=draw(st.integers(1, 2)),
         log_every=draw(st.sampled_from([3, 4])),
     )
