@@ -4,7 +4,8 @@
 
 Ours reads a plain text file into batches, ready for training: labels, log(1 + max(x, 0)) of 13 integers, 26 hashed
 categories. The peers read the same file into a label, 13 integers and 26 strings, which is less; "same columns"
-makes numbers of polars' columns, too. All run on one core, the file in the page cache.
+makes numbers of polars' columns, too. The same lines are read prepared, and as Parquet, into the same batches. All run
+on one core, the file in the page cache.
 """
 
 import os
@@ -23,7 +24,7 @@ from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.text.dataset import TextDataset
 from adaptive.data.text.split import survey
-from benchmarks import harness
+from benchmarks import harness, stored
 from benchmarks.harness import Report, median_ms, paired, timed
 from benchmarks.variants import NotAvailable
 
@@ -31,6 +32,12 @@ DENSE = [f"I{i + 1}" for i in range(13)]
 CATEGORIES = [f"C{i + 1}" for i in range(26)]
 HASH_ROWS = 1_000_000
 BATCH = 2048
+STORED = {
+    "adaptive, prepared": "reader_prepared_vs_text",
+    "adaptive, prepared, opened anew": "reader_prepared_anew_vs_text",
+    "adaptive, Parquet of texts": "reader_parquet_texts_vs_text",
+    "adaptive, Parquet of int32": "reader_parquet_int32_vs_text",
+}  # and the ratio of the text's time to theirs
 SAMPLE_LINES = 20_000  # distinct ones; the file repeats them in other orders
 
 
@@ -55,7 +62,7 @@ def run(settings: Settings) -> Report:
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(settings.file) if settings.file else _make_file(Path(folder) / "day.tsv", settings.megabytes)
-            return _bench(path, settings)
+            return _bench(path, settings, Path(folder))
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -172,7 +179,7 @@ def _check_category(name: str, rows: NDArray[np.int64], keys: NDArray[np.int64])
 # --- measuring -----------------------------------------------------------------------------------------------------
 
 
-def _bench(path: Path, settings: Settings) -> Report:
+def _bench(path: Path, settings: Settings, folder: Path) -> Report:
     report = Report()
     data = _ours(path)
     work: dict[str, Callable[[], object]] = {
@@ -190,6 +197,7 @@ def _bench(path: Path, settings: Settings) -> Report:
     num_lines = _check(data, comparable)
     comparable.clear()
     work |= peers
+    work |= _stored(path, data, folder, report)
     if "polars" in peers:
         work["polars, same columns"] = lambda: _same_columns(peers["polars"]())
     times = harness.take_turns(
@@ -202,6 +210,9 @@ def _bench(path: Path, settings: Settings) -> Report:
     for name, spent in times.items():
         seconds = median_ms(spent) / 1e3
         table.add(name, megabytes / seconds, num_lines / seconds, paired(spent, times["adaptive"]))
+    for name, ratio in STORED.items():
+        if name in times:
+            report.ratios[ratio] = paired(times["adaptive"], times[name])
     for name in peers:
         report.ratios[f"reader_vs_{name}_per_core"] = paired(times[name], times["adaptive"])
     with suppress(KeyError):
@@ -209,6 +220,18 @@ def _bench(path: Path, settings: Settings) -> Report:
     report.figures["reader_mb_per_s"] = megabytes / (median_ms(times["adaptive"]) / 1e3)
     report.figures["reader_tokeniser_mb_per_s"] = megabytes / (median_ms(times["adaptive, tokeniser alone"]) / 1e3)
     return report
+
+
+def _stored(path: Path, data: TextDataset, folder: Path, report: Report) -> dict[str, Callable[[], object]]:
+    """The same lines stored in other ways, once it is shown that they give the same batches."""
+    options = DataOptions(hash_rows=HASH_ROWS)
+    found = stored.prepared(f"criteo:{path}", options, folder)
+    try:
+        found |= stored.parquet(path, options, folder, DENSE, CATEGORIES)
+    except NotAvailable as error:
+        report.absent["reader_parquet_int32_vs_text"] = str(error)
+    stored.check(data, found, BATCH)
+    return {name: lambda train=train: sum(1 for _ in train(BATCH)) for name, train in found.items()}
 
 
 if __name__ == "__main__":

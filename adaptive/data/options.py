@@ -20,6 +20,11 @@ class DataOptions(Config):
     )
     eval_data: str | None = Field(default=None, description="evaluate on these files: PATH[,PATH...] or a pattern")
     holdout: float | None = Field(default=None, gt=0, lt=1, description="evaluate on this last fraction of the rows")
+    eval_part: Literal["all", "first_half", "second_half"] = Field(
+        default="all",
+        description="of the rows kept by eval_data or holdout those to evaluate on; DLRM tests on the first half of "
+        "Criteo's last day, the second is for validation",
+    )
     time_split: float | str | None = Field(
         default=None, description="evaluate on rows from this time on (a number, or an ISO time for an iso column)"
     )
@@ -58,4 +63,6 @@ class DataOptions(Config):
         given = [name for name in ("eval_data", "holdout", "time_split") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
+        if self.eval_part != "all" and self.eval_data is None and self.holdout is None:
+            raise ValueError(f"eval_part={self.eval_part} needs eval_data or holdout, whose rows it divides")
         return self

@@ -214,7 +214,7 @@ def test_mmap(tmp_path: Path) -> None:
 
 def test_reader() -> None:
     report = bench_reader.run(bench_reader.SETTINGS["smoke"])
-    assert report.figures["reader_mb_per_s"] > 0
+    assert report.figures["reader_mb_per_s"] > 0 and report.ratios["reader_prepared_vs_text"] > 0
     assert "reader_vs_polars_per_core" in report.ratios or "polars" in report.absent["reader_vs_polars_per_core"]
 
 

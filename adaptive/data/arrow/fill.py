@@ -50,7 +50,7 @@ class Filler:
             ValueReader(kind, form.max_line_bytes, keepers.get(column.name))
             for kind, column in zip(kinds, form.columns, strict=True)
         ]
-        self._slots = [form.slot(column.name) for column in form.columns]
+        self._slots = form.slots()
         self._positives = form.layout().positives
 
     def fill(self, batch: Any, block: Block, first: int) -> Filled:

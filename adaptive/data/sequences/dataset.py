@@ -118,6 +118,8 @@ def held_out(samples: Samples, options: DataOptions) -> tuple[Part, Part | None]
     Raises:
         InputError: if that leaves none for training.
     """
+    if options.eval_part != "all":
+        raise ConfigError("eval_part divides rows of criteo:, csv: and parquet: only; remove it")
     total = samples.num_samples
     cut = total - ceil(total * (options.holdout or 0.0))
     if not cut:

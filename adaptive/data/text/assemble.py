@@ -16,7 +16,7 @@ from adaptive.data.text.rejects import Limits, RejectLog
 from adaptive.data.text.row_source import RowSource
 from adaptive.data.text.rows import Direct, FeatureSource, Fitted, Hashed, RowMap, bag_column
 from adaptive.data.text.source import TextFile, find_files
-from adaptive.data.text.split import Split, Survey, split_last, split_time, survey
+from adaptive.data.text.split import Split, Survey, half, split_last, split_time, survey
 from adaptive.data.text.texts import TextKeeper
 from adaptive.data.text.vocabulary import KeyCounter, KeyKind, Vocabulary, load_vocabularies, save_vocabularies
 from adaptive.errors import ConfigError
@@ -103,7 +103,7 @@ def open_text(
         source,
         features,
         plan.is_log,
-        parts=_parts(train, evaluation, found, plan.time_cut, options),
+        parts=_parts(source, train, evaluation, found, plan.time_cut, options),
         shuffle=(options.shuffle_buffer, options.seed),
         identity={**plan.identity, **settings_identity(options), "vocabularies": checksums},
     )
@@ -112,7 +112,8 @@ def open_text(
 def settings_identity(options: DataOptions) -> dict[str, object]:
     """The settings that choose and order rows, as JSON values."""
     names = ("holdout", "time_split", "shuffle_buffer", "seed")
-    return {name: getattr(options, name) for name in names}
+    found = {name: getattr(options, name) for name in names}
+    return found if options.eval_part == "all" else {**found, "eval_part": options.eval_part}
 
 
 def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:
@@ -166,17 +167,22 @@ def _fit(
 
 
 def _parts(
+    source: RowSource,
     train: tuple[int, ...],
     evaluation: tuple[int, ...],
     found: Survey | None,
     time_cut: float | None,
     options: DataOptions,
 ) -> Splits:
+    part = options.eval_part
     if options.holdout is not None:
         assert found is not None
         first, last = split_last(found, train, options.holdout)
-        return Splits(first, last, first.limit)
+        return Splits(first, last if part == "all" else half(found, last, part), first.limit)
     if time_cut is not None:
         return Splits(*split_time(train, time_cut))
     num_train = found.num_rows if found is not None else None
-    return Splits(Split(train), Split(evaluation) if evaluation else None, num_train)
+    kept = Split(evaluation) if evaluation else None
+    if kept is not None and part != "all":
+        kept = half(survey(source, evaluation), kept, part)
+    return Splits(Split(train), kept, num_train)

@@ -1,5 +1,6 @@
 """What the columns of a text file are, and the arrays into which the tokeniser writes them."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,9 +56,16 @@ class TextFormat:
 
     def slot(self, name: str) -> int:
         """The number of a column among the output columns of its sort."""
-        target = next(column for column in self.columns if column.name == name)
-        sort = _sort(target.kind)
-        return [column.name for column in self.columns if _sort(column.kind) == sort].index(name)
+        return self.slots()[next(number for number, column in enumerate(self.columns) if column.name == name)]
+
+    def slots(self) -> list[int]:
+        """Of each column, the number of those of its sort before it."""
+        before: Counter[str] = Counter()
+        found = []
+        for column in self.columns:
+            found.append(before[_sort(column.kind)])
+            before[_sort(column.kind)] += 1
+        return found
 
     def count(self, kind: int) -> int:
         """Output columns of the sort of `kind`."""
@@ -79,9 +87,9 @@ class TextFormat:
     def layout(self, time_from: float = -np.inf, time_to: float = np.inf) -> Layout:
         """The plan the tokeniser works by; rows with a time outside [time_from, time_to) are passed over."""
         plan = np.zeros((len(self.columns), kernels.PLAN_SIZE), np.int64)
-        for entry, column in zip(plan, self.columns, strict=True):
+        for entry, column, slot in zip(plan, self.columns, self.slots(), strict=True):
             entry[kernels.KIND] = column.kind
-            entry[kernels.SLOT] = self.slot(column.name)
+            entry[kernels.SLOT] = slot
             entry[kernels.ITEM] = column.item
             entry[kernels.INNER] = ord(column.inner) if column.inner else -1
             entry[kernels.REQUIRED] = column.required

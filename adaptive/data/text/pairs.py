@@ -38,8 +38,10 @@ Samples = NDArray[np.int64]  # (n, 5): user, item, label, line, file
 
 def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, *, run_dir: Path | None = None) -> Dataset:
     """The data set of `csv:PATH[,PATH...]` whose schema has `format = "user_items"`."""
-    if options.time_split is not None or options.vocabulary:
-        raise ConfigError("user_items: has no time column and no vocabulary; remove time_split and vocabulary")
+    if options.time_split is not None or options.vocabulary or options.eval_part != "all":
+        raise ConfigError(
+            "user_items: has no time column, no vocabulary and no halves; remove time_split, vocabulary and eval_part"
+        )
     form = TextFormat(
         (
             Column("user", text_kernels.KEY_INTEGER, required=True),

@@ -184,7 +184,7 @@ def schema_of(values: Mapping[str, Any], what: str) -> Schema:
 def _found(path: Path) -> Path:
     """The file itself, or the installed schema of that name."""
     named = INSTALLED / f"{path}.toml"
-    return named if not path.exists() and path.name == str(path) and not path.suffix and named.is_file() else path
+    return named if not path.is_file() and path.name == str(path) and not path.suffix and named.is_file() else path
 
 
 def _why(error: OSError | UnicodeDecodeError) -> str:

@@ -6,7 +6,7 @@ passing this notes where every 65,536th row lies, so that evaluation starts ther
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +73,21 @@ def split_last(found: Survey, files: tuple[int, ...], fraction: float) -> tuple[
         raise InputError(f"data.holdout = {fraction:g} of {found.num_rows:,} rows leaves none for training; lower it")
     before, start = max(mark for mark in found.marks if mark[0] <= num_train)
     return Split(files, limit=num_train), Split(files, start=start, skip=num_train - before)
+
+
+def half(found: Survey, whole: Split, which: str) -> Split:
+    """The first half (rounded up) or the second of the rows of a split that ends with those of the survey of its files.
+
+    Args:
+        which: `first_half` or `second_half`.
+    """
+    first = 0 if whole.start is None else next(before for before, mark in found.marks if mark == whole.start)
+    first += whole.skip
+    middle = first + (found.num_rows - first + 1) // 2
+    if which == "first_half":
+        return replace(whole, limit=middle - first)
+    before, start = max(mark for mark in found.marks if mark[0] <= middle)
+    return Split(whole.files, start=start, skip=middle - before)
 
 
 def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:

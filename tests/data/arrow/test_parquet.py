@@ -112,6 +112,8 @@ def assert_equal(one, other, batch_size=2):
         {},
         {"shuffle_buffer": 3, "seed": 1},
         {"holdout": 0.3},
+        {"holdout": 0.7, "eval_part": "first_half"},
+        {"holdout": 0.7, "eval_part": "second_half"},
         {"time_split": "2024-01-02 01:00:00"},
         {"out_of_range": "oov"},
     ],

@@ -15,7 +15,7 @@ from adaptive.data.text.format import Column, TextFormat
 from adaptive.data.text.reader import TextSource
 from adaptive.data.text.rejects import Limits, RejectLog
 from adaptive.data.text.source import find_files
-from adaptive.data.text.split import read_part, split_last, survey
+from adaptive.data.text.split import half, read_part, split_last, survey
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import text as kernels
 
@@ -64,6 +64,9 @@ def test_the_two_parts_are_all_good_rows_in_order(tmp_path_factory, sizes, bad_e
     assert numbers(source, train) == good[:num_train]
     assert numbers(source, evaluation) == good[num_train:]
     assert numbers(source, evaluation, rows=7) == good[num_train:]
+    middle = num_train + (len(good) - num_train + 1) // 2
+    assert numbers(source, half(found, evaluation, "first_half")) == good[num_train:middle]
+    assert numbers(source, half(found, evaluation, "second_half")) == good[middle:]
     assert sum(source.log.counts.values()) == total - len(good)
     assert source.log.num_lines == total
 
@@ -128,6 +131,29 @@ def test_too_many_bad_lines_show_when_the_rows_are_counted(tmp_path):
     options = DataOptions(schema_path=tmp_path / "s.toml", holdout=0.5)
     with pytest.raises(InputError, match=r"10 of 1,010 lines read are bad"):
         open_dataset(f"csv:{tmp_path / 'd'},{tmp_path / 'd2'}", options)
+
+
+@pytest.mark.parametrize(("part", "wanted"), [("first_half", [0, 1, 2]), ("second_half", [3, 4])])
+def test_half_of_the_files_to_evaluate_on(tmp_path, part, wanted):
+    (tmp_path / "e").write_text("".join(f"0,{n},{n}\n" for n in range(5)))
+    data = csv(tmp_path, 10, eval_data=str(tmp_path / "e"), eval_part=part)
+    assert order(data.evaluation(2)) == wanted
+    assert order(data.train(100)) == list(range(10))
+    assert data.fingerprint()["eval_part"] == part
+    assert "eval_part" not in csv(tmp_path, 10, holdout=0.5).fingerprint()
+
+
+def test_half_of_nothing_is_a_mistake(tmp_path):
+    with pytest.raises(ValueError, match="eval_part=first_half needs eval_data or holdout"):
+        DataOptions(eval_part="first_half")
+    with pytest.raises(ConfigError, match="eval_part divides rows of criteo"):
+        open_dataset("taobao:" + str(taobao_events(tmp_path)), DataOptions(holdout=0.5, eval_part="first_half"))
+
+
+def taobao_events(folder):
+    path = folder / "events.csv"
+    path.write_text("".join(f"{u},{100 * u + n},{n % 3},pv,{1_500_000_000 + n}\n" for u in (1, 2) for n in range(12)))
+    return path
 
 
 def test_splits_exclude_each_other():
