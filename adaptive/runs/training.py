@@ -6,6 +6,7 @@ from typing import Any, TextIO
 from adaptive.build import build, first_batches, open_data, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.models.presets import PRESETS
+from adaptive.runs.best import refuse_without_evaluation
 from adaptive.runs.record import where_and_what
 from adaptive.runs.run import Run, total_steps
 from adaptive.runs.state import refuse_guarded_saves
@@ -35,6 +36,7 @@ def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | 
         with components.embeddings:
             refuse_guarded_saves(config, components)
             refuse_unreachable(config, components, dataset)
+            refuse_without_evaluation(config, dataset)
             components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
             directory.begin(
                 config=config.model_dump(mode="json"),
@@ -53,6 +55,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     with components.embeddings as embeddings:
         refuse_guarded_saves(config, components)
         refuse_unreachable(config, components, dataset)
+        refuse_without_evaluation(config, dataset)
         return {
             "schema": SCHEMA,
             "dry_run": True,
