@@ -349,12 +349,21 @@ class TrainConfig(Config):
     out: str | None = Field(default=None, description="run directory; default runs/<date>-<policy>")
     log_every: int = Field(default=20, ge=1, description="batches between records")
     tensorboard: bool = Field(default=True, description="write TensorBoard files into the run directory")
-    save: bool = Field(default=True, description="save weights at the end")
+    save: bool | Literal["best"] = Field(
+        default=True,
+        description="save weights at the end; best: also those of the best evaluation, by stop_at's metric or else by "
+        "AUC, which eval, predict and export then take",
+    )
     save_every: int | None = Field(
         default=None, ge=1, description="batches between checkpoints, from which a run can go on; null: at the end only"
     )
     eval_every: int | None = Field(
         default=None, ge=1, description="batches between evaluations during training; null: at the end of an epoch only"
+    )
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description="evaluations that are no better than the best before them, after which training ends; null: never",
     )
     stop_at: StopAtConfig | None = Field(
         default=None, description="null: train to the end; or the quality at which an evaluation ends training"

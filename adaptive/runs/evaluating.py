@@ -141,15 +141,15 @@ def _all_for_evaluation(config: TrainConfig, spec: str, may_lack_labels: bool) -
 
 def _check_vocabulary_is_there(run: LoadedRun) -> None:
     """Or else another one would be fitted to the data."""
-    folder = _vocabulary_folder(run)
+    folder = vocabulary_folder(run)
     if _vocabularies(run) and not (folder.is_dir() and any(folder.iterdir())):
-        raise _lacks_vocabulary(run, folder)
+        raise lacks_vocabulary(run, folder)
 
 
 def _check_vocabulary(run: LoadedRun, dataset: Dataset) -> None:
     """Check that categories mean the rows that they meant in training."""
     if _vocabularies(run) and dataset.fingerprint().get("vocabularies") != _vocabularies(run):
-        raise _lacks_vocabulary(run, _vocabulary_folder(run))
+        raise lacks_vocabulary(run, vocabulary_folder(run))
 
 
 def _vocabularies(run: LoadedRun) -> Mapping[str, str]:
@@ -158,11 +158,13 @@ def _vocabularies(run: LoadedRun) -> Mapping[str, str]:
     return (recorded.get("vocabularies") or {}) if isinstance(recorded, dict) else {}
 
 
-def _vocabulary_folder(run: LoadedRun) -> Path:
+def vocabulary_folder(run: LoadedRun) -> Path:
+    """Where the vocabularies are that the run was trained with, if it fitted some."""
     return Path(run.config.data_options.get("vocabulary_path") or run.path / "vocabulary")
 
 
-def _lacks_vocabulary(run: LoadedRun, folder: Path) -> InputError:
+def lacks_vocabulary(run: LoadedRun, folder: Path) -> InputError:
+    """What to raise if they are not there."""
     return InputError(
         f"{run.path} was trained with vocabularies of {', '.join(_vocabularies(run))}, which {folder} does not hold; "
         "put that folder back, or give its place: --set data.vocabulary_path=DIR"

@@ -20,7 +20,7 @@ from adaptive.errors import ConfigError
 from adaptive.evaluation import predict
 from adaptive.runs.record import at_home, config_of, recorded_shape
 from adaptive.runs.state import restore_weights
-from adaptive.storage.run_checkpoints import load_newest
+from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import read_record
 
 READABLE = ("tier.", "data.", "eval_batch_size")  # settings that reading a run may change
@@ -88,7 +88,8 @@ def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def load_run(path: Path | str, *, tier: TierConfig | None = None) -> LoadedRun:
-    """The model of a trained run with its rows. Of a run that was cut short, or is under way, the newest checkpoint.
+    """The model of a trained run with its rows: the last weights, of a run that keeps those of its best evaluation
+    (`save=best`) these. Of a run that was cut short, or is under way, the newest checkpoint.
 
     The data of the run need not be there, nor its policy. Weights are verified; no code is run.
 
@@ -117,7 +118,7 @@ def _load(path: Path, change: Callable[[TrainConfig], TrainConfig]) -> LoadedRun
     record = read_record(path)
     config = config_of(record, path)
     config = change(_for_reading(_with_vocabulary(at_home(config, record), path)))
-    where, checkpoint = load_newest(path)
+    where, checkpoint = load_best(path)
     shape = recorded_shape(record, path) or shape_of(open_data(config))
     components = build(config, shape)
     try:

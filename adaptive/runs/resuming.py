@@ -87,6 +87,13 @@ def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: 
             target.
     """
     _check_target(config, path, record)
+    if record.get("status") == "finished" and ((record.get("summary") or {}).get("best") or {}).get(
+        "ended_by_patience"
+    ):
+        raise ConfigError(
+            f"{path}: the run is finished: its patience ended; to train on, train anew with --config {path / RECORD} "
+            "--set patience=null"
+        )
     trained = place.before + place.taken
     if config.steps is not None and config.steps < trained:
         raise ConfigError(f"{path}: steps={config.steps}, but {trained} are trained already; give as many or more")

@@ -17,6 +17,7 @@ from adaptive.errors import InputError
 from adaptive.evaluation import Evaluation, evaluate
 from adaptive.guard.guard import Guard
 from adaptive.policy import inputs_of
+from adaptive.runs.best import best_evaluation, best_summary, best_text, is_out_of_patience
 from adaptive.runs.loop import DataPosition, Loop
 from adaptive.runs.next_commands import next_commands
 from adaptive.runs.state import SavedProgress, content, is_guarded, restore_recorder
@@ -88,6 +89,7 @@ class Run:
         summary = self._summary(found)
         self.directory.finish(summary)
         text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.components))
+        text += best_text(self.config, summary)
         path = self.directory.path
         return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{next_commands(path, self.config)}"}
 
@@ -169,7 +171,8 @@ class Run:
 
     def _reaches_target(self, stop: StopRequest) -> bool:
         found = self._evaluate(stop)
-        if is_reached(self.config.stop_at, found):
+        ended = is_out_of_patience(self.config, self.recorder.evaluations)
+        if found is not None and (ended or is_reached(self.config.stop_at, found)):
             self._reached = found
         return self._reached is not None
 
@@ -180,7 +183,13 @@ class Run:
         if stop or not found.samples:
             return None
         self.recorder.write_evaluation(found)
+        self._keep_if_best()
         return found
+
+    def _keep_if_best(self) -> None:
+        best = best_evaluation(self.config, self.recorder.evaluations)
+        if self.config.save == "best" and best is not None and best.step == self.recorder.steps:
+            self.checkpoints.keep_best(self.loop.place.total, self._content())
 
     def _summary(self, found: Evaluation | None) -> dict[str, Any]:
         seen, dropped = inputs_of(self.components.embeddings.policy)
@@ -194,6 +203,7 @@ class Run:
             **quality,
             "evaluations": [_point(record) for record in self.recorder.evaluations],
             **target_summary(self.config.stop_at, self.recorder),
+            **best_summary(self.config, self.recorder.evaluations),
             **(self.guard.summary() if self.guard else {}),
             **self._file_traffic(),
             "skipped_input_share": dropped / seen if dropped else 0.0,

@@ -1,6 +1,5 @@
 """The quality at which a run stops (`stop_at`): reached or not, when, and how near it came."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from adaptive.build import Components
@@ -8,6 +7,7 @@ from adaptive.config import StopAtConfig, TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError
 from adaptive.evaluation import Evaluation
+from adaptive.runs.best import best_of
 from adaptive.runs.state import is_guarded
 from adaptive.telemetry.record import EvalRecord
 from adaptive.telemetry.recorder import Recorder
@@ -28,7 +28,7 @@ def target_summary(wanted: StopAtConfig | None, recorder: Recorder) -> dict[str,
     if wanted is None:
         return {}
     reached = any(is_reached(wanted, one) for one in recorder.evaluations)
-    best = _best(wanted, recorder.evaluations)
+    best = best_of(wanted.metric, recorder.evaluations, lower_is_better=wanted.lower_is_better)
     when = {"step": recorder.steps, "samples": recorder.samples, "seconds": recorder.totals.seconds}
     return {
         "stop_at": {
@@ -40,12 +40,6 @@ def target_summary(wanted: StopAtConfig | None, recorder: Recorder) -> dict[str,
             "best_step": None if best is None else best.step,
         }
     }
-
-
-def _best(wanted: StopAtConfig, evaluations: Sequence[EvalRecord]) -> EvalRecord | None:
-    known = [one for one in evaluations if getattr(one, wanted.metric) is not None]
-    order = min if wanted.lower_is_better else max
-    return order(known, key=lambda one: float(getattr(one, wanted.metric)), default=None)
 
 
 def refuse_unreachable(config: TrainConfig, components: Components, dataset: Dataset) -> None:

@@ -6,6 +6,7 @@ from typing import Any, TextIO
 from adaptive.build import build, first_batches, open_data, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.models.presets import PRESETS
+from adaptive.runs.best import refuse_without_evaluation
 from adaptive.runs.device_need import refuse_too_few, rows_in_flight
 from adaptive.runs.record import where_and_what
 from adaptive.runs.run import Run, total_steps
@@ -36,6 +37,7 @@ def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | 
         with components.embeddings:
             refuse_guarded_saves(config, components)
             refuse_unreachable(config, components, dataset)
+            refuse_without_evaluation(config, dataset)
             components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
             directory.begin(
                 config=config.model_dump(mode="json"),
@@ -55,6 +57,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     with components.embeddings as embeddings:
         refuse_guarded_saves(config, components)
         refuse_unreachable(config, components, dataset)
+        refuse_without_evaluation(config, dataset)
         needed = rows_in_flight(config, components, sample)
         refuse_too_few(config, components, sample, needed)
         return {

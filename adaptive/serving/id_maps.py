@@ -6,7 +6,6 @@ as far as there are such (`adaptive.data.text.rows`).
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from adaptive.data.dataset import Feature
 from adaptive.data.text.vocabulary import load_vocabularies
-from adaptive.errors import InputError
+from adaptive.runs.evaluating import lacks_vocabulary, vocabulary_folder
 from adaptive.runs.loading import LoadedRun
 
 IdRule = dict[str, Any]
@@ -35,18 +34,14 @@ def vocabularies(run: LoadedRun) -> dict[str, NDArray[np.int64]]:
     data = _data(run)
     if not data.get("vocabularies"):
         return {}
-    folder = Path(run.config.data_options.get("vocabulary_path") or run.path / "vocabulary")
-    wanted = {}
+    folder, wanted = vocabulary_folder(run), dict[str, int]()
     for feature, table in zip(run.shape.features, run.shape.tables, strict=True):
         kind, size, _ = _described(feature, data)
         if kind == "fitted":
             wanted[table] = size
     found = load_vocabularies(folder, wanted)
     if found is None or {table: one.checksum() for table, one in found.items()} != data["vocabularies"]:
-        raise InputError(
-            f"{run.path} was trained with vocabularies of {', '.join(wanted)}, which {folder} does not hold; put that "
-            "folder back, or give its place: --set data.vocabulary_path=DIR"
-        )
+        raise lacks_vocabulary(run, folder)
     return {table: one.keys for table, one in found.items()}
 
 

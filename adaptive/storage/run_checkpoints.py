@@ -1,20 +1,24 @@
 """`Checkpoints`: those of a run directory, of which one is whole at any time once there is one.
 
+With `save=best` there is also `best-N`, the weights of the best evaluation so far.
+
 While the run is under way the newest is called `checkpoint-N`, N batches of the data along; the last one becomes
 `weights`. An older one is removed when the newer one is there under its name, written and synced.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from adaptive.storage.durable import DISK, Disk
-from adaptive.storage.run_directory import WEIGHTS, newest_checkpoint
+from adaptive.storage.run_directory import WEIGHTS, best_checkpoint, newest_checkpoint
 
 _ANY: Final = re.compile(r"weights|checkpoint-\d+|(weights|checkpoint-\d+)\.tmp-\d+")
+
+_ANY_BEST: Final = re.compile(r"best-\d+(\.tmp-\d+)?")
 
 
 class Checkpoints:
@@ -32,13 +36,27 @@ class Checkpoints:
         path = self._directory / f"checkpoint-{number}"
         if not path.exists():  # or else nothing has been trained since
             save_checkpoint(path, **content, disk=self._disk)
+        self._remove_others(path, _ANY)
+        return path
+
+    def _remove_others(self, path: Path, kind: re.Pattern[str]) -> None:
         try:
             for entry in self._directory.iterdir():
-                if entry != path and _ANY.fullmatch(entry.name):
+                if entry != path and kind.fullmatch(entry.name):
                     self._disk.remove(entry)
         except OSError as error:
             raise OutputError(f"an older checkpoint than {path} could not be removed: {error}") from error
-        return path
+
+    def keep_best(self, number: int, content: Mapping[str, Any]) -> None:
+        """Save as the best so far, after `number` batches of the data; it stays until there is a better one.
+
+        Raises:
+            OutputError: as `add`.
+        """
+        path = self._directory / f"best-{number}"
+        if not path.exists():  # or else a run that went on has come here again
+            save_checkpoint(path, **content, disk=self._disk)
+        self._remove_others(path, _ANY_BEST)
 
     def finish(self, number: int, content: Mapping[str, Any]) -> None:
         """Save for the last time.
@@ -61,12 +79,25 @@ def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
     Raises:
         CheckpointError: if there is none or it is damaged; names the file.
     """
+    return _load(directory, newest_checkpoint)
+
+
+def load_best(directory: Path) -> tuple[Path, Checkpoint]:
+    """`load_newest`, but the weights of the best evaluation where they are kept.
+
+    Raises:
+        CheckpointError: as `load_newest`.
+    """
+    return _load(directory, lambda path: best_checkpoint(path) or newest_checkpoint(path))
+
+
+def _load(directory: Path, choose: Callable[[Path], Path]) -> tuple[Path, Checkpoint]:
     while True:
         try:
-            path = newest_checkpoint(directory)
+            path = choose(directory)
             return path, load_checkpoint(path, rows_in_files=True)
         except FileNotFoundError as error:
             raise CheckpointError(f"{directory}: expected a run directory, found: {error.strerror}") from error
         except CheckpointError:
-            if newest_checkpoint(directory) == path:
+            if choose(directory) == path:
                 raise  # or else it has been replaced while it was read

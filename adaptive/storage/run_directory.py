@@ -29,11 +29,12 @@ WEIGHTS: Final = "weights"
 # What a run may write: `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
     r"(run\.json|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|\d+\.npy))(\.tmp-\d+)?"
-    r"|(weights|checkpoint-\d+)(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy|optimizer|run)-\d+\.npy)"
+    r"|(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy|optimizer|run)-\d+\.npy)"
     r"|tensorboard/events\.out\.tfevents\.[^/]*"
 )
 _CHECKPOINT: Final = re.compile(r"checkpoint-(\d+)")
-_FOLDERS: Final = re.compile(r"(weights|checkpoint-\d+)(\.tmp-\d+)?|tensorboard|vocabulary")
+_BEST: Final = re.compile(r"best-(\d+)")
+_FOLDERS: Final = re.compile(r"(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?|tensorboard|vocabulary")
 
 
 class RunDirectory:
@@ -171,6 +172,12 @@ def newest_checkpoint(path: Path) -> Path:
     data along, else `weights`, which may not be there."""
     found = [int(match[1]) for entry in path.iterdir() if (match := _CHECKPOINT.fullmatch(entry.name))]
     return path / (f"checkpoint-{max(found)}" if found else WEIGHTS)
+
+
+def best_checkpoint(path: Path) -> Path | None:
+    """The folder of the weights of a run's best evaluation, `best-N`, N batches of the data along, if they are kept."""
+    found = [int(match[1]) for entry in path.iterdir() if (match := _BEST.fullmatch(entry.name))]
+    return path / f"best-{max(found)}" if found else None
 
 
 def read_record(path: Path) -> dict[str, Any]:
