@@ -71,13 +71,13 @@ def test_tensorboard_shows_what_there_is(tmp_path: Path) -> None:
     assert view_from_metrics(written(tmp_path, REDUCED, IDLE), tmp_path / "view") == 3
     events = EventAccumulator(str(tmp_path / "view")).Reload()
     shown = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert shown["guard/allowance"] == [(800, 0.25), (0, 1)]
+    assert shown["7_guard/allowance"] == [(800, 0.25), (0, 1)]
     expected = {
         "auc_difference": -0.0004, "auc_difference_low": -0.0006, "auc_difference_high": -0.0002,
         "auc_change": -0.0026, "auc_change_low": -0.0039, "auc_change_high": -0.0013, "skipped_share": 0.2,
     }  # fmt: skip
     for name, value in expected.items():
-        assert shown[f"guard/{name}"] == [(800, pytest.approx(value))], name
+        assert shown[f"7_guard/{name}"] == [(800, pytest.approx(value))], name
 
 
 @pytest.mark.parametrize(
