@@ -38,8 +38,9 @@ def write_torch(path: Path, tensors: Mapping[str, Blocks]) -> None:
 
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(f"{_ROOT}/data.pkl", _pickled(tensors))
-            archive.writestr(f"{_ROOT}/byteorder", "little")
+            # Of no time, so that the same model is the same file.
+            archive.writestr(zipfile.ZipInfo(f"{_ROOT}/data.pkl"), _pickled(tensors))
+            archive.writestr(zipfile.ZipInfo(f"{_ROOT}/byteorder"), "little")
             for number, blocks in enumerate(tensors.values()):
                 with archive.open(_aligned(f"{_ROOT}/data/{number}", file), "w", force_zip64=True) as entry:
                     for block in blocks.make():

@@ -99,7 +99,7 @@ class Probe:
         return spent / count * 1e6
 
     def send(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return torch.from_numpy(np.array(array)).to(self.device)
 
 
 def run(settings: Settings) -> Report:

@@ -34,7 +34,11 @@ MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
     "misspelt policy": (["--policy", "slipstreem"], 9, ["no policy 'slipstreem'", "did you mean slipstream?"]),
     "policy file not there": (["--policy", "mine.py:Mine"], 9, ["policy file mine.py not found"]),
     "policy file without the class": (["--policy", "empty.py:Mine"], 9, ["empty.py has no class Mine"]),
-    "parameter the policy lacks": (["--policy", "lru", "--set", "policy.k=2"], 2, ["policy.k (--set)", "unknown key"]),
+    "parameter the policy lacks": (
+        ["--policy", "lru", "--set", "policy.k=2"],
+        2,
+        ["policy.k (--set)", "the policy has no parameter k; it has: none"],
+    ),
 }
 
 

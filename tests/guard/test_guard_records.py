@@ -112,11 +112,11 @@ def test_every_decision_is_in_every_view(tmp_path: Path) -> None:
     assert [json.loads(json.dumps(asdict(r))) for r in found.decisions] == found.summary["guard_decisions"]
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     for tag, name in (("allowance", "allowance"), ("auc_difference", "auc_difference"), ("auc_change", "auc_change")):
-        shown = [(event.step, event.value) for event in events.Scalars(f"guard/{tag}")]
+        shown = [(event.step, event.value) for event in events.Scalars(f"7_guard/{tag}")]
         assert shown == [(r.step, pytest.approx(getattr(r, name))) for r in found.decisions]
-    low = [event.value for event in events.Scalars("guard/auc_difference_low")]
+    low = [event.value for event in events.Scalars("7_guard/auc_difference_low")]
     assert low == [pytest.approx(r.auc_difference_ci[0]) for r in found.decisions if r.auc_difference_ci]
-    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("guard/decision")]
+    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("7_guard/decision")]
     assert texts[0].startswith(about) and texts[1].startswith("keep skipping at 15.4 % of what the policy asks for")
 
 
