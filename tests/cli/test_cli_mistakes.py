@@ -37,7 +37,7 @@ MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
     "parameter the policy lacks": (
         ["--policy", "lru", "--set", "policy.k=2"],
         2,
-        ["policy.k (--set)", "the policy has no parameter k; it has: none"],
+        ["policy.k (--set)", "no parameter k; it has: none"],
     ),
 }
 
