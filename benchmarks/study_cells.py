@@ -100,6 +100,7 @@ def whole(kind: str, drift: str = "", rows: str = "rowwise_adagrad") -> Setting:
 # --- blocks, the most important first -----------------------------------------------------------------------------
 
 PLAIN: Final = ("easy", "hard")
+OTHERS: Final = ("sgd", "adagrad", "adam")
 
 
 def blocks() -> tuple[Block, ...]:
@@ -111,7 +112,7 @@ def blocks() -> tuple[Block, ...]:
     return (
         Block("bar", tuple(whole(kind) for kind in PLAIN), deferring, seeds=5),  # three say too little on `hard`
         Block("bar-drift", tuple(whole(kind, ", drift") for kind in PLAIN), deferring, seeds=5),
-        Block("optimizers", tuple(whole(kind, rows=rows) for rows in ("sgd", "adam") for kind in PLAIN), deferring),
+        Block("optimizers", tuple(whole(kind, rows=rows) for rows in OTHERS for kind in PLAIN), deferring),
         Block("papers", tuple(whole(kind, drift) for drift in DRIFTS for kind in PLAIN), papers),
         Block("real", LARGE, (*deferring, UPDATES, INPUTS)),
         Block("targets", (whole("easy"),), (OFF, updates(0.05), UPDATES, updates(0.4), inputs(0.4), inputs(0.8))),

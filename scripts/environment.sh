@@ -21,7 +21,8 @@ install_project() {
         make_environment
     fi
     echo "installing into $VENV (once; a few minutes)" >&2
-    "$VENV/bin/python" -m pip install -q --disable-pip-version-check \
+    # Modules are compiled when they are first imported: most of the dependencies' never are.
+    "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-compile \
         -c "$ROOT/constraints.txt" -e "$ROOT${extra:+[$extra]}"
     echo "$state" >"$VENV/.installed-$extra"
 }
