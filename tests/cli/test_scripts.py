@@ -45,7 +45,7 @@ def test_run_installs_once_and_passes_arguments_on(script: Script, tmp_path: Pat
     assert code == 0
     assert calls == [
         f"python3 -m venv {tmp_path}/venv",
-        f"python -m pip install -q --disable-pip-version-check -c {ROOT}/constraints.txt -e {ROOT}",
+        f"python -m pip install -q --disable-pip-version-check --no-compile -c {ROOT}/constraints.txt -e {ROOT}",
         "adaptive-train run --policy slipstream --steps 3",
     ]
     assert script("scripts/run", ADAPTIVE_VENV="venv") == (0, ["adaptive-train run --policy slipstream"])
