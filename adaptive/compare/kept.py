@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from adaptive.build import open_data
 from adaptive.config import TrainConfig
-from adaptive.data.dataset import Dataset
 from adaptive.errors import CheckpointError
+from adaptive.runs.loading import with_vocabulary
 from adaptive.runs.record import check_same_data, config_of
 from adaptive.storage.run_directory import RECORD, read_record, versions
 
@@ -56,14 +56,8 @@ class KeptRuns:
     def _check_data(self, path: Path, record: Mapping[str, Any], config: TrainConfig) -> None:
         data = json.dumps([config.data, config.model_dump(mode="json")["data_options"]], sort_keys=True)
         if data not in self._checked:
-            check_same_data(path, record, _open(config, path / "vocabulary"))
+            check_same_data(path, record, open_data(with_vocabulary(config, path)))
             self._checked.add(data)
-
-
-def _open(config: TrainConfig, vocabulary: Path) -> Dataset:
-    """The data, with the vocabulary that the run fitted, if it did."""
-    fitted = {"vocabulary_path": vocabulary} if vocabulary.is_dir() else {}
-    return open_data(config.model_copy(update={"data_options": {**fitted, **config.data_options}}))
 
 
 def _key(config: TrainConfig) -> str:

@@ -54,7 +54,7 @@ def dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = Fals
 
 def plain_dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
     """`dot_interaction` in torch operations: any device, any floating dtype, any number of derivatives."""
-    vectors = pooled if bottom.shape[1] == 0 else torch.cat([bottom[:, None], pooled], dim=1)
+    vectors = _vectors(bottom, pooled)
     products = torch.bmm(vectors, vectors.transpose(1, 2))
     num_vectors = vectors.shape[1]
     i, j = torch.tril_indices(num_vectors, num_vectors, offset=0 if include_self else -1, device=pooled.device)
@@ -88,6 +88,17 @@ def _dots_of_pairs(num_vectors: int, include_self: bool, device: torch.device) -
     return found.flatten().to(device)
 
 
+def _vectors(bottom: Tensor, pooled: Tensor) -> Tensor:
+    """(B, F or F + 1, D) all that meet: the bottom output first, if there is one."""
+    return pooled if bottom.shape[1] == 0 else torch.cat([bottom[:, None], pooled], dim=1)
+
+
+def _empty_output(bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
+    """(B, P), not written."""
+    dots = num_dots(pooled.shape[1] + (bottom.shape[1] > 0), include_self=include_self)
+    return pooled.new_empty((len(pooled), aligned(bottom.shape[1] + dots)))
+
+
 def _side_by_side(left: Tensor, right: Tensor) -> Tensor:
     width = left.shape[1] + right.shape[1]
     return torch.cat([left, right, right.new_zeros((len(right), aligned(width) - width))], dim=1)
@@ -103,9 +114,7 @@ class _FusedDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
         bottom, pooled = bottom.detach().contiguous(), pooled.detach().contiguous()
-        num_vectors = pooled.shape[1] + (bottom.shape[1] > 0)
-        width = aligned(bottom.shape[1] + num_dots(num_vectors, include_self=include_self))
-        out = pooled.new_empty((len(pooled), width))
+        out = _empty_output(bottom, pooled, include_self)
         dot_forward(bottom.numpy(), pooled.numpy(), include_self, out.numpy())
         ctx.save_for_backward(bottom, pooled)
         ctx.include_self = include_self
@@ -133,7 +142,7 @@ class _GatheredDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
         bottom, pooled = bottom.detach(), pooled.detach()
-        vectors = pooled if bottom.shape[1] == 0 else torch.cat([bottom[:, None], pooled], dim=1)
+        vectors = _vectors(bottom, pooled)
         ctx.save_for_backward(vectors)
         ctx.num_copied, ctx.include_self = bottom.shape[1], include_self
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
@@ -164,9 +173,7 @@ class _TritonDots(torch.autograd.Function):
         from adaptive.kernels.gpu import interaction
 
         bottom, pooled = bottom.detach().contiguous(), pooled.detach().contiguous()
-        num_vectors = pooled.shape[1] + (bottom.shape[1] > 0)
-        width = aligned(bottom.shape[1] + num_dots(num_vectors, include_self=include_self))
-        out = pooled.new_empty((len(pooled), width))
+        out = _empty_output(bottom, pooled, include_self)
         ctx.tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
         interaction.dot_forward(bottom, pooled, include_self, out, tf32=ctx.tf32)
         ctx.save_for_backward(bottom, pooled)

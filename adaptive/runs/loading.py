@@ -117,7 +117,7 @@ def load_with(path: Path, settings: Mapping[str, Any]) -> LoadedRun:
 def _load(path: Path, change: Callable[[TrainConfig], TrainConfig]) -> LoadedRun:
     record = read_record(path)
     config = config_of(record, path)
-    config = change(_for_reading(_with_vocabulary(at_home(config, record), path)))
+    config = change(_for_reading(with_vocabulary(at_home(config, record), path)))
     where, checkpoint = load_best(path)
     shape = recorded_shape(record, path) or shape_of(open_data(config))
     components = build(config, shape)
@@ -129,7 +129,7 @@ def _load(path: Path, change: Callable[[TrainConfig], TrainConfig]) -> LoadedRun
     return LoadedRun(path, config, record, shape, components, checkpoint.meta["steps"])
 
 
-def _with_vocabulary(config: TrainConfig, path: Path) -> TrainConfig:
+def with_vocabulary(config: TrainConfig, path: Path) -> TrainConfig:
     """The settings with the run's own vocabulary, if it fitted one, so that categories are mapped as in the run."""
     folder = (path / "vocabulary").absolute()
     if not folder.is_dir():

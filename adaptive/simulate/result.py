@@ -10,7 +10,7 @@ from adaptive.counters import Counter
 from adaptive.planning.sizing import row_bytes
 from adaptive.simulate.machine import Machine, Traffic, step_ms
 from adaptive.simulate.run import Setup, SimulatedRun
-from adaptive.simulate.stream import SharedTrace
+from adaptive.simulate.stream import SharedTrace, least_device_rows
 
 SCHEMA: Final = 1
 AS_FAST: Final = 1.01  # a step that takes no longer than this many of those with all rows on the device
@@ -33,7 +33,6 @@ def simulation_result(setup: Setup, streams: Sequence[SharedTrace], machine: Mac
         for stream in streams
         for label, size_text, run in stream.runs
     ]
-    least = [rows for stream in streams if (rows := stream.least_device_rows) is not None]
     return {
         "schema": SCHEMA,
         "lookups": streams[0].lookups,
@@ -51,7 +50,7 @@ def simulation_result(setup: Setup, streams: Sequence[SharedTrace], machine: Mac
             "dense_ms": machine.dense_ms,
             "dense_bytes": machine.dense_bytes,
         },
-        "least_device_rows": max(least, default=None),
+        "least_device_rows": least_device_rows(streams),
         "recommended": _recommended(facts),
         "runs": facts,
     }

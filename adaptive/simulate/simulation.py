@@ -21,7 +21,7 @@ from adaptive.policy_loading import make_policy, with_rule
 from adaptive.simulate.machine import Machine
 from adaptive.simulate.result import simulation_result
 from adaptive.simulate.run import Setup, SimulatedRun
-from adaptive.simulate.stream import SharedTrace, Told
+from adaptive.simulate.stream import SharedTrace, Told, least_device_rows
 
 Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and the settings with that policy
 
@@ -101,8 +101,8 @@ def _refuse_failure(streams: Sequence[SharedTrace]) -> None:
     label, size, largest = max(entries, key=lambda entry: entry[2].num_slots)
     assert largest.error is not None
     text = str(largest.error).rstrip(".") if isinstance(largest.error, DeviceMemoryError) else str(largest.error)
-    least = [rows for stream in streams if (rows := stream.least_device_rows) is not None]
-    enough = f"; {max(least):,} device rows are enough for all batches" if least else ""
+    least = least_device_rows(streams)
+    enough = "" if least is None else f"; {least:,} device rows are enough for all batches"
     if len(entries) == 1:
         raise type(largest.error)(f"{text}{enough}") from largest.error
     raise type(largest.error)(

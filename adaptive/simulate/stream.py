@@ -19,6 +19,12 @@ CHUNK: Final = 32  # batches that one run plans before the next run does: its bo
 Told = Callable[[int], None]  # how many batches have been planned
 
 
+def least_device_rows(streams: "Sequence[SharedTrace]") -> int | None:
+    """Device rows that are enough for all batches of all streams that tell."""
+    known = [rows for stream in streams if (rows := stream.least_device_rows) is not None]
+    return max(known, default=None)
+
+
 @dataclass
 class SharedTrace:
     """Runs that see the same batches, and the trace of those."""

@@ -27,7 +27,7 @@ from adaptive.data.prepared.layout import (
     StoredPart,
     load_manifest,
 )
-from adaptive.data.shuffle import block_rows, shuffled
+from adaptive.data.shuffle import in_blocks
 from adaptive.data.text.source import TextFile
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.kernels.data.checksum import checksum
@@ -67,10 +67,9 @@ class Prepared(Dataset):
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Batches of the training part."""
-        if not self._shuffle_buffer:
-            return self._train.batches(batch_size)
-        blocks = self._train.batches(block_rows(self._shuffle_buffer, batch_size))
-        return shuffled(blocks, batch_size, seed=self._seed, epoch=epoch)
+        return in_blocks(
+            self._train.batches, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch
+        )
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Batches of the evaluation part."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, Origin, one_hot_batch
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.options import DataOptions
-from adaptive.data.shuffle import block_rows, shuffled
+from adaptive.data.shuffle import in_blocks
 from adaptive.errors import ConfigError, InputError
 
 
@@ -77,10 +77,9 @@ class SequenceDataset(Dataset):
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Batches of the training part, in its order or shuffled in blocks."""
-        if not self._shuffle_buffer:
-            return self._train.batches(batch_size)
-        blocks = self._train.batches(block_rows(self._shuffle_buffer, batch_size))
-        return shuffled(blocks, batch_size, seed=self._seed, epoch=epoch)
+        return in_blocks(
+            self._train.batches, batch_size, shuffle_buffer=self._shuffle_buffer, seed=self._seed, epoch=epoch
+        )
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         return iter(()) if self._evaluation is None else self._evaluation.batches(batch_size)

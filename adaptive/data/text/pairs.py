@@ -10,6 +10,7 @@ and item, instead of the last lines, whose users would then never be trained.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, Origin, one_hot_batch
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.options import DataOptions
-from adaptive.data.shuffle import block_rows, shuffled
+from adaptive.data.shuffle import in_blocks
 from adaptive.data.text.assemble import open_source, settings_identity
 from adaptive.data.text.format import Block, Column, TextFormat
 from adaptive.data.text.reader import TextSource
@@ -90,10 +91,8 @@ class Pairs(Dataset):
         """
         wanted = kernels.ALL if self._options.holdout is None else kernels.KEPT
         samples = self._samples(self._train_files, self._draw(wanted, epoch, self._schema.num_negatives))
-        buffer = self._options.shuffle_buffer
-        batches = self._batches(samples, block_rows(buffer, batch_size))
-        if buffer:
-            batches = shuffled(batches, batch_size, seed=self._options.seed, epoch=epoch)
+        read, buffer, seed = partial(self._batches, samples), self._options.shuffle_buffer, self._options.seed
+        batches = in_blocks(read, batch_size, shuffle_buffer=buffer, seed=seed, epoch=epoch)
         is_empty = True
         for batch in batches:
             is_empty = False
