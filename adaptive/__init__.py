@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from adaptive import former_names
+
 if TYPE_CHECKING:
     from adaptive.batch.batch import Batch, Origin, concatenate, one_hot_batch
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
@@ -12,16 +14,22 @@ if TYPE_CHECKING:
     from adaptive.data.options import DataOptions
     from adaptive.data.synthetic.config import SyntheticConfig
     from adaptive.data.synthetic.stream import Synthetic
-    from adaptive.embedding import TieredEmbeddingBag
+    from adaptive.embedding.module import TieredEmbeddingBag
     from adaptive.engine.statistics import Statistics
     from adaptive.errors import AdaptiveError
     from adaptive.evaluation import Evaluation, evaluate
     from adaptive.models.dlrm import DLRM, DLRMConfig
     from adaptive.models.tbsm import TBSM, TBSMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+    from adaptive.own.comparing import compare_policies
+    from adaptive.own.guarding import Guard
+    from adaptive.own.recording import Recording
+    from adaptive.own.simulating import simulate_policies
     from adaptive.planned import Planned
     from adaptive.planning.access_log import AccessLog
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
+    from adaptive.ranks.ddp_hook import sum_in_order
+    from adaptive.ranks.torch_transport import TorchRanks
     from adaptive.runs.loading import LoadedRun, load_run
 
 _HOMES = {
@@ -38,11 +46,13 @@ _HOMES = {
     "Deferral": "policy",
     "Evaluation": "evaluation",
     "Feature": "data.dataset",
+    "Guard": "own.guarding",
     "LoadedRun": "runs.loading",
     "NEVER": "policy",
     "Origin": "batch.batch",
     "Planned": "planned",
     "Policy": "policy",
+    "Recording": "own.recording",
     "RowOptimizer": "optim",
     "RowStats": "policy",
     "RowwiseAdagrad": "optim",
@@ -57,13 +67,17 @@ _HOMES = {
     "TableConfig": "config",
     "TierConfig": "config",
     "TierView": "policy",
-    "TieredEmbeddingBag": "embedding",
+    "TieredEmbeddingBag": "embedding.module",
+    "TorchRanks": "ranks.torch_transport",
     "TrainConfig": "config",
+    "compare_policies": "own.comparing",
     "concatenate": "batch.batch",
     "evaluate": "evaluation",
     "load_run": "runs.loading",
     "one_hot_batch": "batch.batch",
     "open_dataset": "data.open",
+    "simulate_policies": "own.simulating",
+    "sum_in_order": "ranks.ddp_hook",
 }
 
 __all__ = [
@@ -83,10 +97,12 @@ __all__ = [
     "Deferral",
     "Evaluation",
     "Feature",
+    "Guard",
     "LoadedRun",
     "Origin",
     "Planned",
     "Policy",
+    "Recording",
     "RowOptimizer",
     "RowStats",
     "RowwiseAdagrad",
@@ -100,14 +116,20 @@ __all__ = [
     "TierConfig",
     "TierView",
     "TieredEmbeddingBag",
+    "TorchRanks",
     "TrainConfig",
+    "compare_policies",
     "concatenate",
     "evaluate",
     "load_run",
     "one_hot_batch",
     "open_dataset",
+    "simulate_policies",
+    "sum_in_order",
 ]
 __version__ = "0.1.0"
+
+former_names.register()
 
 
 def __getattr__(name: str) -> Any:

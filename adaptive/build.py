@@ -3,14 +3,15 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
 from adaptive.batch import Batch
@@ -19,18 +20,19 @@ from adaptive.data.dataset import Dataset, DataShape
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.sampling import Sample, take_share
-from adaptive.data.tables import by_table, tables_of
+from adaptive.data.tables import by_table, shape_of, tables_of
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
-from adaptive.models.dlrm import DLRM, TowerConfig, parse_mlp
-from adaptive.models.options import OPTIONS
-from adaptive.models.tbsm import TBSM, TBSMConfig
+from adaptive.models.common import Inputs
+from adaptive.models.making import checked, make_model, model_config
+from adaptive.models.tbsm import TBSM
 from adaptive.optim import row_optimizer
 from adaptive.planning.sizing import held_rows
 from adaptive.policy import Policy, arranges, calibrates
 from adaptive.policy_loading import make_policy
+from adaptive.ranks import Ranks
 
-M = TypeVar("M", bound=BaseModel)
+NO_WIDTHS: Final[Mapping[str, int]] = MappingProxyType({})
 
 FIRST_BATCHES = 16  # from which the device tier is sized
 CALIBRATION_SHARE = 0.05  # of the inputs, as FAE's paper has it
@@ -49,7 +51,7 @@ class Components:
 
 def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
     """The data set of a run; what reading it leaves behind (rejected lines, vocabulary) goes to `run_directory`."""
-    options = _options(DataOptions, "data", config.data_options)
+    options = checked(DataOptions, "data", config.data_options)
     return by_table(open_dataset(config.data, options, run_dir=run_directory))
 
 
@@ -95,19 +97,23 @@ def _epoch_batches(config: TrainConfig, samples: int | None) -> int | None:
     return batches if config.steps is None else min(batches, config.steps)
 
 
-def build(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch] = ()) -> Components:
+def build(
+    config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch] = (), ranks: Ranks | None = None
+) -> Components:
     """Make the components; initial values follow from `config.seed`.
 
     Args:
         sample: batches of the training data, from which `device_rows = "auto"` learns what look-ahead must hold.
+        ranks: that train together.
 
     The device tier gives rows back if the model finds no room beside it.
 
     Raises:
         AdaptiveError: for settings that do not fit each other or the data, or the device.
     """
-    model_config = _model_config(config, dataset)
-    tables = build_tables(dataset, model_config.embedding_dim)
+    inputs = inputs_of(dataset)
+    shape = model_config(config.model, config.model_options, inputs)
+    tables = build_tables(dataset, shape.embedding_dim, shape.widths)
     held = config.tier.held_rows or held_rows(sample, config.depth)
     embeddings = TieredEmbeddingBag(
         tables,
@@ -116,9 +122,12 @@ def build(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Ba
         optimizer=row_optimizer(config.optimizer),
         skip=config.skip,
         seed=config.seed,
+        ranks=ranks,
     )
     try:
-        model = embeddings.with_room(lambda: _make_model(model_config, dataset, config.seed).to(embeddings.device))
+        model = embeddings.with_room(
+            lambda: make_model(config.model, shape, inputs, seed=config.seed).to(embeddings.device)
+        )
         optimizer = embeddings.with_room(lambda: dense_optimizer(config.dense_optimizer, model))  # may make its state
         return Components(tables, embeddings, model, optimizer)
     except BaseException:
@@ -126,30 +135,48 @@ def build(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Ba
         raise
 
 
-def _model_config(config: TrainConfig, dataset: Dataset | DataShape) -> TowerConfig:
-    options = dict(config.model_options)
-    if isinstance(options.get("bottom_mlp"), str):  # may begin with the number of inputs, as dlrm's flag does
-        num_inputs = dataset.num_dense // (dataset.steps if config.model == "tbsm" else 1)
-        options["bottom_mlp"] = parse_mlp(options["bottom_mlp"], num_inputs=num_inputs)
-    return _options(OPTIONS[config.model], "model", options)
+def inputs_of(dataset: Dataset | DataShape) -> Inputs:
+    """What a model is told of the data."""
+    shape = shape_of(dataset) if isinstance(dataset, Dataset) else dataset
+    return Inputs(shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels)
 
 
-def _make_model(config: TowerConfig, dataset: Dataset | DataShape, seed: int) -> nn.Module:
-    sizes = {"num_dense": dataset.num_dense, "num_features": len(dataset.features)}
-    if isinstance(config, TBSMConfig):
-        return TBSM(config, **sizes, steps=dataset.steps, seed=seed)
-    return DLRM(config, **sizes, seed=seed)
+def dense_flops(config: TrainConfig, dataset: Dataset | DataShape) -> float:
+    """Operations of the dense part in a training step, of one sample: two for each weight of a matrix forward, four
+    backward."""
+    inputs = inputs_of(dataset)
+    shape = model_config(config.model, config.model_options, inputs)
+    return model_flops(make_model(config.model, shape, inputs, seed=config.seed), inputs.steps)
 
 
-def build_tables(dataset: Dataset | DataShape, embedding_dim: int) -> tuple[TableConfig, ...]:
-    """One table per feature, named after it, or one for all features that share it."""
+def model_flops(model: nn.Module, steps: int) -> float:
+    """The same of a model that is there; `steps` of a sample, all of which a model of sequences computes."""
+    repeats = steps if isinstance(model, TBSM) else 1
+    return 6.0 * repeats * sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
+
+
+def build_tables(
+    dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int] = NO_WIDTHS
+) -> tuple[TableConfig, ...]:
+    """One table per feature, named after it, or one for all features that share it; `widths`: of tables that have
+    another one."""
+    try:
+        return _tables(dataset, embedding_dim, widths)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        found = str(first["input"])[:80]
+        raise ConfigError(f"a table of the data: {where}: {first['msg']}, found {found!r}") from error
+
+
+def _tables(dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int]) -> tuple[TableConfig, ...]:
     names = tables_of(dataset)
     features = {name: [f for f, n in zip(dataset.features, names, strict=True) if n == name] for name in names}
     return tuple(
         TableConfig(
             name=name,
             num_embeddings=members[0].num_embeddings,
-            embedding_dim=embedding_dim,
+            embedding_dim=widths.get(name, embedding_dim),
             features=tuple(member.name for member in members),
         )
         for name, members in features.items()
@@ -170,14 +197,6 @@ def set_rates(config: TrainConfig, components: Components, step: int) -> None:
     if not config.dense_optimizer.schedule.is_constant:
         for group in components.optimizer.param_groups:
             group["lr"] = config.dense_optimizer.lr * config.dense_optimizer.schedule.factor(step)
-
-
-def _options(model: type[M], name: str, options: dict[str, Any]) -> M:
-    try:
-        return model.model_validate(options)
-    except ValidationError as error:
-        found = "; ".join(f"{'.'.join((name, *map(str, e['loc'])))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(found) from error
 
 
 @contextlib.contextmanager

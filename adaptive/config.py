@@ -5,9 +5,9 @@ The models here hold values only. Where values come from (file, flags, environme
 
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 _UNITS = {
     "": 1,
@@ -21,7 +21,7 @@ _UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|(?:[KMGT]i?)?B)?")
+_SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?P<unit>%|(?:[KMGT]i?)?B)?")
 
 
 def parse_size(text: str, *, row_bytes: int, num_rows: int) -> int:
@@ -56,6 +56,13 @@ def _size_text(value: Any) -> Any:
 Size = Annotated[str, BeforeValidator(_size_text)]
 
 
+def _seconds(value: float) -> float:
+    """A limit so short that nobody could keep it would blame a policy."""
+    if 0 < value < 0.01:
+        raise ValueError("needed 0 or at least 0.01")
+    return value
+
+
 def _sample_text(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
@@ -70,7 +77,7 @@ def parse_sample(text: str) -> int | float:
     Raises:
         ValueError: if the text is neither.
     """
-    match = re.fullmatch(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%?)", str(text).strip())
+    match = re.fullmatch(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?P<unit>%?)", str(text).strip())
     if match is None or (not match["unit"] and "." in match["number"]):
         raise ValueError(f"sample {text!r} is neither a number of batches (16) nor a share of the inputs (5%)")
     if not match["unit"]:
@@ -84,10 +91,32 @@ def parse_sample(text: str) -> int | float:
 SampleSize = Annotated[str, BeforeValidator(_sample_text)]
 
 
+MOST: Final = 2**48  # of what is counted in batches, samples or look-ups: more is a mistake, and ends counters
+_MOST_NESTED: Final = 32
+
+
+def _clean(value: object, depth: int = 0) -> None:
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("a text must hold no NUL character")
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if depth > _MOST_NESTED:
+        raise ValueError(f"values must be nested at most {_MOST_NESTED} deep")
+    for one in inner:
+        _clean(one, depth + 1)
+
+
 class Config(BaseModel):
-    """Base of all settings: closed keys, immutable, numbers finite."""
+    """Base of all settings: closed keys, immutable, numbers finite, texts without NUL (no path has one)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nul(cls, given: Any) -> Any:
+        for value in given.values() if isinstance(given, dict) else ():
+            if isinstance(value, str | list | tuple | dict):
+                _clean(value)
+        return given
 
 
 class TableConfig(Config):
@@ -132,7 +161,7 @@ class TierConfig(Config):
         default="memory", pattern=r"^(memory|mmap:.+)$", description="memory, or mmap:DIR for files in DIR"
     )
     held_rows: int = Field(
-        default=0, ge=0, description="rows the look-ahead must hold, as far as known; auto is at least that"
+        default=0, ge=0, le=2**41, description="rows the look-ahead must hold, as far as known; auto is at least that"
     )
     when_full: Literal["error", "shallower"] = Field(
         default="error", description="if held rows do not fit: stop, or look less far ahead for that batch"
@@ -143,6 +172,7 @@ class TierConfig(Config):
     max_candidates: int = Field(
         default=1 << 14,
         ge=1,
+        le=2**40,
         description="rows handed to the policy at once, at most, or 8 times the slots that are short",
     )
     transfer: Literal["auto", "direct", "staged"] = Field(
@@ -160,10 +190,11 @@ class TierConfig(Config):
         description="GPU: sum a row's gradients in look-up order, as a CPU does; "
         "false: in chunks where there are many, faster, rounded differently",
     )
-    policy_timeout_s: float = Field(
+    policy_timeout_s: Annotated[float, AfterValidator(_seconds)] = Field(
         default=60.0,
         ge=0,
-        description="seconds after which a policy's method that does not return stops training; 0: never",
+        le=1e6,
+        description="seconds (from 0.01) after which a policy's method that does not return stops training; 0: never",
     )
     plan_threads: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         default="auto",
@@ -182,13 +213,15 @@ class SkipConfig(Config):
         "in defer+bound=0.1; null: what the policy itself says",
     )
 
-    interval: int = Field(default=64, ge=1, description="batches between questions to the policy or the skip rule")
+    interval: int = Field(
+        default=64, ge=1, le=MOST, description="batches between questions to the policy or the skip rule"
+    )
     hot_rows: Size = Field(
         default="auto",
         description="rows watched by policies that skip: rows, per cent, bytes, or auto (5%, at least 100,000)",
     )
     min_accesses: int = Field(
-        default=64, ge=1, description="look-ups after which a row is watched, and between two snapshots of it"
+        default=64, ge=1, le=2**31, description="look-ups after which a row is watched, and between two snapshots of it"
     )
     min_visits: int = Field(
         default=32, ge=1, lt=2**16, description="batches that look a row up between two snapshots of it, at least"
@@ -196,8 +229,21 @@ class SkipConfig(Config):
     lag: int = Field(
         default=8,
         ge=0,
+        le=2**20,
         description="batches after which a measurement counts, at least; equal decisions for any depth up to it",
     )
+
+
+class RanksConfig(Config):
+    """Several processes that train together; how many is told by `--ranks`, or by torchrun."""
+
+    blocks: int | None = Field(
+        default=None,
+        ge=1,
+        description="parts of a batch whose sums are taken in order: any number of ranks up to it gives the same bits; "
+        "null: one for each rank",
+    )
+    timeout_s: float = Field(default=600.0, gt=0, description="seconds that a rank waits for the others")
 
 
 class GuardConfig(Config):
@@ -208,12 +254,15 @@ class GuardConfig(Config):
     """
 
     budget: float = Field(default=0.0005, gt=0, description="loss of AUC by the end of the run that is accepted")
-    warmup: int = Field(default=400, ge=0, description="batches before anything is skipped, at least")
-    steps: int = Field(default=400, ge=1, description="batches that a fork and the run train side by side")
+    warmup: int = Field(default=400, ge=0, le=MOST, description="batches before anything is skipped, at least")
+    steps: int = Field(default=400, ge=1, le=MOST, description="batches that a fork and the run train side by side")
     holdout: int = Field(
-        default=100_000, ge=100, description="coming samples, not trained yet, on which the two are then compared"
+        default=100_000,
+        ge=100,
+        le=MOST,
+        description="coming samples, not trained yet, on which the two are then compared",
     )
-    every: int = Field(default=4000, ge=1, description="batches from a check that was passed to the next")
+    every: int = Field(default=4000, ge=1, le=MOST, description="batches from a check that was passed to the next")
 
 
 class StopAtConfig(Config):
@@ -255,12 +304,16 @@ class StopAtConfig(Config):
 class ScheduleConfig(Config):
     """How a learning rate changes over the steps of a run. By default it does not."""
 
-    warmup: int = Field(default=0, ge=0, description="steps over which the rate rises in a line to its full value")
+    warmup: int = Field(
+        default=0, ge=0, le=MOST, description="steps over which the rate rises in a line to its full value"
+    )
     decay: Literal["none", "linear", "cosine", "power"] = Field(
         default="none", description="how it falls; power: by the square of what is left, as DLRM's does"
     )
-    decay_from: int = Field(default=0, ge=0, description="steps before it begins to fall")
-    decay_steps: int | None = Field(default=None, ge=1, description="steps over which it falls; decay needs it")
+    decay_from: int = Field(default=0, ge=0, le=MOST, description="steps before it begins to fall")
+    decay_steps: int | None = Field(
+        default=None, ge=1, le=MOST, description="steps over which it falls; decay needs it"
+    )
     final: float = Field(default=0.0, ge=0, le=1, description="share of the rate that is left then")
 
     @model_validator(mode="after")
@@ -294,6 +347,9 @@ class OptimizerConfig(Config):
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Adam: decay of the first moment")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="Adam: decay of the second moment")
     initial_accumulator: float = Field(default=0.0, ge=0, description="Adagrad family: first value of the sum")
+    weight_decay: float = Field(
+        default=0.0, ge=0, description="of rows that are updated: first w *= 1 - lr * weight_decay, as in AdamW"
+    )
     schedule: ScheduleConfig = ScheduleConfig()
 
 
@@ -317,25 +373,27 @@ class TrainConfig(Config):
     policy_options: dict[str, Any] = Field(default_factory=dict, description="parameters of the policy")
     data: str = Field(
         default="synthetic",
-        description="synthetic, sequences, criteo:PATH[,PATH...], csv:PATH, parquet:PATH, prepared:DIR, taobao:PATH or "
-        "tbsm:PATH",
+        description="synthetic, sequences, criteo:PATH[,PATH...], csv:PATH, parquet:PATH, dlrm:PATH, mlperf:PATH, "
+        "prepared:DIR, taobao:PATH or tbsm:PATH",
     )
     data_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.data.open.DataOptions")
-    model: Literal["dlrm", "tbsm"] = Field(
+    model: str = Field(
         default="dlrm",
-        description="model to train; tbsm needs data of sequences and trains on the built-in ones by default",
+        description="dlrm, dcn, deepfm, two-tower, multi-task, tbsm, module:Class or file.py:Class; tbsm needs data of "
+        "sequences, multi-task several labels, and both train on built-in ones by default",
     )
     model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.options")
     tier: TierConfig = TierConfig()
     skip: SkipConfig | None = Field(default=SkipConfig(), description="null: ask no policy for saturated rows")
     guard: GuardConfig | None = Field(default=None, description="null: what skipping costs is not checked in the run")
+    ranks: RanksConfig = RanksConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
-    batch_size: int = Field(default=2048, ge=1, description="samples per batch")
-    eval_batch_size: int = Field(default=8192, ge=1, description="samples per evaluation batch")
+    batch_size: int = Field(default=2048, ge=1, le=2**24, description="samples per batch")
+    eval_batch_size: int = Field(default=8192, ge=1, le=2**24, description="samples per evaluation batch")
     depth: int = Field(default=4, ge=0, le=64, description="batches of look-ahead; 0: none, no thread")
-    steps: int | None = Field(default=None, ge=1, description="stop after this many batches")
-    epochs: int = Field(default=1, ge=1, description="passes over the training data")
+    steps: int | None = Field(default=None, ge=1, le=MOST, description="stop after this many batches")
+    epochs: int = Field(default=1, ge=1, le=MOST, description="passes over the training data")
     calibrate: SampleSize | None = Field(
         default=None,
         description="what a policy that calibrates sees before training: a random share of all inputs of an epoch, "
@@ -343,26 +401,60 @@ class TrainConfig(Config):
         "data no more than the beginning, until 262,144 are found",
     )
     calibration_batches: int | None = Field(
-        default=None, ge=0, description="first batches a policy sees before training, unless calibrate is given"
+        default=None,
+        ge=0,
+        le=MOST,
+        description="first batches a policy sees before training, unless calibrate is given",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initial values; data have their own seed")
     out: str | None = Field(default=None, description="run directory; default runs/<date>-<policy>")
-    log_every: int = Field(default=20, ge=1, description="batches between records")
+    init_from: str | None = Field(
+        default=None,
+        description="a run directory: begin with its weights, rows with their optimizer state; tables may be larger, "
+        "its vocabularies grow by what these data bring",
+    )
+    init_optimizer: bool = Field(
+        default=True, description="with init_from: false begins with new state of both optimizers"
+    )
+    log_every: int = Field(default=20, ge=1, le=MOST, description="batches between records")
     tensorboard: bool = Field(default=True, description="write TensorBoard files into the run directory")
+    log_to: str | None = Field(
+        default=None,
+        description="loggers that get the numbers, too: wandb, mlflow or others that are installed, with commas "
+        "between them; both write into the run directory",
+    )
     save: bool | Literal["best"] = Field(
         default=True,
         description="save weights at the end; best: also those of the best evaluation, by stop_at's metric or else by "
         "AUC, which eval, predict and export then take",
     )
     save_every: int | None = Field(
-        default=None, ge=1, description="batches between checkpoints, from which a run can go on; null: at the end only"
+        default=None,
+        ge=1,
+        le=MOST,
+        description="batches between checkpoints, from which a run can go on; null: at the end only",
+    )
+    keep_checkpoints: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="checkpoints kept while the run is under way; a damaged one falls back to the one before it",
     )
     eval_every: int | None = Field(
-        default=None, ge=1, description="batches between evaluations during training; null: at the end of an epoch only"
+        default=None,
+        ge=1,
+        le=MOST,
+        description="batches between evaluations during training; null: at the end of an epoch only",
+    )
+    eval_by: str | None = Field(
+        default=None,
+        description="feature with one id a sample, such as the user: evaluations also give GAUC, the mean AUC within "
+        "its ids; null: they do not",
     )
     patience: int | None = Field(
         default=None,
         ge=1,
+        le=MOST,
         description="evaluations that are no better than the best before them, after which training ends; null: never",
     )
     stop_at: StopAtConfig | None = Field(

@@ -7,6 +7,21 @@ was found, where, and what to do. Mistakes of our own are `assert`s and end with
 from typing import ClassVar
 
 
+def printable(text: str) -> str:
+    """The text with control characters, and what no terminal can show, escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)
+
+
+def error_text(error: BaseException, most: int = 500) -> str:
+    """Kind and text of an error of code that is not ours: it may fail to make its text, or send codes to a terminal."""
+    try:
+        text = str(error)
+    except BaseException as failed:  # it is whoever's code
+        text = f"(its text cannot be had: {type(failed).__name__})"
+    text = text if len(text) <= most else f"{text[:most]} ..."
+    return f"{type(error).__name__}: " + "\n".join(map(printable, text.split("\n")))
+
+
 class AdaptiveError(ValueError):
     """Base of the errors below; `exit_code` is what `adaptive-train` exits with."""
 
@@ -57,3 +72,9 @@ class PolicyError(AdaptiveError):
     """A policy that could not be loaded, raised, or returned something unusable (exit code 9)."""
 
     exit_code = 9
+
+
+class RanksError(AdaptiveError):
+    """Another rank failed, is gone, or disagrees (exit code 10)."""
+
+    exit_code = 10

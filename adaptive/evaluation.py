@@ -3,9 +3,9 @@
 Letters: B samples of a batch.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -16,16 +16,31 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embedding.dense import own_part
 from adaptive.errors import InputError
 from adaptive.finite import where_not_finite
+from adaptive.models.tasks import Tasks, labels_of, tasks_of
+from adaptive.planned import Planned
 from adaptive.quality import StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
+from adaptive.ranks import Ranks
 
 MAX_EXACT: Final = 2**24  # samples whose scores are kept for the exact AUC: 0.5 GB while it is computed
 
 
 @dataclass(frozen=True)
+class LabelQuality:
+    """Quality of the predictions of one of several labels; see `Evaluation`, AUC from bins."""
+
+    auc: float | None
+    log_loss: float | None
+    accuracy: float | None
+    calibration: float | None
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """Quality on a data set. What the labels leave undefined (one class only, no sample) is None."""
+    """Quality on a data set, of several labels that of the first. What the labels leave undefined (one class only, no
+    sample) is None."""
 
     samples: int
     auc: float | None
@@ -36,6 +51,7 @@ class Evaluation:
     calibration: float | None  # predicted over observed positives
     gauc: float | None = None  # mean AUC within groups of samples, by their number; where groups were asked for
     gauc_groups: int | None = None  # groups with labels of both classes
+    labels: dict[str, LabelQuality] = field(default_factory=dict)  # by name, where the model has several
 
 
 def evaluate(
@@ -45,8 +61,9 @@ def evaluate(
     *,
     max_exact: int = MAX_EXACT,
     by: int | None = None,
+    keep: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
 ) -> Evaluation:
-    """Evaluate `model(dense, pooled)`, which gives logits (B,), on batches.
+    """Evaluate `model(dense, pooled)`, which gives logits (B,), of several labels (B, T), on batches.
 
     Rows are read where they lie: none is moved, counted or trained, and dropout and the like are off. Where a GPU's
     memory runs out, device rows are given back and the batch is run again; between two steps this changes no number.
@@ -54,6 +71,7 @@ def evaluate(
     Args:
         max_exact: samples whose scores are kept for the exact AUC, and for GAUC.
         by: position of a feature with one id a sample, whose ids group the samples for GAUC.
+        keep: called at the end with logits and labels (n,), unless there are more samples than are kept.
 
     Raises:
         DeviceMemoryError: if no more rows can be given back.
@@ -65,7 +83,11 @@ def evaluate(
     labels: list[NDArray[np.float32]] = []
     groups: list[NDArray[np.int64]] = []
     auc, losses = StreamingAUC(), StreamingLogLoss()
-    for batch, logits in _predictions(embeddings, model, _labelled(batches)):
+    tasks, each = tasks_of(model), PerLabel(tasks_of(model))
+    for batch, found in _predictions(embeddings, model, _labelled(batches)):
+        logits = found if tasks is None else found[:, 0]
+        if tasks is not None:
+            each.update(found, labels_of(batch, tasks))
         auc.update(logits, batch.labels)
         losses.update(logits, batch.labels)
         if losses.num_samples <= max_exact:
@@ -75,6 +97,8 @@ def evaluate(
             groups.append(_group_ids(batch, by, within=losses.num_samples <= max_exact))
     exact = 0 < losses.num_samples <= max_exact
     gauc: tuple[float | None, int | None] = (None, None)
+    if keep is not None and exact:
+        keep(np.concatenate(scores), np.concatenate(labels))
     if by is not None and exact:
         gauc = grouped_auc(np.concatenate(scores), np.concatenate(labels), np.concatenate(groups))
     return Evaluation(
@@ -87,7 +111,28 @@ def evaluate(
         calibration=losses.calibration(),
         gauc=gauc[0],
         gauc_groups=gauc[1],
+        labels=each.quality(),
     )
+
+
+class PerLabel:
+    """Counts the predictions of each of several labels; of one label nothing."""
+
+    def __init__(self, tasks: Tasks | None) -> None:
+        self.streams = {name: (StreamingAUC(), StreamingLogLoss()) for name in (tasks.names if tasks else ())}
+
+    def update(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> None:
+        """Count a batch: logits and labels (B, T)."""
+        for column, (auc, losses) in enumerate(self.streams.values()):
+            auc.update(logits[:, column], labels[:, column])
+            losses.update(logits[:, column], labels[:, column])
+
+    def quality(self) -> dict[str, LabelQuality]:
+        """Label -> quality so far."""
+        return {
+            name: LabelQuality(auc.value(), losses.value(), auc.accuracy(), losses.calibration())
+            for name, (auc, losses) in self.streams.items()
+        }
 
 
 def _group_ids(batch: Batch, feature: int, *, within: bool) -> NDArray[np.int64]:
@@ -111,8 +156,8 @@ def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:
 def predict(
     embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
 ) -> Iterator[NDArray[np.float32]]:
-    """Of each batch the logits (B,) of `model(dense, pooled)`, in the order of its samples. Labels are not read.
-    Otherwise as `evaluate`.
+    """Of each batch the logits (B,) of `model(dense, pooled)`, of several labels (B, T), in the order of its samples.
+    Labels are not read. Otherwise as `evaluate`.
 
     Raises:
         DeviceMemoryError: if no more rows can be given back.
@@ -133,9 +178,32 @@ def _predictions(
 
 
 def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> NDArray[np.float32]:
-    planned = embeddings.read(batch)
-    logits: Tensor = model(planned.dense, embeddings.stack(planned))
-    return logits.float().cpu().numpy()
+    if embeddings.ranks is not None:
+        return _logits_together(embeddings, embeddings.ranks, model, batch)
+    return logits_of(embeddings, model, embeddings.read(batch)).float().cpu().numpy()
+
+
+def logits_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor:
+    """What a model gives of a batch, or of a part of one."""
+    logits: Tensor = model(planned.dense, vectors_of(embeddings, model, planned))
+    return logits
+
+
+def vectors_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor:
+    """The vectors as a model takes them: (B, F, D), or (B, sum of widths) side by side if it says so."""
+    return embeddings.side_by_side(planned) if getattr(model, "takes_widths", False) else embeddings.stack(planned)
+
+
+def _logits_together(
+    embeddings: TieredEmbeddingBag, ranks: Ranks, model: nn.Module, batch: Batch
+) -> NDArray[np.float32]:
+    """Each rank computes those of its blocks; all ranks get those of all."""
+    planned = embeddings.read(own_part(ranks, batch))
+    parts = [logits_of(embeddings, model, part).float().cpu().numpy() for part in planned.parts()]
+    own = np.concatenate([np.zeros(0, np.float32), *(part.reshape(-1) for part in parts)])
+    found = np.concatenate(ranks.gather_arrays(own))
+    tasks = tasks_of(model)
+    return found if tasks is None else found.reshape(-1, len(tasks.names))
 
 
 @contextmanager

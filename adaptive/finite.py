@@ -22,16 +22,18 @@ def explain_loss(what: str, batch: Batch, *, logits: Tensor, pooled: Tensor, mod
     Args:
         what: of which step, such as `step 7: the loss is nan`.
         batch: the batch it is of.
-        logits: (B,).
-        pooled: (B, F, D) embedding vectors.
+        logits: (B,), of several labels (B, T).
+        pooled: (B, F, D) embedding vectors; side by side, (B, sum of widths), they are not told apart.
         model: may itself hold weights that are not finite.
     """
-    bad_features = (~torch.isfinite(pooled.detach())).any(2).any(0).nonzero().flatten().tolist()
+    bad_vectors = ~torch.isfinite(pooled.detach())
+    bad_features = bad_vectors.any(2).any(0).nonzero().flatten().tolist() if pooled.dim() == 3 else []
     bad_dense = np.flatnonzero(~np.isfinite(batch.dense).all(0)).tolist()
     with torch.no_grad():
         bad_weights = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
     causes = [f"dense input {column}" for column in bad_dense]
     causes += [f"embedding vector of feature {feature}" for feature in bad_features]
+    causes += ["embedding vectors"] if pooled.dim() == 2 and bool(bad_vectors.any()) else []
     causes += [f"weight {name}" for name in bad_weights]
     found = f"; not finite: {_few(causes)}" if causes else ""
     return where_not_finite(f"{what}{found}", logits.detach().float().cpu().numpy(), batch)
@@ -47,8 +49,8 @@ def explain_gradients(what: str, batch: Batch, *, parameters: list[str], feature
 
 
 def where_not_finite(what: str, logits: NDArray[np.float32], batch: Batch) -> NonFiniteError:
-    """The error for logits (B,) that are not finite, or for a finite sum that overflowed."""
-    samples = np.flatnonzero(~np.isfinite(logits)).tolist()
+    """The error for logits (B,) or (B, T) that are not finite, or for a finite sum that overflowed."""
+    samples = np.flatnonzero(~np.isfinite(logits).reshape(len(logits), -1).all(axis=1)).tolist()
     if samples:
         places = _few([_place(batch, sample) for sample in samples])
         found = f"{len(samples)} of {len(logits)} predictions are not finite, at {places}"

@@ -1,13 +1,15 @@
 """Optimizers of rows: what state a row carries, and the numbers the update kernels need.
 
 Every optimizer is *lazy*: a row changes only in batches that look it up, and Adam's step count is the row's own.
-There is no weight decay. The formulas stand in `kernels.rows.cpu.steps`, for sums of deferred gradients in
-`kernels.rows.cpu.deferred.apply_sum` and, slowly, in `tests/reference.py`.
+So is weight decay, which is decoupled from the gradient (AdamW): each update that is written begins with
+w *= 1 - lr * weight_decay, and neither the optimizer's state nor the sum of waiting gradients knows of it. A sum of
+deferred gradients is written once and decays the row once. The formulas stand in `kernels.rows.cpu.steps`, for sums of
+deferred gradients in `kernels.rows.cpu.deferred.apply_sum` and, slowly, in `tests/reference.py`.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import ClassVar, Self
 
@@ -25,6 +27,7 @@ class RowOptimizer(ABC):
 
     kind: ClassVar[int]
     lr: float
+    weight_decay: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -49,6 +52,11 @@ class RowOptimizer(ABC):
         See `adaptive.kernels.rows.cpu.deferred`.
         """
         return 0
+
+    @property
+    def kept(self) -> float:
+        """What an update keeps of a row before it takes its step: a float32 from 0 to 1, and 1 without decay."""
+        return float(np.float32(max(0.0, 1.0 - self.lr * self.weight_decay)))
 
     @abstractmethod
     def settings(self) -> NDArray[np.float32]:
@@ -157,10 +165,11 @@ def _bias(beta1: float, beta2: float, steps: int) -> tuple[NDArray[np.float64], 
 
 def row_optimizer(config: OptimizerConfig) -> RowOptimizer:
     """The optimizer a configuration names."""
+    decay = config.weight_decay
     if config.name == "sgd":
-        return SGD(config.lr)
+        return SGD(config.lr, weight_decay=decay)
     if config.name == "adagrad":
-        return Adagrad(config.lr, config.eps, config.initial_accumulator)
+        return Adagrad(config.lr, config.eps, config.initial_accumulator, weight_decay=decay)
     if config.name == "rowwise_adagrad":
-        return RowwiseAdagrad(config.lr, config.eps, config.initial_accumulator)
-    return Adam(config.lr, config.eps, config.beta1, config.beta2)
+        return RowwiseAdagrad(config.lr, config.eps, config.initial_accumulator, weight_decay=decay)
+    return Adam(config.lr, config.eps, config.beta1, config.beta2, weight_decay=decay)

@@ -30,7 +30,7 @@ class GroupWork:
         self.plan = plan
         self.parts = tuple(parts)
         self.gradients: Tensor | None = None
-        self._lane = lane
+        self._lane, self._group = lane, lane.group
         self._pooling = plan.pooling if plan is not None else pooling
         self._weights = weights  # the rows themselves, for a batch that is only read
 
@@ -92,7 +92,7 @@ class GroupWork:
 
     def split(self, vectors: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Feature -> its part of the vectors."""
-        features = self._lane.group.features
+        features = self._group.features
         pooled = sorted((f for f in features if f.column >= 0), key=lambda f: f.column)
         loose = [f for f in features if f.column < 0]
         samples = batch.num_samples
@@ -136,6 +136,8 @@ class Planned:
 
     share = 1.0
     """Share of the whole batch's samples: the weight of a mean loss over this part."""
+    is_share = False
+    """This is only a part of what is trained in one step, or may be: there are other ranks, or blocks."""
 
     def __init__(
         self,
@@ -150,6 +152,7 @@ class Planned:
         self.works = tuple(works)
         self.dense = send(batch.dense)
         self.labels = send(batch.labels)
+        self.num_samples_of_all = batch.num_samples
 
     @property
     def batch(self) -> Batch:
@@ -168,6 +171,11 @@ class Planned:
     def whole(self) -> "Planned":
         """The batch that this is, or is a part of."""
         return self
+
+    @property
+    def first(self) -> int:
+        """Position of the first sample in the batch that this is, or is a part of."""
+        return 0
 
     def parts(self) -> Iterator["Planned"]:
         """The parts to run through the model one after another before the one `step()`, each when its rows are in
@@ -209,6 +217,10 @@ class Planned:
     def has_gradients(self) -> bool:
         return any(work.gradients is not None for work in self.works)
 
+    def bad_gradients(self) -> list[str]:
+        """Features whose gradient is not finite."""
+        return [name for work in self.works for name in work.bad_gradients(self.batch)]
+
 
 class _Part(Planned):
     """Samples `first` to `last` of a batch."""
@@ -220,6 +232,7 @@ class _Part(Planned):
         self.works = tuple(PartWork(work, work.parts[number]) for work in whole.works)
         self.dense, self.labels = whole.dense[first:last], whole.labels[first:last]
         self.share = (last - first) / whole.num_samples
+        self.num_samples_of_all, self.is_share = whole.num_samples, True
 
     @property
     def batch(self) -> Batch:
@@ -230,6 +243,10 @@ class _Part(Planned):
     @property
     def whole(self) -> Planned:
         return self._whole
+
+    @property
+    def first(self) -> int:
+        return int(self._samples.start)
 
     def parts(self) -> Iterator[Planned]:
         yield self

@@ -157,6 +157,18 @@ class SkipRule(ABC):
             raise ValueError(f"{type(self).__name__} has no state, found {sorted(state)}")
 
 
+def order_of(policy: "Policy") -> tuple[str, ...]:
+    """`Policy.order`, where it speaks of the policy's own `score`; else ()."""
+    if "score" in vars(policy):
+        return ()
+    for cls in type(policy).__mro__:
+        if "order" in vars(cls):
+            return policy.order if policy.order == vars(cls)["order"] else ()
+        if "score" in vars(cls):
+            break
+    return ()
+
+
 def arranges(policy: "Policy | type[Policy]") -> bool:
     """Whether batches come to training otherwise than they are read: the policy, or its class, has another `arrange`
     than the default and its settings have a use for it (`Policy.rearranges`), or its rule leaves inputs out."""
@@ -175,6 +187,13 @@ def inputs_of(policy: "Policy") -> tuple[int, int]:
     rule = policy.rule
     owner = rule if rule is not None and rule.drops_inputs else policy
     return owner.seen_inputs, owner.dropped_inputs
+
+
+def follows(policy: "Policy | type[Policy]") -> bool:
+    """Whether a policy follows accesses: it, or its class, has another `looked_up`, `left` or `came` than the
+    default."""
+    methods = (Policy.looked_up, Policy.left, Policy.came)
+    return any(getattr(found := getattr(policy, own.__name__), "__func__", found) is not own for own in methods)
 
 
 def calibrates(policy: "Policy | type[Policy]") -> bool:
@@ -216,6 +235,12 @@ class Policy(ABC):
     """Whether `saturated`, where a policy defines it, is to be asked and given measurements; a policy whose settings
     do without says no, and no snapshots are kept."""
 
+    order: tuple[str, ...] = ()
+    """Columns of `RowStats` that say the same as `score`: rows with the least of the first leave first, among equals
+    those with the least of the second. `accesses`, `last_access`, or both. Where given, rows that leave are chosen
+    without asking `score`, which costs a tenth. It counts for the class that defines `score` and those below it that
+    define no other; settings under which it does not hold set it to `()`."""
+
     window: int = 0
     """Batches whose ids are read beyond the planned ones, so that `next_access` is known."""
 
@@ -236,6 +261,22 @@ class Policy(ABC):
     """The share of its skipping that a guard allows: 1 all, 0 none. Set between two batches. Of the rows that
     `saturated` names only that share is skipped, and `deferral.at_most` shrinks, without the policy doing anything;
     a policy that drops inputs keeps those that `allows` leaves out."""
+
+    def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:  # noqa: B027 (optional)
+        """Batch `number` looks these rows (n,) up: each once, of all tables, ascending. Told once for a batch, before
+        `score` is asked for it; `view` has rows where they were before the batch. Default: nothing.
+
+        For policies that follow accesses, with `left` and `came`: queues, marks, histories.
+        """
+
+    def left(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
+        """These rows (n,), ascending, leave the device for batch `number`, after `score` was asked; or they had to go
+        for another reason (less memory, slots shared anew, other rows loaded), which is told before `score` is asked.
+        Not told if there are none. Default: nothing."""
+
+    def came(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
+        """These rows (n,) of batch `number`, ascending, come onto the device: after `left`, if there are any. With
+        `misses = "stage"` all that were not there. Default: nothing."""
 
     @abstractmethod
     def score(self, rows: RowStats) -> NDArray[Any]:

@@ -1,38 +1,98 @@
-"""How policies are found by name, module or file, and made from their settings."""
+"""How policies, skip rules and models are found by name, module or file; the first two are made from their settings."""
 
 import importlib
 import importlib.util
 import inspect
 import re
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from adaptive.config import SkipConfig
-from adaptive.errors import ConfigError, PolicyError
+from adaptive.errors import AdaptiveError, ConfigError, PolicyError, error_text
 from adaptive.policy import Deferral, Policy, SkipRule
 
-PlugIn = TypeVar("PlugIn", Policy, SkipRule)
+if TYPE_CHECKING:
+    from torch import nn
+
+PlugIn = TypeVar("PlugIn")
 
 ENTRY_POINTS = "adaptive.policies"
 RULE_ENTRY_POINTS = "adaptive.skip_rules"
+MODEL_ENTRY_POINTS = "adaptive.models"
 NO_RULE: Final = "off"  # the name that means: nothing is skipped
 PARAMETER: Final = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # as in defer+bound=0.1
 
 
+def _installed(group: str) -> dict[str, str]:
+    return {point.name: point.value for point in sorted(entry_points(group=group))}
+
+
 def installed_policies() -> dict[str, str]:
     """Name -> `module:Class` of every installed policy. Loads none of them."""
-    return {point.name: point.value for point in sorted(entry_points(group=ENTRY_POINTS))}
+    return _installed(ENTRY_POINTS)
 
 
 def installed_rules() -> dict[str, str]:
     """Name -> `module:Class` of every installed skip rule. Loads none of them."""
-    return {point.name: point.value for point in sorted(entry_points(group=RULE_ENTRY_POINTS))}
+    return _installed(RULE_ENTRY_POINTS)
+
+
+def installed_models() -> dict[str, str]:
+    """Name -> `module:Class` of every installed model, besides those of `adaptive.models`. Loads none of them."""
+    return _installed(MODEL_ENTRY_POINTS)
+
+
+CODE_SETTINGS: Final[Mapping[str, tuple[str, Callable[[], Mapping[str, str]]]]] = {
+    "policy": ("--policy", installed_policies),
+    "skip.rule": ("--skip", installed_rules),
+    "model": ("--model", installed_models),
+}
+"""Settings that may name code: their flag, and what is installed under a name."""
+
+
+def is_foreign(spec: str, installed: Mapping[str, str]) -> bool:
+    """Whether a name, with or without parameters, is code by file or module that no installed package offers."""
+    name = PARAMETER.split(spec)[0]
+    return ":" in name and name not in installed and name not in installed.values()
+
+
+def refuse_unnamed(key: str, spec: str | None, *, where: str, named: str | None = None, how: str | None = None) -> None:
+    """Refuse to load code that a file names: opening somebody's run or settings runs nothing of theirs, unless whoever
+    opens them names it himself.
+
+    Args:
+        key: one of `CODE_SETTINGS`.
+        spec: what the file says.
+        where: the file.
+        named: what the user has named.
+        how: what names it; default: `--set` with the setting.
+
+    Raises:
+        ConfigError: if the code is foreign, and not what the user has named.
+    """
+    _, installed = CODE_SETTINGS[key]
+    if spec is None or not is_foreign(spec, installed()) or spec == named:
+        return
+    raise ConfigError(
+        f"{where}: {key}={spec} is code that no installed package offers, and code that only a file names is not run. "
+        f"If you have read and trust it, name it yourself: {how or f'--set {key}={shlex.quote(spec)}'}"
+    )
+
+
+def code_flags(settings: Mapping[str, str | None]) -> str:
+    """Flags that name the foreign code among the settings, as a shell takes them; each begins with a space."""
+    return "".join(
+        f" {flag} {shlex.quote(spec)}"
+        for key, (flag, installed) in CODE_SETTINGS.items()
+        if (spec := settings.get(key)) is not None and is_foreign(spec, installed())
+    )
 
 
 def load_policy_class(spec: str) -> type[Policy]:
@@ -53,18 +113,39 @@ def load_rule_class(spec: str) -> type[SkipRule]:
     return _load_class(spec, "skip rule", installed_rules(), SkipRule)  # type: ignore[type-abstract]
 
 
-def _load_class(spec: str, kind: str, installed: Mapping[str, str], base: type[PlugIn]) -> type[PlugIn]:
+def load_model_class(spec: str) -> "type[nn.Module]":
+    """The same for a model, which is any `torch.nn.Module`.
+
+    Raises:
+        ConfigError: if there is no such model.
+    """
+    from torch import nn  # a second, which names of policies need not wait for
+
+    return _load_class(spec, "model", installed_models(), nn.Module, ConfigError)
+
+
+def _load_class(
+    spec: str,
+    kind: str,
+    installed: Mapping[str, str],
+    base: type[PlugIn],
+    error: type[AdaptiveError] = PolicyError,
+) -> type[PlugIn]:
     target = installed.get(spec, spec)
     place, colon, name = target.rpartition(":")
     if not colon:
-        raise PolicyError(f"no {kind} {spec!r}; known: {', '.join(installed)}; or give module:Class or file.py:Class")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place, spec)
+        raise error(f"no {kind} {spec!r}; known: {', '.join(installed)}; or give module:Class or file.py:Class")
+    try:
+        module = _load_file(Path(place), kind) if place.endswith(".py") else _load_module(place, spec, kind)
+    except PolicyError as found_error:
+        raise found_error if error is PolicyError else error(str(found_error)) from found_error.__cause__
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise PolicyError(f"{kind} {spec!r}: {place} has no class {name} derived from adaptive.{base.__name__}")
+        home = "adaptive" if base.__module__.startswith("adaptive") else "torch.nn"
+        raise error(f"{kind} {spec!r}: {place} has no class {name} derived from {home}.{base.__name__}")
     if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise PolicyError(f"{kind} {spec!r}: class {name} does not implement {missing}")
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise error(f"{kind} {spec!r}: class {name} does not implement {missing}")
     return found
 
 
@@ -94,8 +175,11 @@ def make_rule(spec: str | type[SkipRule] | SkipRule) -> SkipRule:
         return _checked_rule(spec(**_checked_options(spec, options, "skip rule")))
     except PolicyError:
         raise
-    except Exception as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        reason = error_text(error)
+        reason = reason.partition(": ")[2] if isinstance(error, ValueError) else reason
         raise PolicyError(f"skip rule {spec.__name__}: {reason}") from error
 
 
@@ -161,8 +245,10 @@ def make_policy(policy: str | type[Policy] | Policy, options: Mapping[str, Any] 
         raise
     except ValueError as error:
         raise PolicyError(f"policy {cls.__name__}: {error}") from error
-    except Exception as error:
-        raise PolicyError(f"policy {cls.__name__}: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PolicyError(f"policy {cls.__name__}: {error_text(error)}") from error
 
 
 def _checked_attributes(policy: Policy) -> Policy:
@@ -213,25 +299,29 @@ def _checked_options(
     return checked
 
 
-def _load_module(place: str, spec: str) -> ModuleType:
+def _load_module(place: str, spec: str, kind: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ImportError as error:
-        raise PolicyError(f"policy {spec!r}: cannot import {place}: {error}") from error
-    except Exception as error:  # whatever a module does when it is imported
-        raise PolicyError(f"policy {spec!r}: {place}: {type(error).__name__}: {error}") from error
+        raise PolicyError(f"{kind} {spec!r}: cannot import {place}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a module does when it is imported
+        raise PolicyError(f"{kind} {spec!r}: {place}: {error_text(error)}") from error
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_file(path: Path, kind: str) -> ModuleType:
     if not path.is_file():
-        raise PolicyError(f"policy file {path} not found")
-    name = f"adaptive_policy_{path.stem}"
+        raise PolicyError(f"{kind} file {path} not found")
+    name = f"adaptive_{kind.replace(' ', '_')}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that dataclasses and annotations inside the file resolve
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise PolicyError(f"policy file {path}: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PolicyError(f"{kind} file {path}: {error_text(error)}") from error
     return module

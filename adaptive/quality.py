@@ -5,7 +5,9 @@ The streaming classes use constant memory, are the same for any order of the sam
 counted adds up to what one would have counted. Letters: B samples of a batch, n samples in all.
 """
 
-from typing import Final
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -177,6 +179,76 @@ def grouped_auc(scores: ArrayLike, labels: ArrayLike, groups: ArrayLike) -> tupl
     weights = (num_positives + num_negatives)[both].astype(np.float64)
     areas = pairs[both] / (num_positives[both] * num_negatives[both])
     return float(np.dot(areas, weights) / weights.sum()), len(both)
+
+
+class PairedDifference(NamedTuple):
+    """Means over the same samples of what one model has more than another, and their standard errors."""
+
+    auc: float
+    auc_error: float
+    log_loss: float  # nats
+    log_loss_error: float
+
+
+def paired_difference(models: Sequence[tuple[ArrayLike, ArrayLike]], labels: ArrayLike) -> PairedDifference | None:
+    """What the first of two models has more than the second, mean of all pairs of models, and how far other samples of
+    the same kind would have moved that; not what another course of training would.
+
+    The error of the AUC is that of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988) for correlated curves, from
+    ranks as in Sun and Xu (IEEE Signal Processing Letters 21, 2014). As every pair predicts the same samples, what a
+    sample contributes is averaged over the pairs first.
+
+    Args:
+        models: pairs of finite logits (n,), one at least.
+        labels: (n,) 0 or 1 of any type, of all pairs.
+
+    Returns:
+        None for fewer than two samples of a class.
+
+    Raises:
+        ValueError: as in `exact_auc`.
+    """
+    _, positive = _checked(np.asarray(models[0][0]), np.asarray(labels))
+    num_positives = np.count_nonzero(positive)
+    if min(num_positives, len(positive) - num_positives) < 2:
+        return None
+    gained, lost = np.zeros(num_positives), np.zeros(len(positive) - num_positives)
+    losses = np.zeros(len(positive))
+    for first, second in models:
+        (of_positives, of_negatives), (before_positives, before_negatives) = (
+            _placements(np.asarray(scores), positive) for scores in (first, second)
+        )
+        gained += of_positives - before_positives
+        lost += of_negatives - before_negatives
+        losses += _sample_losses(np.asarray(first), positive) - _sample_losses(np.asarray(second), positive)
+    for sums in (gained, lost, losses):
+        sums /= len(models)
+    return PairedDifference(
+        auc=float(gained.mean()),
+        auc_error=math.sqrt(gained.var(ddof=1) / len(gained) + lost.var(ddof=1) / len(lost)),
+        log_loss=float(losses.mean()),
+        log_loss_error=math.sqrt(losses.var(ddof=1) / len(losses)),
+    )
+
+
+def _placements(
+    scores: NDArray[np.floating], positive: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each positive (P,) the share of negatives below it, of each negative (N,) of positives above; ties half."""
+    from scipy.stats import rankdata  # late: 0.3 s that only a comparison pays for
+
+    _checked(scores, positive)
+    ranks, num_positives = rankdata(scores), np.count_nonzero(positive)
+    below = ranks[positive] - rankdata(scores[positive])
+    above = num_positives - (ranks[~positive] - rankdata(scores[~positive]))
+    return below / (len(scores) - num_positives), above / num_positives
+
+
+def _sample_losses(logits: NDArray[np.floating], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(n,) log loss of each sample."""
+    values = logits.astype(np.float64)
+    losses: NDArray[np.float64] = np.logaddexp(0.0, values) - np.where(positive, values, 0.0)
+    return losses
 
 
 def _area(*, negatives: NDArray[np.int64], positives: NDArray[np.int64]) -> float | None:

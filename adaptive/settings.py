@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -23,7 +23,14 @@ from pydantic_core import ErrorDetails
 
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError
-from adaptive.policy_loading import installed_policies, load_policy_class, policy_parameters
+from adaptive.policy_loading import (
+    CODE_SETTINGS,
+    installed_policies,
+    load_policy_class,
+    policy_parameters,
+    refuse_unnamed,
+)
+from adaptive.storage.plain import DIGEST, check_depth, check_signature, read_plain
 
 PREFIX = "ADAPTIVE_"
 NOT_SETTINGS = {"ADAPTIVE_VENV", "ADAPTIVE_DATA", "ADAPTIVE_UPDATE_GOLDEN"}  # of scripts, tests and benchmarks
@@ -40,6 +47,7 @@ class Given:
     value: Any
     origin: str
     text: str | None = None  # what `value` was read from, where it came as text
+    file: Path | None = None  # that says it
 
     @property
     def path(self) -> Path_:
@@ -101,7 +109,8 @@ def load_settings(
         flag_names: key -> flag as it was typed, for messages.
 
     Raises:
-        ConfigError: names every unknown key and bad value, where it came from, and what is allowed.
+        ConfigError: names every unknown key and bad value, where it came from, and what is allowed; or code that only
+            `file` names and that is not installed, which is not loaded.
         PolicyError: if everything else is right and the policy cannot be loaded.
     """
     problems: list[str] = []
@@ -109,6 +118,7 @@ def load_settings(
     given += _from_flags(flags or {}, flag_names or {})
     given = [*_from_preset(given, problems), *given]
     given = [*_from_model(given), *given]
+    _refuse_code_of_files(given)
     keys, policy_error = _known_keys(given)
     chosen = _choose(given, keys, problems)
     config = _validated(chosen, keys, problems)
@@ -163,10 +173,18 @@ def _from_preset(given: Sequence[Given], problems: list[str]) -> list[Given]:
 
 def _from_model(given: Sequence[Given]) -> list[Given]:
     """The data that the model trains on where none are given, if they are not those of the default."""
-    from adaptive.models.options import SEQUENCE_DATA
+    from adaptive.models.options import BUILT_IN_DATA
 
     name = _last(given, "model")
-    return [Given("data", SEQUENCE_DATA[name], f"model {name}")] if name in SEQUENCE_DATA else []
+    return [Given(key, value, f"model {name}") for key, value in BUILT_IN_DATA.get(name or "", {}).items()]
+
+
+def _refuse_code_of_files(given: Sequence[Given]) -> None:
+    """A file's settings name no code but the installed, unless something else names it, too."""
+    for key in CODE_SETTINGS:
+        found = [one for one in given if ".".join(one.path) == key and one.value is not None]
+        if found and found[-1].file is not None:
+            refuse_unnamed(key, str(found[-1].value), where=str(found[-1].file))
 
 
 def _last(given: Sequence[Given], key: str) -> str | None:
@@ -180,21 +198,25 @@ def _from_file(file: Path | None) -> list[Given]:
     content = _read(file)
     if isinstance(content.get("config"), dict):
         content = {key: value for key, value in content["config"].items() if key != "out"}
-    return [Given(key, _null(value), f"{file}:{key}") for key, value in _leaves(content)]
+    return [Given(key, _null(value), f"{file}:{key}", file=file) for key, value in _leaves(content)]
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise ConfigError(f"configuration file {file} not found; give a .toml or .json file with --config")
+    what, is_json = f"configuration file {file}", file.suffix == ".json"
+    raw = read_plain(file, error=ConfigError, follow=True)
     try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"configuration file {file} not found; give a .toml or .json file with --config") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {file} cannot be read: {error}") from error
-    try:
-        content = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+        text = raw.decode("utf-8")
+        content = json.loads(text) if is_json else tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
-        kind = "JSON" if file.suffix == ".json" else "TOML"
-        raise ConfigError(f"configuration file {file} is not {kind}: {error}") from error
+        raise ConfigError(f"{what} is not {'JSON' if is_json else 'TOML'}: {error}") from error
+    check_depth(content, what, error=ConfigError)
+    if isinstance(content, dict) and isinstance(content.get("config"), dict) and DIGEST in content:
+        where = f"{what} (to use changed settings, give its `config` in a file of its own)"
+        check_signature(raw, content[DIGEST], where, error=ConfigError)
     if not isinstance(content, dict):
         raise ConfigError(f"configuration file {file}: found a {type(content).__name__}, needed an object of keys")
     return content
@@ -268,12 +290,26 @@ def _known_keys(given: Sequence[Given]) -> tuple[Keys, PolicyError | None]:
     return keys, None
 
 
-def _option_models(model: object) -> dict[str, type[BaseModel]]:
-    """Of a model that does not exist the default's: its name is a mistake of its own."""
+def _option_models(
+    model: object, problems: list[str] | None = None, chosen: Mapping[Path_, Given] = MappingProxyType({})
+) -> dict[str, type[BaseModel]]:
+    """Of a model that does not exist the default's: its name is a mistake of its own, and goes to `problems`."""
     from adaptive.data.options import DataOptions
     from adaptive.models.options import OPTIONS
+    from adaptive.policy_loading import installed_models
 
-    options = OPTIONS.get(str(model), OPTIONS[TrainConfig.model_fields["model"].default])
+    default = TrainConfig.model_fields["model"].default
+    name = default if model is None else str(model)
+    options: type[BaseModel] = OPTIONS.get(name, OPTIONS[default])
+    if ":" in name or name in installed_models():
+        from adaptive.models.making import options_of
+
+        options = options_of(name)
+    elif name not in OPTIONS and problems is not None:
+        allowed = ", ".join([*OPTIONS, *installed_models()])
+        origin = f" ({chosen[('model',)].origin})" if ("model",) in chosen else ""
+        hint = suggestion(name, OPTIONS)
+        problems.append(f"model{origin}: found {name!r}; allowed: {allowed}, module:Class or file.py:Class{hint}")
     return {"data_options": DataOptions, "model_options": options}
 
 
@@ -344,7 +380,7 @@ def _names_below(section: Path_, keys: Keys) -> str:
 
 def _validated(chosen: Mapping[Path_, Given], keys: Keys, problems: list[str]) -> TrainConfig | None:
     tree = _tree(chosen)
-    for name, model in _option_models(tree.get("model")).items():
+    for name, model in _option_models(tree.get("model"), problems, chosen).items():
         _check(model, tree.get(name, {}), (name,), (chosen, keys, problems))
     for path in [path for path in keys if path[0] == "policy_options" and len(path) == 2]:
         if path[1] in tree.get("policy_options", {}):

@@ -17,6 +17,8 @@ from types import FrameType
 
 from adaptive.errors import DeviceMemoryError
 
+STOPPED = {129: "hung up", 130: "interrupted", 143: "terminated"}  # exit codes by SIGHUP, SIGINT, SIGTERM
+
 # What libraries say that ask CUDA for memory themselves: Triton and torch ("CUDA error: out of memory"), cuBLAS.
 FULL = re.compile(r"CUDA\]?( error)?: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -104,12 +106,12 @@ class StopRequest:
 
 
 @contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """Signals set the request while inside; the second one acts as if we were not here.
+def stop_request(request: StopRequest | None = None) -> Iterator[StopRequest]:
+    """Signals set the request while inside; the second one acts as if we were not here. `request`: one to be set.
 
     Only a process's main thread gets signals: elsewhere the request is never set.
     """
-    request = StopRequest()
+    request = StopRequest() if request is None else request
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

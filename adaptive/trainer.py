@@ -29,14 +29,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.evaluation import evaluate
+from adaptive.embedding.blocks import PlannedBlocks
+from adaptive.embedding.dense import StepTogether
+from adaptive.evaluation import evaluate, logits_of, vectors_of
 from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
+from adaptive.models.dropout import at_step
+from adaptive.models.tasks import labels_of, log_losses, tasks_of
 from adaptive.planned import Planned
 from adaptive.system import running_out
 from adaptive.telemetry.recorder import Recorder
@@ -60,7 +65,11 @@ class _Passed:
 
 
 class Trainer:
-    """Trains `model(dense, pooled) -> logits (B,)` and its embeddings on click labels, by mean log loss."""
+    """Trains `model(dense, pooled) -> logits (B,)` and its embeddings on click labels, by mean log loss.
+
+    A model of T labels (`adaptive.models.tasks`) gives logits (B, T); its loss is the weighted sum of theirs. A model
+    behind matrices for tables of several widths (`adaptive.models.widths`) is given vectors side by side.
+    """
 
     def __init__(
         self,
@@ -73,7 +82,7 @@ class Trainer:
     ) -> None:
         """
         Args:
-            embeddings: all features pooled and of one width.
+            embeddings: all features pooled and, unless the model takes widths, of one width.
             model: on `embeddings.device`.
             optimizer: of the model's parameters; rows have their own.
             recorder: told of each step; default: one that writes nowhere.
@@ -82,18 +91,25 @@ class Trainer:
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
         self._set_rates = set_rates
+        self._tasks = tasks_of(model)
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
+        self._together = None if embeddings.ranks is None else StepTogether(embeddings.ranks, model)
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, stopped: Callable[[], bool] = lambda: False) -> int:
         """Train on the batches, or until `stopped()` after a step; returns the number of steps.
 
         Raises:
             NonFiniteError: for a loss or gradient that is not finite; nothing of its batch was updated.
+
+        With ranks, all of them are given the same batches, and each trains its own part.
         """
+        if self._together is not None:
+            batches = self._together.own_parts(batches)
         self.model.train()
         before = self.recorder.steps
         self.recorder.start()
-        with contextlib.closing(self.embeddings.look_ahead(batches, depth=depth)) as coming:
+        look_ahead = contextlib.closing(self.embeddings.look_ahead(batches, depth=depth))
+        with look_ahead as coming, self.embeddings.telling_ranks():
             while (planned := self._next(coming)) is not None:
                 self.step(planned)
                 self._measure(planned)
@@ -109,13 +125,23 @@ class Trainer:
         """
         name = f"step {self.recorder.steps + 1}"
         passed = self.embeddings.with_room(lambda: self._checked_passes(planned, name))
+        loss, logits, labels = self._of_all(planned, passed)
         self._set_rates(self.recorder.steps)
         with self.recorder.timed("update"):
             update(self.optimizer)
         with self.recorder.timed("row_update"):
             self.embeddings.step()
+        self.recorder.step(loss, logits, labels)
+
+    def _of_all(self, planned: Planned, passed: _Passed) -> tuple[float, Tensor, NDArray[np.float32]]:
+        """Loss, logits and labels of the whole batch; with ranks, dense gradients are sums over all of them now."""
+        labels = planned.batch.labels if self._tasks is None else labels_of(planned.batch, self._tasks)
+        if self._together is not None:
+            assert isinstance(planned, PlannedBlocks)
+            with self.recorder.timed("update"):
+                return self._together.agree(planned, passed.losses, passed.logits, labels)
         logits = torch.cat(passed.logits) if len(passed.logits) > 1 else passed.logits[0]
-        self.recorder.step(passed.loss, logits, planned.batch.labels)
+        return passed.loss, logits, labels
 
     def _checked_passes(self, planned: Planned, name: str) -> _Passed:
         with _buffers_back_on_error(self.model):
@@ -126,16 +152,22 @@ class Trainer:
     def _passes(self, planned: Planned) -> _Passed:
         """Forward and backward of all parts, and the one wait for the device."""
         self.optimizer.zero_grad()
-        learnt, losses, logits = [], [], []
-        parts = self._in_one(planned) if self._mixes_samples else planned.parts()
+        learnt, losses, logits, sums_of_blocks = [], [], [], []
+        if self._together is not None:
+            self._together.begin()
+        parts = self._in_one(planned) if self._mixes_samples and not planned.is_share else planned.parts()
         while (part := self._next_part(parts)) is not None:
             loss, found = self._learn(part)
             learnt.append(part)
             losses.append(loss)
             logits.append(found)
+            if self._together is not None:
+                sums_of_blocks.append(self._together.take_gradients())
+        if not learnt:  # this rank has no samples of the batch
+            return _Passed([], [], [], True)
         with self.recorder.timed("backward"):
             rows = [work.gradients for work in planned.works if work.gradients is not None]
-            numbers = torch.stack([*losses, *sums_of_gradients(self.model, rows)])
+            numbers = torch.stack([*losses, *sums_of_blocks, *sums_of_gradients(self.model, rows)])
             require_room(self.optimizer, self.embeddings.device)
             found_losses, sums = _split(numbers.tolist(), len(losses))
         return _Passed(found_losses, learnt, logits, all(map(math.isfinite, sums)))
@@ -144,23 +176,45 @@ class Trainer:
         """Forward and backward; returns the part's share of the batch's loss, and its logits."""
         timed = self.recorder.timed
         with timed("forward"):
-            logits = self.model(part.dense, self.embeddings.stack(part))
-            loss = _share_of_loss(logits, part)
+            at_step(
+                self.model,
+                self.recorder.steps,
+                first=part.first,
+                samples=part.num_samples,
+                whole=part.num_samples_of_all,
+            )
+            logits = logits_of(self.embeddings, self.model, part)
+            loss = log_losses(logits, self._labels(part), self._tasks, samples=part.num_samples_of_all)
         with timed("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), logits.detach()
+
+    def _labels(self, part: Planned) -> Tensor:
+        """(n,), or of a model of T labels (n, T)."""
+        if self._tasks is None:
+            return part.labels
+        return torch.from_numpy(labels_of(part.batch, self._tasks)).to(part.labels.device)
 
     def _check(self, passed: _Passed, planned: Planned, name: str) -> None:
         for part, loss, logits in zip(passed.parts, passed.losses, passed.logits, strict=True):
             if not math.isfinite(loss):
                 with torch.no_grad():  # again, rather than keeping every batch's vectors until the wait
-                    pooled = self.embeddings.stack(part)
+                    pooled = vectors_of(self.embeddings, self.model, part)
                 what = f"{name}: the loss is {loss}"
                 raise explain_loss(what, part.batch, logits=logits, pooled=pooled, model=self.model)
         if not passed.finite:
-            parameters, features = bad_parameters(self.model), self.embeddings.bad_gradients()
+            parameters, features = self._bad_parameters(), self.embeddings.bad_gradients()
             if parameters or features:
                 raise explain_gradients(name, planned.batch, parameters=parameters, features=features)
+
+    def _bad_parameters(self) -> list[str]:
+        if self._together is None:
+            return bad_parameters(self.model)
+        found: dict[str, None] = {}
+        for block in range(len(self._together.blocks)):
+            self._together.put_back(block)
+            found |= dict.fromkeys(bad_parameters(self.model))
+        return list(found)
 
     def _in_one(self, planned: Planned) -> Iterator[Planned]:
         """The whole batch as its own only part, once all of its rows are in place."""
@@ -195,13 +249,6 @@ def _buffers_back_on_error(model: nn.Module) -> Iterator[None]:
         for buffer, value in before:
             buffer.copy_(value)
         raise
-
-
-def _share_of_loss(logits: Tensor, part: Planned) -> Tensor:
-    """The mean log loss over the whole batch, as far as it is this part's."""
-    if part is part.whole:
-        return binary_cross_entropy_with_logits(logits, part.labels)
-    return binary_cross_entropy_with_logits(logits, part.labels, reduction="sum") / part.whole.num_samples
 
 
 def _split(numbers: list[float], at: int) -> tuple[list[float], list[float]]:

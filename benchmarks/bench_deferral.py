@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import SkipConfig
+from adaptive.policies.slipstream import Slipstream
 from adaptive.policy import RowStats
 from benchmarks import harness
 from benchmarks.deferral_account import Account, Differences, Watch
@@ -32,7 +33,6 @@ from benchmarks.skipping import Line, close_all, fixed_gradient, values_of
 from benchmarks.step_cases import CHECK_STEPS
 from benchmarks.streams import kaggle_tables, make_batches
 from benchmarks.variants import Optimizer, Ours, Setup
-from policies.slipstream import Slipstream
 
 MODES = ("off", "defer")
 

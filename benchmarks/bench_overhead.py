@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig
 from adaptive.counters import Counter
+from adaptive.policies.slipstream import Slipstream
 from adaptive.policy import RowStats
 from benchmarks import harness
 from benchmarks.bench_tiers import Replay, _switch_tracking_off
@@ -35,7 +36,6 @@ from benchmarks.step_cases import CHECK_STEPS, Case
 from benchmarks.streams import kaggle_tables, make_batches, one_each
 from benchmarks.variants import Optimizer, Ours, Setup, hit_rate
 from benchmarks.whole_step import Whole, our_model
-from policies.slipstream import Slipstream
 
 DEVICE_ROWS, DEPTH = "10%", 4
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.counters import Counter
+from adaptive.policies.lfu import LFU
 from adaptive.policy import Policy, RowStats
 from benchmarks import harness
 from benchmarks.harness import Report, median_ms, paired, timed
@@ -28,7 +29,6 @@ from benchmarks.step_cases import CHECK_STEPS, Case
 from benchmarks.streams import kaggle_tables, make_batches, one_each
 from benchmarks.variants import Optimizer, Ours, Setup, hit_rate
 from benchmarks.whole_step import Whole, our_model
-from policies.lfu import LFU
 
 
 @dataclass(frozen=True)

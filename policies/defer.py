@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
-from policies.resting import check_range, movement
-from policies.samples import ByRow
+from adaptive.policies.resting import check_range, movement
+from adaptive.policies.samples import ByRow
 
 # By optimizer, as measured for docs/skipping.md; those that are not named are as Adagrad. Under SGD a step with the sum
 # of k gradients is one k-fold step.

@@ -32,9 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from policies.fae_shuffle import START, ShuffleScheduler, hold_back
-from policies.fae_threshold import find_threshold
-from policies.samples import ByRow, Coming, Refill, Spool, count_lookups, greatest
+from adaptive.policies.fae_shuffle import START, ShuffleScheduler, hold_back
+from adaptive.policies.fae_threshold import find_threshold
+from adaptive.policies.samples import ByRow, Coming, Refill, Spool, count_lookups, greatest
 
 
 def _counted(sample: Sequence[Batch], view: TierView) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from policies.hotline_learning import LOGGER_BYTES, MIN_SHARE, make_learner
-from policies.samples import count_lookups
+from adaptive.policies.hotline_learning import LOGGER_BYTES, MIN_SHARE, make_learner
+from adaptive.policies.samples import count_lookups
 
 UNKNOWN = 100  # mini-batches that a share of an epoch of unknown length stands for
 

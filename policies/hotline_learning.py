@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import TierView
-from policies.samples import ByRow
+from adaptive.policies.samples import ByRow
 
 if TYPE_CHECKING:
     from adaptive import AccessLog

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, RowStats, SkipRule, TierView
-from policies.resting import check_range, movement, probed
-from policies.samples import ByRow, Refill, count_lookups, greatest
+from adaptive.policies.resting import check_range, movement, probed
+from adaptive.policies.samples import ByRow, Refill, count_lookups, greatest
 
 SAMPLE = 4096  # latest inputs from which the threshold is found
 MOST_DROPPED = 0.9  # of a batch: were all of them dropped, training would stand still and no verdict would change

@@ -18,10 +18,14 @@ class LFU(Policy):
             which it turns over.
     """
 
+    order: tuple[str, ...] = ("accesses", "last_access")
+
     def __init__(self, *, half_life: float | None = None) -> None:
         if half_life is not None and not half_life > 0:
             raise ValueError(f"half_life={half_life}: needed more than 0 batches, or none for no aging")
         self.half_life = half_life
+        if half_life is not None:
+            self.order = ()
 
     def score(self, rows: RowStats) -> NDArray[np.float64]:
         age = (rows.step - rows.last_access).astype(np.float64)

@@ -9,5 +9,7 @@ from adaptive import Policy, RowStats
 class LRU(Policy):
     """A row is worth as much as its latest look-up is recent."""
 
+    order = ("last_access",)
+
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return rows.last_access

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Batch, Policy, RowStats, TierView
-from policies.samples import Refill
+from adaptive.policies.samples import Refill
 
 
 class RandomDrop(Policy):
@@ -26,6 +26,7 @@ class RandomDrop(Policy):
         seen_inputs, dropped_inputs: samples that came and those left out, so far.
     """
 
+    order = ("accesses",)
     drops_inputs = True
 
     def __init__(self, *, share: float = 0.1, seed: int = 0) -> None:

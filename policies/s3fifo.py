@@ -4,14 +4,14 @@ Most rows are looked up once in a long time. A small queue gets rid of them soon
 there moves on to the main queue, and what comes back shortly after it left goes there at once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Policy, RowStats, TierView
-from policies.samples import ByRow
+from adaptive import Policy, RowStats, TierView
+from adaptive.policies.samples import ByRow
 
 _NONE, _SMALL, _MAIN = range(3)
 _MOST_VISITS = 3  # two bits, as in the paper
@@ -31,7 +31,7 @@ class S3FIFO(Policy):
     it, up to three. Rows that planned batches hold are passed over. What moves on can leave with the next batch at the
     earliest. Tables of different widths share the queues.
 
-    A policy ranks rows and is not told how many left. So the queues move when the next batch is read.
+    A policy ranks rows; which of them left it is told after that. Then the queues move.
 
     Args:
         small: share of the device rows for the small queue; the paper has a tenth.
@@ -47,20 +47,19 @@ class S3FIFO(Policy):
         self._end = self._num_left = self._num_main = self._most_main = 0
         self._asked: list[tuple[int, Order]] = []  # with the batch
 
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+    def looked_up(self, number: int, rows: Ints, view: TierView) -> None:
         self._most_main = view.device_rows - int(self.small * view.device_rows)
         for facts in (self._queues, self._visits, self._places, self._left):
             facts.reserve(view.num_rows)
-        for batch in batches:  # all batches before this one have been planned
-            self._catch_up(view)
-            rows = np.unique(view.rows(batch))
-            here = view.resident(rows)
-            self._visits[rows[here]] = np.minimum(self._visits[rows[here]] + 1, _MOST_VISITS)
-            self._let_in(rows[~here])
-            yield batch
+        here = view.resident(rows)
+        self._visits[rows[here]] = np.minimum(self._visits[rows[here]] + 1, _MOST_VISITS)
+        self._let_in(rows[~here])  # now, not when they have come: they count when room is made
+
+    def came(self, number: int, rows: Ints) -> None:
+        self._let_in(rows[self._queues[rows] == _NONE])  # had to leave and return, as slots were shared anew
 
     def _let_in(self, rows: Ints) -> None:
-        self._take_out(rows[self._queues[rows] != _NONE])  # they left without the policy being asked
+        self._take_out(rows[self._queues[rows] != _NONE])  # known from a saved state, and not there any more
         left = self._left[rows]
         known = (left > 0) & (left > self._num_left - self._most_main)  # as many as the main queue may have
         self._line_up(rows[known], _MAIN)
@@ -88,10 +87,11 @@ class S3FIFO(Policy):
         self._asked.append((rows.step, (mine[small], mine[large], moves, looked_at)))
         return turns
 
-    def _catch_up(self, view: TierView) -> None:
-        """Do with the queues what the rows that left tell."""
-        for _, (small, main, moves, looked_at) in self._asked:
-            gone_small, gone_main = (~view.resident(rows) & (self._queues[rows] != _NONE) for rows in (small, main))
+    def left(self, number: int, rows: Ints) -> None:
+        for asked, (small, main, moves, looked_at) in self._asked:
+            if asked != number:
+                continue
+            gone_small, gone_main = (np.isin(mine, rows) & (self._queues[mine] != _NONE) for mine in (small, main))
             looked = int(np.flatnonzero(gone_small).max(initial=-1)) + 1
             if gone_main.any():
                 last = int(np.flatnonzero(gone_main)[-1])
@@ -105,6 +105,7 @@ class S3FIFO(Policy):
             self._line_up(moving, _MAIN)
             self._take_out(small[gone_small])
         self._asked.clear()
+        self._take_out(rows[self._queues[rows] != _NONE])  # they left without the policy being asked
 
     def _go_around(self, rows: Ints, last: int, gone: NDArray[np.bool_]) -> None:
         """Of the main queue's rows, in the order in which they leave, `rows[last]` was the last one that did."""

@@ -4,14 +4,14 @@ It grew out of S3-FIFO (https://doi.org/10.1145/3600006.3613147), which made the
 rows are looked up once in a long time, and a queue gets rid of those soonest.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive import Batch, Policy, RowStats, TierView
-from policies.samples import ByRow
+from adaptive import Policy, RowStats, TierView
+from adaptive.policies.samples import ByRow
 
 _ROUND = 1 << 50  # more than there are places in the queue; scores are compared as float64, exact up to 2**53
 
@@ -23,8 +23,7 @@ class Sieve(Policy):
     one and lets rows without one leave. Rows that planned batches hold are passed over and keep their marks. Tables of
     different widths share the hand.
 
-    A policy ranks rows and is not told how many left. So the hand moves when the next batch is read: to the last row
-    of the ranking that is not on the device any more.
+    A policy ranks rows; which of them left it is told after that. Then the hand moves to the last of these.
     """
 
     def __init__(self) -> None:
@@ -33,18 +32,14 @@ class Sieve(Policy):
         self._end = self._hand = 0
         self._asked: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = []  # (batch, rows, scores)
 
-    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+    def looked_up(self, number: int, rows: NDArray[np.int64], view: TierView) -> None:
         self._places.reserve(view.num_rows)
         self._marked.reserve(view.num_rows)
-        for batch in batches:  # all batches before this one have been planned
-            self._move_hand(view)
-            rows = np.unique(view.rows(batch))
-            here = view.resident(rows)
-            coming = rows[~here]
-            self._marked[rows] = here
-            self._places[coming] = self._end + 1 + np.arange(len(coming))
-            self._end += len(coming)
-            yield batch
+        self._marked[rows] = view.resident(rows)
+
+    def came(self, number: int, rows: NDArray[np.int64]) -> None:
+        self._places[rows] = self._end + 1 + np.arange(len(rows))
+        self._end += len(rows)
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         places = self._places[rows.rows]
@@ -55,16 +50,16 @@ class Sieve(Policy):
         self._asked.append((rows.step, rows.rows, scores))
         return scores
 
-    def _move_hand(self, view: TierView) -> None:
-        for _, rows, scores in self._asked:
-            gone = ~view.resident(rows)
-            if not gone.any():
+    def left(self, number: int, rows: NDArray[np.int64]) -> None:
+        for asked, candidates, scores in self._asked:
+            gone = np.isin(candidates, rows)
+            if asked != number or not gone.any():
                 continue
             last = np.flatnonzero(gone)[scores[gone].argmax()]
             twice_around = scores[last] >= 2 * _ROUND
             passed = (scores % (2 * _ROUND) < scores[last]) | twice_around
-            self._marked[rows[passed & ~gone]] = False
-            self._hand = int(self._places[rows[last : last + 1]][0])
+            self._marked[candidates[passed & ~gone]] = False
+            self._hand = int(self._places[candidates[last : last + 1]][0])
         self._asked.clear()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Policy, RowStats, SkipRule
-from policies.defer import Defer
-from policies.inputs import Inputs
-from policies.updates import Updates
+from adaptive.policies.defer import Defer
+from adaptive.policies.inputs import Inputs
+from adaptive.policies.updates import Updates
 
 _RULES: Final[dict[str, type[SkipRule]]] = {"defer": Defer, "updates": Updates, "inputs": Inputs}  # "off" has none
 _EARLIER: Final = ("accesses", "asked", "inputs", "moved", "norms", "saturated", "threshold", "watched")
@@ -53,6 +53,8 @@ class Slipstream(Policy):
         threshold, probe_every: of `updates` and `inputs`.
         warmup: batches before anything is left out.
     """
+
+    order = ("accesses",)
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import RowStats, SkipRule
-from policies.resting import check_range, movement, probed
-from policies.samples import ByRow
+from adaptive.policies.resting import check_range, movement, probed
+from adaptive.policies.samples import ByRow
 
 
 class Updates(SkipRule):

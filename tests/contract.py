@@ -8,21 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, concatenate
+from adaptive.policies.device import Device
+from adaptive.policies.fae import FAE
+from adaptive.policies.hotline import Hotline
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lfu import LFU
+from adaptive.policies.lru import LRU
+from adaptive.policies.random_drop import RandomDrop
+from adaptive.policies.recshard import RecShard
+from adaptive.policies.s3fifo import S3FIFO
+from adaptive.policies.scratchpipe import ScratchPipe
+from adaptive.policies.sieve import Sieve
+from adaptive.policies.slipstream import Slipstream
+from adaptive.policies.static import Static
+from adaptive.policies.tables import Tables
 from adaptive.policy import Policy, RowStats, TierView
-from policies.device import Device
-from policies.fae import FAE
-from policies.hotline import Hotline
-from policies.hybrid import Hybrid
-from policies.lfu import LFU
-from policies.lru import LRU
-from policies.random_drop import RandomDrop
-from policies.recshard import RecShard
-from policies.s3fifo import S3FIFO
-from policies.scratchpipe import ScratchPipe
-from policies.sieve import Sieve
-from policies.slipstream import Slipstream
-from policies.static import Static
-from policies.tables import Tables
 
 
 class RandomScores(Policy):

@@ -162,6 +162,8 @@ def update_row(
     squares: those of the gradients of which `gradient` is the sum; None: its own.
     """
     grown_by = gradient_squares(optimizer, gradient) if squares is None else squares
+    if optimizer.weight_decay:  # decoupled: before the step, whose gradient and state do not know of it
+        weights *= f32(max(0.0, 1 - optimizer.lr * optimizer.weight_decay))
     if isinstance(optimizer, SGD):
         delta: Floats = f32(optimizer.lr) * gradient
     elif isinstance(optimizer, Adagrad):
@@ -248,7 +250,7 @@ def enter_batch(
 ) -> Int64s:
     """(tables, counters) what is counted when a batch's distinct rows are looked for on the device.
 
-    The books of rows (codes, accesses, last) and of slots (used, flags) change for those that are there."""
+    The books of rows (codes, accesses, last) and of slots (used, counted, flags) change for those that are there."""
     tally = np.zeros((len(ends), len(Counter)), np.int64)
     for u, (row, count) in enumerate(zip(rows, counts, strict=True)):
         table = sum(end <= u for end in ends)
@@ -259,6 +261,7 @@ def enter_batch(
             books["accesses"][row] += count
             books["last"][row] = batch + 1
             books["used"][slot] = batch
+            books["counted"][slot] = books["accesses"][row]
             books["flags"][slot] |= mark
     return tally
 
@@ -414,3 +417,38 @@ def batch_feature_norm(
         variance = squares / len(pooled)
         known.add(mean, squares / (len(pooled) - 1))
     return (pooled - mean) / np.sqrt(variance + 1e-5) * scale + shift
+
+
+# --- counting look-ups -------------------------------------------------------------------------------------------
+
+
+def numbered(batch_ids: Int64s, offsets: Int64s, samples: int, starts: Sequence[int]) -> list[list[list[int]]]:
+    """[feature][sample] -> its look-ups as numbers through all tables; `starts`: first row of each feature's table."""
+    return [
+        [
+            [start + int(i) for i in batch_ids[offsets[f * samples + s] : offsets[f * samples + s + 1]]]
+            for s in range(samples)
+        ]
+        for f, start in enumerate(starts)
+    ]
+
+
+def row_counts(lookups: Sequence[Sequence[Sequence[int]]], num_rows: int, chosen: Sequence[bool]) -> Int64s:
+    """(num_rows,) how often each row is looked up by the chosen samples."""
+    counts = np.zeros(num_rows, np.int64)
+    for feature in lookups:
+        for sample, bag in enumerate(feature):
+            for row in bag if chosen[sample] else ():
+                counts[row] += 1
+    return counts
+
+
+def hot_inputs(lookups: Sequence[Sequence[Sequence[int]]], hot: set[int]) -> list[bool]:
+    """Which samples look up hot rows only."""
+    return [all(row in hot for feature in lookups for row in feature[s]) for s in range(len(lookups[0]))]
+
+
+def known_from(batches: Sequence[set[int]], before: int) -> float:
+    """Share of the batches' distinct rows that one of so many batches before had, too."""
+    known = sum(len(rows & set().union(*batches[max(k - before, 0) : k])) for k, rows in enumerate(batches))
+    return known / sum(map(len, batches))

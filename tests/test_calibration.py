@@ -11,12 +11,12 @@ import adaptive.build
 from adaptive.batch import Batch
 from adaptive.build import prepare
 from adaptive.config import TrainConfig, parse_sample
+from adaptive.policies.fae import FAE
+from adaptive.policies.hotline import Hotline
+from adaptive.policies.lru import LRU
+from adaptive.policies.recshard import RecShard
+from adaptive.policies.static import Static
 from adaptive.policy import Policy
-from policies.fae import FAE
-from policies.hotline import Hotline
-from policies.lru import LRU
-from policies.recshard import RecShard
-from policies.static import Static
 
 
 class Counted(ToyData):

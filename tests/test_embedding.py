@@ -24,9 +24,9 @@ from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam
+from adaptive.policies.lru import LRU
+from adaptive.policies.slipstream import Slipstream
 from adaptive.policy import TierView
-from policies.lru import LRU
-from policies.slipstream import Slipstream
 
 SHARED = TableConfig(name="items", num_embeddings=20, embedding_dim=4, features=("seen", "bought"))
 USERS = TableConfig(name="users", num_embeddings=30, embedding_dim=4)

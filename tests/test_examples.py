@@ -1,6 +1,7 @@
 """The examples run as they stand and print what they say they print. (`custom_policy.py`: tests/policies.)"""
 
 import difflib
+import json
 import re
 import runpy
 import warnings
@@ -47,3 +48,28 @@ def test_eight_lines_make_a_plain_loop_a_tiered_one_with_the_same_result(capsys:
     trained, loaded = aucs("tiered_loop.py")
     assert trained == loaded > 0.7
     assert aucs("plain_loop.py") == pytest.approx([trained, trained], abs=2e-4)
+
+
+def test_own_policies_records_compares_and_simulates(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["own_policies.py", str(tmp_path / "run")])
+    text = printed("own_policies.py", capsys)
+    assert "policy lfu: 60 steps, 15,360 samples" in text
+    assert "lfu: within the AUC budget of 0.0005 (equal to the control bit for bit)" in text
+    assert "least device rows for policies that fetch what is missing" in text
+    assert re.search(r"^guard, step \d+: (keep|reduce|stop): ", text, re.M)
+    assert (tmp_path / "run/metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"]]  # outputs would grow old
+    script = tmp_path / "notebook.py"
+    script.write_text("\n\n".join("".join(cell["source"]) for cell in cells))
+    runpy.run_path(str(script), run_name="__main__")
+    text = capsys.readouterr().out
+    assert "the same losses, bit for bit: True" in text
+    assert float(re.search(r"AUC (0\.\d+)", text)[1]) > 0.65  # type: ignore[index]

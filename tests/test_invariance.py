@@ -40,10 +40,10 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.errors import DeviceMemoryError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.policies.device import Device
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
-from policies.device import Device
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 OPTIMIZERS = [SGD(lr=0.5), Adagrad(lr=0.1, initial_accumulator=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
 STAGED: list[type[Policy]] = [LRU, LFU, Fixed, Scattered, RandomScores, Windowed, MostRecentOut, Infinite]

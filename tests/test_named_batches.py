@@ -14,8 +14,8 @@ from adaptive.batch import Batch, concatenate
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import InputError
+from adaptive.policies.samples import Spool
 from adaptive.policy import Policy, TierView
-from policies.samples import Spool
 
 TABLES = [
     TableConfig(name="user", num_embeddings=10, embedding_dim=4),

@@ -13,9 +13,9 @@ import pytest
 from adaptive import policy_loading as policy_module
 from adaptive.config import SkipConfig
 from adaptive.errors import PolicyError
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
 from adaptive.policy_loading import ENTRY_POINTS, installed_policies, load_policy_class, make_policy, policy_parameters
-from policies.lru import LRU
 
 SOURCE = """
     import numpy as np
@@ -66,7 +66,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
 def test_built_ins_are_found_by_name() -> None:
     assert {"hybrid", "device", "static", "lru", "lfu", "slipstream"} <= set(installed_policies())
     for name, target in installed_policies().items():
-        if target.startswith("policies."):
+        if target.startswith("adaptive.policies."):
             cls = load_policy_class(name)
             assert issubclass(cls, Policy) and cls.__doc__
             assert target == f"{cls.__module__}:{cls.__name__}"
@@ -82,10 +82,10 @@ def test_a_users_package_is_found_by_name_and_nothing_else_is_imported(
 
 
 def test_loading_one_built_in_imports_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("policies.")]:
+    for name in [name for name in sys.modules if name.startswith("adaptive.policies.")]:
         monkeypatch.delitem(sys.modules, name)
     load_policy_class("lru")
-    assert [name for name in sys.modules if name.startswith("policies.")] == ["policies.lru"]
+    assert [name for name in sys.modules if name.startswith("adaptive.policies.")] == ["adaptive.policies.lru"]
 
 
 def test_by_module_and_class(user_module: str) -> None:

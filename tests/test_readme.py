@@ -70,8 +70,8 @@ def test_the_schema_that_explains_the_language_is_one_and_no_option_is_missing(t
     page = ROOT / "docs/data.md"
     (schema,) = (text for kind, text in blocks(page) if kind == "toml")
     (tmp_path / "schema.toml").write_text(schema)
-    header = "rating,price,user_affinity_a,user,genres,timestamp"
-    (tmp_path / "ratings.csv").write_text(f"{header}\n4,2.5,1,17,drama|crime,2026-01-01\n3,1,0,4999,,2026-01-02\n")
+    header = "rating,bought,price,user_affinity_a,user,genres,timestamp"
+    (tmp_path / "ratings.csv").write_text(f"{header}\n4,1,2.5,1,17,drama|crime,2026-01-01\n3,0,1,0,4999,,2026-01-02\n")
     data = open_dataset(f"csv:{tmp_path}/ratings.csv", DataOptions(schema_path=tmp_path / "schema.toml"))
     (batch,) = data.train(10)
     assert batch.labels.tolist() == [1, 0] and batch.offsets.tolist() == [0, 1, 2, 4, 4]
@@ -85,14 +85,16 @@ def commands() -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.startswith("    adaptive-train ")]
 
 
-def test_commands_have_the_flags_and_keys_that_are_shown() -> None:
+def test_commands_have_the_flags_and_keys_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # where models of examples/ are
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert len(commands()) > 10
     for words in commands():
-        flags = {flag for parameter in known[words[1]].params for flag in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= flags, words
+        opts = {flag for parameter in known[words[1]].params for flag in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= opts, words
         sets = [value for word, value in pairwise(words) if word == "--set"]
-        load_settings(file=None, sets=sets, flags={}, flag_names={}, environ={})
+        flags = {word.strip("-"): value for word, value in pairwise(words) if word == "--model"}
+        load_settings(file=None, sets=sets, flags=flags, flag_names={}, environ={})
 
 
 def test_every_exit_code_has_a_line() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from manifests import write_record
 from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits
 from toy import ToyData, toy_config
@@ -309,7 +310,7 @@ def test_eval_runs_no_code_that_a_run_directory_names(tmp_path: Path) -> None:
 def edit_config(path: Path, change: Callable[[Any], None]) -> None:
     record = json.loads((path / "run.json").read_text())
     change(record["config"])
-    (path / "run.json").write_text(json.dumps(record))
+    write_record(path, record)
 
 
 def test_schedules_of_rows_and_dense_weights_are_those_of_the_settings() -> None:

@@ -46,9 +46,9 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError, InputError
 from adaptive.optim import SGD, Adam, RowOptimizer
 from adaptive.planning.planner import Planner
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 # --- prefetch order and cache races --------------------------------------------------------------------------------
 

@@ -23,9 +23,9 @@ from traps import OPTIMIZERS, TABLE, build
 from adaptive.config import SkipConfig, TableConfig
 from adaptive.counters import Counter
 from adaptive.optim import SGD, Adam, RowOptimizer
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 # --- state ---------------------------------------------------------------------------------------------------------
 

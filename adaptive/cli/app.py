@@ -6,6 +6,7 @@ traceback; anything else is a bug and exits with 1.
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,30 +18,23 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from adaptive.cli import (
-    compare,
-    config,
-    doctor,
-    eval,
-    export,
-    policies,
-    predict,
-    prepare,
-    run,
-    simulate,
-    vocabulary,
-)
-from adaptive.cli.output import note
+from adaptive.cli import config, doctor, policies, prepare, run, vocabulary
+from adaptive.cli.output import note, show_anything
+from adaptive.cli.studies import compare, placements, profile, report, reproduce, simulate
+from adaptive.cli.trained import eval, export, predict
 from adaptive.errors import AdaptiveError
-from adaptive.system import is_hangup_heard
+from adaptive.system import STOPPED, is_hangup_heard
 
 DEBUG = "--debug"
-STOPPED = {129: "hung up", 130: "interrupted", 143: "terminated"}  # by SIGHUP, SIGINT (as typer does), SIGTERM
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 bug, 2 usage or configuration, 3 bad input data, 4 saved weights unusable, "
     "5 host tier on disk failing, 6 output directory busy or not empty, 7 device memory too small, "
-    "8 loss or gradient not finite, 9 policy failed, 129 hung up, 130 interrupted, 143 terminated."
+    "8 loss or gradient not finite, 9 policy failed, 10 another rank failed, 129 hung up, 130 interrupted, "
+    "143 terminated."
 )
+
+# What loaders of libraries and torch say if they get no memory.
+NO_MEMORY = re.compile(r"[Cc]annot allocate memory|failed to map segment|can't allocate memory|not enough memory")
 
 app = typer.Typer(
     name="adaptive-train",
@@ -56,7 +50,11 @@ app.command("eval", epilog=EXIT_CODES)(eval.evaluate)
 app.command("predict", epilog=EXIT_CODES)(predict.predict)
 app.command("export", epilog=EXIT_CODES)(export.export)
 app.command("compare", epilog=EXIT_CODES)(compare.compare)
+app.command("profile", epilog=EXIT_CODES)(profile.profile)
+app.command("placements", epilog=EXIT_CODES)(placements.placements)
 app.command("simulate", epilog=EXIT_CODES)(simulate.simulate)
+app.command("reproduce", epilog=EXIT_CODES)(reproduce.reproduce)
+app.command("report", epilog=EXIT_CODES)(report.report)
 app.command("prepare", epilog=EXIT_CODES)(prepare.prepare)
 app.command("vocabulary", epilog=EXIT_CODES)(vocabulary.vocabulary)
 app.command("config", epilog=EXIT_CODES)(config.config)
@@ -88,17 +86,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
+    show_anything()
     _need_folder()
+    stopped: list[int] = []
     try:
-        with _terminable():
+        with _terminable(stopped):
             app([word for word in words if word != DEBUG], prog_name="adaptive-train")
     except SystemExit as exit_:
         if exit_.code in STOPPED:
             note(f"adaptive-train: {STOPPED[exit_.code]}")
         raise
+    except KeyboardInterrupt:
+        note(f"adaptive-train: {STOPPED[130]}")
+        sys.exit(130)
     except Exception as error:
         if debug:
             traceback.print_exc()
+        if stopped:  # a library that was being imported made something else of it
+            note(f"adaptive-train: {STOPPED[stopped[0]]}")
+            sys.exit(stopped[0])
         code, message = _verdict(error)
         note(f"adaptive-train: {message}")
         sys.exit(code)
@@ -123,23 +129,38 @@ def _verdict(error: Exception) -> tuple[int, str]:
             1,
             f"error: not enough memory: {error}; train fewer rows, or keep them in files: --set tier.host=mmap:DIR",
         )
+    if _lacks_threads(error):
+        return (
+            1,
+            f"error: no more threads can be started: {error}; raise the limit (ulimit -u, or the container's pids)",
+        )
+    if isinstance(error, ImportError | RuntimeError) and NO_MEMORY.search(str(error)):
+        return 1, f"error: not enough memory: {error}; raise the limit (ulimit -v), or end other programs"
     if isinstance(error, OSError):
         return 1, f"error: {error}; run again with {DEBUG} to see where"
     return 1, f"bug: {type(error).__name__}: {error}; run again with {DEBUG} for the traceback and report it"
 
 
+def _lacks_threads(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+
+
 @contextmanager
-def _terminable() -> Iterator[None]:
+def _terminable(stopped: list[int]) -> Iterator[None]:
     """While a command runs, SIGTERM or SIGHUP unwinds it as an exit with 143 or 129 would: files are closed and threads
-    joined."""
+    joined. `stopped`: gets the exit code, for where the exception does not arrive."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
+        stopped.append(128 + number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if is_hangup_heard() else [])]
+    numbers = [signal.SIGTERM, *([signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else [])]
+    numbers += [*([signal.SIGHUP] if is_hangup_heard() else [])]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield

@@ -82,7 +82,8 @@ FLAGS = (
         ("model",),
         "NAME",
         TRAINING,
-        "dlrm, or tbsm over sequences. Its shape: --set model.NAME=VALUE.",
+        "dlrm, dcn, deepfm, two-tower, multi-task, tbsm over sequences, module:Class or file.py:Class. Its shape: "
+        "--set model.NAME=VALUE.",
         "dlrm",
     ),
     Flag(
@@ -118,6 +119,13 @@ FLAGS = (
         TRAINING,
         "Evaluate every so many batches, too. --set stop_at.auc=0.80 ends training at the first evaluation that "
         "reaches it.",
+    ),
+    Flag(
+        "--init-from",
+        ("init_from",),
+        "RUNDIR",
+        TRAINING,
+        "Begin with the weights of a run: a day later.",
     ),
     Flag("--seed", ("seed",), "NUMBER", TRAINING, "Seed of the initial values.", "0"),
     Flag("--out", ("out",), "DIR", OUTPUT, "Run directory, new or empty.", "runs/<date>-<policy>"),

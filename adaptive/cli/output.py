@@ -1,5 +1,6 @@
 """What commands print: a result on stdout, once, for people or as one JSON object; everything else goes to stderr."""
 
+import io
 import json
 import math
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from adaptive.errors import printable
 
 SETTINGS = "Settings"
 
@@ -126,7 +129,15 @@ def size_text(num_bytes: int) -> str:
 
 
 def note(text: str) -> None:
-    print(text, file=sys.stderr)
+    """Tell on stderr, control characters shown as such: part of the text may be a stranger's."""
+    print("\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n")), file=sys.stderr)
+
+
+def show_anything() -> None:
+    """What the encoding of a terminal or pipe has not, such as bytes in a file's name, is shown escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _plain(value: Any) -> Any:

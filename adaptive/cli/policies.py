@@ -128,7 +128,7 @@ def _module_doc(cls: "type[Policy] | type[SkipRule]") -> str | None:
 
 
 def _check_text(result: "CheckResult") -> str:
-    word = "-" if not result.was_run else "ok" if result.passed else "FAILED"
+    word = "-" if not result.was_run else "warn" if result.is_doubtful else "ok" if result.passed else "FAILED"
     return f"{word:<6} {result.check}{result.reason and ': '}{result.reason}"
 
 
@@ -181,7 +181,7 @@ def _decides(cls: "type[Policy]") -> list[str]:
     """The methods of the interface that the class fills."""
     from adaptive.policy import Policy
 
-    optional = ("saturated", "arrange", "calibrate")
+    optional = ("saturated", "looked_up", "left", "came", "arrange", "calibrate")
     return ["score", *(name for name in optional if getattr(cls, name) is not getattr(Policy, name))]
 
 

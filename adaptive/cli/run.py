@@ -2,13 +2,20 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from adaptive.cli.flags import OUTPUT, given_flags, with_flags
 from adaptive.cli.output import SETTINGS, AsJson, Sets, own_stdout, print_result
+
+if TYPE_CHECKING:
+    from adaptive.config import TrainConfig
+
+LENGTHS = ("steps", "epochs")
+CODE = ("policy", "skip.rule", "model")  # as in adaptive.policy_loading, which takes a second to import
 
 
 @with_flags
@@ -32,13 +39,33 @@ def run(
         typer.Option(
             metavar="RUNDIR",
             help="Go on with a run that was stopped or killed, from its newest checkpoint; --set save_every=N makes "
-            "them on the way. Its settings stay, but --steps and --epochs may be given.",
+            "them on the way. Its settings stay, but --steps and --epochs may be given. A policy or rule of its own "
+            "that is a file or module must be named again: --policy, --skip.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", help="Replace the run directory if it is not empty.", rich_help_panel=OUTPUT),
+    ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="NUMBER",
+            min=1,
+            help="Start so many processes on this machine, which train together (docs/ranks.md). Under torchrun, which "
+            "starts them itself, leave it out.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Use the run directory though a process of another machine or container seems to hold it: only if you "
+            "know that it is gone.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
     as_json: AsJson = False,
     **flags: Any,
@@ -49,38 +76,91 @@ def run(
     default.
     """
     texts, names = given_flags(flags)
+    taken: dict[str, Any] = {"take_over": True} if take_over else {}
     if resume is not None:
         others = {"--config": config, "--set": sets, "--dry-run": dry_run, "--overwrite": overwrite}
-        lengths = _lengths(texts, names, [flag for flag, value in others.items() if value])
+        changed = _changed(texts, names, [flag for flag, value in others.items() if value])
+        of_run = _settings_for_ranks(resume, ranks)
+        if ranks is not None and of_run is not None:
+            _launch(ranks, of_run)
         from adaptive.runs import resume_run
+        from adaptive.runs.together import these_ranks
 
-        with own_stdout():
-            found = resume_run(resume, **lengths, stream=sys.stderr)
-        print_result(found, as_json=as_json)
+        with own_stdout(), nullcontext() if of_run is None else these_ranks(of_run) as together:
+            is_first = together is None or together.is_first
+            stream = sys.stderr if is_first else None
+            found = resume_run(resume, **changed, **taken, stream=stream, ranks=together)
+        if is_first:
+            print_result(found, as_json=as_json)
         return
     from adaptive.settings import load_settings
 
     settings, origins = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
+    if ranks is not None and not dry_run:
+        _launch(ranks, settings)
     from adaptive.runs import plan_run, train_run
+    from adaptive.runs.together import these_ranks
 
     with own_stdout():
         if dry_run:
             given = {key: origin for key, origin in origins.items() if origin != "default"}
             found = {**plan_run(settings), "settings_from": given}
         else:
-            found = train_run(settings, overwrite=overwrite, stream=sys.stderr)
+            with these_ranks(settings) as together:
+                is_first = together is None or together.is_first
+                stream = sys.stderr if is_first else None
+                found = train_run(settings, overwrite=overwrite, **taken, stream=stream, ranks=together)
+            if not is_first:
+                return
     print_result(found, as_json=as_json)
 
 
-def _lengths(texts: dict[str, str], names: dict[str, str], others: list[str]) -> dict[str, int]:
-    """How long a run that is resumed is to be; whatever else is given is a mistake of the caller."""
-    wrong = [*others, *dict.fromkeys(names[key] for key in texts if key not in ("steps", "epochs"))]
+def _settings_for_ranks(resume: Path, ranks: int | None) -> "TrainConfig | None":
+    """Those of the run that goes on, if it goes on on several ranks: they say how ranks meet."""
+    from adaptive.ranks.launch import is_rank
+
+    if ranks is None and not is_rank():
+        return None
+    from adaptive.runs.record import config_of
+    from adaptive.storage.run_directory import read_record
+
+    return config_of(read_record(resume), resume)
+
+
+def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
+    """Run the same command line in so many processes, and end as they do."""
+    from adaptive.ranks.launch import is_rank, launch
+
+    if is_rank():
+        raise typer.BadParameter("--ranks starts processes itself; under torchrun leave it out")
+    raise typer.Exit(launch(ranks, _without_ranks(sys.argv[1:]), settings.ranks.blocks))
+
+
+def _without_ranks(words: list[str]) -> list[str]:
+    """The command line of each rank."""
+    found = [word for word in words if not word.startswith("--ranks=")]
+    while "--ranks" in found:
+        place = found.index("--ranks")
+        del found[place : place + 2]
+    return found
+
+
+def _changed(texts: dict[str, str], names: dict[str, str], others: list[str]) -> dict[str, Any]:
+    """How long a run that is resumed is to be, and whose code is trusted; whatever else is given is a mistake of the
+    caller."""
+    wrong = [*others, *dict.fromkeys(names[key] for key in texts if key not in (*LENGTHS, *CODE))]
     if wrong:
         raise typer.BadParameter(
             f"--resume goes on with the settings of the run; {', '.join(wrong)} cannot be given with it, only --steps, "
-            "--epochs and --json"
+            "--epochs and --json, and --policy, --skip and --model to say that you trust the run's own"
         )
-    bad = [f"{names[key]} {text}" for key, text in texts.items() if not text.isdecimal() or int(text) < 1]
+    lengths = {key: text for key, text in texts.items() if key in LENGTHS}
+    bad = [
+        f"{names[key]} {text}"
+        for key, text in lengths.items()
+        if not (text.isascii() and text.isdecimal() and int(text))
+    ]
     if bad:
         raise typer.BadParameter(f"{', '.join(bad)}: a whole number from 1 on is needed")
-    return {key: int(text) for key, text in texts.items()}
+    code = {key: text for key, text in texts.items() if key in CODE}
+    return {**{key: int(text) for key, text in lengths.items()}, **({"code": code} if code else {})}

@@ -58,6 +58,7 @@ def vocabulary(
 
 def _folder(where: Path) -> Path:
     """The folder of the vocabulary that belongs to `where`."""
+    from adaptive.runs.record import config_of
     from adaptive.storage.run_directory import RECORD, read_record
 
     if (where / FOLDER).is_dir():
@@ -65,9 +66,9 @@ def _folder(where: Path) -> Path:
     if (where / f"{FOLDER}.json").exists():
         return where
     if (where / RECORD).exists():
-        config = read_record(where).get("config", {})
-        kind, _, path = str(config.get("data", "")).partition(":")
-        given = config.get("data_options", {}).get("vocabulary_path")
+        config = config_of(read_record(where), where)
+        kind, _, path = config.data.partition(":")
+        given = config.data_options.get("vocabulary_path")
         places = ([Path(given)] if given else []) + ([Path(path) / FOLDER] if kind == "prepared" else [])
         found = next((folder for folder in places if folder.is_dir()), None)
         if found is not None:

@@ -3,24 +3,32 @@
 The *control* is the first policy of the list that skipped nothing and trained the batches as they came; without one,
 the first that skipped nothing. All policies of the former kind must have trained the same weights, bit for bit:
 placement never changes the numbers. What the others differ by is what skipping (or another order of inputs) cost, seed
-by seed. A policy that dropped inputs is also compared with its own control, which dropped as many at random: a rule
-that is worth anything beats it.
+by seed, and over the samples that both have predicted (`paired`). A policy that dropped inputs is also compared with
+its own control, which dropped as many at random: a rule that is worth anything beats it.
 
 Where settings are varied, all of this is done within each combination of their values, each with a control of its own.
 """
 
-import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
+from adaptive.compare.paired import other_samples, over_samples
 from adaptive.compare.runs import Outcome
 from adaptive.compare.variations import Variation, title, values
+from adaptive.compare.verdict import (
+    CONFIDENCE,
+    ended,
+    interval,
+    is_equal,
+    is_exact,
+    share_names,
+    skips_nothing,
+    verdict,
+)
 
 SCHEMA: Final = 1
-CONFIDENCE: Final = 0.95
-MOST_SEEDS: Final = 100  # that anybody may be told to train
 COUNTS: Final = ("bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps", "samples")
 FILES: Final = ("host_bytes_read", "host_bytes_written")  # of a host tier in files
 _POLICY: Final = re.compile(r" \(policy \w+\)")  # in an error that any policy may meet
@@ -68,8 +76,8 @@ def _judge_group(
     """The control of the runs with one combination of values, and the facts of each policy."""
     labels = list(dict.fromkeys(outcome.policy for outcome in outcomes))
     mine = {label: [outcome for outcome in outcomes if outcome.policy == label] for label in labels}
-    exact = [label for label in labels if _is_exact(mine[label])]
-    unskipped = [label for label in labels if mine[label][0].beside is None and _skips_nothing(mine[label])]
+    exact = [label for label in labels if is_exact(mine[label])]
+    unskipped = [label for label in labels if mine[label][0].beside is None and skips_nothing(mine[label])]
     control = next(iter(exact + unskipped), None)
     random = {runs[0].beside: runs for runs in mine.values() if runs[0].beside is not None}
     policies = [
@@ -79,39 +87,10 @@ def _judge_group(
     return control, [{"varied": values(varied), **one} for one in policies] if varied else policies
 
 
-def _is_exact(mine: Sequence[Outcome]) -> bool:
-    """At least one run came to its end, and none skipped anything or arranged its inputs."""
-    finished = _finished(mine)
-    return _skips_nothing(mine) and not any(outcome.arranges for outcome in finished)
-
-
-def _skips_nothing(mine: Sequence[Outcome]) -> bool:
-    """At least one run came to its end, and none skipped anything; inputs may have been regrouped."""
-    finished = _finished(mine)
-    return bool(finished) and not any(_skipped(outcome.summary) for outcome in finished)
-
-
-def _is_equal(pairs: Sequence[tuple[Outcome, Outcome]]) -> bool:
-    """A policy that may regroup or skip inputs did nothing of the kind."""
-    return all(mine.bits == control.bits and not _skipped(mine.summary) for mine, control in pairs)
-
-
-def _finished(mine: Sequence[Outcome]) -> list[Outcome]:
-    return [outcome for outcome in mine if outcome.error is None]
-
-
-def _skipped(summary: Mapping[str, Any]) -> bool:
-    return any(summary[name] for name in _shares(summary))
-
-
-def _shares(summary: Mapping[str, Any]) -> list[str]:
-    return [name for name in summary if name.startswith("skipped_") and name.endswith("_share")]
-
-
 def _against(mine: Sequence[Outcome], random: Sequence[Outcome]) -> dict[str, Any]:
     """How a policy that dropped inputs compares with dropping as many at random."""
-    twins = {outcome.seed: outcome for outcome in _finished(random)}
-    pairs = [(outcome, twins[outcome.seed]) for outcome in _finished(mine) if outcome.seed in twins]
+    twins = {outcome.seed: outcome for outcome in ended(random)}
+    pairs = [(outcome, twins[outcome.seed]) for outcome in ended(mine) if outcome.seed in twins]
     difference = _differences("auc", pairs)
     return {
         "beside": mine[0].beside,
@@ -121,13 +100,15 @@ def _against(mine: Sequence[Outcome], random: Sequence[Outcome]) -> dict[str, An
 
 
 def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -> dict[str, Any]:
-    finished = _finished(mine)
-    reference = {outcome.seed: outcome for outcome in _finished(control)}
+    finished = ended(mine)
+    reference = {outcome.seed: outcome for outcome in ended(control)}
     pairs = [(outcome, reference[outcome.seed]) for outcome in finished if outcome.seed in reference]
     difference, losses = _differences("auc", pairs), _differences("log_loss", pairs)
     accuracies = _differences("accuracy", pairs)
-    unequal = [o.seed for o, r in pairs if o.bits != r.bits] if _is_exact(mine) and _is_exact(control) else []
-    verdict, reason = _verdict(mine, pairs, difference, unequal, budget)
+    unequal = [o.seed for o, r in pairs if o.bits != r.bits] if is_exact(mine) and is_exact(control) else []
+    word, reason = verdict(mine, pairs, difference, unequal, budget)
+    exact = (is_exact(mine) or (bool(pairs) and is_equal(pairs))) and not unequal
+    who, samples = _who(mine[0]), None if exact else over_samples(pairs, budget)
     return {
         "policy": mine[0].policy,
         "auc": _mean([o.summary["auc"] for o in finished]),
@@ -144,12 +125,13 @@ def _facts(mine: Sequence[Outcome], control: Sequence[Outcome], budget: float) -
         "accuracy_difference_ci": interval(accuracies),
         **_target(finished),
         **_measured(finished),
-        "exact": (_is_exact(mine) or (bool(pairs) and _is_equal(pairs))) and not unequal,
-        "verdict": verdict,
+        "over_samples": samples,
+        "exact": exact,
+        "verdict": word,
         "reason": reason,
         "seeds": [outcome.seed for outcome in finished],
         "runs": [_run(outcome) for outcome in mine],
-        "problems": [f"{_who(mine[0])}: {reason}"] if unequal else [],
+        "problems": [f"{who}: {text}" for text in (*([reason] if unequal else []), *other_samples(pairs))],
     }
 
 
@@ -175,7 +157,7 @@ def _measured(finished: Sequence[Outcome]) -> dict[str, Any]:
     others."""
     summaries = [outcome.summary for outcome in finished]
     shares = ["skipped_update_share", "deferred_update_share", "skipped_lookup_share"]
-    shares += [name for summary in summaries for name in _shares(summary)]
+    shares += [name for summary in summaries for name in share_names(summary)]
     files = FILES if any(name in summary for summary in summaries for name in FILES) else ()
     reported = [summary.get("policy_numbers", {}) for summary in summaries]
     names = dict.fromkeys(name for own in reported for name in own)
@@ -213,68 +195,6 @@ def _failures(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _who(outcome: Outcome) -> str:
     return f"{outcome.policy} with {title(outcome.varied)}" if outcome.varied else outcome.policy
-
-
-def _verdict(
-    mine: Sequence[Outcome],
-    pairs: Sequence[tuple[Outcome, Outcome]],
-    difference: Sequence[float],
-    unequal: Sequence[int],
-    budget: float,
-) -> tuple[str, str]:
-    """One word, and why."""
-    if not _finished(mine):
-        return "failed", "no run came to its end"
-    if not pairs:
-        return "undecided", "no un-skipped run to compare with: add a policy that skips nothing, such as lru"
-    if unequal:
-        return "differs", (
-            f"skipped nothing and still trained other numbers than {pairs[0][1].policy}, with seed "
-            f"{', '.join(map(str, unequal))}; on a GPU set deterministic=true, else a policy changes what it is handed"
-        )
-    if pairs[0][0].policy == pairs[0][1].policy:
-        return "within", "the control"
-    if _is_exact(mine) or _is_equal(pairs):
-        return "within", "equal to the control bit for bit"
-    if not difference:
-        return "undecided", "no AUC to compare: the labels are of one class"
-    bounds = interval(difference)
-    if bounds is None:
-        return "undecided", "one seed gives no confidence interval: raise --seeds"
-    return _against_budget(bounds, budget, seeds_to_decide(difference, budget))
-
-
-def _against_budget(bounds: Sequence[float], budget: float, seeds: int | None) -> tuple[str, str]:
-    low, high = bounds
-    if low >= -budget:
-        return "within", f"the AUC falls by at most {budget:g}, with {CONFIDENCE:.0%} confidence"
-    if high < -budget:
-        return "outside", f"the AUC falls by more than {budget:g}, with {CONFIDENCE:.0%} confidence"
-    more = f"about {seeds} seeds would decide" if seeds else f"more than {MOST_SEEDS} seeds would be needed"
-    return "undecided", f"the interval straddles a loss of {budget:g}; if it stays as it is, {more} (--seeds, --go-on)"
-
-
-def seeds_to_decide(differences: Sequence[float], budget: float) -> int | None:
-    """How many seeds would put the whole interval on one side of a loss of `budget`, if mean and spread stayed as they
-    are; None for more than `MOST_SEEDS`."""
-    from scipy.stats import t
-
-    distance, spread = abs(statistics.fmean(differences) + budget), statistics.stdev(differences)
-    for seeds in range(len(differences) + 1, MOST_SEEDS + 1):
-        if spread * float(t.ppf((1 + CONFIDENCE) / 2, seeds - 1)) / math.sqrt(seeds) < distance:
-            return seeds
-    return None
-
-
-def interval(differences: Sequence[float]) -> list[float] | None:
-    """Student's t interval of the mean of paired differences, at `CONFIDENCE`; None for fewer than two."""
-    if len(differences) < 2:
-        return None
-    from scipy.stats import t
-
-    mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
-    reach = error * float(t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1))
-    return [mean - reach, mean + reach]
 
 
 def _differences(name: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> list[float]:

@@ -1,10 +1,8 @@
-"""A comparison as text for the terminal, as Markdown and as CSV.
+"""A comparison as text for the terminal and as Markdown.
 
 Where settings are varied, the tables come once for each combination of values, under its name, and then one over all.
 """
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +23,10 @@ NOTE = (
     "difference: AUC minus the control's, mean of the seeds and {confidence:.0%} interval (Student's t, paired by "
     "seed); to device, to host{files}: per step; ±: standard deviation over seeds; speed (without the first "
     "interval, which compiles) and times: median; skipped updates: not written, dropped or deferred."
+)
+OVER_SAMPLES = (
+    " Over samples: {confidence:.0%} interval of that difference were other samples evaluated (DeLong, paired by "
+    "sample), the models as they are."
 )
 RANDOM = (
     " Against random: AUC minus that of the line below, which drops as many inputs at random; a rule that does not "
@@ -63,6 +65,18 @@ def comparison_markdown(result: Mapping[str, Any]) -> str:
     return "\n\n".join([*parts, *all_values, _note(result), *problems]) + "\n"
 
 
+def comparison_parts(result: Mapping[str, Any]) -> list[tuple[str, list[list[Row]], list[str]]]:
+    """For each combination of values its name (empty if nothing is varied), its tables, heads first, and its verdicts;
+    nothing if no run came to its end."""
+    parts = _parts(result) if _any_finished(result) else []
+    return [(name, _tables(part), _verdicts(part)) for name, part in parts]
+
+
+def comparison_note(result: Mapping[str, Any]) -> str:
+    """What the columns mean."""
+    return _note(result)
+
+
 def _blocks(part: Mapping[str, Any]) -> list[str]:
     return [*map(markdown_table, _tables(part)), "\n".join(f"- {verdict}" for verdict in _verdicts(part))]
 
@@ -94,32 +108,6 @@ def _any_finished(result: Mapping[str, Any]) -> bool:
     return any(one["seeds"] for one in result["policies"])
 
 
-def comparison_csv(result: Mapping[str, Any]) -> str:
-    """A line for each policy; numbers as they are, times as `time_ms.STAGE`, what it reports as `policy_numbers.NAME`,
-    what is varied as `varied.KEY`, intervals as two columns."""
-    lines = [_flat(one) for one in result["policies"]]
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
-
-
-def _flat(one: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in one.items():
-        if name.endswith("_ci"):
-            flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
-        elif name in ("time_ms", "policy_numbers", "varied"):
-            flat |= {f"{name}.{what}": number for what, number in value.items()}
-        elif name == "seeds":
-            flat[name] = " ".join(map(str, value))
-        elif name != "runs":
-            flat[name] = value
-    return flat
-
-
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 
@@ -133,6 +121,7 @@ def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
         ("policy", lambda one: one["policy"]),
         ("AUC", lambda one: _with_spread(one["auc"], one["auc_std"])),
         ("difference", _difference),
+        *([("over samples", _over_samples)] if any(one.get("over_samples") for one in policies) else []),
         ("log loss", lambda one: _with_spread(one["log_loss"], one["log_loss_std"])),
         ("accuracy", _accuracy),
         *(_target_columns() if any("target" in one for one in policies) else []),
@@ -153,7 +142,7 @@ def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 TARGET_COLUMNS = ("target", "reached", "at step", "after samples", "after s")
 OF_ALL_VALUES = (
-    *("policy", "AUC", "difference", "log loss", "accuracy"),
+    *("policy", "AUC", "difference", "over samples", "log loss", "accuracy"),
     *TARGET_COLUMNS,
     *("samples/s", "hit rate", "verdict"),
 )
@@ -221,7 +210,7 @@ def _verdicts(result: Mapping[str, Any]) -> list[str]:
     judged_by = ", by training's own predictions" if result["auc_of"] == "training" else ""
     return [
         f"{one['policy']}: {_verdict_text(one, result['auc_budget'])}{'' if one['exact'] else judged_by} "
-        f"({one['reason']})"
+        f"({one['reason']}{_by_samples(one, result['auc_budget'])})"
         for one in result["policies"]
     ]
 
@@ -232,22 +221,38 @@ def _verdict_text(one: Mapping[str, Any], budget: float) -> str:
         "within": f"within the AUC budget of {budget:g}",
         "outside": f"outside the AUC budget of {budget:g}",
         "differs": "not exact",
+        "unskipped": "skips nothing",
     }
     return texts.get(verdict, verdict)
+
+
+def _by_samples(one: Mapping[str, Any], budget: float) -> str:
+    """What the test over samples says, if there was one."""
+    found = one.get("over_samples")
+    if not found:
+        return ""
+    texts = {
+        "within": f"within the budget of {budget:g}",
+        "outside": f"outside the budget of {budget:g}",
+        "undecided": f"straddling a loss of {budget:g}",
+    }
+    return f"; over the samples {texts[found['verdict']]}, p = {found['p_value']:.2g} for no difference"
 
 
 def _note(result: Mapping[str, Any]) -> str:
     seeds = len(result["seeds"])
     which = f"AUC, log loss and accuracy of the {result['auc_of']} samples, {seeds} seed{'s' if seeds > 1 else ''}; "
-    alone = "" if seeds > 1 else " With one seed there are no intervals."
+    alone = "" if seeds > 1 else " With one seed there are no intervals over seeds."
     random = RANDOM if _has_random(result["policies"]) else ""
+    told = any(one.get("over_samples") for one in result["policies"])
+    samples = OVER_SAMPLES.format(confidence=result["confidence"]) if told else ""
     files = (
         ", from files, to files (-: rows used in place, not counted)"
         if any("host_bytes_read" in one for one in result["policies"])
         else ""
     )
     target = TARGET if any("target" in one for one in result["policies"]) else ""
-    return which + NOTE.format(confidence=result["confidence"], files=files) + random + target + alone
+    return which + NOTE.format(confidence=result["confidence"], files=files) + samples + random + target + alone
 
 
 def _with_spread(mean: float | None, spread: float | None) -> str:
@@ -261,6 +266,12 @@ def _accuracy(one: Mapping[str, Any]) -> str:
 
 def _difference(one: Mapping[str, Any]) -> str:
     return "none" if one["exact"] and one["auc_difference"] is not None else _signed(one, "auc_difference")
+
+
+def _over_samples(one: Mapping[str, Any]) -> str:
+    found = one.get("over_samples")
+    low, high = found["auc_difference_ci"] if found else (None, None)
+    return "none" if one["exact"] else "-" if low is None else f"[{low:+.5f}, {high:+.5f}]"
 
 
 def _signed(one: Mapping[str, Any], name: str) -> str:

@@ -24,6 +24,9 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adaptive.compare.contenders import Contender
 from adaptive.compare.kept import KeptRuns
 from adaptive.compare.variations import Variation, folders, title
@@ -33,6 +36,7 @@ from adaptive.policy_loading import load_policy_class
 from adaptive.runs import train_run
 from adaptive.storage.checkpoint import MANIFEST
 from adaptive.storage.durable import write_atomic
+from adaptive.storage.scores import read_scores
 
 CONTROL: Final = "random_drop"
 RECORD: Final = "comparison.json"
@@ -53,6 +57,7 @@ class Outcome:
     error: Exception | None = None
     beside: str | None = None  # the policy whose share of dropped inputs this run dropped at random
     varied: Variation = ()
+    scores: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # (2, n): logits, labels
 
 
 Told = Callable[[str], None]
@@ -220,12 +225,14 @@ def _finished(contender: Contender, config: TrainConfig, path: Path, summary: di
         summary=summary,
         bits=_bits(path, summary),
         varied=contender.varied,
+        scores=read_scores(path) if summary.get("auc_of") == "evaluation" else None,
     )
 
 
 def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: bool, stream: TextIO | None) -> Outcome:
     try:
-        summary = train_run(config.model_copy(update={"out": str(path)}), overwrite=overwrite, stream=stream)
+        own = config.model_copy(update={"out": str(path)})
+        summary = train_run(own, overwrite=overwrite, stream=stream, keep_scores=True)
     except Exception as error:  # whatever stops one run, the others are still worth having
         traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
         return Outcome(contender.label, config.seed, str(path), error=error, varied=contender.varied)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from adaptive.config import TierConfig
-from adaptive.contract.asked import BrokenError, HungError, Subject
+from adaptive.contract.asked import BrokenError, DoubtError, HungError, Subject
 from adaptive.contract.checks import CHECKS
 from adaptive.contract.rules import rule_checks
 from adaptive.errors import AdaptiveError
@@ -22,12 +22,17 @@ TIMEOUT_S = TierConfig().policy_timeout_s  # a run's
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check: its name, whether the policy passed, and why not (empty when passed)."""
+    """One check: its name, whether the policy passed, and why not (empty when passed, unless there is a doubt)."""
 
     check: str
     passed: bool
     reason: str = ""
     was_run: bool = True
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Passed, but hardly what the author means."""
+        return self.passed and bool(self.reason)
 
 
 def check_policy(
@@ -86,6 +91,8 @@ def _run(name: str, check: Callable[[Subject], None], make: Callable[[], Subject
     try:
         with make() as subject:
             check(subject)
+    except DoubtError as doubt:
+        return CheckResult(name, True, str(doubt)), False
     except Exception as error:
         return CheckResult(name, False, _reason(error)), isinstance(error, HungError)
     return CheckResult(name, True), False

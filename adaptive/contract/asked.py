@@ -4,9 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adaptive.batch import Batch
+from adaptive.contract.made_up import FollowedView
 from adaptive.planning.policy_thread import Overdue, PolicyThread, overdue_text
-from adaptive.policy import Policy, RowStats, TierView
+from adaptive.policy import Policy, RowStats, TierView, order_of
 from adaptive.policy_loading import make_policy
 
 Answer = TypeVar("Answer")
@@ -14,6 +18,10 @@ Answer = TypeVar("Answer")
 
 class BrokenError(Exception):
     """A check that found the contract broken; the message says how."""
+
+
+class DoubtError(Exception):
+    """Nothing is broken, but it can hardly be what its author means; the message says why."""
 
 
 class HungError(BrokenError):
@@ -77,11 +85,37 @@ class Asked:
     def drops_inputs(self) -> bool:
         return self._policy.drops_inputs
 
+    @property
+    def order(self) -> tuple[str, ...]:
+        return order_of(self._policy)
+
+    @property
+    def window(self) -> int:
+        return self._policy.window
+
     def score(self, rows: RowStats) -> Any:
         return self._subject.ask("score", lambda: self._policy.score(rows), rows.step)
 
     def saturated(self, rows: RowStats) -> Any:
         return self._subject.ask("saturated", lambda: self._policy.saturated(rows), rows.step)
+
+    def follow(self, number: int, rows: NDArray[np.int64], view: FollowedView) -> None:
+        """A batch as a policy that follows accesses is told of it: the rows that are not there come, and of those that
+        are not needed half as many leave. `view` has them then."""
+        coming = rows[~view.there[rows]]
+        leaving = np.setdiff1d(np.flatnonzero(view.there), rows)[: len(coming) // 2]
+        for array in (rows, coming, leaving):
+            array.flags.writeable = False
+        policy = self._policy
+        told: dict[str, Callable[[], object]] = {
+            "looked_up": lambda: policy.looked_up(number, rows, view),
+            "left": lambda: policy.left(number, leaving),
+            "came": lambda: policy.came(number, coming),
+        }
+        for method, tell in told.items():
+            if (answer := self._subject.ask(method, tell, number)) is not None:
+                raise BrokenError(f"{method} must return nothing, found {type(answer).__name__}")
+        view.there[leaving], view.there[coming] = False, True
 
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         self._subject.ask("calibrate", lambda: self._policy.calibrate(sample, view))

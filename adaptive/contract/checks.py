@@ -10,9 +10,19 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.contract.asked import Asked, BrokenError, Subject
-from adaptive.contract.made_up import TABLE_ROWS, MadeUpView, a_sample, made_up_batches, made_up_stats, samples_of
+from adaptive.contract.asked import Asked, BrokenError, DoubtError, Subject
+from adaptive.contract.made_up import (
+    TABLE_ROWS,
+    FollowedView,
+    MadeUpView,
+    NotedStats,
+    a_sample,
+    made_up_batches,
+    made_up_stats,
+    samples_of,
+)
 from adaptive.errors import PolicyError
+from adaptive.kernels.planning.selection import ORDERS
 from adaptive.policy import Policy, RowStats
 from adaptive.policy_loading import policy_parameters
 
@@ -58,6 +68,20 @@ def _check_scores(scores: object, size: int) -> None:
     _require(not len(bad), f"score is NaN for {len(bad)} of {size} rows, first at position {bad[:1]}")
 
 
+def _ordered(subject: Subject) -> None:
+    policy = _calibrated(subject)
+    columns = policy.order
+    if not columns:
+        return
+    _require(columns in ORDERS, f"order is {columns}; it must be () or one of {', '.join(map(str, ORDERS))}")
+    for size in _SIZES:
+        stats = made_up_stats(size)
+        scores = np.asarray(policy.score(stats))
+        by_score = np.argsort(scores, kind="stable")
+        by_order = np.lexsort([getattr(stats, name) for name in reversed(columns)])
+        _require(np.array_equal(by_score, by_order), f"score does not order {size} rows by {' and '.join(columns)}")
+
+
 def _saturated(subject: Subject) -> None:
     policy = _calibrated(subject)
     for size in _SIZES:
@@ -65,6 +89,16 @@ def _saturated(subject: Subject) -> None:
         if not isinstance(found, np.ndarray) or found.dtype != np.bool_ or found.shape != (size,):
             described = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
             raise BrokenError(f"saturated of {size} rows must be a bool array of shape ({size},), found {described}")
+
+
+def _has_window(subject: Subject) -> None:
+    policy, rows = _calibrated(subject), NotedStats(made_up_stats(100))
+    policy.score(rows)
+    if "next_access" in rows.read and not policy.window:
+        raise DoubtError(
+            "score reads next_access, which is NEVER for every row, as no batch is read ahead for it: set window = 16, "
+            "or as many batches as it is to see"
+        )
 
 
 def _deterministic(subject: Subject) -> None:
@@ -91,9 +125,20 @@ def _restores(subject: Subject) -> None:
 
 
 def _answers(policy: Asked) -> list[bytes]:
-    """Scores and verdicts over a few batches, comparable."""
-    questions = [made_up_stats(200, step=step) for step in (0, 700, 10_000)]
-    return [np.asarray(answer(rows)).tobytes() for rows in questions for answer in (policy.score, policy.saturated)]
+    """Scores and verdicts over a few batches that it is told of, comparable."""
+    answers, view = [], FollowedView()
+    for step in (0, 700, 10_000):
+        policy.follow(step, np.arange(step % 7, 900, 7), view)
+        questions = made_up_stats(200, step=step)
+        answers += [np.asarray(answer(questions)).tobytes() for answer in (policy.score, policy.saturated)]
+    return answers
+
+
+def _follows(subject: Subject) -> None:
+    policy, view = _calibrated(subject), FollowedView()
+    for number, size in enumerate((1, 2, 0, 1000)):  # a batch may look nothing up
+        policy.follow(number, np.sort(made_up_stats(size).rows), view)
+        _check_scores(policy.score(made_up_stats(1000, step=number)), 1000)
 
 
 def _arranges(subject: Subject) -> None:
@@ -202,10 +247,13 @@ def _require(condition: bool, message: str) -> None:
 CHECKS: Final[Mapping[str, Callable[[Subject], None]]] = {
     "parameters are named, annotated, with defaults and checked": _parameters,
     "score gives one number per row, inputs untouched": _score,
+    "order says the same as score": _ordered,
+    "who reads next_access has a window": _has_window,
     "saturated gives one bool per row, inputs untouched": _saturated,
     "same questions, same answers": _deterministic,
     "calibrating again changes nothing": _calibrates,
     "state_dict restores it": _restores,
+    "looked_up, left and came return nothing, rows untouched": _follows,
     "arrange keeps every sample": _arranges,
     "arrange is lazy": _arranges_lazily,
     "trained tables equal those of a single tier": _trains,

@@ -1,8 +1,9 @@
 """What the checks of a policy are made with: rows, batches and tiers that need no training."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import count
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,21 @@ def made_up_stats(size: int, step: int = 700) -> RowStats:
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
     return stats
+
+
+class NotedStats(RowStats):
+    """Candidates that note which of their columns are read."""
+
+    def __init__(self, stats: RowStats) -> None:
+        super().__init__(**{name: getattr(stats, name) for name in (item.name for item in fields(stats))})
+        object.__setattr__(self, "read", set())
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "read" and "read" in object.__getattribute__(self, "__dict__"):
+            self.read.add(name)
+        return object.__getattribute__(self, name)
+
+    read: set[str]
 
 
 def a_sample() -> list[Batch]:
@@ -96,3 +112,13 @@ class MadeUpView:
 
     def saturated(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.equal(rows % 10, 0)
+
+
+@dataclass(frozen=True)
+class FollowedView(MadeUpView):
+    """Tiers that have what a policy was told to have come and not to have left."""
+
+    there: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(int(STARTS[-1]), np.bool_))
+
+    def resident(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return self.there[rows]

@@ -24,6 +24,7 @@ class DataShape:
     tables: tuple[str, ...]
     steps: int = 1
     dense_names: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 class Dataset(ABC):
@@ -42,6 +43,10 @@ class Dataset(ABC):
     steps: int = 1
     """Steps of a sample that is a sequence, the last one the candidate that its label is of. Features and dense inputs
     are then those of all steps: a table's features in the order of steps; dense inputs step by step."""
+
+    labels: tuple[str, ...] = ()
+    """Names of the labels where samples have several: the first is `Batch.labels`, the others are `Batch.extras` under
+    their names, float32 of 0 and 1."""
 
     epochs_differ: bool = False
     """Whether an epoch has other samples than the one before, apart from their order."""

@@ -34,6 +34,14 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         from adaptive.data.arrow.parquet import open_parquet
 
         return open_parquet(paths, options, run_dir=run_dir)
+    if kind == "dlrm" and paths:
+        from adaptive.data.arrays.open import open_processed as open_dlrm
+
+        return open_dlrm(paths, options, run_dir=run_dir)
+    if kind == "mlperf" and paths:
+        from adaptive.data.arrays.open import open_mlperf
+
+        return open_mlperf(paths, options, run_dir=run_dir)
     if kind == "prepared" and paths:
         from adaptive.data.prepared.read import open_prepared
 
@@ -52,6 +60,7 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         return open_processed(paths, options)
     raise ConfigError(
         f"data {spec!r}: give 'synthetic', 'criteo:PATH[,PATH...]', with a schema 'csv:PATH[,PATH...]' or "
-        "'parquet:PATH[,PATH...]'; 'prepared:DIR'; of sequences 'sequences', 'taobao:PATH[,PATH...]' or "
+        "'parquet:PATH[,PATH...]'; 'dlrm:PATH[,PATH...]', 'mlperf:PATH[,PATH...]'; "
+        "'prepared:DIR'; of sequences 'sequences', 'taobao:PATH[,PATH...]' or "
         "'tbsm:PATH[,PATH...]'"
     )

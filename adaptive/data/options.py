@@ -36,12 +36,28 @@ class DataOptions(Config):
         description="files described by a schema may lack its label column: for reading only, as by predict",
     )
     vocabulary: bool = Field(default=False, description="give frequent categories rows of their own; do not hash")
-    min_count: int = Field(default=1, ge=1, description="times a category must come to get a row of its own")
+    min_count: int = Field(default=1, ge=1, le=2**48, description="times a category must come to get a row of its own")
     vocabulary_path: Path | None = Field(
         default=None, description="folder of the fitted vocabulary; default: vocabulary/ in the run directory"
     )
+    vocabulary_from: Path | None = Field(
+        default=None,
+        description="folder of a fitted vocabulary that grows: its ids keep their rows, new ones come behind them",
+    )
     out_of_range: Literal["error", "oov"] = Field(
         default="error", description="ids that are no rows: stop, or count them and use a row of their own"
+    )
+    counts_path: Path | None = Field(
+        default=None, description=".npz whose array counts has the rows of each table: ids are rows (mlperf:PATH)"
+    )
+    id_range: int | None = Field(
+        default=None, ge=1, description="of ids that are rows, what is left of the division by it; dlrm's max_ind_range"
+    )
+    drop_negatives: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the training samples with label 0 that is left out; dlrm's sub_sample_rate",
     )
     history: int = Field(
         default=20, ge=1, le=1000, description="steps before the candidate of a sequence (sequences, taobao:PATH)"
@@ -55,8 +71,8 @@ class DataOptions(Config):
     seed: int = Field(default=0, ge=0, lt=2**63, description="of the shuffle and of negative samples")
     max_bad_fraction: float = Field(default=1e-4, ge=0, le=1, description="share of the lines that may be bad")
     max_bad_label_fraction: float = Field(default=0.0, ge=0, le=1, description="share of lines with a bad label")
-    max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**30, description="longer lines are bad")
-    chunk_bytes: int = Field(default=1 << 18, ge=1, le=2**30, description="bytes read from a file at once")
+    max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**28, description="longer lines are bad")
+    chunk_bytes: int = Field(default=1 << 18, ge=1, le=2**28, description="bytes read from a file at once")
 
     @model_validator(mode="after")
     def _one_split(self) -> Self:

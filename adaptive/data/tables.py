@@ -16,7 +16,9 @@ def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
 
 def shape_of(dataset: Dataset) -> DataShape:
     """What a model must know of a data set."""
-    return DataShape(dataset.features, dataset.num_dense, tables_of(dataset), dataset.steps, dataset.dense_names)
+    return DataShape(
+        dataset.features, dataset.num_dense, tables_of(dataset), dataset.steps, dataset.dense_names, dataset.labels
+    )
 
 
 def by_table(dataset: Dataset) -> Dataset:
@@ -33,7 +35,7 @@ class _Reordered(Dataset):
     def __init__(self, dataset: Dataset, order: NDArray[np.int64]) -> None:
         self.features = tuple(dataset.features[position] for position in order)
         self.tables = tuple(tables_of(dataset)[position] for position in order)
-        self.num_dense, self.dense_names = dataset.num_dense, dataset.dense_names
+        self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
         self._dataset, self._order = dataset, order
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:

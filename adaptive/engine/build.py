@@ -7,15 +7,17 @@ from pathlib import Path
 import torch
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.engine.exchange.exchange import Exchange
 from adaptive.engine.pipeline import Lane, Pipeline
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer
-from adaptive.planning.layout import Group, make_groups
+from adaptive.planning.layout import Group, make_groups, own_share
 from adaptive.planning.lookups import DistinctFinder
 from adaptive.planning.planner import Planner
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
-from adaptive.policy import Policy
+from adaptive.policy import Policy, arranges
+from adaptive.ranks import Ranks
 from adaptive.tiers.cpu_device import CpuDevice
 from adaptive.tiers.device import DeviceTier
 from adaptive.tiers.gpu.build import build_devices, free_bytes
@@ -42,6 +44,7 @@ def build_engine(
     optimizer: RowOptimizer,
     skip: SkipConfig | None,
     seed: int,
+    ranks: Ranks | None = None,
 ) -> Engine:
     """Make tiers, with all rows at their initial values, and what plans and moves. `watch_rows` begins to watch rows.
 
@@ -51,6 +54,9 @@ def build_engine(
     """
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     groups = make_groups(tables, seed)
+    if ranks is not None:
+        refuse_with_ranks(policy, tier, ranks)
+        groups = own_share(groups, ranks.rank, ranks.size)
     mover = Mover(streams_of(choose_device(tier.device)))
     policy_caller.begin(type(optimizer).__name__.lower())
     defers = policy_caller.defers
@@ -61,10 +67,31 @@ def build_engine(
         room = max(0, room - kept)
     sizes = choose_slots(groups, tier, optimizer, policy, room)
     lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, policy_caller, mover)
-    pipeline = Pipeline(lanes, policy_caller, tier, skip, mover, optimizer)
+    exchange = None if ranks is None else Exchange(ranks, groups)
+    pipeline = Pipeline(lanes, policy_caller, tier, skip, mover, optimizer, exchange)
     pipeline.use_rate(optimizer.lr)
     drops_updates = skip is not None and policy_caller.leaves_out
     return Engine(pipeline, sizes, skip, drops_updates, skip is not None and defers)
+
+
+def refuse_with_ranks(policy: Policy, tier: TierConfig, ranks: Ranks) -> None:
+    """Refuse what ranks cannot do together.
+
+    Raises:
+        ConfigError: for a policy that arranges batches, which would arrange each rank's part by itself; for several
+            ranks with device tiers in GPU memory, where initial values follow from numbers within a rank's share.
+    """
+    if ranks.size > 1 and (choose_device(tier.device).type != "cpu" or tier.device == "cpu-torch"):
+        raise ConfigError(
+            f"tier.device={tier.device}: {ranks.size} ranks work with device tiers in main memory only so far; set "
+            "tier.device=cpu on every rank"
+        )
+    if ranks.blocks > 1 and arranges(policy):
+        raise ConfigError(
+            f"policy {type(policy).__name__} arranges or drops inputs, which {ranks.size} rank(s) with {ranks.blocks} "
+            "block(s) cannot do together yet; train it on one process, or choose a policy that leaves batches as they "
+            "come"
+        )
 
 
 def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
@@ -113,7 +140,7 @@ def _build_lanes(
             host,
             device,
             Planner(host.group, device.num_slots, tier, policy_caller, row_bytes(host.group, optimizer)),
-            DistinctFinder(host.group),
+            DistinctFinder(host.group.whole),
         )
         for host, device in zip(hosts, devices, strict=True)
     ]

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from adaptive.config import TableConfig
+from adaptive.engine.exchange.gathering import own_rows
 from adaptive.engine.pipeline import Lane, Pipeline
 from adaptive.errors import ConfigError
 from adaptive.kernels.rows.cpu.steps import FIRST
@@ -37,7 +38,8 @@ def fill_table(
         pipeline.finish_copies()
         for start in range(0, len(vectors), AT_ONCE):
             part = np.array(vectors[start : start + AT_ONCE], np.float32)
-            rows = group.table_starts[table] + np.arange(start, start + len(part))
+            rows = group.whole.table_starts[table] + np.arange(start, start + len(part))
+            rows, part = own_rows(group, rows, part)
             pipeline.put(lane, rows, part, np.full((len(part), lane.host.state.shape[1]), first_state, np.float32))
         lane.device.forget_watched()
         pipeline.finish_copies()

@@ -78,7 +78,7 @@ def _carried_out(
     `start_early` is given a batch whose first part may be trained while rows for the others are on their way; such a
     batch is not yielded.
     """
-    for coming in _windowed(pipeline, _read(pipeline, batches)):
+    for coming in _windowed(pipeline, _looked_up(pipeline, batches)):
         number = pipeline.next_number
         wait_until_trained(number - depth - 1)
         pipeline.learn()
@@ -121,7 +121,21 @@ def _read(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Batch]:
         yield pipeline.check(batch)
 
 
-def _windowed(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Coming]:
+LookedUp = tuple[Batch, Callable[[], list[Lookups]]]
+
+
+def _looked_up(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[LookedUp]:
+    """Each batch with its look-ups to be waited for; with other ranks, what all of them look up here."""
+    if pipeline.exchange is not None:
+        yield from pipeline.exchange.coming(batches, pipeline.check)
+        return
+    for batch in _read(pipeline, batches):
+        with pipeline.stopwatch.stage("plan"):
+            later = pipeline.lookups_ahead.start(batch)
+        yield batch, later
+
+
+def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Coming]:
     """Each batch with its look-ups per group, and the distinct rows of the window's batches after it, nearest first.
 
     With helper threads, batches are read further ahead than the window. Not if the policy arranges batches: what it
@@ -130,7 +144,7 @@ def _windowed(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Coming]:
     policy = pipeline.policy_caller.policy
     window = policy.window
     spare = 0 if arranges(policy) else pipeline.lookups_ahead.num_ahead
-    ahead: deque[tuple[Batch, Callable[[], list[Lookups]]]] = deque()
+    ahead: deque[LookedUp] = deque()
 
     def first() -> Coming:
         with pipeline.stopwatch.stage("plan"):
@@ -139,9 +153,8 @@ def _windowed(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Coming]:
             windows = [[later[i].distinct for later in following] for i in range(len(pipeline.lanes))]
             return batch, all_lookups(), windows
 
-    for batch in batches:
-        with pipeline.stopwatch.stage("plan"):
-            ahead.append((batch, pipeline.lookups_ahead.start(batch)))
+    for looked_up in batches:
+        ahead.append(looked_up)
         if len(ahead) > window + spare:
             yield first()
     while ahead:

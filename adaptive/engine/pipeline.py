@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, in_order
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.counters import Stopwatch
+from adaptive.engine.exchange.exchange import Exchange
 from adaptive.engine.late import LateRows, updated_on_device
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning.books import INITIAL, ON_HOST
 from adaptive.optim import RowOptimizer
+from adaptive.planning.following import Follower
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, DistinctFinder, Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.planning.parts import GroupPart, describe_parts
@@ -85,8 +87,10 @@ class Pipeline:
         skip: SkipConfig | None,
         mover: Mover,
         optimizer: RowOptimizer,
+        exchange: Exchange | None = None,
     ) -> None:
         self.lanes = tuple(lanes)
+        self.exchange = exchange  # with other ranks
         self.policy_caller = policy_caller
         self.mover = mover
         self.groups = tuple(lane.group for lane in self.lanes)
@@ -107,6 +111,7 @@ class Pipeline:
         self.rate = optimizer.lr  # of the latest step
         self.running = False  # whether a look-ahead is
         self._planned: list[ReadyBatch] = []  # the latest ones, with all that are in flight
+        self.follower = Follower([lane.planner for lane in self.lanes], policy_caller)
         self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
         self._learnt = 0  # feedback of all batches before this one has been taken in
         self.lost = [np.zeros(len(group.tables), np.int64) for group in self.groups]
@@ -139,6 +144,8 @@ class Pipeline:
         self._depth = depth
         self.trained = self.next_number - 1
         self.mover.begin(self.trained)
+        if self.exchange is not None:
+            self.exchange.begin(self.next_number, depth)
 
     def end(self) -> None:
         """A look-ahead is over, its thread joined: no batch is in flight."""
@@ -198,7 +205,7 @@ class Pipeline:
         batch, all_lookups, windows = coming
         with self.stopwatch.stage("plan"):
             number = self.next_number
-            arrivals = self._prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
+            arrivals = self.follower.prepare([lookups.distinct for lookups in all_lookups], number, depth, windows)
             plans = [
                 lane.planner.commit(lookups, arrival)
                 for lane, lookups, arrival in zip(self.lanes, all_lookups, arrivals, strict=True)
@@ -233,19 +240,6 @@ class Pipeline:
         with self.stopwatch.stage("wait"):
             ready.arrived.result()
         return True
-
-    def _prepare(
-        self, distinct: list[Distinct], number: int, depth: int, windows: list[list[Distinct]]
-    ) -> list[Arrival]:
-        try:
-            return [
-                lane.planner.prepare(mine, number, depth, window)
-                for lane, mine, window in zip(self.lanes, distinct, windows, strict=True)
-            ]
-        except BaseException:
-            for lane in self.lanes:
-                lane.planner.let_go()
-            raise
 
     def _parts(
         self, batch: Batch, plans: Sequence[GroupPlan], arrivals: Sequence[Arrival]

@@ -17,7 +17,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.engine.exchange.gathering import Gatherer, own_rows
 from adaptive.engine.pipeline import Lane, Pipeline
+from adaptive.engine.saving_shared import gatherer_of, own_watched, save_shared_lane, save_shared_watched
 from adaptive.engine.saving_watched import WATCHED, check_watched, load_watched, save_watched, watched_part
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.kernels.planning.books import ON_HOST
@@ -36,6 +38,9 @@ def save_rows(pipeline: Pipeline) -> Arrays:
 
     While one is running, watched rows are left out: their books are ahead of training.
     """
+    if (gatherer := gatherer_of(pipeline, everywhere=True)) is not None:
+        found = _save_shared(pipeline, gatherer)
+        return {name: _in_memory(value) for name, value in found.items()}
 
     def read(lane: Lane, changed: Int64s) -> Part:
         weights, state = pipeline.values(lane, changed)
@@ -47,7 +52,10 @@ def save_rows(pipeline: Pipeline) -> Arrays:
 
 def save_blocks(pipeline: Pipeline) -> dict[str, NDArray[Any] | Blocks]:
     """`save_rows` with values and state as `Blocks`, which are read when they are written, once each: train nothing in
-    between. Of rows 8 MiB are in memory at once."""
+    between. Of rows 8 MiB are in memory at once. With other ranks, all of them read them together, and rank 0 gets
+    them."""
+    if (gatherer := gatherer_of(pipeline, everywhere=False)) is not None:
+        return _save_shared(pipeline, gatherer)
 
     def read(lane: Lane, changed: Int64s) -> Part:
         widths = {"weights": lane.host.weights.shape[1], "state": lane.host.state.shape[1]}
@@ -58,6 +66,31 @@ def save_blocks(pipeline: Pipeline) -> dict[str, NDArray[Any] | Blocks]:
 
     with pipeline.lock:
         return _save_lanes(pipeline, read)
+
+
+def _save_shared(pipeline: Pipeline, gatherer: Gatherer) -> dict[str, NDArray[Any] | Blocks]:
+    """Of the rows of all ranks. Nobody holds the lock."""
+    arrays: dict[str, NDArray[Any] | Blocks] = {**_progress(pipeline)}
+    for number, lane in enumerate(pipeline.lanes):
+        prefix = f"rows{number}."
+        arrays |= save_shared_lane(pipeline, lane, prefix, RECORDS, _block_rows(lane), gatherer)
+        if not pipeline.running:
+            arrays |= save_shared_watched(pipeline, lane, prefix, gatherer)
+    return arrays
+
+
+def _in_memory(value: NDArray[Any] | Blocks) -> NDArray[Any]:
+    if not isinstance(value, Blocks):
+        return value
+    return np.concatenate([np.zeros((0, *value.shape[1:]), value.dtype), *value.make()])
+
+
+def _progress(pipeline: Pipeline) -> Arrays:
+    """How far training is."""
+    return {
+        "next_batch": np.array([pipeline.trained + 1], np.int64),
+        "rate": np.array([pipeline.rate], np.float64),
+    }
 
 
 def _blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterator[Floats]:
@@ -77,10 +110,7 @@ def _block_rows(lane: Lane) -> int:
 
 def _save_lanes(pipeline: Pipeline, read: Callable[[Lane, Int64s], Part]) -> Part:
     """The caller holds the lock."""
-    arrays: Part = {
-        "next_batch": np.array([pipeline.trained + 1], np.int64),
-        "rate": np.array([pipeline.rate], np.float64),
-    }
+    arrays: Part = {**_progress(pipeline)}
     for number, lane in enumerate(pipeline.lanes):
         arrays.update(_save_lane(lane, f"rows{number}.", read))
         if not pipeline.running:
@@ -104,18 +134,30 @@ def _save_lane(lane: Lane, prefix: str, read: Callable[[Lane, Int64s], Part]) ->
     }
 
 
-def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile], *, grow: bool = False) -> None:
-    """Restore what `save_rows` or `save_blocks` gave; see `TieredEmbeddingBag.load_state_arrays`."""
+def load_rows(
+    pipeline: Pipeline,
+    arrays: Mapping[str, NDArray[Any] | ArrayFile],
+    *,
+    grow: bool = False,
+    last: Mapping[str, int] | None = None,
+) -> None:
+    """Restore what `save_rows` or `save_blocks` gave; see `TieredEmbeddingBag.load_state_arrays`.
+
+    last: table -> how many of its last rows stay the last ones of a table that has grown.
+    """
     if grow:
-        arrays = _grown(pipeline, arrays)
+        arrays = _grown(pipeline, arrays, last or {})
     if pipeline.running:
         raise ConfigError("rows cannot be loaded while a look-ahead is running; exhaust or close its iterator first")
     parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
     watched = [watched_part(lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
-    for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
+    for lane, part in zip(pipeline.lanes, parts, strict=True):
         _check(lane, part)
+    watched = [own_watched(lane.group, part) for lane, part in zip(pipeline.lanes, watched, strict=True)]
+    for lane, kept in zip(pipeline.lanes, watched, strict=True):
         check_watched(lane, kept)
     with pipeline.lock:
+        pipeline.follower.restart()
         for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
             _load_lane(lane, part)
             load_watched(lane, kept)
@@ -124,21 +166,25 @@ def load_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile]
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
 
 
-def _grown(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile]) -> dict[str, NDArray[Any] | ArrayFile]:
-    """The arrays of smaller tables as those of these: rows keep their ids."""
+def _grown(
+    pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile], last: Mapping[str, int]
+) -> dict[str, NDArray[Any] | ArrayFile]:
+    """The arrays of smaller tables as those of these: rows keep their ids, but for those that `last` says."""
     found = dict(arrays)
     for number, lane in enumerate(pipeline.lanes):
-        prefix, new = f"rows{number}.", lane.group.table_starts
+        prefix, new = f"rows{number}.", lane.group.whole.table_starts
         if prefix + "table_starts" not in found:
             continue
         old = whole(found[prefix + "table_starts"])
         if old.shape != new.shape or (np.diff(old) > np.diff(new)).any():
             continue  # what is wrong is told where arrays are checked
-        moved = new[:-1] - old[:-1]
+        moved, more = new[:-1] - old[:-1], np.diff(new) - np.diff(old)
+        tail = old[1:] - np.array([last.get(table.name, 0) for table in lane.group.tables])
         for name in (prefix + "changed", prefix + "seen", prefix + WATCHED + "row"):
             if name in found:
                 rows = whole(found[name])
-                found[name] = rows + moved[np.searchsorted(old, rows, side="right") - 1]
+                tables = np.searchsorted(old, rows, side="right") - 1
+                found[name] = rows + moved[tables] + np.where(rows >= tail[tables], more[tables], 0)
         found[prefix + "table_starts"] = new
     return found
 
@@ -158,7 +204,7 @@ def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Array
 
 def _overwrite_lane(pipeline: Pipeline, lane: Lane, part: Part) -> None:
     for rows, weights, state in _saved_blocks(lane, part):
-        pipeline.put(lane, rows, weights, state)
+        pipeline.put(lane, *own_rows(lane.group, rows, weights, state))
     lane.device.forget_watched()  # what waits is in the new values; snapshots are of the old ones
 
 
@@ -188,7 +234,7 @@ def _saved_blocks(lane: Lane, part: Part) -> Iterator[tuple[Int64s, Floats, Floa
 
 
 def _check(lane: Lane, part: Part) -> None:
-    group = lane.group
+    group = lane.group.whole
     if not np.array_equal(part["table_starts"], group.table_starts):
         sizes = np.diff(part["table_starts"]).tolist()
         raise CheckpointError(
@@ -218,10 +264,12 @@ def _load_lane(lane: Lane, part: Part) -> None:
     lane.device.forget_watched()
     _forget_records(planner.tracker.records)
     for rows, weights, state in _saved_blocks(lane, part):
+        rows, weights, state = own_rows(lane.group, rows, weights, state)
         lane.host.write(rows, weights, state)
-    planner.tracker.codes[part["changed"]] = ON_HOST
-    for name in RECORDS:
-        planner.tracker.records[name][part["seen"]] = part[name]
+        planner.tracker.codes[rows] = ON_HOST
+    seen, *records = own_rows(lane.group, part["seen"], *(part[name] for name in RECORDS))
+    for name, values in zip(RECORDS, records, strict=True):
+        planner.tracker.records[name][seen] = values
 
 
 def _forget_records(records: NDArray[Any]) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 from adaptive.engine.pipeline import Coming, Lane, Pipeline
 from adaptive.engine.shrinking import oldest, refit
 from adaptive.errors import DeviceMemoryError
-from adaptive.planning.lookups import Distinct
 from adaptive.planning.plan import Int64s, no_rows
+from adaptive.planning.planner import largest_table
 from adaptive.planning.sizing import Need, shared_by_need
 from adaptive.system import running_out
 
@@ -60,7 +60,7 @@ def too_few(pipeline: Pipeline, coming: Coming, depth: int) -> DeviceMemoryError
     if len(now) == 1 or _fits(needed, now):
         return None
     parts = [
-        f"{need:,} of width {lane.group.embedding_dim} (most for table {_largest(lane, lookups.distinct)})"
+        f"{need:,} of width {lane.group.embedding_dim} (most for table {largest_table(lane.group, lookups.distinct)})"
         for lane, lookups, need in zip(pipeline.lanes, coming[1], needed, strict=True)
     ]
     rows = [group.num_rows for group in pipeline.groups]
@@ -100,13 +100,6 @@ def _victims(lane: Lane, num_slots: int) -> Int64s:
     """Slots whose rows leave, so that the others fit: those used longest ago. All are idle."""
     taken = np.flatnonzero(lane.planner.slots.rows >= 0)
     return oldest(lane, taken, len(taken) - num_slots) if len(taken) > num_slots else no_rows()
-
-
-def _largest(lane: Lane, distinct: Distinct) -> str:
-    """The table of which a batch asks for most rows, and how many."""
-    counts = np.diff(distinct.table_ends, prepend=0)
-    most = int(counts.argmax())
-    return f"{lane.group.tables[most].name}, {counts[most]:,} a batch"
 
 
 def _fits(needed: Sequence[int], there: Sequence[int]) -> bool:

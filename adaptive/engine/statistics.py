@@ -1,7 +1,8 @@
 """`Statistics`: what the tiers did since they were last asked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from adaptive.counters import Counter
 from adaptive.engine.pipeline import Pipeline
 from adaptive.planning.plan import GroupPlan
+from adaptive.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,23 @@ class Statistics:
     update_norm_sum: float
     batches_in_parts: int = 0  # of the batches
     batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
+
+
+SUMMED = ("counts", "resident_rows", "watched_rows", "judged_rows", "saturated_rows", "update_norm_counts")
+
+
+def summed(ranks: Ranks, found: Statistics) -> Statistics:
+    """Over all ranks. Times are this rank's."""
+    numbers = np.concatenate([getattr(found, name).reshape(-1) for name in SUMMED] + [[found.device_rows]])
+    total = np.sum(ranks.gather_arrays(numbers.astype(np.int64)), axis=0)
+    norms = ranks.gather_arrays(np.array([found.update_norm_sum]))
+    sizes = [getattr(found, name).size for name in SUMMED]
+    pieces = np.split(total, np.cumsum(sizes))
+    shaped: dict[str, Any] = {
+        name: piece.reshape(getattr(found, name).shape) for name, piece in zip(SUMMED, pieces, strict=False)
+    }
+    norm_sum = sum(float(one[0]) for one in norms)
+    return replace(found, **shaped, device_rows=int(pieces[-1][0]), update_norm_sum=norm_sum)
 
 
 class StatisticsInterval:

@@ -4,49 +4,36 @@ Its rows lie on the host, whatever the run's tiers are: placement does not chang
 memory. Gradients that wait in the run are applied to the fork's rows.
 """
 
-import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from adaptive.batch import Batch
-from adaptive.build import Components, dense_optimizer
-from adaptive.config import TierConfig, TrainConfig
-from adaptive.embedding import TieredEmbeddingBag
 from adaptive.evaluation import evaluating
 from adaptive.guard.account import SkipCounts
 from adaptive.guard.judge import Evidence, compare
 from adaptive.guard.stream import NumberedBatches
-from adaptive.optim import row_optimizer
+from adaptive.guard.trained import Trained, concatenated
 from adaptive.policy import Policy, RowStats
-from adaptive.telemetry.recorder import Recorder
-from adaptive.trainer import Trainer
 
 
 class Fork:
     """A copy of a run that skips nothing. Made between two steps of the run, and trained in the same thread.
 
     Attributes:
-        components: what is trained.
+        trained: what is trained.
         num_bytes: memory of its rows, their state and the dense weights.
     """
 
-    def __init__(self, run: Components, config: TrainConfig) -> None:
+    def __init__(self, run: Trained, start: int) -> None:
+        """`start`: the step that comes next, from which dropout follows."""
         arrays = run.embeddings.state_arrays()
-        tier = TierConfig(device=config.tier.device, device_rows="0", exact=config.tier.exact, policy_timeout_s=0)
-        optimizer = row_optimizer(config.optimizer)
-        embeddings = TieredEmbeddingBag(run.tables, tier, policy=_OnHost(), optimizer=optimizer, seed=config.seed)
-        embeddings.load_state_arrays(arrays)
-        model = copy.deepcopy(run.model)
-        self.components = Components(run.tables, embeddings, model, dense_optimizer(config.dense_optimizer, model))
-        self.components.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
-        self._trainer = Trainer(embeddings, model, self.components.optimizer, recorder=_Silent(embeddings))
-        dense = sum(weight.nbytes for weight in model.parameters())
-        self.num_bytes = dense + sum(array.nbytes for array in arrays.values())
+        self.trained = run.copied(_OnHost(), arrays)
+        self._step = start
+        self.num_bytes = self.trained.num_bytes + sum(array.nbytes for array in arrays.values())
 
     def train(self, batch: Batch) -> None:
         """One step, nothing left out.
@@ -55,26 +42,23 @@ class Fork:
             NonFiniteError: for a loss or gradient that is not finite.
         """
         with _own_random_numbers():
-            self._trainer.train([batch], depth=0)
+            self.trained.train(batch, self._step)
+        self._step += 1
 
-    def overwrite(self, run: Components) -> None:
+    def overwrite(self, run: Trained) -> None:
         """Give the run the fork's values; the fork can go on."""
-        run.embeddings.overwrite_rows(self.components.embeddings.state_arrays())
-        run.model.load_state_dict(self.components.model.state_dict())
-        run.optimizer.load_state_dict(copy.deepcopy(self.components.optimizer.state_dict()))
+        run.take_over(self.trained)
 
     def close(self) -> None:
-        self.components.embeddings.close()
+        self.trained.embeddings.close()
 
 
-def predict(components: Components, batches: Sequence[Batch]) -> NDArray[np.float32]:
-    """(n,) logits of the samples of all batches; nothing is moved, counted or trained."""
-    logits = [np.zeros(0, np.float32)]
-    with _own_random_numbers(), evaluating(components.model), torch.no_grad():
-        for batch in batches:
-            planned = components.embeddings.read(batch)
-            logits.append(components.model(planned.dense, components.embeddings.stack(planned)).float().cpu().numpy())
-    return np.concatenate(logits)
+def predict(trained: Trained, batches: Sequence[Batch]) -> NDArray[np.float32]:
+    """(n,) logits of all samples, of several labels the first one's; nothing is moved, counted or trained."""
+    with _own_random_numbers(), torch.no_grad(), ExitStack() as stack:
+        for module in trained.modules:
+            stack.enter_context(evaluating(module))
+        return concatenated([trained.logits(trained.embeddings.read(batch)) for batch in batches])
 
 
 def _own_random_numbers() -> AbstractContextManager[None]:
@@ -90,13 +74,6 @@ class _OnHost(Policy):
         return np.zeros(len(rows))
 
 
-class _Silent(Recorder):
-    """Counts steps and remembers nothing of them."""
-
-    def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
-        self.steps += 1
-
-
 class Pair:
     """A run and its fork, trained on the same batches and then compared. To be closed.
 
@@ -106,10 +83,10 @@ class Pair:
         trained, judged: batches that the fork has trained, and that both have predicted.
     """
 
-    def __init__(self, run: Components, config: TrainConfig, start: int, left_out: SkipCounts) -> None:
+    def __init__(self, run: Trained, start: int, left_out: SkipCounts) -> None:
         self.start, self.left_out = start, left_out
         self.trained = self.judged = 0
-        self._run, self._fork = run, Fork(run, config)
+        self._run, self._fork = run, Fork(run, start)
         self._place = start
 
     @property
@@ -137,7 +114,7 @@ class Pair:
         if not batches:
             return None
         labels = np.concatenate([batch.labels for batch in batches])
-        return compare(predict(self._run, batches), predict(self._fork.components, batches), labels)
+        return compare(predict(self._run, batches), predict(self._fork.trained, batches), labels)
 
     def undo(self, left_out: SkipCounts) -> None:
         """The run takes over the fork's values; both start again from there."""

@@ -16,7 +16,6 @@ from dataclasses import asdict
 from typing import Any
 
 from adaptive.batch import Batch
-from adaptive.build import Components
 from adaptive.config import GuardConfig, TrainConfig
 from adaptive.errors import ConfigError, NonFiniteError, PolicyError
 from adaptive.guard.account import Account, GuardState, shares
@@ -25,19 +24,20 @@ from adaptive.guard.judge import Allowance, Evidence, explain, look_out
 from adaptive.guard.log import NOTHING, CheckFindings, Log
 from adaptive.guard.schedule import Timing, Triggers
 from adaptive.guard.stream import NumberedBatches, Passes
-from adaptive.optim import row_optimizer
-from adaptive.telemetry.recorder import Recorder
+from adaptive.guard.trained import Told, Trained
 
 
 class Guard:
     """Checks what skipping costs one run, undoes what costs too much, and limits it. To be closed."""
 
     def __init__(
-        self, settings: GuardConfig, config: TrainConfig, run: Components, recorder: Recorder, total: int | None
+        self, settings: GuardConfig, config: TrainConfig, run: Trained, recorder: Told, total: int | None
     ) -> None:
         """
         Args:
-            settings: those of `config`.
+            settings: of the guard.
+            config: of the run; policy, depth, lag and size of batches are read.
+            recorder: told of every step before `after_step`.
             total: batches of the whole run, or None if not known.
 
         Raises:
@@ -46,7 +46,7 @@ class Guard:
         self._settings, self._config, self._run, self._recorder = settings, config, run, recorder
         self._policy = run.embeddings.policy
         self._timing = Timing.of(settings, config, self._policy, total)
-        self._allowed = Allowance(run.embeddings, row_optimizer(config.optimizer), self._timing, settings.budget)
+        self._allowed = Allowance(run.embeddings, run.embeddings.row_optimizer, self._timing, settings.budget)
         if self._allowed.drops and total is None:
             raise length_unknown(config.policy)
         self._passes, self._triggers, self._account = Passes(run.embeddings, recorder), Triggers(), Account()
@@ -154,7 +154,7 @@ class Guard:
             raise not_obeyed(self._config.policy, left_out.dropped, now.place)
         now.begun, self._trigger = True, trigger
         if not self._timing.too_late(now.place):
-            self._pair = Pair(self._run, self._config, now.place, left_out)
+            self._pair = Pair(self._run, now.place, left_out)
             self._account.begin(left_out)
             self._triggers.opened()
         elif now.passed is None or now.place < now.due:
@@ -250,7 +250,8 @@ def length_unknown(policy: str) -> ConfigError:
     """The error for a run of unknown length: what dropping costs grows with it."""
     return ConfigError(
         f"guard: policy {policy} drops updates or inputs, and what that costs depends on the length of the run, which "
-        f"nobody knows before the data are read: set steps; an upper bound will do"
+        f"nobody knows before the data are read: set steps (total of adaptive.Guard); an "
+        f"upper bound will do"
     )
 
 

@@ -7,9 +7,9 @@ from adaptive.guard.account import GuardState
 from adaptive.guard.fork import Pair
 from adaptive.guard.judge import Evidence, Outlook
 from adaptive.guard.schedule import Timing
+from adaptive.guard.trained import Told
 from adaptive.telemetry.jsonl import plain
 from adaptive.telemetry.record import GuardRecord
-from adaptive.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ NOTHING = CheckFindings()
 class Log:
     """The decisions of a guard so far, each recorded when it is made."""
 
-    def __init__(self, recorder: Recorder, budget: float, timing: Timing) -> None:
+    def __init__(self, recorder: Told, budget: float, timing: Timing) -> None:
         self._recorder, self._budget, self._timing = recorder, budget, timing
         self._decisions: list[GuardRecord] = []
 

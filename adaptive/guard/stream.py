@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.guard.account import SkipCounts, left_out
+from adaptive.guard.trained import Told
 from adaptive.policy import Policy, drops_inputs, inputs_of
-from adaptive.telemetry.recorder import Recorder
 
 
 class Inputs(NamedTuple):
@@ -163,7 +163,7 @@ def _inputs(policy: Policy) -> Inputs:
 class Passes:
     """The passes of a run over the data, one after the other; batches are numbered through all of them."""
 
-    def __init__(self, embeddings: TieredEmbeddingBag, recorder: Recorder) -> None:
+    def __init__(self, embeddings: TieredEmbeddingBag, recorder: Told) -> None:
         self.stream: NumberedBatches | None = None
         self._embeddings, self._recorder = embeddings, recorder
         self._earlier = Inputs(0, 0)  # of the passes that are over

@@ -12,9 +12,10 @@ import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
-from adaptive.config import Config
 from adaptive.errors import ConfigError
-from adaptive.models.feature_norm import Kind, feature_norm
+from adaptive.models.common import ModelConfig
+from adaptive.models.dropout import DroppedReLU
+from adaptive.models.feature_norm import feature_norm
 from adaptive.models.interaction import aligned, concatenation, dot_interaction, num_dots
 
 
@@ -29,7 +30,7 @@ def parse_mlp(text: str, *, num_inputs: int | None = None) -> tuple[int, ...]:
     """
     parts = text.strip().split("-")
     for position, part in enumerate(parts, start=1):
-        if not (part.isascii() and part.isdecimal() and int(part) > 0):
+        if not (part.isascii() and part.isdecimal() and len(part) < 20 and int(part) > 0):
             raise ConfigError(
                 f"layer sizes {text!r}: {part!r} at position {position} is not a positive whole number; "
                 f"write sizes joined by dashes, such as 512-256-16"
@@ -42,13 +43,18 @@ def _sizes(value: Any) -> Any:
     return parse_mlp(value) if isinstance(value, str) else value
 
 
-LayerSizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_sizes)]
+MOST_LAYERS, WIDEST, MOST_WEIGHTS = 64, 2**16, 2**31  # of an MLP: what nobody trains is a mistake
+
+LayerSizes = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=WIDEST)], ...],
+    Field(min_length=1, max_length=MOST_LAYERS),
+    BeforeValidator(_sizes),
+]
 
 
-class TowerConfig(Config):
+class TowerConfig(ModelConfig):
     """Shape of a DLRM whose top MLP may end in any number of outputs: a model of its own, or a part of another."""
 
-    embedding_dim: int = Field(default=16, ge=1, le=4096, description="values in an embedding vector")
     bottom_mlp: LayerSizes = Field(
         default=(64, 16),
         description="layer sizes of the bottom MLP without its input; the last is embedding_dim; default 64-<that>",
@@ -60,11 +66,6 @@ class TowerConfig(Config):
         default="dot", description="dot: pairwise dot products; cat: vectors side by side"
     )
     interaction_self: bool = Field(default=False, description="dot: also each vector's product with itself")
-    feature_norm: Kind = Field(
-        default="none",
-        description="normalisation of pooled vectors; batch: over the samples of a batch, running statistics in "
-        "evaluation; layer: over the width of each vector",
-    )
     bf16: bool = Field(default=False, description="compute the MLPs in bfloat16; weights and logits stay float32")
 
     @model_validator(mode="before")
@@ -81,6 +82,9 @@ class TowerConfig(Config):
             raise ValueError(
                 f"bottom_mlp must end with embedding_dim = {self.embedding_dim}, found {_text(self.bottom_mlp)}"
             )
+        for name, sizes in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
+            if sum(one * other for one, other in pairwise(sizes)) > MOST_WEIGHTS:
+                raise ValueError(f"{name} must have at most {MOST_WEIGHTS:,} weights, found {_text(sizes)}")
         if self.interaction == "cat" and self.interaction_self:
             raise ValueError("interaction_self needs interaction = dot, found cat")
         return self
@@ -120,10 +124,12 @@ class DLRM(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.bottom: nn.Sequential | None = None
         if num_dense:
-            self.bottom = nn.Sequential(*layers((num_dense, *config.bottom_mlp), generator), nn.ReLU(inplace=True))
+            sizes = (num_dense, *config.bottom_mlp)
+            self.bottom = nn.Sequential(*layers(sizes, generator, dropout=config.dropout), nn.ReLU(inplace=True))
         self.feature_norm = feature_norm(config.feature_norm, num_features=num_features, width=config.embedding_dim)
         width = self._top_inputs()
-        self.top = nn.Sequential(*layers((width, *config.top_mlp), generator, columns=aligned(width)))
+        sizes = (width, *config.top_mlp)
+        self.top = nn.Sequential(*layers(sizes, generator, columns=aligned(width), dropout=config.dropout))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Logits (B,) float32 of `dense` (B, num_dense) and `pooled` (B, F, D), both float32.
@@ -177,24 +183,39 @@ class DLRM(nn.Module):
             raise ValueError(f"DLRM needs dense {needed[0]} and pooled {needed[1]}, found {found[0]} and {found[1]}")
 
 
-def layers(sizes: Sequence[int], generator: torch.Generator, *, columns: int | None = None) -> list[nn.Module]:
-    """Linear layers with ReLU between them; `columns`: input columns of the first layer, with padding."""
+def layers(
+    sizes: Sequence[int], generator: torch.Generator, *, columns: int | None = None, dropout: float = 0.0
+) -> list[nn.Module]:
+    """Linear layers with ReLU between them.
+
+    Args:
+        columns: input columns of the first layer, with padding.
+        dropout: share of the values between two layers that a step sets to 0.
+    """
     found: list[nn.Module] = []
     for num_inputs, num_outputs in pairwise(sizes):
         if found:
-            found.append(nn.ReLU(inplace=True))
-        found.append(_linear(num_inputs, num_outputs, generator, columns=None if found else columns))
+            found.append(activation(dropout))
+        found.append(linear(num_inputs, num_outputs, generator, columns=None if found else columns))
     return found
 
 
-def _linear(num_inputs: int, num_outputs: int, generator: torch.Generator, *, columns: int | None = None) -> nn.Linear:
+def activation(dropout: float) -> nn.Module:
+    """What stands behind a hidden layer. One module with or without dropout, so that weights keep their names."""
+    return DroppedReLU(dropout) if dropout else nn.ReLU(inplace=True)
+
+
+def linear(
+    num_inputs: int, num_outputs: int, generator: torch.Generator, *, columns: int | None = None, bias: bool = True
+) -> nn.Linear:
     """A layer with DLRM's initial values: weights of deviation sqrt(2 / (in + out)), biases of sqrt(1 / out)."""
-    layer = nn.Linear(columns or num_inputs, num_outputs, device="meta").to_empty(device="cpu")
+    layer = nn.Linear(columns or num_inputs, num_outputs, bias=bias, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         layer.weight.zero_()
         weight = layer.weight.new_empty((num_outputs, num_inputs))
         layer.weight[:, :num_inputs] = weight.normal_(0, (2 / (num_inputs + num_outputs)) ** 0.5, generator=generator)
-        layer.bias.normal_(0, (1 / num_outputs) ** 0.5, generator=generator)
+        if bias:
+            layer.bias.normal_(0, (1 / num_outputs) ** 0.5, generator=generator)
     return layer
 
 

@@ -73,8 +73,9 @@ class TBSM(nn.Module):
         generator = torch.Generator().manual_seed(seed + 2**63)  # a number that no DLRM is seeded with
         width, history = config.top_mlp[-1], steps - 1
         self.inner = nn.Parameter(torch.empty(width, width).normal_(0, width**-0.5, generator=generator))
-        self.attention = nn.Sequential(*layers((history, *config.attention_mlp, history), generator))
-        self.final = nn.Sequential(*layers((2 * width, *config.final_mlp), generator))
+        sizes = (history, *config.attention_mlp, history)
+        self.attention = nn.Sequential(*layers(sizes, generator, dropout=config.dropout))
+        self.final = nn.Sequential(*layers((2 * width, *config.final_mlp), generator, dropout=config.dropout))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Logits (B,) float32 of `dense` (B, num_dense) and `pooled` (B, num_features, D), both float32.

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.kernels.planning import books
+from adaptive.kernels.lent import LentMemory, carve
+from adaptive.kernels.planning import books, selection
 from adaptive.planning.layout import table_buckets
 from adaptive.planning.lookups import Distinct
 
@@ -102,15 +103,23 @@ Int32s = NDArray[np.int32]
 
 
 class SlotTable:
-    """Which row each slot of one group holds. Row -> slot is the code in the tracker's record."""
+    """Which row each slot of one group holds. Row -> slot is the code in the tracker's record.
+
+    Slots repeat what records say of their rows, so that choosing who leaves reads memory in order. Where every row has
+    a slot nobody leaves: there batches change records alone, and slots are told when somebody looks.
+    """
 
     def __init__(self, num_slots: int, table_starts: Int64s, tracker: Tracker) -> None:
         self.rows = np.full(num_slots, -1, np.int64)  # row in each slot, -1 = free
-        self.used = np.full(num_slots, -1, np.int32)  # latest planned batch that needs the slot
-        self.flags = np.zeros(num_slots, np.uint8)
-        self.free = np.arange(num_slots - 1, -1, -1, dtype=np.int64)  # a stack: free[:num_free]
+        self.free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack: free[:num_free]
         self.num_free = num_slots
+        self._used = np.full(num_slots, -1, np.int32)
+        self._accesses = np.zeros(num_slots, np.uint32)
+        self._flags = np.zeros(num_slots, np.uint8)
+        self._follow = num_slots < len(tracker.codes)
+        self._untold: int | None = None  # the mark of batches of which slots were not told
         self._search_from = 0
+        self._listed, self._chosen = LentMemory(), LentMemory()  # each for arrays of one size
         self._table_starts = table_starts
         self._buckets = table_buckets(table_starts)
         self._tracker = tracker
@@ -120,18 +129,45 @@ class SlotTable:
 
     @property
     def num_bytes(self) -> int:
-        return self.rows.nbytes + self.used.nbytes + self.flags.nbytes + self.free.nbytes
+        arrays = (self.rows, self.free, self._used, self._accesses, self._flags)
+        return sum(array.nbytes for array in arrays)
+
+    @property
+    def used(self) -> Int32s:
+        """(slots,) the latest planned batch that needs each."""
+        self._tell()
+        return self._used
+
+    @property
+    def flags(self) -> NDArray[np.uint8]:
+        self._tell()
+        return self._flags
+
+    def _tell(self) -> None:
+        """Have slots say what the records say."""
+        if self._untold is not None:
+            tracker, mark = self._tracker, np.uint8(self._untold)
+            books.follow_records(
+                self.rows, tracker.accesses, tracker.last_access, self._used, self._accesses, self._flags, mark
+            )
+            self._untold = None
 
     def idle(self, oldest_held: int, limit: int) -> Int64s:
         """Slots whose row no batch from `oldest_held` on needs; at most `limit`, from where the last search ended."""
-        found = np.empty(min(limit, len(self)), np.int64)
+        (found,) = carve(self._listed, (np.int64, min(limit, len(self))))
         count, self._search_from = books.idle_slots(
             self.rows, self.used, oldest_held, self._search_from, len(found), found
         )
         return found[:count]
 
+    def lowest(self, slots: Int64s, order: int, count: int) -> Int64s:
+        """Positions of those `count` of the slots (n,) whose rows come first in an order of `selection.ORDERS`."""
+        return selection.lowest_slots(slots, self.used, self._accesses, order, count, self._chosen)
+
     def release(self, victims: Int64s, tally: Int64s) -> tuple[Int64s, Int64s]:
         """Free the slots `victims`; returns (slots, rows) to write back."""
+        if not len(victims):  # nobody need be told
+            return victims, victims
         slots, rows = np.empty(len(victims), np.int64), np.empty(len(victims), np.int64)
         count = books.release_slots(
             victims,
@@ -161,6 +197,9 @@ class SlotTable:
     ) -> int:
         """Touch the rows that lie in slots and hold these for batch `number`; see `books.enter_batch`."""
         tracker = self._tracker
+        if not self._follow and self._untold != mark:
+            self._tell()
+            self._untold = mark
         return int(
             books.enter_batch(
                 distinct.rows,
@@ -170,9 +209,11 @@ class SlotTable:
                 tracker.codes,
                 tracker.accesses,
                 tracker.last_access,
-                self.used,
-                self.flags,
+                self._used,
+                self._accesses,
+                self._flags,
                 np.uint8(mark),
+                self._follow,
                 locations,
                 missing,
                 before,
@@ -190,8 +231,10 @@ class SlotTable:
             before,
             tracker.accesses,
             tracker.last_access,
-            self.used,
-            self.flags,
+            self._used,
+            self._accesses,
+            self._flags,
+            self._follow,
         )
 
     def take(
@@ -215,8 +258,9 @@ class SlotTable:
             locations,
             number,
             self.rows,
-            self.used,
-            self.flags,
+            self._used,
+            self._accesses,
+            self._flags,
             self.free,
             self.num_free,
             slots,
@@ -247,6 +291,10 @@ class SlotTable:
         """Slots whose row changed since it came."""
         return np.flatnonzero((self.flags & books.DIRTY) != 0)
 
+    def mark_dirty(self, updated: Int64s, locations: Int64s) -> None:
+        """A batch will change its distinct rows `updated`, of which some lie in slots."""
+        books.mark_dirty(updated, locations, self._flags)
+
     def mark_stored(self, slots: NDArray[np.int64]) -> None:
         """The host has values for these rows that are not their initial ones."""
         self.flags[slots] |= books.CHANGED
@@ -261,9 +309,9 @@ class SlotTable:
         new = np.full(len(self), -1, np.int64)
         new[taken] = np.arange(len(taken))
         fresh = SlotTable(num_slots, self._table_starts, self._tracker)
-        fresh.rows[: len(taken)] = self.rows[taken]
-        fresh.used[: len(taken)] = self.used[taken]
-        fresh.flags[: len(taken)] = self.flags[taken]
+        self._tell()
+        for new_array, array in zip(fresh._arrays, self._arrays, strict=True):
+            new_array[: len(taken)] = array[taken]
         self._become(fresh)
         self.num_free = num_slots - len(taken)
         self._tracker.codes[self.rows[: len(taken)]] = new[taken] + 1
@@ -274,5 +322,11 @@ class SlotTable:
         self._become(SlotTable(len(self), self._table_starts, self._tracker))
 
     def _become(self, other: "SlotTable") -> None:
-        self.rows, self.used, self.flags = other.rows, other.used, other.flags
+        self.rows, self._used, self._accesses, self._flags = other._arrays
         self.free, self.num_free, self._search_from = other.free, other.num_free, 0
+        self._follow, self._untold = other._follow, None
+
+    @property
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        """What is known of each slot."""
+        return self.rows, self._used, self._accesses, self._flags

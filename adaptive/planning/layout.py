@@ -6,7 +6,7 @@ through all tables in the same order. Inside a group, kernels use *local* rows, 
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from adaptive.config import TableConfig
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning import books
+from adaptive.ranks.owners import Owners
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,19 @@ class Group:
     @property
     def num_columns(self) -> int:
         return sum(feature.column >= 0 for feature in self.features)
+
+    @property
+    def whole(self) -> "Group":
+        """The group with the rows of all ranks; itself where there is one."""
+        return self
+
+    def whole_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) numbers in `whole` of local rows (n,)."""
+        return rows
+
+    def local_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) local numbers of rows (n,) of `whole`; -1 for those that another rank owns."""
+        return rows
 
     def to_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) numbers through all tables of local rows (n,): the numbering of policies and reports. `rows` itself
@@ -121,6 +135,56 @@ def table_buckets(table_starts: NDArray[np.int64]) -> tuple[NDArray[np.int32], i
     shift = max(0, (num_rows - 1).bit_length() - 12)
     firsts = np.arange(0, num_rows, 1 << shift)
     return (np.searchsorted(table_starts, firsts, side="right") - 1).astype(np.int32), shift
+
+
+@dataclass(frozen=True)
+class OwnedGroup(Group):
+    """The rows of a group that one of several ranks owns: `table_starts` count its own rows. Policies and reports
+    know rows by their numbers through all tables, whoever owns them."""
+
+    undivided: Group
+    owners: Owners
+
+    @property
+    def whole(self) -> Group:
+        return self.undivided
+
+    def whole_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.owners.rows_of(rows, self.tables_of(rows))
+
+    def local_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.owners.local_of(rows, self.undivided.tables_of(rows))
+
+    def to_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.whole_rows(rows) + self.first_row
+
+    def to_local(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        inside = np.flatnonzero((rows >= self.first_row) & (rows < self.first_row + self.undivided.num_rows))
+        local = np.full(len(rows), -1, np.int64)
+        local[inside] = self.local_rows(rows[inside] - self.first_row)
+        return local
+
+
+def own_share(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...]:
+    """The groups with the rows of one rank only.
+
+    Raises:
+        ConfigError: on every rank, if one of them would own no row of a group.
+    """
+    if size == 1:
+        return tuple(groups)
+    found = []
+    for group in groups:
+        owners = Owners([table.name for table in group.tables], group.table_starts, rank, size)
+        without = np.flatnonzero(owners.counts.sum(axis=1) == 0)
+        if len(without):
+            raise ConfigError(
+                f"{size} ranks share {group.num_rows} rows of width {group.embedding_dim}, of which rank {without[0]} "
+                "would own none; start fewer ranks"
+            )
+        given = {item.name: getattr(group, item.name) for item in fields(Group)}
+        found.append(OwnedGroup(**{**given, "table_starts": owners.local_starts}, undivided=group, owners=owners))
+    return tuple(found)
 
 
 def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:

@@ -87,8 +87,15 @@ class DistinctFinder:
         Raises:
             InputError: if an id is negative or too large, naming feature, position, value and data line.
         """
-        spans = self._spans(batch)
-        sizes = np.bincount(self._span_tables, weights=spans[:, 1] - spans[:, 0])
+        found, bad = self.find_in_spans(batch.ids, self._spans(batch), self._span_tables)
+        if bad is not None:
+            raise self._bad_id(batch, bad)
+        return found
+
+    def find_in_spans(self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32]) -> tuple[Distinct, int | None]:
+        """The distinct rows of ids (n,) in spans (s, 2) of tables (s,), table by table; and the position of an id that
+        its table does not have, None: there is none."""
+        sizes = np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0])
         num_lookups = int(sizes.sum())
         places = max(16, 1 << (2 * int(sizes.max()) - 1).bit_length())
         if places > len(self._places) or int(self._used[0]) + num_lookups > MOST_USES:
@@ -101,9 +108,9 @@ class DistinctFinder:
             (np.int64, len(self._group.tables)),
         )
         size = lookups.distinct_rows(
-            batch.ids,
+            ids,
             spans,
-            self._span_tables,
+            span_tables,
             self._group.table_sizes,
             self._group.table_starts,
             self._places,
@@ -113,9 +120,7 @@ class DistinctFinder:
             inverse,
             table_ends,
         )
-        if size < 0:
-            raise self._bad_id(batch, -size - 1)
-        return Distinct(rows[:size], counts[:size], inverse, table_ends)
+        return Distinct(rows[:size], counts[:size], inverse, table_ends), -size - 1 if size < 0 else None
 
     def _clear(self, places: int) -> None:
         self._places, self._used = np.zeros(places, np.int32), np.ones(1, np.int64)
@@ -147,10 +152,12 @@ class Bags:
     starts: Int64s  # (bags + 1,)
     tables: NDArray[np.int32]  # (bags,) table of the group
     scales: NDArray[np.float32]  # (N,), or empty: all 1
+    num_samples: int = 0  # > 0: `vectors` are those of `Pooling.num_samples`
 
     def pooling(self, inverse: NDArray[np.int32], locations: Int64s) -> Pooling:
         """The forward pass with the distinct rows at `locations` (U,)."""
-        return Pooling(self.num_vectors, self.vectors, self.starts, self.tables, inverse, locations, self.scales)
+        bags = self.num_vectors, self.vectors, self.starts, self.tables
+        return Pooling(*bags, inverse, locations, self.scales, self.num_samples)
 
 
 @dataclass(frozen=True)
@@ -226,7 +233,7 @@ def lay_out_bags(group: Group, batch: Batch) -> Bags:
     samples = batch.num_samples
     if group.pools_in_order and batch.num_features == len(group.features):
         vectors, tables = group.pooled_bags(samples)
-        return Bags(len(vectors), vectors, batch.offsets, tables, _scales(group, batch, len(batch.ids)))
+        return Bags(len(vectors), vectors, batch.offsets, tables, _scales(group, batch, len(batch.ids)), samples)
     sizes = [batch.num_lookups(feature.position) for feature in group.features]
     alone = sum(size for feature, size in zip(group.features, sizes, strict=True) if feature.column < 0)
     num_vectors = alone + samples * group.num_columns

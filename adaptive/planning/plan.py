@@ -27,10 +27,11 @@ class Pooling:
     inverse: NDArray[np.int32]  # (N,) look-up -> distinct row
     row_locations: Int64s  # (U,)
     scales: NDArray[np.float32]  # (N,), or empty: all 1
+    num_samples: int = 0  # > 0: bag b fills vector b % num_samples * (V // num_samples) + b // num_samples, V = B
 
     @property
     def locations(self) -> Int64s:
-        """(N,) of look-ups, gathered at each call: for devices that are sent them, and for tests."""
+        """(N,) of look-ups, gathered at each call."""
         return self.row_locations[self.inverse]
 
 

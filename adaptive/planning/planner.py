@@ -20,6 +20,7 @@ from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError
 from adaptive.kernels.lent import LentMemory, carve
 from adaptive.kernels.planning import books
+from adaptive.kernels.planning.selection import lowest
 from adaptive.optim import RowOptimizer
 from adaptive.planning.books import SlotTable, Tracker
 from adaptive.planning.layout import Group
@@ -58,7 +59,7 @@ class Planner:
         self._tier = tier
         self._policy_caller = policy_caller
         self._row_bytes = row_bytes
-        self._memory = LentMemory()
+        self._memory, self._ranked = LentMemory(), LentMemory()
         self._entered: tuple[Distinct, Int64s, NDArray[np.int32]] | None = None  # prepared and not committed
 
     def watch(self, capacity: int, skip: SkipConfig, optimizer: RowOptimizer) -> None:
@@ -132,7 +133,7 @@ class Planner:
         updates = group_updates(lookups, locations, fates.fates)
         deferred = updates.deferred(fates.summed, distinct.rows, locations)
         for updated in (updates.now, *(() if fates.summed is None else (fates.summed.due,))):
-            books.mark_dirty(updated, locations, self.slots.flags)
+            self.slots.mark_dirty(updated, locations)
         return GroupPlan(number, pooling, updates.row_updates, moves, tally, fates.snapshots, deferred)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
@@ -145,7 +146,7 @@ class Planner:
         tally = arrival.tally
         if self.skipper is not None:
             fates = self.skipper.decide(arrival.number, arrival.distinct, arrival.locations, tally).fates
-            books.mark_dirty(np.flatnonzero(fates < books.WAITS), arrival.locations, self.slots.flags)
+            self.slots.mark_dirty(np.flatnonzero(fates < books.WAITS), arrival.locations)
         pooling = None if bags is None else bags.pooling(arrival.distinct.inverse, arrival.locations)
         return tally, self._count_bytes(pooling, tally)
 
@@ -189,8 +190,11 @@ class Planner:
         if len(idle) < shortage:
             raise self._does_not_fit(question, shortage - len(idle))
         count = min(len(idle), max(shortage, int(self._tier.release_share * len(self.slots))))
+        order = self._policy_caller.order
+        if order is not None:
+            return question.missing, idle[self.slots.lowest(idle, order, count)]
         scores = self._score(self.slots.rows[idle], question)
-        return question.missing, idle[lowest(scores, count)]
+        return question.missing, idle[lowest(scores, count, self._ranked)]
 
     def _does_not_fit(self, question: "_Question", lacking: int) -> DeviceMemoryError:
         have, depth = len(self.slots), question.depth
@@ -198,9 +202,12 @@ class Planner:
         if depth > 0:
             advice += f", or lower depth (now {depth}), or set tier.when_full=shallower"
         policy, width = type(self._policy_caller.policy).__name__, self.group.embedding_dim
+        assert self._entered is not None
+        largest = largest_table(self.group, self._entered[0])
         return DeviceMemoryError(
-            f"batch {question.number}: {have + lacking} device rows of width {width} are needed to "
-            f"hold the rows of the {depth + 1} batches in flight, {have} are there: {advice} (policy {policy})."
+            f"batch {question.number}: {have + lacking} device rows of width {width} are needed to hold the rows of "
+            f"the {depth + 1} batches in flight (most for table {largest}), {have} are there: {advice} "
+            f"(policy {policy})."
         )
 
     def _promote(self, question: "_Question") -> tuple[Int64s, Int64s]:
@@ -212,7 +219,7 @@ class Planner:
         idle = self.slots.idle(question.oldest_held, self._tier.max_candidates) if full else no_rows()
         candidates = np.concatenate([question.rows[missing], self.slots.rows[idle]])
         scores = self._score(candidates, question)
-        return _swaps(missing, idle, scores, self.slots.num_free)
+        return swaps(missing, idle, scores, self.slots.num_free, self._ranked)
 
     def _score(self, rows: Int64s, question: "_Question") -> NDArray[np.float64]:
         skipper = self.skipper
@@ -255,23 +262,26 @@ class Arrival:
     tally: Int64s  # (tables of the group, counters)
 
 
-def _swaps(missing: Int64s, idle: Int64s, scores: NDArray[np.float64], num_free: int) -> tuple[Int64s, Int64s]:
+def swaps(
+    missing: Int64s, idle: Int64s, scores: NDArray[np.float64], num_free: int, memory: LentMemory
+) -> tuple[Int64s, Int64s]:
     """Which rows come in, and whose slots they take: free ones first, then in pairs while the new row scores higher."""
     coming, staying = scores[: len(missing)], scores[len(missing) :]
-    best = np.argsort(-coming, kind="stable")
-    worst = np.argsort(staying, kind="stable")
+    able = np.arange(len(coming))
+    if num_free == 0:  # most rows score below all that stay, and need no place in a ranking
+        able = np.flatnonzero(coming > staying.min(initial=np.inf))
+    best = able[np.argsort(-coming[able], kind="stable")]
     challengers = best[num_free:]
-    pairs = min(len(challengers), len(worst))
-    wins = int((coming[challengers[:pairs]] > staying[worst[:pairs]]).sum())
+    pairs = min(len(challengers), len(staying))
+    low = lowest(staying, pairs, memory)
+    worst = low[np.argsort(staying[low], kind="stable")]
+    wins = int((coming[challengers[:pairs]] > staying[worst]).sum())
     chosen = np.sort(best[: num_free + wins])
     return missing[chosen], idle[worst[:wins]]
 
 
-def lowest(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Positions of the `count` lowest scores; among equal scores the first positions. Independent of numpy's sort."""
-    if count >= len(scores):
-        return np.arange(len(scores))
-    border = np.partition(scores, count - 1)[count - 1] if count else -np.inf
-    below = np.flatnonzero(scores < border)
-    level = np.flatnonzero(scores == border)[: count - len(below)]
-    return np.sort(np.concatenate([below, level]))
+def largest_table(group: Group, distinct: Distinct) -> str:
+    """The table of which a batch asks for most rows, and how many, as errors name it."""
+    counts = np.diff(distinct.table_ends, prepend=0)
+    most = int(counts.argmax())
+    return f"{group.tables[most].name}, {counts[most]:,} a batch"

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, as_batch
-from adaptive.errors import AdaptiveError, PolicyError
-from adaptive.planning.policy_thread import Overdue, PolicyThread, overdue_text
-from adaptive.policy import Deferral, Policy, RowStats, SkipRule, TierView, arranges, drops_inputs
+from adaptive.errors import PolicyError, error_text
+from adaptive.kernels.planning.selection import ORDERS
+from adaptive.planning.policy_thread import Overdue, PolicyThread, Raised, overdue_text
+from adaptive.policy import Deferral, Policy, RowStats, SkipRule, TierView, arranges, drops_inputs, order_of
 
 Answer = TypeVar("Answer")
 OF_RULE: Final = "rule."
@@ -39,12 +40,27 @@ class PolicyCaller:
         self._timeout = timeout
         self._thread: PolicyThread | None = None
         self._stuck: PolicyThread | None = None  # was left behind
+        self._told: BaseException | None = None  # the latest error that says whose it is
+        self._source: _Source | None = None  # of the batches that are arranged
 
     @property
     def watches_movement(self) -> bool:
         """How far rows move is measured for the skip rule, or for a policy that names saturated rows."""
         rule = self.policy.rule
         return self._names_saturated if rule is None else rule.watches
+
+    @property
+    def order(self) -> int | None:
+        """The order of `selection.ORDERS` in which rows leave, or None: `score` is asked.
+
+        Raises:
+            PolicyError: if the policy names columns in which rows cannot be ordered.
+        """
+        columns = tuple(order_of(self.policy))
+        if columns and columns not in ORDERS:
+            known = ", ".join(map(str, ORDERS))
+            raise PolicyError(f"policy {self._name}.order is {columns}; it must be () or one of {known}.")
+        return ORDERS.get(columns)
 
     @property
     def asks(self) -> bool:
@@ -135,6 +151,13 @@ class PolicyCaller:
         checked: NDArray[np.int64] = np.minimum(array.astype(np.int64), rule.at_most)
         return np.where((checked == 0) & ~self.policy.allows(stats.rows), 1, checked)
 
+    def tell(self, method: str, number: int, rows: NDArray[np.int64], *more: object) -> None:
+        """Tell a policy that follows accesses of rows (n,): by `looked_up`, `left` or `came`, for batch `number`."""
+        rows.flags.writeable = False
+        answer = self._ask(method, number, lambda: getattr(self.policy, method)(number, rows, *more))
+        if answer is not None:
+            raise self._wrong(method, number, f"nothing, found {type(answer).__name__}")
+
     def begin(self, optimizer: str) -> None:
         """Tell the rule which optimizer updates the rows."""
         if (rule := self.policy.rule) is not None:
@@ -146,7 +169,7 @@ class PolicyCaller:
             for batch in batches:  # noqa: UP028 (`yield from` would close the caller's iterator with this one)
                 yield batch
             return
-        source = _Source(batches, self._thread)
+        source = self._source = _Source(batches, self._thread)
         try:
             yield from self._arranged(source, view)
         finally:
@@ -160,14 +183,7 @@ class PolicyCaller:
         arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(kept, view)))
         num_samples = 0
         while True:
-            try:
-                batch = self._run("arrange", -1, lambda: next(arranged, _DONE))
-            except AdaptiveError:
-                raise
-            except (Exception, SystemExit) as error:
-                if error is source.error:
-                    raise
-                raise self._failed("arrange", -1, error) from error
+            batch = self._run("arrange", -1, lambda: next(arranged, _DONE))
             if batch is _DONE:
                 break
             if not isinstance(batch, Batch):
@@ -181,12 +197,11 @@ class PolicyCaller:
         """The batches that a rule leaves, for the policy to arrange; in the policy's thread."""
         try:
             yield from rule.arrange(source, view, self.policy.allows)
-        except AdaptiveError:
-            raise
-        except (Exception, SystemExit) as error:
-            if error is source.error:
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) or error is source.error:
                 raise
-            raise self._failed(RULE_ARRANGE, -1, error) from error
+            self._told = self._failed(RULE_ARRANGE, -1, error)
+            raise self._told from error
 
     def _check_samples(self, source: "_Source", num_samples: int) -> None:
         """Check that all samples came back: no report would tell of those left out without `drops_inputs`."""
@@ -210,24 +225,34 @@ class PolicyCaller:
         if self._thread is None or not self._thread.is_stuck:
             self._ask("observe", number, lambda: self.policy.observe(number, loss))
 
+    def ask(self, method: str, question: Callable[[], Answer]) -> Answer:
+        """Ask for something else, such as `state_dict`, in the time allowed; a rule's methods begin with `OF_RULE`."""
+        with self.listening():
+            return self._ask(method, -1, question)
+
     def _ask(self, method: str, step: int, question: Callable[[], Answer]) -> Answer:
         started = time.perf_counter()
         try:
             return self._run(method, step, question)
-        except AdaptiveError:
-            raise
-        except (Exception, SystemExit) as error:  # a policy does not end the run
-            raise self._failed(method, step, error) from error
         finally:
             self.seconds += time.perf_counter() - started
 
     def _run(self, method: str, step: int, question: Callable[[], Answer]) -> Answer:
-        if self._thread is None:
-            return question()
+        """The answer. Whatever a policy raises becomes a `PolicyError`; what its source of batches raises does not."""
+        error: BaseException
         try:
-            return self._thread.ask(question)
+            return question() if self._thread is None else self._thread.ask(question)
         except Overdue:
             raise self._overdue(method, step) from None
+        except Raised as found:
+            error = found.error
+        except KeyboardInterrupt:
+            raise  # the user's: a policy's own comes as `Raised`, where it has a thread
+        except BaseException as found:
+            error = found
+        if error is self._told or (self._source is not None and error is self._source.error):
+            raise error
+        raise self._failed(method, step, error) from error
 
     def _array(self, method: str, stats: RowStats, answer: object) -> NDArray[Any]:
         if not isinstance(answer, np.ndarray) or answer.shape != (len(stats),):
@@ -237,7 +262,7 @@ class PolicyCaller:
 
     def _failed(self, method: str, step: int, error: BaseException) -> PolicyError:
         return PolicyError(
-            f"{self._owner(method)}.{method.removeprefix(OF_RULE)}{_at(step)} raised {type(error).__name__}: {error}. "
+            f"{self._owner(method)}.{method.removeprefix(OF_RULE)}{_at(step)} raised {error_text(error)}. "
             f"Nothing was moved; run `adaptive-train policies check` on it."
         )
 
@@ -252,7 +277,7 @@ class PolicyCaller:
 
     def _owner(self, method: str) -> str:
         """Whose method it is, as errors name it."""
-        if method in ("visits", "begin", RULE_ARRANGE):
+        if method in ("visits", "begin") or method.startswith(OF_RULE):
             return f"skip rule {type(self.policy.rule).__name__}"
         return f"policy {self._name}"
 

@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 Answer = TypeVar("Answer")
 Question = Callable[[], object]
+LOOK_SECONDS = 1.0  # between two looks whether the thread is alive
 JOIN_SECONDS = 5.0  # for a question that was given up halfway, as when the user interrupts
 
 
@@ -27,6 +28,14 @@ def overdue_text(owner: str, method: str, step: int, seconds: float) -> str:
         f"left behind. Nothing was moved; look there for a loop or a wait without an end. For a method that is only "
         f"slow raise the limit: --set tier.policy_timeout_s={10 * seconds:g} (0: none)."
     )
+
+
+class Raised(Exception):  # noqa: N818 (becomes a PolicyError where policy and method are known)
+    """A method raised what is no `Exception`, such as `KeyboardInterrupt`, and must not pass for the user's."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
 
 
 class PolicyThread:
@@ -56,6 +65,8 @@ class PolicyThread:
 
         Raises:
             Overdue: if it takes too long.
+            Raised: if it raises what is neither an `Exception` nor a `SystemExit`.
+            MemoryError: if the thread has ended, which it does only if there is no memory left to answer.
         """
         assert not self.is_stuck
         self._asked += 1
@@ -63,7 +74,7 @@ class PolicyThread:
         self._questions.put((self._asked, question))
         answer, error = self._wait()
         if error is not None:
-            raise error
+            raise error if isinstance(error, Exception | SystemExit) else Raised(error)
         return cast(Answer, answer)
 
     def _wait(self) -> tuple[object, BaseException | None]:
@@ -72,9 +83,12 @@ class PolicyThread:
             left = self._since + self._seconds - time.monotonic()
             if left <= 0 and not away:
                 raise Overdue
+            alive = self._thread.is_alive()  # asked before looking for its answer
             try:
-                number, answer, error = self._answers.get(timeout=self._seconds if away else left)
+                number, answer, error = self._answers.get(timeout=LOOK_SECONDS if away else min(left, LOOK_SECONDS))
             except Empty:
+                if not alive:
+                    raise MemoryError("the policy's thread has ended") from None
                 continue
             if number == self._asked:  # or else it was given up
                 return answer, error

@@ -20,7 +20,7 @@ class RowView:
 
     def __init__(self, planners: Sequence[Planner]) -> None:
         self._planners = tuple(planners)
-        groups = [planner.group for planner in self._planners]
+        groups = [planner.group.whole for planner in self._planners]
         starts = [group.to_global(group.table_starts[:-1]) for group in groups]
         self._table_starts = np.concatenate([*starts, [self.num_rows]])
         self._table_starts.flags.writeable = False
@@ -31,7 +31,7 @@ class RowView:
 
     @property
     def num_rows(self) -> int:
-        return sum(planner.group.num_rows for planner in self._planners)
+        return sum(planner.group.whole.num_rows for planner in self._planners)
 
     @property
     def device_rows(self) -> int:

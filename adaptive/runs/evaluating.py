@@ -16,7 +16,7 @@ from adaptive.errors import AdaptiveError, ConfigError, InputError
 from adaptive.evaluation import evaluate
 from adaptive.runs.loading import LoadedRun, load_with
 from adaptive.runs.record import FOLDER, check_same_data
-from adaptive.runs.run import quality_numbers
+from adaptive.runs.run import group_feature, quality_numbers
 from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.recorder import evaluation_record
 from adaptive.telemetry.report import SCHEMA
@@ -49,7 +49,7 @@ def evaluate_run(
         InputError: if the data are not those of the run, or have no evaluation part, or samples without a label.
     """
     with load_with(Path(run_directory), settings) as run:
-        position = None if by is None else _position(run, by)
+        position = group_feature(by, [feature.name for feature in run.shape.features], f"{run.path}: --by ")
         dataset = data_of(run, data)
         with torch_settings(run.config):
             found = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset), by=position)
@@ -68,13 +68,6 @@ def evaluate_run(
         "steps": run.steps,
         **quality_numbers(found),
     }
-
-
-def _position(run: LoadedRun, name: str) -> int:
-    names = [feature.name for feature in run.shape.features]
-    if name not in names:
-        raise ConfigError(f"--by {name}: {run.path} has no such feature; there are: {', '.join(names)}")
-    return names.index(name)
 
 
 def evaluation_batches(run: LoadedRun, dataset: Dataset) -> Iterator[Batch]:
@@ -172,6 +165,7 @@ def lacks_vocabulary(run: LoadedRun, folder: Path) -> InputError:
 
 
 def _check_shape(run: LoadedRun, found: DataShape) -> None:
+    found = replace(found, labels=run.shape.labels)  # without them samples can be scored all the same
     if not (found.dense_names and run.shape.dense_names):  # a run from before they were recorded
         found = replace(found, dense_names=run.shape.dense_names)
     if found != run.shape:

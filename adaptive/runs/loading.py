@@ -1,5 +1,6 @@
 """`load_run`: the model of a trained run with its rows, from Python."""
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,13 @@ from adaptive.data.tables import shape_of
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.evaluation import predict
+from adaptive.policy_loading import refuse_unnamed
 from adaptive.runs.record import at_home, config_of, recorded_shape
 from adaptive.runs.state import restore_weights
 from adaptive.storage.run_checkpoints import load_best
-from adaptive.storage.run_directory import read_record
+from adaptive.storage.run_directory import RECORD, read_record
 
-READABLE = ("tier.", "data.", "eval_batch_size")  # settings that reading a run may change
+READABLE = ("tier.", "data.", "eval_batch_size", "model")  # settings that reading a run may change
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class LoadedRun:
         return data.get("schema") if isinstance(data, dict) else None
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[NDArray[np.float32]]:
-        """Of each batch (B,) the probabilities that labels are 1, in the order of the samples.
+        """Of each batch (B,) the probabilities that labels are 1, of a model of several labels (B, T), in the order of
+        the samples.
 
         Raises:
             InputError: for batches that do not fit the tables.
@@ -83,26 +86,32 @@ class LoadedRun:
 
 
 def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(n,) of logits (n,), without overflow; computed in float64."""
+    """Of logits, without overflow; of their shape, computed in float64."""
     return (0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
 
 
-def load_run(path: Path | str, *, tier: TierConfig | None = None) -> LoadedRun:
+def load_run(path: Path | str, *, tier: TierConfig | None = None, model: str | None = None) -> LoadedRun:
     """The model of a trained run with its rows: the last weights, of a run that keeps those of its best evaluation
     (`save=best`) these. Of a run that was cut short, or is under way, the newest checkpoint.
 
-    The data of the run need not be there, nor its policy. Weights are verified; no code is run.
+    The data of the run need not be there, nor its policy. Weights are verified; no code is run but a model that is
+    named here.
 
     Args:
         path: the run directory.
         tier: where rows are to lie. Default: a host tier as the run had it, in memory or in files, and the smallest
             device tier, which is enough for reading.
+        model: `file.py:Class` or `module:Class` of a run that trained a model of the user's own: what a run directory
+            alone names is not run.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
         ConfigError: if the rows' files cannot be made; give another `tier`.
     """
-    return _load(Path(path), lambda config: config if tier is None else config.model_copy(update={"tier": tier}))
+    changed: dict[str, Any] = {} if tier is None else {"tier": tier}
+    if model is not None:
+        changed["model"] = model
+    return _load(Path(path), lambda config: config.model_copy(update=changed), model)
 
 
 def load_with(path: Path, settings: Mapping[str, Any]) -> LoadedRun:
@@ -111,13 +120,16 @@ def load_with(path: Path, settings: Mapping[str, Any]) -> LoadedRun:
     Raises:
         ConfigError: for other keys, and as `load_run` does.
     """
-    return _load(path, lambda config: _changed(config, settings))
+    return _load(path, lambda config: _changed(config, settings), settings.get("model"))
 
 
-def _load(path: Path, change: Callable[[TrainConfig], TrainConfig]) -> LoadedRun:
+def _load(path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None) -> LoadedRun:
+    """`model`: what the caller has named."""
     record = read_record(path)
     config = config_of(record, path)
     config = change(_for_reading(with_vocabulary(at_home(config, record), path)))
+    way = f"--set model={shlex.quote(config.model)}, from Python load_run(RUN, model=...)"
+    refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=way)
     where, checkpoint = load_best(path)
     shape = recorded_shape(record, path) or shape_of(open_data(config))
     components = build(config, shape)
@@ -149,9 +161,10 @@ def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     tree = config.model_dump()
     for key, value in settings.items():
         section, _, name = key.partition(".")
-        if not key.startswith(READABLE):
+        if not key.startswith(READABLE) or key.startswith("model."):
             raise ConfigError(
                 f"--set {key}: a run is read as it was trained; only tier.*, data.* and eval_batch_size can be changed"
+                ", and where a model of one's own lies (model)"
             )
         if name:
             tree["data_options" if section == "data" else section][name] = value

@@ -3,18 +3,20 @@ evaluated.
 
 The look-ahead is given the batches of one stretch only, so every batch that is planned is trained. A signal ends
 training after the current step, and batches planned but not trained are planned again when the run is resumed. If the
-policy skips, defers or arranges, its books and the batches it holds back are ahead of training: then no more batches
-are handed out, and those on their way are still trained.
+policy skips, defers, arranges or follows accesses, its books and the batches it holds back are ahead of training: then
+no more batches are handed out, and those on their way are still trained.
 """
 
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
+from adaptive.errors import PolicyError
 from adaptive.guard.guard import Guard
 from adaptive.system import StopRequest
 from adaptive.trainer import Trainer
@@ -37,6 +39,11 @@ class DataPosition(BaseModel):
     def left(self, steps: int | None) -> int | None:
         """Batches that this epoch may still take if the run is to train `steps`; None: as many as there are."""
         return None if steps is None else max(steps - self.before - self.taken, 0)
+
+    def is_evaluated_next(self, steps: int | None) -> bool:
+        """Whether an evaluation of the very step reached so far comes next, where the epoch or the run ends, and is not
+        one in the middle of an epoch, which has been made."""
+        return self.reached or self.over or self.left(steps) == 0
 
     def advance(self, number: int) -> None:
         self.taken += number
@@ -112,9 +119,11 @@ class Loop:
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
         self._config, self._dataset, self._trainer, self._guard = config, dataset, trainer, guard
         self._save, self._evaluate = save, evaluate
+        self._seed = 0  # of torch's generator while the run trains
 
     def run(self, stop: StopRequest) -> None:
         """Train to the end of the run, or until stopped."""
+        self._seed = torch.initial_seed()
         while not stop and self._enter_epoch(stop):
             self._train_epoch(stop)
 
@@ -192,7 +201,9 @@ class Loop:
             depth=self._config.depth,
             stopped=lambda: self._is_over(source, stop),
         )
-        self.place.advance(steps if embeddings.may_plan_again else source.taken - before)
+        # What ranks have asked each other for is trained; one may have read further than others.
+        trained = embeddings.may_plan_again or embeddings.ranks is not None
+        self.place.advance(steps if trained else source.taken - before)
         crossed = embeddings.host_io()
         self.file_bytes = {name: so_far + crossed[name] - files[name] for name, so_far in self.file_bytes.items()}
 
@@ -200,6 +211,12 @@ class Loop:
         """After a step: whether training is to stop at once."""
         if self._guard:
             self._guard.after_step()
+        if torch.initial_seed() != self._seed:
+            raise PolicyError(
+                f"torch's random numbers were seeded anew before step {self._trainer.recorder.steps + 1} was over, by "
+                f"policy {self._config.policy} or other code that runs beside training; nothing of this step is saved. "
+                "Give it a generator of its own: torch.Generator().manual_seed(...)"
+            )
         if not stop:
             return False
         source.end()

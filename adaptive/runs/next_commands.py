@@ -7,8 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from adaptive.config import TrainConfig
+from adaptive.policy_loading import code_flags
 
 RIVALS = ("lru", "lfu", "slipstream")
+
+
+def code_of(config: TrainConfig) -> dict[str, str | None]:
+    """The settings that may name code."""
+    return {"policy": config.policy, "skip.rule": config.skip.rule if config.skip else None, "model": config.model}
+
+
+def resume_command(directory: Path, config: TrainConfig) -> str:
+    """What goes on with the run. Code of the user's own is named again, since what a file alone names is not run."""
+    return f"adaptive-train run --resume {shlex.quote(str(directory))}{code_flags(code_of(config))}"
 
 
 def next_commands(directory: Path, config: TrainConfig, *, which: Callable[[str], str | None] = shutil.which) -> str:
@@ -20,6 +31,8 @@ def next_commands(directory: Path, config: TrainConfig, *, which: Callable[[str]
     if config.tensorboard:
         lines.append(f"tensorboard --logdir {shlex.quote(str(directory.parent))}")
     if config.save:
-        lines.append(f"adaptive-train eval {run}")
-    lines.append(f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}")
+        model = f" --set model={shlex.quote(config.model)}" if code_flags({"model": config.model}) else ""
+        lines.append(f"adaptive-train eval {run}{model}")
+    rule = code_flags({name: spec for name, spec in code_of(config).items() if name != "policy"})
+    lines.append(f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}")
     return "".join(f"\n  {line}" for line in lines)

@@ -1,27 +1,44 @@
 """Resume a run in its directory, from its newest checkpoint."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from types import MappingProxyType
+from typing import Any, Final, TextIO
 
 from adaptive.build import Components, build, first_batches, open_data, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.errors import CheckpointError, ConfigError, OutputError
+from adaptive.data.text.vocabulary import INDEX
+from adaptive.engine.build import choose_device
+from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
+from adaptive.policy_loading import make_policy, refuse_unnamed
+from adaptive.ranks import Ranks
 from adaptive.runs.loop import DataPosition
+from adaptive.runs.next_commands import code_of, resume_command
 from adaptive.runs.record import check_same_data, config_of
 from adaptive.runs.run import ResumePoint, Run
-from adaptive.runs.state import reached_by, refuse_guarded_resume, restore
+from adaptive.runs.state import SavedProgress, reached_by, refuse_guarded_resume, restore
+from adaptive.runs.together import facts_of, refuse_alone, scratch_directory, telling
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.durable import temporary_name
-from adaptive.storage.run_checkpoints import load_newest
+from adaptive.storage.run_checkpoints import load_whole
 from adaptive.storage.run_directory import RECORD, RunDirectory, read_record, versions
-from adaptive.telemetry.jsonl import drop_after
+from adaptive.telemetry.jsonl import check_beginning, drop_after
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def resume_run(
-    run_directory: Path | str, *, steps: int | None = None, epochs: int | None = None, stream: TextIO | None = None
+    run_directory: Path | str,
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    code: Mapping[str, str] = NOTHING,
+    take_over: bool = False,
+    stream: TextIO | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """Resume a run and train it to its end; returns what `train_run` would have returned without the interruption.
 
@@ -31,32 +48,45 @@ def resume_run(
     Args:
         run_directory: of a run that was stopped, killed, or finished and is to train longer.
         steps, epochs: new totals, if the run is to be longer or shorter than it was to be.
+        code: the run's policy (`"policy"`), skip rule (`"skip.rule"`) and model (`"model"`), which must be named here
+            if they are files or modules and not installed: what `run.json` alone names is not run.
+        take_over: also if a process of another machine or container, which is gone, seems to hold the directory.
         stream: where progress is shown, usually stderr.
+        ranks: that go on with it together, as many as one likes; all of them see the directory, rank 0 writes it.
 
     Raises:
         CheckpointError: if there is no run, or no checkpoint of it, or one that is damaged or of weights only.
-        ConfigError: if there is nothing left to train, or the run is guarded.
+        ConfigError: if there is nothing left to train, or the run is guarded, or its code is not named.
         InputError: if the data are not those of the run.
         OutputError: if another process holds the directory, or it cannot be written.
     """
-    with RunDirectory(Path(run_directory), resume=True) as directory:
-        path = directory.path
+    is_first = ranks is None or ranks.is_first
+    resumed = RunDirectory(Path(run_directory), resume=True, take_over=take_over) if is_first else scratch_directory()
+    with telling(ranks), resumed as directory:
+        path = directory.path if is_first else Path(run_directory)
         record = read_record(path)
-        where, checkpoint = _load(path)
-        reached = reached_by(checkpoint, where)
         config = _config(record, path, {"steps": steps, "epochs": epochs})
+        _check_code(config, code, path)
+        refuse_alone(config, ranks)
+        where, checkpoint, damaged = _load(path)
+        reached = reached_by(checkpoint, where)
         _check_length(config, path, reached.place, record)
         with torch_settings(config):
+            _check_vocabulary(config, record, path)
             with _rejects_anew(directory.rejects):
-                dataset = open_data(config, path)
+                dataset = open_data(config, directory.path)
                 check_same_data(path, record, dataset)
-            components = _build(config, dataset)
+            if ranks is not None:
+                come_from = {"checkpoint": where.name, "reached": reached.place.total}
+                ranks.require_equal(facts_of(config, dataset) | come_from)
+            components = _build(_as_large(config, reached), dataset, ranks)
             with components.embeddings:
                 refuse_guarded_resume(config, components, path)
                 restore(components, checkpoint, where)
-                left = ResumePoint(
-                    where, checkpoint, reached, _drop_records(directory, config, checkpoint, reached.place)
-                )
+                dropped = _drop_records(directory, config, checkpoint, reached) if is_first else 0
+                if ranks is not None:
+                    ranks.gather_facts("records dropped")  # the others read them behind this
+                left = ResumePoint(where, checkpoint, reached, dropped, damaged, path / directory.metrics.name)
                 run = Run(config, directory, dataset, components, stream, left)
                 directory.record = record
                 directory.go_on(step=checkpoint.meta["steps"], config=config.model_dump(mode="json"))
@@ -64,9 +94,21 @@ def resume_run(
                 return run.train()
 
 
-def _load(path: Path) -> tuple[Path, Checkpoint]:
+def _check_code(config: TrainConfig, code: Mapping[str, str], path: Path) -> None:
+    """Check that code that is not installed is named, and nothing is named that is not the run's."""
+    said = code_of(config)
+    for key, spec in said.items():
+        if code.get(key, spec) != spec:
+            raise ConfigError(
+                f"{path}: the run's {key} is {spec}, named is {code[key]}; a run goes on with its own settings"
+            )
+    for key, spec in said.items():
+        refuse_unnamed(key, spec, where=str(path / RECORD), named=code.get(key), how=resume_command(path, config))
+
+
+def _load(path: Path) -> tuple[Path, Checkpoint, dict[Path, str]]:
     try:
-        return load_newest(path)
+        return load_whole(path)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}. Only from a whole checkpoint can a run go on: put back a copy of it, or train anew with "
@@ -109,15 +151,35 @@ def _check_target(config: TrainConfig, path: Path, record: Mapping[str, Any]) ->
     found = (record.get("summary") or {}).get("stop_at") or {}
     if record.get("status") == "finished" and found.get("reached"):
         raise ConfigError(
-            f"{path}: the run is finished: it reached {found['metric']} {found['target']:g} after {found['step']} "
-            f"steps; to train on, train anew with --config {path / RECORD} --set stop_at=null"
+            f"{path}: the run is finished: it reached {found.get('metric')} {found.get('target')} after "
+            f"{found.get('step')} steps; to train on, train anew with --config {path / RECORD} --set stop_at=null"
         )
 
 
-def _build(config: TrainConfig, dataset: Dataset) -> Components:
+def _check_vocabulary(config: TrainConfig, record: Mapping[str, Any], path: Path) -> None:
+    """Or else one would be fitted anew, and written, where the settings say."""
+    stored = (record.get("data") or {}).get("vocabularies")
+    folder = Path(config.data_options.get("vocabulary_path") or path / "vocabulary")
+    if stored and not config.data.startswith("prepared:") and not (folder / INDEX).is_file():
+        raise CheckpointError(
+            f"{path}: the run was trained with vocabularies of {', '.join(stored)}, which {folder} does not hold; put "
+            "that folder back"
+        )
+
+
+def _as_large(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
+    """A device tier of automatic size is as large as it was, where nothing but memory that is there bounds it."""
+    tier = config.tier
+    is_kept = tier.device_rows == "auto" and reached.device_rows and choose_device(tier.device).type == "cpu"
+    if not is_kept or make_policy(config.policy, config.policy_options).device_rows is not None:
+        return config
+    return config.model_copy(update={"tier": tier.model_copy(update={"device_rows": str(reached.device_rows)})})
+
+
+def _build(config: TrainConfig, dataset: Dataset, ranks: Ranks | None) -> Components:
     """Calibrated anew: a checkpoint holds only those results of calibration that the policy's `state_dict` gives."""
     sample = first_batches(config, dataset)
-    components = build(config, dataset, sample)
+    components = build(config, dataset, sample, ranks)
     try:
         components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
         return components
@@ -142,12 +204,17 @@ def _rejects_anew(path: Path) -> Iterator[None]:
     aside.unlink(missing_ok=True)
 
 
-def _drop_records(directory: RunDirectory, config: TrainConfig, checkpoint: Checkpoint, place: DataPosition) -> int:
+def _drop_records(directory: RunDirectory, config: TrainConfig, checkpoint: Checkpoint, reached: SavedProgress) -> int:
     """The evaluation behind the last step is made again where that ends the epoch, or the run; one in the middle is
     not."""
-    again = place.reached or place.over or place.left(config.steps) == 0
+    again = reached.place.is_evaluated_next(config.steps)
+    written = reached.metrics
     try:
+        if written is not None and written.bytes and os.path.lexists(directory.metrics):
+            check_beginning(directory.metrics, written.model_dump())
         return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=again)
+    except InputError as error:
+        raise CheckpointError(f"{error}; to go on without this record of the run so far, move the file away") from error
     except OSError as error:
         raise OutputError(f"{directory.metrics} cannot be written: {error}") from error
 
@@ -155,10 +222,12 @@ def _drop_records(directory: RunDirectory, config: TrainConfig, checkpoint: Chec
 def _tell(stream: TextIO | None, left: ResumePoint, record: Mapping[str, Any]) -> None:
     if stream is None:
         return
-    text = f"resumed after step {left.checkpoint.meta['steps']} from {left.where}"
+    text = "".join(f"{where} is damaged, an older checkpoint is taken: {why}\n" for where, why in left.damaged.items())
+    text += f"resumed after step {left.checkpoint.meta['steps']} from {left.where}"
     if left.dropped:
         text += f"; {left.dropped} record(s) of later steps dropped from metrics.jsonl"
-    before = (record.get("resumed") or [record])[-1].get("versions", {})
+    before = (record.get("resumed") or [record])[-1].get("versions")
+    before = before if isinstance(before, dict) else {}
     other = [f"{name} {before.get(name)} -> {now}" for name, now in versions().items() if before.get(name) != now]
     if other:
         text += f"\nother versions or threads than before, which may round differently: {', '.join(other)}"

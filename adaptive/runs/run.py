@@ -2,8 +2,8 @@
 
 import contextlib
 import json
-import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
@@ -13,20 +13,24 @@ from typing import Any, TextIO
 from adaptive.build import Components, set_rates
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.errors import InputError
+from adaptive.errors import ConfigError, InputError
 from adaptive.evaluation import Evaluation, evaluate
 from adaptive.guard.guard import Guard
+from adaptive.guard.trained import TrainedRun
+from adaptive.models.tasks import tasks_of
 from adaptive.policy import inputs_of
 from adaptive.runs.best import best_evaluation, best_summary, best_text, is_out_of_patience
 from adaptive.runs.loop import DataPosition, Loop
-from adaptive.runs.next_commands import next_commands
+from adaptive.runs.next_commands import next_commands, resume_command
 from adaptive.runs.state import SavedProgress, content, is_guarded, restore_recorder
 from adaptive.runs.target import is_reached, target_summary
+from adaptive.runs.together import agreed_stop, checkpoints_of
 from adaptive.storage.checkpoint import Checkpoint
-from adaptive.storage.run_checkpoints import Checkpoints
 from adaptive.storage.run_directory import RunDirectory
+from adaptive.storage.scores import write_scores
 from adaptive.system import StopRequest, stop_request
 from adaptive.telemetry.jsonl import MetricsFile, read_metrics
+from adaptive.telemetry.loggers import make_loggers
 from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.record import EvalRecord, ResumeRecord, RunRecord
 from adaptive.telemetry.recorder import Recorder, Sink
@@ -44,6 +48,8 @@ class ResumePoint:
     checkpoint: Checkpoint
     reached: SavedProgress
     dropped: int  # records of batches that are trained again
+    damaged: Mapping[Path, str]  # newer checkpoints that could not be read, and why
+    metrics: Path  # the records
 
 
 class Run:
@@ -57,16 +63,22 @@ class Run:
         components: Components,
         stream: TextIO | None,
         left: ResumePoint | None = None,
+        *,
+        keep_scores: bool = False,
     ) -> None:
+        self._keep = partial(write_scores, directory.path) if keep_scores else None
         self.config, self.directory, self.dataset, self.components = config, directory, dataset, components
-        self.left = left
+        self.left, self.ranks = left, components.embeddings.ranks
         self._seen_before = dataset.out_of_range()
         self.guard: Guard | None = None
         self._reached: Evaluation | None = None  # the evaluation that ended training
-        self.recorder = Recorder(components.embeddings, log_every=config.log_every)
+        tasks = tasks_of(components.model)
+        self.recorder = Recorder(components.embeddings, log_every=config.log_every, tasks=tasks)
         if left:
-            restore_recorder(self.recorder, left.reached, left.checkpoint, left.where)
-            self.recorder.evaluations = _evaluations(directory.metrics)
+            again = left.reached.place.is_evaluated_next(config.steps)
+            restore_recorder(self.recorder, left.reached, left.checkpoint, left.where, again=again)
+            if left.reached.evaluations is None:  # saved by an earlier version
+                self.recorder.evaluations = _evaluations(left.metrics)
         self._stream = stream
         self.recorder.sinks = self._sinks(stream)
         self.trainer = Trainer(
@@ -76,10 +88,13 @@ class Run:
             recorder=self.recorder,
             set_rates=partial(set_rates, config, components),
         )
-        self.checkpoints = Checkpoints(directory.path)
+        self.checkpoints = checkpoints_of(
+            directory.path, self.ranks, keep=config.keep_checkpoints, damaged=left.damaged if left else ()
+        )
 
     def train(self) -> dict[str, Any]:
         """Train, save, evaluate; the summary."""
+        group_feature(self.config.eval_by, [feature.name for feature in self.dataset.features])
         self._tell_policy()
         try:
             found = self._train()
@@ -94,7 +109,7 @@ class Run:
         return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{next_commands(path, self.config)}"}
 
     def _train(self) -> Evaluation | None:
-        with contextlib.closing(self.recorder), stop_request() as stop:
+        with contextlib.closing(self.recorder), stop_request(agreed_stop(self.ranks)) as stop:
             self._write_beginning()
             self.guard = self._make_guard()
             self.loop = self._make_loop(stop)
@@ -132,7 +147,7 @@ class Run:
         elif is_guarded(self.config, self.components):
             kept = f"weights are saved in {path}; a guarded run cannot be resumed"
         else:
-            kept = f"saved; go on with: adaptive-train run --resume {shlex.quote(str(path))}"
+            kept = f"saved; go on with: {resume_command(path, self.config)}"
         self._tell(f"stopped after step {self.recorder.steps}: {kept}")
 
     def _write_beginning(self) -> None:
@@ -147,7 +162,7 @@ class Run:
         if self.config.guard is None:
             return None
         total = total_steps(self.config, self.dataset)
-        return Guard(self.config.guard, self.config, self.components, self.recorder, total)
+        return Guard(self.config.guard, self.config, TrainedRun(self.components), self.recorder, total)
 
     def _make_loop(self, stop: StopRequest) -> Loop:
         loop = Loop(
@@ -179,7 +194,8 @@ class Run:
     def _evaluate(self, stop: StopRequest) -> Evaluation | None:
         """None if there is no evaluation part, or the run is to stop."""
         batches = takewhile(lambda _: not stop, self.dataset.evaluation(self.config.eval_batch_size))
-        found = evaluate(self.components.embeddings, self.components.model, batches)
+        by = group_feature(self.config.eval_by, [feature.name for feature in self.dataset.features])
+        found = evaluate(self.components.embeddings, self.components.model, batches, by=by, keep=self._keep)
         if stop or not found.samples:
             return None
         self.recorder.write_evaluation(found)
@@ -195,9 +211,12 @@ class Run:
         seen, dropped = inputs_of(self.components.embeddings.policy)
         auc, log_loss = self.recorder.auc.value(), self.recorder.log_loss.value()
         accuracy = self.recorder.auc.accuracy()
-        quality = {"auc_of": "training", "auc": auc, "log_loss": log_loss, "accuracy": accuracy, "eval_samples": 0}
+        so_far = {"auc": auc, "log_loss": log_loss, "accuracy": accuracy}
+        quality: dict[str, Any] = {"auc_of": "training", **so_far, "eval_samples": 0}
         if found is not None:
             quality = quality_numbers(found)
+        elif self.recorder.each.streams:
+            quality["labels"] = {name: asdict(one) for name, one in self.recorder.each.quality().items()}
         return {
             **run_summary(self.config.policy, self.recorder.totals, auc=auc, log_loss=log_loss),
             **quality,
@@ -227,6 +246,8 @@ class Run:
         return {f"host_{name}": size for name, size in self.loop.file_bytes.items()}
 
     def _sinks(self, stream: TextIO | None) -> list[Sink]:
+        if self.ranks is not None and not self.ranks.is_first:
+            return []
         sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
         steps, samples = self.recorder.steps, self.recorder.samples
         if self.config.tensorboard:
@@ -234,6 +255,7 @@ class Run:
             purge_from = steps + 1 if self.left else None
             directory = self.directory.tensorboard
             sinks.append(TensorBoardView(directory, list(rows), list(rows.values()), purge_from=purge_from))
+        sinks += make_loggers(self.config.log_to, self.directory.path, self.config.model_dump(mode="json"))
         if stream is not None:
             total = total_steps(self.config, self.dataset)
             sinks.append(Progress(stream, total, first_step=steps, first_samples=samples))
@@ -252,7 +274,20 @@ def quality_numbers(found: Evaluation) -> dict[str, Any]:
     numbers = asdict(found)
     if found.gauc_groups is None:  # nobody asked
         del numbers["gauc"], numbers["gauc_groups"]
+    if not found.labels:
+        del numbers["labels"]
     return {"auc_of": "evaluation", "eval_samples": numbers.pop("samples"), **numbers}
+
+
+def group_feature(name: str | None, features: Sequence[str], setting: str = "eval_by=") -> int | None:
+    """Position of the feature by which samples are grouped for GAUC.
+
+    Raises:
+        ConfigError: if there is none of that name.
+    """
+    if name is not None and name not in features:
+        raise ConfigError(f"{setting}{name}: the data have no such feature; there are: {', '.join(features)}")
+    return None if name is None else features.index(name)
 
 
 def _evaluations(metrics: Path) -> list[EvalRecord]:

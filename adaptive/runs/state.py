@@ -12,20 +12,22 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.build import Components
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.guard.guard import Guard
-from adaptive.policy import Policy, drops_inputs
+from adaptive.policy import drops_inputs
 from adaptive.runs.loop import DataPosition, Loop
+from adaptive.runs.policy_state import load_policy_state, policy_state
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RECORD
+from adaptive.telemetry.jsonl import MetricsFile, from_json, to_json
+from adaptive.telemetry.record import EvalRecord
 from adaptive.telemetry.recorder import Recorder
 
 Arrays = dict[str, NDArray[Any]]
-OF_RULE: Final = "rule."  # before the names of a skip rule's arrays
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
@@ -57,7 +59,7 @@ def load_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str,
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
 
 
-AUC, RANDOM, CUDA = "auc_counts", "torch_random", "cuda_random_"
+RANDOM, CUDA = "torch_random", "cuda_random_"
 _GUARDED: Final = "the guard's copy of the run, and what it has judged, are in no checkpoint"
 
 
@@ -69,17 +71,36 @@ class SavedProgress(BaseModel):
     place: DataPosition
     recorder: dict[str, Any]
     file_bytes: dict[str, int]
+    device_rows: int | None = Field(default=None, ge=0)  # None, here and below: saved by an earlier version
+    evaluations: list[dict[str, Any]] | None = None
+    metrics: "MetricsSoFar | None" = None
+
+
+class MetricsSoFar(BaseModel):
+    """How `metrics.jsonl` begins."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> dict[str, Any]:
     """Arguments of `save_checkpoint`. Call it between two stretches of the loop."""
-    reached = SavedProgress(place=loop.place, recorder=recorder.state(), file_bytes=loop.file_bytes)
+    reached = SavedProgress(
+        place=loop.place,
+        recorder=recorder.state(),
+        file_bytes=loop.file_bytes,
+        device_rows=components.embeddings.view.device_rows,
+        evaluations=[to_json(record) for record in recorder.evaluations],
+        metrics=next((MetricsSoFar(**one.written()) for one in recorder.sinks if isinstance(one, MetricsFile)), None),
+    )
     return {
         "rows": components.embeddings.state_blocks(),
         "dense": components.model.state_dict(),
-        "policy": _policy_state(components.embeddings.policy),
+        "policy": policy_state(components.embeddings),
         "optimizer": optimizer_arrays(components.optimizer),
-        "run": {AUC: recorder.auc.counts, **_random()},
+        "run": {**recorder.auc_counts(), **_random()},
         "meta": {
             "steps": recorder.steps,
             "samples": recorder.samples,
@@ -121,24 +142,30 @@ def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None
         _set_random(checkpoint.run)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error
-    policy = components.embeddings.policy
-    try:
-        _load_policy_state(policy, checkpoint.policy)
-    except Exception as error:  # it is the user's code
-        about = f"{type(policy).__name__}.load_state_dict raised {type(error).__name__}: {error}"
-        raise CheckpointError(f"{where}: saved by another version of the policy? {about}") from error
+    load_policy_state(components.embeddings, checkpoint.policy, where)
 
 
-def restore_recorder(recorder: Recorder, reached: SavedProgress, checkpoint: Checkpoint, where: Path) -> None:
-    """Restore the recorder's totals and AUC.
+def restore_recorder(
+    recorder: Recorder, reached: SavedProgress, checkpoint: Checkpoint, where: Path, *, again: bool
+) -> None:
+    """Restore the recorder's totals, AUC and evaluations; `again`: but for that of this very step, which is made again.
 
     Raises:
         CheckpointError: if the checkpoint does not hold them.
     """
     try:
-        recorder.restore(reached.recorder, checkpoint.run[AUC])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        recorder.restore(reached.recorder, checkpoint.run)
+        evaluations = [_evaluation(data) for data in reached.evaluations or []]
+        recorder.evaluations = [one for one in evaluations if not (again and one.step == recorder.steps)]
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{where}: meta.progress.recorder: {type(error).__name__}: {error}") from error
+
+
+def _evaluation(data: Mapping[str, Any]) -> EvalRecord:
+    record = from_json(data)
+    if not isinstance(record, EvalRecord):
+        raise ValueError("an evaluation is needed")
+    return record
 
 
 def refuse_guarded_saves(config: TrainConfig, components: Components) -> None:
@@ -168,19 +195,6 @@ def refuse_guarded_resume(config: TrainConfig, components: Components, where: Pa
             f"{where}: the run is guarded and cannot be resumed: {_GUARDED}; evaluate it, or train anew, without "
             "a guard (guard=null) if it is to be resumed one day"
         )
-
-
-def _policy_state(policy: Policy) -> dict[str, NDArray[Any]]:
-    """The policy's arrays, and those of its skip rule under names of their own."""
-    of_rule = {} if policy.rule is None else policy.rule.state_dict()
-    return {**policy.state_dict(), **{OF_RULE + name: array for name, array in of_rule.items()}}
-
-
-def _load_policy_state(policy: Policy, state: Mapping[str, NDArray[Any]]) -> None:
-    of_rule = {name.removeprefix(OF_RULE): array for name, array in state.items() if name.startswith(OF_RULE)}
-    policy.load_state_dict({name: array for name, array in state.items() if not name.startswith(OF_RULE)})
-    if policy.rule is not None:
-        policy.rule.load_state_dict(of_rule)
 
 
 def is_guarded(config: TrainConfig, components: Components) -> bool:

@@ -1,22 +1,35 @@
 """Train a run in its directory, or say what it would take."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
 from adaptive.build import build, first_batches, open_data, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.models.presets import PRESETS
+from adaptive.ranks import Ranks
+from adaptive.runs.beginning import begin_with, with_known_ids
 from adaptive.runs.best import refuse_without_evaluation
 from adaptive.runs.device_need import refuse_too_few, rows_in_flight
 from adaptive.runs.record import where_and_what
 from adaptive.runs.run import Run, total_steps
 from adaptive.runs.state import refuse_guarded_saves
 from adaptive.runs.target import refuse_unreachable
+from adaptive.runs.together import facts_of, refuse_alone, scratch_directory, telling
 from adaptive.storage.run_directory import RunDirectory
+from adaptive.telemetry.loggers import load_loggers
 from adaptive.telemetry.report import SCHEMA
 
 
-def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | None = None) -> dict[str, Any]:
+def train_run(
+    config: TrainConfig,
+    *,
+    overwrite: bool = False,
+    take_over: bool = False,
+    stream: TextIO | None = None,
+    keep_scores: bool = False,
+    ranks: Ranks | None = None,
+) -> dict[str, Any]:
     """Train as `config` says, in a run directory; returns the summary, and as `table` its text for people.
 
     On SIGTERM, SIGINT or SIGHUP the step is finished (under a policy that skips, defers or arranges: the batches on
@@ -25,19 +38,28 @@ def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | 
     Args:
         config: the whole of it goes into `run.json`.
         overwrite: replace the run in a directory that is not empty.
+        take_over: also if a process of another machine or container, which is gone, seems to hold the directory.
         stream: where progress is shown, usually stderr.
+        ranks: that train this run together, each in a call of its own; rank 0 writes the directory.
+        keep_scores: keep logits and labels of the latest evaluation in the directory (`adaptive.storage.scores`).
 
     Raises:
         AdaptiveError: see the classes in `adaptive.errors`.
     """
-    with _run_directory(config, overwrite) as directory, torch_settings(config):
-        dataset = open_data(config, directory.path)
+    load_loggers(config.log_to)  # what is missing is told before there is a directory
+    refuse_alone(config, ranks)
+    opened = _directory_of(config, overwrite, take_over, ranks)
+    with telling(ranks), opened as directory, torch_settings(config):
+        dataset = open_data(with_known_ids(config), directory.path)
         sample = first_batches(config, dataset)
-        components = build(config, dataset, sample)
+        if ranks is not None:
+            ranks.require_equal(facts_of(config, dataset))
+        components = build(config, dataset, sample, ranks)
         with components.embeddings:
             refuse_guarded_saves(config, components)
             refuse_unreachable(config, components, dataset)
             refuse_without_evaluation(config, dataset)
+            begin_with(components, config)
             components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
             directory.begin(
                 config=config.model_dump(mode="json"),
@@ -45,12 +67,12 @@ def train_run(config: TrainConfig, *, overwrite: bool = False, stream: TextIO | 
                 **where_and_what(dataset),
                 device=str(components.embeddings.device),
             )
-            return Run(config, directory, dataset, components, stream).train()
+            return Run(config, directory, dataset, components, stream, keep_scores=keep_scores).train()
 
 
 def plan_run(config: TrainConfig) -> dict[str, Any]:
     """What `train_run` would take: memory, device rows, steps. Writes nothing."""
-    dataset = open_data(config)
+    dataset = open_data(with_known_ids(config))
     in_memory = config.model_copy(update={"tier": config.tier.model_copy(update={"host": "memory"})})
     sample = first_batches(config, dataset)
     components = build(in_memory, dataset, sample)  # memory that is not touched is not taken
@@ -87,7 +109,16 @@ def _preset(config: TrainConfig) -> dict[str, Any]:
     return {"preset": {"name": config.preset, **published}}
 
 
-def _run_directory(config: TrainConfig, overwrite: bool) -> RunDirectory:
+def _directory_of(
+    config: TrainConfig, overwrite: bool, take_over: bool, ranks: Ranks | None
+) -> AbstractContextManager[RunDirectory]:
+    """Of rank 0 the run's; of others one that is gone with the process."""
+    if ranks is None or ranks.is_first:
+        return _run_directory(config, overwrite, take_over)
+    return scratch_directory()
+
+
+def _run_directory(config: TrainConfig, overwrite: bool, take_over: bool) -> RunDirectory:
     if config.out is None:
         return RunDirectory.named_after(config.policy)
-    return RunDirectory(Path(config.out), overwrite=overwrite)
+    return RunDirectory(Path(config.out), overwrite=overwrite, take_over=take_over)

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from adaptive.build import torch_settings
 from adaptive.errors import ConfigError, InputError
+from adaptive.models.tasks import tasks_of
 from adaptive.runs.evaluating import NO_SETTINGS, data_of, evaluation_batches
 from adaptive.runs.loading import LoadedRun, load_with
-from adaptive.serving.scores import check_scores_file, write_scores
+from adaptive.serving.scores import check_scores_file, columns_of, write_scores
 from adaptive.telemetry.report import SCHEMA
 
 DRAWN = ("user_items", "taobao")  # formats whose samples are drawn, not read
@@ -29,13 +30,14 @@ def predict_run(
 
     Args:
         out: a file that ends in .csv (column `score`), .parquet (the same; needs pyarrow) or .npy (float32). It is
-            there whole afterwards, or as it was before.
+            there whole afterwards, or as it was before. A model of several labels gives a column each, `score_<label>`.
         data: None: the evaluation part of the run's data; or others, see `adaptive.runs.evaluating.data_of`. They may
             lack the schema's label column. No line may be bad, unless `settings` say otherwise.
         settings: as in `evaluate_run`.
 
     Returns:
-        `run_dir`, `data`, `out`, `samples` and `mean_score`.
+        `run_dir`, `data`, `out`, `samples` and `mean_score`, of several labels that of the first, with all in
+        `mean_scores`.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
@@ -49,27 +51,32 @@ def predict_run(
     with load_with(Path(run_directory), {**strict, **settings}) as run:
         _refuse_drawn(run, data)
         dataset = data_of(run, data, may_lack_labels=True)
-        mean = _Mean()
+        mean, tasks = _Mean(), tasks_of(run.model)
+        columns = columns_of(tasks.names if tasks else ())
         with torch_settings(run.config):
-            samples = write_scores(path, _some(mean.of(run.predict(evaluation_batches(run, dataset))), run, data))
+            scores = _some(mean.of(run.predict(evaluation_batches(run, dataset))), run, data)
+            samples = write_scores(path, scores, columns)
+        means = {column: total / samples for column, total in zip(columns, mean.totals, strict=True)}
         return {
             "schema": SCHEMA,
             "run_dir": str(run.path),
             "data": data or run.config.data,
             "out": str(path),
             "samples": samples,
-            "mean_score": mean.total / samples,
+            "mean_score": means[columns[0]],
+            **({"mean_scores": means} if len(means) > 1 else {}),
         }
 
 
 class _Mean:
     """Adds up what passes."""
 
-    total = 0.0
+    def __init__(self) -> None:
+        self.totals = np.zeros(1)  # by column
 
     def of(self, parts: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         for part in parts:
-            self.total += float(part.sum(dtype=np.float64))
+            self.totals = self.totals + part.reshape(len(part), -1).sum(axis=0, dtype=np.float64)
             yield part
 
 

@@ -10,6 +10,7 @@ As a program: `python DIR/scoring.py < samples.jsonl` prints a score a line.
 Letters: B samples, F features, D width of an embedding vector, S steps of a sample that is a sequence.
 """
 
+import importlib.util
 import json
 import math
 import sys
@@ -25,7 +26,6 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
 EPSILON = 1e-5  # of normalised features
-WORD = 2**64 - 1
 
 
 def load(folder: str | Path) -> "Model":
@@ -33,37 +33,33 @@ def load(folder: str | Path) -> "Model":
     folder = Path(folder)
     facts = json.loads((folder / "model.json").read_text("utf-8"))
     with torch.device("meta"):
-        model = Model(facts)
+        model = Model(facts, folder)
     tensors = folder / facts["tensors"]
     mapped = tensors.suffix == ".pt"
     state = torch.load(tensors, weights_only=True, mmap=True) if mapped else read_safetensors(tensors)
     model.load_state_dict(state, assign=True)
-    model.ids = [IdMap(feature, folder) for feature in facts["features"]]
+    model.values = beside("values").Values(facts, folder)
     return model.eval()
 
 
 class Model(nn.Module):
     """Plain tables and the dense part. `load` makes one."""
 
-    ids: "list[IdMap]"
+    values: Any
+    """How values become rows: `values.Values`."""
 
-    def __init__(self, facts: Mapping[str, Any]) -> None:
+    def __init__(self, facts: Mapping[str, Any], folder: Path) -> None:
         super().__init__()
         self.facts = facts
         self.tables = nn.ModuleList(
             nn.EmbeddingBag(table["rows"], table["width"], mode="sum") for table in facts["tables"]
         )
-        shape = facts["model"]
-        sizes = {"num_dense": len(facts["dense"]), "num_features": len(facts["features"])}
-        self.dense: nn.Module
-        if shape["name"] == "tbsm":
-            self.dense = TBSM(shape, **sizes, steps=facts["steps"])
-        else:
-            self.dense = DLRM(shape, **sizes)
+        self.dense = dense_part(facts, folder)
 
     def forward(self, dense: Tensor, bags: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Logits (B,) of dense inputs (B, dense), float32, as they are after their transformation; and for each feature
-        in order the rows of all its look-ups (N,) and where the look-ups of each sample begin (B,), both int64."""
+        """Logits (B,), of several labels (B, T), of dense inputs (B, dense), float32, as they are after their
+        transformation; and for each feature in order the rows of all its look-ups (N,) and where the look-ups of each
+        sample begin (B,), both int64."""
         features = self.facts["features"]
         if len(bags) != len(features):
             raise ValueError(f"{len(features)} features are needed, found {len(bags)}")
@@ -71,99 +67,63 @@ class Model(nn.Module):
             self.tables[feature["table"]](rows, offsets)
             for feature, (rows, offsets) in zip(features, bags, strict=True)
         ]
-        logits: Tensor = self.dense(dense, torch.stack(pooled, dim=1))
+        vectors = torch.cat(pooled, dim=1) if is_widened(self.facts) else torch.stack(pooled, dim=1)
+        logits: Tensor = self.dense(dense, vectors)
         return logits
 
     @torch.no_grad()
-    def score(self, samples: Sequence[Mapping[str, Any]]) -> list[float]:
-        """The probability that its label is 1, of each sample: name of a feature or dense input -> its value, as it
+    def score(self, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The probability that its label is 1, of each sample; where there are several labels, a list of theirs in the
+        order of `facts["labels"]`. A sample: name of a feature or dense input -> its value, as it
         stands in the data; of a bag a list of values. What is not given, or empty, is missing."""
         if not samples:
             return []
-        bags = []
-        for ids in self.ids:
-            rows = [ids.rows(sample.get(ids.name)) for sample in samples]
-            starts = np.cumsum([0, *map(len, rows)])[:-1]
-            bags.append((torch.tensor([r for one in rows for r in one], dtype=torch.int64), torch.from_numpy(starts)))
-        dense = torch.tensor([[dense_input(sample, one) for one in self.facts["dense"]] for sample in samples])
-        found: list[float] = torch.sigmoid(self(dense.float(), bags).double()).tolist()
+        bags = [(torch.from_numpy(rows), torch.from_numpy(starts)) for rows, starts in self.values.bags(samples)]
+        dense = torch.from_numpy(self.values.dense(samples))
+        found: list[Any] = torch.sigmoid(self(dense, bags).double()).tolist()
         return found
 
 
-def dense_input(sample: Mapping[str, Any], facts: Mapping[str, Any]) -> float:
-    value = sample.get(facts["name"])
-    if value is None or value == "":
-        return 0.0
-    return math.log1p(max(float(value), 0.0)) if facts["transform"] == "log" else float(value)
+# -- the dense part, and which one it is ---------------------------------------------------------------------------
 
 
-# -- from ids to rows ----------------------------------------------------------------------------------------------
-
-
-class IdMap:
-    """Which row of its table a value of a feature looks up."""
-
-    def __init__(self, facts: Mapping[str, Any], folder: Path) -> None:
-        self.facts, self.name = facts, facts["name"]
-        if facts["rule"] == "vocabulary":
-            keys = np.load(folder / facts["vocabulary"], allow_pickle=False)
-            self._order = np.argsort(keys)
-            self._keys = keys[self._order]
-
-    def rows(self, value: Any) -> list[int]:
-        """The rows of one sample: one, or of a bag any number."""
-        if not self.facts["bag"]:
-            return [self.row(value)]
-        return [self.row(one) for one in value or () if one is not None and one != ""]
-
-    def row(self, value: Any) -> int:
-        """The row of one value; None or an empty text: it is missing.
-
-        Raises:
-            ValueError: for a value that has no row.
-        """
-        facts = self.facts
-        if value is None or value == "":
-            return self._special("missing", value)
-        if facts["rule"] == "hash":
-            return mixed(key_of(value, facts["key"])) * int(facts["rows"]) >> 64
-        key = key_of(value, facts["key"])
-        if facts["rule"] == "row":
-            return key if 0 <= key < facts["rows"] else self._special("unknown", value)
-        place = int(np.searchsorted(self._keys, key))
-        if place < len(self._keys) and self._keys[place] == key:
-            return int(self._order[place])
-        return self._special("unknown", value)
-
-    def _special(self, name: str, value: Any) -> int:
-        row = self.facts[name]
-        if row is None:
-            raise ValueError(f"feature {self.name}: {value!r} has no row, and the table has none for {name} values")
-        return int(row)
-
-
-def key_of(value: Any, kind: str) -> int:
-    """The 64-bit key of a value: a whole number itself, hex digits as a number, of a text its FNV-1a hash."""
-    if kind == "int":
-        return int(value)
-    if kind == "hex":
-        key = int(str(value), 16)
+def dense_part(facts: Mapping[str, Any], folder: Path) -> nn.Module:
+    """The dense part of a model."""
+    shape = facts["model"]
+    sizes = {"num_dense": len(facts["dense"]), "num_features": len(facts["features"])}
+    model: nn.Module
+    if shape["name"] == "tbsm":
+        model = TBSM(shape, **sizes, steps=facts["steps"])
+    elif shape["name"] == "dlrm":
+        model = DLRM(shape, **sizes)
+    elif shape["name"] == "own":
+        with torch.device("cpu"):
+            model = beside("dense_models").own(shape, inputs_of(facts), folder)
     else:
-        key = 0xCBF29CE484222325
-        for byte in str(value).encode():
-            key = (key ^ byte) * 0x100000001B3 & WORD
-    return key - 2**64 if key >= 2**63 else key
+        norm = FEATURE_NORMS[shape["feature_norm"]](sizes["num_features"], shape["embedding_dim"])
+        model = beside("dense_models").MODELS[shape["name"]](shape, inputs_of(facts), norm, layers)
+    return beside("dense_models").Widened(model, shape, inputs_of(facts)) if is_widened(facts) else model
 
 
-def mixed(key: int) -> int:
-    """The hash of a key: the finaliser of SplitMix64."""
-    x = key & WORD
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
-    return x ^ (x >> 31)
+def inputs_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    tables = [facts["tables"][feature["table"]]["name"] for feature in facts["features"]]
+    names = [one["name"] for one in facts["dense"]]
+    labels, steps = facts.get("labels", []), facts["steps"]
+    return {"tables": tables, "num_dense": len(names), "dense_names": names, "labels": labels, "steps": steps}
 
 
-# -- the dense part ------------------------------------------------------------------------------------------------
+def is_widened(facts: Mapping[str, Any]) -> bool:
+    """Whether tables have other widths than the model wants."""
+    return any(table["width"] != facts["model"]["embedding_dim"] for table in facts["tables"])
+
+
+def beside(name: str) -> Any:
+    """The module `name.py`, which lies beside this file."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class DLRM(nn.Module):
@@ -189,9 +149,9 @@ class DLRM(nn.Module):
     def outputs(self, dense: Tensor, pooled: Tensor) -> Tensor:
         pooled = self.feature_norm(pooled)
         with self.precision(dense):
-            bottom = pooled.new_empty((len(pooled), 0)) if self.bottom is None else self.bottom(dense)
+            bottom = pooled.new_empty((pooled.shape[0], 0)) if self.bottom is None else self.bottom(dense)
         joined = self._interact(bottom.to(pooled.dtype), pooled)
-        padding = joined.new_zeros((len(joined), self.inputs - joined.shape[1]))
+        padding = joined.new_zeros((joined.shape[0], self.inputs - joined.shape[1]))
         with self.precision(dense):
             outputs: Tensor = self.top(torch.cat([joined, padding], dim=1))
         return outputs.to(pooled.dtype)
@@ -222,7 +182,7 @@ class TBSM(nn.Module):
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Logits (B,) of dense (B, S * dense inputs of a step) and pooled (B, F * S, D)."""
-        samples, steps = len(pooled), self.steps
+        samples, steps = pooled.shape[0], self.steps
         by_step = pooled.view(samples, self.num_features, steps, pooled.shape[2]).transpose(1, 2)
         found = self.dlrm.outputs(dense.reshape(samples * steps, -1), by_step.flatten(0, 1))
         vectors = normalize(torch.relu(found), dim=1).view(samples, steps, found.shape[1])

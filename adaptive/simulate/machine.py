@@ -19,15 +19,24 @@ Where a policy leaves misses on the host (`misses = "host"`) their share of the 
 in place of device only stand hits at the device's bandwidth, plus misses as under hybrid, and look-ahead hides only the
 planning or else everything but it. With nothing on the device serial is plan + hybrid.
 
+Where a machine was measured (`adaptive-train profile --save`), there is also the step that it is expected to take, with
+what overlap hides there in place of all or nothing:
+
+    expected        train + look - overlap * min(train, look)
+    train           device only, or served where they lie; vectors cross the link only where they do so in training
+    look            reading + planning * factor + (F+W)*(R+s) / move
+
 XDL, a parameter server, sends all dense weights both ways at each step (FAE, PVLDB 15(1), 5.2.3). It is modelled where
 their size is told.
 """
 
+import math
 import re
 from dataclasses import dataclass
 
 from adaptive.config import parse_size
 from adaptive.errors import ConfigError
+from adaptive.machines.spec import MachineSpec, Measured
 
 _RATE = re.compile(r"(\S+B)/s")
 
@@ -41,6 +50,7 @@ class Machine:
     host: float
     dense_ms: float
     dense_bytes: int = 0  # of all dense weights; 0: not known
+    measured: Measured | None = None  # with it the expected step is told
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,44 @@ def parse_rate(text: str, *, name: str) -> float:
     if rate <= 0:
         raise ConfigError(f"{name} {text!r}: needed a rate above 0, such as 50GB/s or 900MB/s")
     return float(rate)
+
+
+def described(spec: MachineSpec, *, flops_per_sample: float, batch_size: int) -> Machine:
+    """A machine of a file: its measured rates, or else those of its parts with the shares of the peaks it assumes.
+
+    The dense part's time goes by its operations: those that were measured, or the accelerators' (else processors').
+
+    Raises:
+        ConfigError: if the file holds neither.
+    """
+    flops = flops_per_sample * batch_size
+    if (found := spec.measured) is not None:
+        dense_ms = found.dense_ms * flops / (found.flops_per_sample * found.batch_size)
+        link = found.move if found.vectors_cross else math.inf
+        return Machine(link, found.device, found.host, dense_ms, measured=found)
+    if spec.host is None:
+        raise ConfigError(f"machine {spec.name!r} has neither [measured] nor [host]: needed one of them")
+    share, host = spec.assumed, spec.host
+    gpu = spec.gpu
+    device = gpu.bandwidth * share.gpu_bandwidth * gpu.count if gpu else host.bandwidth * share.host_bandwidth
+    speed = (gpu.flops * gpu.count if gpu else host.flops) * share.flops
+    link = host.link * share.link * gpu.count if gpu else math.inf
+    return Machine(link, device, host.bandwidth * share.host_bandwidth, 1e3 * flops / speed)
+
+
+def expected_ms(
+    traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float, read_ms: float, depth: int
+) -> float | None:
+    """Milliseconds of a step as a measured machine would take them; None for one that was not measured."""
+    found = machine.measured
+    if found is None:
+        return None
+    work = _bytes(traffic, traffic.lookups, traffic.vectors, traffic.rows)
+    train = 1e3 * work / machine.device + machine.dense_ms if staged else _served_where_they_lie(traffic, machine)
+    moved = 1e3 * (traffic.fetched + traffic.written_back) * traffic.row_bytes / found.move
+    look = read_ms + plan_ms * found.plan_factor + moved
+    overlap = (found.overlap_staged if staged else found.overlap_host) if depth else 0.0
+    return train + look - overlap * min(train, look)
 
 
 def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float) -> dict[str, float]:

@@ -34,6 +34,11 @@ UNKNOWN = (
     "that skips nothing"
 )
 
+EXPECTED = (
+    "expected: milliseconds of a step on the measured machine, with reading, and hidden by look-ahead as much as was "
+    "found there (modelled, from measured rates)"
+)
+
 
 def simulation_text(result: Mapping[str, Any]) -> str:
     """A table with a line for each policy and device size."""
@@ -47,10 +52,16 @@ def simulation_markdown(result: Mapping[str, Any]) -> str:
     return "\n\n".join([_head(result), markdown_table(_rows(result)), legend, *_notes(result)]) + "\n"
 
 
+def simulation_parts(result: Mapping[str, Any]) -> tuple[str, list[list[str]], list[str]]:
+    """A line about the data, the table with its head first, and what is to be said of it."""
+    return _head(result), _rows(result), [" ".join(LEGEND.splitlines()), *_notes(result)]
+
+
 def _rows(result: Mapping[str, Any]) -> list[list[str]]:
     runs = [run for run in result["runs"] if run["error"] is None]
     steps = [name for name in STEPS if name != "xdl" or result["machine"]["dense_bytes"]]
-    return [[*HEAD, *(STEPS[name] for name in steps)], *(_cells(run, result["batches"], steps) for run in runs)]
+    head = [*HEAD, *(STEPS[name] for name in steps), *(["expected"] if result["machine"]["measured"] else [])]
+    return [head, *(_cells(run, result["batches"], steps) for run in runs)]
 
 
 def _head(result: Mapping[str, Any]) -> str:
@@ -64,7 +75,8 @@ def _head(result: Mapping[str, Any]) -> str:
 def _notes(result: Mapping[str, Any]) -> list[str]:
     """What is missing: a line for each cause, which is often the same for several policies."""
     moving = dict.fromkeys(run["policy"] for run in result["runs"] if run["skips_unknown"])
-    return [*_stopped(result), *([f"{', '.join(moving)}: {UNKNOWN}"] if moving else []), *_advice(result)]
+    expected = [EXPECTED] if result["machine"]["measured"] else []
+    return [*_stopped(result), *([f"{', '.join(moving)}: {UNKNOWN}"] if moving else []), *expected, *_advice(result)]
 
 
 def _advice(result: Mapping[str, Any]) -> list[str]:
@@ -106,6 +118,7 @@ def _cells(run: Mapping[str, Any], batches: int, steps: Sequence[str]) -> list[s
         _deferred(run),
         f"{run['plan_ms']:.3f}",
         *(f"{run['step_ms'][name]:.3f}" for name in steps),
+        *([] if run["expected_ms"] is None else [f"{run['expected_ms']:.3f}"]),
     ]
 
 
@@ -116,8 +129,8 @@ def _deferred(run: Mapping[str, Any]) -> str:
     return f"<= {share}" if run["skips_at_most"] and run["deferred_update_share"] is not None else share
 
 
-def need_matplotlib() -> None:
-    """Look before a long simulation whether its picture can be drawn.
+def need_matplotlib(who: str = "--png needs") -> None:
+    """Look before long work whether its pictures can be drawn. who: the beginning of the message.
 
     Raises:
         ConfigError: if matplotlib is not installed.
@@ -125,9 +138,7 @@ def need_matplotlib() -> None:
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise ConfigError(
-            "--png needs matplotlib, which is not installed: pip install 'adaptive-train[report]'"
-        ) from error
+        raise ConfigError(f"{who} matplotlib, which is not installed: pip install 'adaptive-train[report]'") from error
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
@@ -153,12 +164,22 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         axes.set(xlabel="rows on the device (%)", ylabel=label)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
+    write_figure(figure, path, dpi=120)
+
+
+def write_figure(figure: Any, path: Path, *, dpi: int) -> Path:
+    """Write a PNG whole.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
+    figure.savefig(picture, format="png", dpi=dpi)
     try:
         write_atomic(path, picture.getvalue())
     except OSError as error:
         raise OutputError(f"picture {path} could not be written: {error}") from error
+    return path
 
 
 def _by_policy(result: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:

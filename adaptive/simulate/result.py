@@ -1,5 +1,6 @@
 """What the runs of a simulation found, as `adaptive-train simulate --json` prints it."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -8,7 +9,7 @@ import numpy as np
 
 from adaptive.counters import Counter
 from adaptive.planning.sizing import row_bytes
-from adaptive.simulate.machine import Machine, Traffic, step_ms
+from adaptive.simulate.machine import Machine, Traffic, expected_ms, step_ms
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.stream import SharedTrace, least_device_rows
 
@@ -18,7 +19,7 @@ _FOUND: Final = (
     *("hit_rate", "row_hit_rate", "belady_row_hit_rate", "belady_hit_rate", "popular_input_share", "fetched_rows"),
     *("written_back_rows", "bytes_h2d", "bytes_d2h", "skipped_update_share", "deferred_update_share", "skips_unknown"),
     "skips_at_most",
-    *("lookups_per_s", "plan_ms", "step_ms"),
+    *("lookups_per_s", "plan_ms", "read_ms", "step_ms", "expected_ms"),
 )
 
 
@@ -44,11 +45,12 @@ def simulation_result(setup: Setup, streams: Sequence[SharedTrace], machine: Mac
         "depth": setup.depth,
         "lookups_per_s": planned / seconds if seconds else None,
         "machine": {
-            "link_bytes_per_s": machine.link,
+            "link_bytes_per_s": machine.link if math.isfinite(machine.link) else None,  # nothing crosses one
             "device_bytes_per_s": machine.device,
             "host_bytes_per_s": machine.host,
             "dense_ms": machine.dense_ms,
             "dense_bytes": machine.dense_bytes,
+            "measured": None if machine.measured is None else machine.measured.when or "yes",
         },
         "least_device_rows": least_device_rows(streams),
         "recommended": _recommended(facts),
@@ -83,6 +85,8 @@ def _run_facts(
     lookups, rows = total[Counter.LOOKUPS], total[Counter.UNIQUE_ROWS]
     bound = stream.trace.best_hit_rate(run.num_slots, bypass=not run.staged)
     plan_ms = 1e3 * (statistics.median(run.plan_seconds) + statistics.median(stream.find_seconds))
+    read_ms = 1e3 * statistics.median(stream.read_seconds)
+    traffic = _traffic(setup, run)
     return facts | {
         "hit_rate": total[Counter.LOOKUP_HITS] / lookups if lookups else None,
         "row_hit_rate": total[Counter.ROW_HITS] / rows if rows else None,
@@ -99,7 +103,11 @@ def _run_facts(
         "skips_at_most": run.skips_at_most,
         "lookups_per_s": lookups / (run.seconds + stream.seconds),
         "plan_ms": plan_ms,
-        "step_ms": step_ms(_traffic(setup, run), machine, staged=run.staged, plan_ms=plan_ms),
+        "read_ms": read_ms,
+        "step_ms": step_ms(traffic, machine, staged=run.staged, plan_ms=plan_ms),
+        "expected_ms": expected_ms(
+            traffic, machine, staged=run.staged, plan_ms=plan_ms, read_ms=read_ms, depth=setup.depth
+        ),
     }
 
 

@@ -18,6 +18,7 @@ from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError, PolicyError
 from adaptive.kernels.planning import belady
 from adaptive.optim import RowOptimizer
+from adaptive.planning.following import Follower
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, lay_out_bags
 from adaptive.planning.planner import Arrival, Planner
@@ -88,6 +89,7 @@ class SimulatedRun:
         self.skips_at_most = False
         self.skips_unknown = self._begin_skipping(skip)
         self.view = RowView([self.planner])
+        self._follower = Follower([self.planner], self.policy_caller)
         self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
         self.batches = self.samples = self.popular = self.host_vectors = 0
         self.seconds = 0.0
@@ -175,9 +177,8 @@ class SimulatedRun:
         depth = self.setup.depth
         while True:
             try:
-                return self.planner.prepare(distinct, self.batches, depth, window)
+                return self._follower.prepare([distinct], self.batches, depth, [window])[0]
             except DeviceMemoryError:
-                self.planner.let_go()
                 if not self._shallower or depth == 0:
                     raise
                 depth -= 1

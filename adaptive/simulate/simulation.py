@@ -5,17 +5,18 @@ stream of its own. What is in memory at a time: a chunk of batches, the records 
 for Belady's bound.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from pydantic import ValidationError
 
-from adaptive.build import build_tables, first_batches, open_data, prepare
+from adaptive.build import build_tables, dense_flops, first_batches, open_data, prepare
 from adaptive.config import TierConfig, TrainConfig
+from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import row_optimizer
-from adaptive.planning.layout import make_groups
+from adaptive.planning.layout import Group, make_groups
 from adaptive.planning.sizing import held_rows
 from adaptive.policy_loading import make_policy, with_rule
 from adaptive.simulate.machine import Machine
@@ -23,18 +24,25 @@ from adaptive.simulate.result import simulation_result
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.stream import SharedTrace, Told, least_device_rows
 
+MachineOf = Callable[[float, int], Machine]
 Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and the settings with that policy
 
 
 def simulate(
-    cases: Sequence[Case], sizes: Sequence[str], machine: Machine, *, embedding_dim: int = 16, told: Told | None = None
+    cases: Sequence[Case],
+    sizes: Sequence[str],
+    machine: Machine | MachineOf,
+    *,
+    embedding_dim: int = 16,
+    told: Told | None = None,
 ) -> dict[str, Any]:
     """Hit rates, moved bytes, Belady's bound and modelled step times of every policy at every device size.
 
     Args:
         cases: settings that differ in the policy only.
         sizes: device rows, as in `tier.device_rows`; a policy that fixes its size is run at that one.
-        machine: for the modelled times.
+        machine: for the modelled times; or a function that gives it, of the operations of the model's dense part for a
+            sample and the batch size.
         embedding_dim: width of a row.
         told: called now and then.
 
@@ -48,8 +56,24 @@ def simulate(
     _check(cases, sizes)
     config = cases[0][1]
     dataset = open_data(config)
-    first = first_batches(config, dataset)
     (group,) = make_groups(build_tables(dataset, embedding_dim), config.seed)
+    known = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
+    return simulate_group(cases, sizes, known, dataset, group, told=told)
+
+
+def simulate_group(
+    cases: Sequence[Case],
+    sizes: Sequence[str],
+    machine: Machine,
+    dataset: Dataset,
+    group: Group,
+    *,
+    told: Told | None = None,
+) -> dict[str, Any]:
+    """`simulate` over data that are open, for the tables of `group`, in whose features' order batches come."""
+    _check(cases, sizes)
+    config = cases[0][1]
+    first = first_batches(config, dataset)
     held = config.tier.held_rows or held_rows(first, config.depth)
     tier = config.tier.model_copy(update={"held_rows": held})
     setup = Setup(group, row_optimizer(config.optimizer), tier, config.depth)
@@ -61,7 +85,7 @@ def simulate(
                 run.calibrate(sample)
                 if run.error is None:
                     listening.enter_context(run.policy_caller.listening())
-            stream.read(dataset, config, told or (lambda batches: None))
+            stream.read(dataset, config, told or (lambda batches, total: None))
     _refuse_failure(streams)
     return simulation_result(setup, streams, machine)
 

@@ -1,5 +1,6 @@
 """`SharedTrace`: runs that plan the same batches, in chunks, with the trace of those batches."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +17,21 @@ from adaptive.simulate.trace import Trace
 
 CHUNK: Final = 32  # batches that one run plans before the next run does: its books stay in the processor's cache
 
-Told = Callable[[int], None]  # how many batches have been planned
+Told = Callable[[int, int | None], None]  # how many batches have been planned, of how many if that is known
 
 
 def least_device_rows(streams: "Sequence[SharedTrace]") -> int | None:
     """Device rows that are enough for all batches of all streams that tell."""
     known = [rows for stream in streams if (rows := stream.least_device_rows) is not None]
     return max(known, default=None)
+
+
+def _total(config: TrainConfig, dataset: Dataset) -> int | None:
+    """Batches of all epochs, as far as they are asked for; None if nobody knows before reading them."""
+    samples = dataset.num_train_samples()
+    if samples is None:
+        return config.steps
+    return min(config.epochs * -(-samples // config.batch_size), config.steps or sys.maxsize)
 
 
 @dataclass
@@ -32,10 +41,12 @@ class SharedTrace:
     runs: list[tuple[str, str, SimulatedRun]]  # policy and device size as written
     setup: Setup
     trace: Trace = field(init=False)
+    _total: int | None = None
     lookups: int = 0
     batches: int = 0
     seconds: float = 0.0  # spent on distinct rows and the trace
     find_seconds: list[float] = field(default_factory=list)  # of each batch, spent on its distinct rows
+    read_seconds: list[float] = field(default_factory=list)  # of each batch, spent reading it
 
     def __post_init__(self) -> None:
         self.trace = Trace(self.setup.group.num_rows)
@@ -43,11 +54,12 @@ class SharedTrace:
 
     def read(self, dataset: Dataset, config: TrainConfig, told: Told) -> None:
         """Plan the batches that training with `config` would train."""
+        self._total = _total(config, dataset)
         for epoch in range(config.epochs):
             left = None if config.steps is None else config.steps - self.batches
             if left == 0 or self.is_over:
                 break
-            self._read_epoch(islice(dataset.train(config.batch_size, epoch=epoch), left), told)
+            self._read_epoch(self._timed(islice(dataset.train(config.batch_size, epoch=epoch), left)), told)
             for _, _, run in self.runs:
                 run.end_epoch()
         if not self.batches and not self.is_over:
@@ -84,7 +96,17 @@ class SharedTrace:
             if not chunk:
                 break
             self._plan(chunk)
-            told(self.batches)
+            told(self.batches, self._total)
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches; how long each took to read is kept."""
+        while True:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            self.read_seconds.append(time.perf_counter() - started)
+            yield batch
 
     def _find(self, batch: Batch) -> Distinct:
         started = time.perf_counter()

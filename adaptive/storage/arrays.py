@@ -1,14 +1,15 @@
-"""Arrays as raw `.npy` files, written here and checked before they are used: their header is compared, never parsed.
+"""Arrays as raw `.npy` files, written here and checked before they are used: their header is compared, never parsed,
+but for vectors that numpy itself has written (`parse_vector`).
 
 What may be larger than memory is written and read by blocks of its first axis: `Blocks` and `ArrayFile`.
 """
 
 import contextlib
 import hashlib
+import io
 import itertools
 import math
 import os
-import stat
 import struct
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,13 +18,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from adaptive.errors import CheckpointError
+from adaptive.errors import AdaptiveError, CheckpointError
 from adaptive.storage.durable import Disk, write_new
+from adaptive.storage.plain import open_plain
 
 DTYPES: Final = ("<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
 _CHUNK_BYTES: Final = 2**22
+_MOST_HEADER: Final = 1000  # bytes
 
 Array = NDArray[Any]
 
@@ -77,6 +81,25 @@ def read_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int, s
             digest.update(chunk)
     _check_digest(path, sha256, digest.hexdigest())
     return array
+
+
+def parse_vector(data: bytes, dtype: np.dtype[Any], path: Path, *, error: type[AdaptiveError]) -> Array:
+    """The vector (n,) of this type in a `.npy` file, of any version of numpy's; it shares memory with `data`.
+
+    Raises:
+        AdaptiveError: `error`, if it is anything else.
+    """
+    file, found = io.BytesIO(data), ""
+    try:
+        if npy.read_magic(file) == (1, 0):
+            shape, is_fortran, kind = npy.read_array_header_1_0(file, max_header_size=_MOST_HEADER)
+            left = len(data) - file.tell()
+            if len(shape) == 1 and not is_fortran and kind.str == dtype.str and left == shape[0] * dtype.itemsize:
+                return np.frombuffer(data, dtype, offset=file.tell())
+            found = f"{kind} {list(shape)} in {left} bytes"
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as failed:
+        found = str(failed)[:200]
+    raise error(f"{path}: expected a .npy file of a vector of {dtype}, found {found or 'another version'}")
 
 
 class ArrayFile:
@@ -156,7 +179,11 @@ def _empty(path: Path, shape: tuple[int, ...], dtype_text: str) -> Array:
 
 
 def _fill(chunk: memoryview, file: BinaryIO, path: Path, size: int) -> None:
-    if file.readinto(chunk) != len(chunk):  # type: ignore[attr-defined]
+    try:
+        count = file.readinto(chunk)  # type: ignore[attr-defined]
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if count != len(chunk):
         raise _shrank(path, size)
 
 
@@ -180,20 +207,6 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     padding = -(len(b"\x93NUMPY") + 4 + len(text) + 1) % 64
     content = text.encode("ascii") + b" " * padding + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(content)) + content
-
-
-def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading; links, folders and devices are refused."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        found = "a link" if path.is_symlink() else error.strerror or str(error)
-        raise CheckpointError(f"{path}: expected a plain file, found: {found}") from error
-    file = os.fdopen(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
-        raise CheckpointError(f"{path}: expected a plain file, found a folder, pipe or device")
-    return file
 
 
 def _chunks(array: Array) -> Iterator[memoryview]:

@@ -6,7 +6,6 @@ is taken, every byte is covered by a sha256, and no code is ever run (no pickle)
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +16,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.errors import CheckpointError, OutputError
-from adaptive.storage.arrays import Array, ArrayFile, Blocks, open_plain, read_array, write_array
+from adaptive.storage.arrays import Array, ArrayFile, Blocks, read_array, write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new
+from adaptive.storage.plain import parse_json, read_plain
 
 FORMAT: Final = "adaptive-checkpoint"
 VERSION: Final = 2
@@ -154,15 +154,8 @@ def _write_manifest(path: Path, content: dict[str, Any], disk: Disk) -> None:
 
 
 def _read_manifest(path: Path) -> _Manifest:
-    with open_plain(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > _MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{path}: expected at most {_MAX_MANIFEST_BYTES} bytes, found {size}")
-        raw = file.read(size)
-    try:
-        content = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: expected JSON, found {error}; the file is damaged") from error
+    raw = read_plain(path, _MAX_MANIFEST_BYTES)
+    content = parse_json(raw, str(path))
     found = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
     if found not in [(FORMAT, version) for version in READABLE]:
         raise CheckpointError(

@@ -7,14 +7,14 @@ While the run is under way the newest is called `checkpoint-N`, N batches of the
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from adaptive.storage.durable import DISK, Disk
-from adaptive.storage.run_directory import WEIGHTS, best_checkpoint, newest_checkpoint
+from adaptive.storage.run_directory import WEIGHTS, best_checkpoint, newest_checkpoint, newest_first
 
 _ANY: Final = re.compile(r"weights|checkpoint-\d+|(weights|checkpoint-\d+)\.tmp-\d+")
 
@@ -24,8 +24,14 @@ _ANY_BEST: Final = re.compile(r"best-\d+(\.tmp-\d+)?")
 class Checkpoints:
     """Saves the checkpoints of a run directory, and removes old ones. Only for the process that holds it."""
 
-    def __init__(self, directory: Path, *, disk: Disk = DISK) -> None:
-        self._directory, self._disk = directory, disk
+    def __init__(self, directory: Path, *, keep: int = 1, damaged: Collection[Path] = (), disk: Disk = DISK) -> None:
+        """
+        Args:
+            keep: checkpoints that are there while the run is under way; older ones are removed.
+            damaged: some that could not be read: they are replaced, and count for none.
+            disk: the disk operations.
+        """
+        self._directory, self._keep, self._damaged, self._disk = directory, keep, set(damaged), disk
 
     def add(self, number: int, content: Mapping[str, Any]) -> Path:
         """Save after `number` batches of the data; `content`: arguments of `save_checkpoint`.
@@ -33,17 +39,32 @@ class Checkpoints:
         Raises:
             OutputError: if it cannot be written; older ones are there then.
         """
-        path = self._directory / f"checkpoint-{number}"
-        if not path.exists():  # or else nothing has been trained since
-            save_checkpoint(path, **content, disk=self._disk)
-        self._remove_others(path, _ANY)
+        path = self._save(f"checkpoint-{number}", content)
+        self._remove_others([path, *self._older(number)], _ANY)
         return path
 
-    def _remove_others(self, path: Path, kind: re.Pattern[str]) -> None:
+    def _save(self, name: str, content: Mapping[str, Any]) -> Path:
+        path = self._directory / name
+        if path in self._damaged:
+            self._remove([path], path)
+        if not path.exists():  # or else nothing has been trained since
+            save_checkpoint(path, **content, disk=self._disk)
+        return path
+
+    def _older(self, number: int) -> list[Path]:
+        """The newest checkpoints of earlier batches that are kept beside the one of batch `number`."""
+        whole = [path for path in newest_first(self._directory) if path not in self._damaged]
+        before = [path for path in whole if path.name != WEIGHTS and int(path.name.partition("-")[2]) < number]
+        return before[: self._keep - 1]
+
+    def _remove_others(self, kept: Sequence[Path], kind: re.Pattern[str]) -> None:
+        others = [one for one in self._directory.iterdir() if one not in kept and kind.fullmatch(one.name)]
+        self._remove(others, kept[0])
+
+    def _remove(self, entries: Iterable[Path], path: Path) -> None:
         try:
-            for entry in self._directory.iterdir():
-                if entry != path and kind.fullmatch(entry.name):
-                    self._disk.remove(entry)
+            for entry in entries:
+                self._disk.remove(entry)
         except OSError as error:
             raise OutputError(f"an older checkpoint than {path} could not be removed: {error}") from error
 
@@ -53,10 +74,8 @@ class Checkpoints:
         Raises:
             OutputError: as `add`.
         """
-        path = self._directory / f"best-{number}"
-        if not path.exists():  # or else a run that went on has come here again
-            save_checkpoint(path, **content, disk=self._disk)
-        self._remove_others(path, _ANY_BEST)
+        path = self._save(f"best-{number}", content)
+        self._remove_others([path], _ANY_BEST)
 
     def finish(self, number: int, content: Mapping[str, Any]) -> None:
         """Save for the last time.
@@ -64,7 +83,8 @@ class Checkpoints:
         Raises:
             OutputError: as `add`.
         """
-        path = self.add(number, content)
+        path = self._save(f"checkpoint-{number}", content)
+        self._remove_others([path], _ANY)
         try:
             self._disk.rename(path, self._directory / WEIGHTS)
             self._disk.sync_directory(self._directory)
@@ -80,6 +100,24 @@ def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
         CheckpointError: if there is none or it is damaged; names the file.
     """
     return _load(directory, newest_checkpoint)
+
+
+def load_whole(directory: Path) -> tuple[Path, Checkpoint, dict[Path, str]]:
+    """The newest checkpoint that is whole, where it lies, and newer ones that are not, with what is wrong with each.
+    Only for the process that holds the directory.
+
+    Raises:
+        CheckpointError: if none is whole; says what is wrong with the newest.
+    """
+    damaged: dict[Path, str] = {}
+    first: CheckpointError | None = None
+    for path in newest_first(directory):
+        try:
+            return path, load_checkpoint(path, rows_in_files=True), damaged
+        except CheckpointError as error:
+            damaged[path] = str(error)
+            first = first or error
+    raise first or CheckpointError(f"{directory / WEIGHTS}: expected a checkpoint, found none")
 
 
 def load_best(directory: Path) -> tuple[Path, Checkpoint]:

@@ -4,15 +4,13 @@ Two runs never share a folder: whoever holds it has the kernel's lock on `lock`,
 """
 
 import contextlib
-import fcntl
 import itertools
-import json
 import os
 import platform
 import re
-import socket
+import stat
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -20,20 +18,26 @@ from typing import Any, Final
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.durable import DISK, write_atomic
+from adaptive.storage.plain import DIGEST, check_signature, parse_json, read_plain, signed_json
+from adaptive.storage.run_lock import holder, now, take_lock
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+UNSIGNED: Final = 1  # schema of records of earlier versions, which carry no digest
 RECORD: Final = "run.json"
 LOCK: Final = "lock"
 WEIGHTS: Final = "weights"
 
 # What a run may write: `overwrite` removes these and nothing else.
 _OURS: Final = re.compile(
-    r"(run\.json|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|\d+\.npy))(\.tmp-\d+)?"
+    r"(run\.json|evaluation\.npy|metrics\.jsonl|rejects\.jsonl|lock|vocabulary/(vocabulary\.json|\d+\.npy))(\.tmp-\d+)?"
     r"|(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?/(manifest\.json|(rows|dense|policy|optimizer|run)-\d+\.npy)"
     r"|tensorboard/events\.out\.tfevents\.[^/]*"
 )
 _CHECKPOINT: Final = re.compile(r"checkpoint-(\d+)")
 _BEST: Final = re.compile(r"best-(\d+)")
+_LITTER: Final = re.compile(r"(run\.json|metrics\.jsonl|rejects\.jsonl|weights|checkpoint-\d+|best-\d+)\.tmp-\d+")
+_LITTER_OF_VOCABULARY: Final = re.compile(r"(vocabulary\.json|\d+\.npy)\.tmp-\d+")
+_FILES: Final = re.compile(r"run\.json|metrics\.jsonl|rejects\.jsonl|lock")
 _FOLDERS: Final = re.compile(r"(weights|checkpoint-\d+|best-\d+)(\.tmp-\d+)?|tensorboard|vocabulary")
 
 
@@ -42,25 +46,29 @@ class RunDirectory:
 
     Args:
         overwrite: remove the run that is there.
-        resume: go on with it.
+        resume: go on with it. What killed processes were writing is removed.
+        take_over: also if a process of another machine or container seems to hold the directory.
 
     Raises:
-        CheckpointError: if there is no run to resume.
+        CheckpointError: if there is no run to resume, or part of it is a link, through which none is written.
         OutputError: if another process holds the directory (named in the message), if it is not empty and neither
             `overwrite` nor `resume` was asked for, if files in it are none of a run, or if it cannot be written.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False, take_over: bool = False) -> None:
         self.path = path
         if resume:
             read_record(path)  # or else we would leave a lock in a folder that is no run
+            _refuse_links(path)
         self.record: dict[str, Any] = {}
         try:
             self._made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(path / LOCK)
+            self._lock = take_lock(path / LOCK, take_over=take_over)
             try:
-                if not resume:
+                if resume:
+                    _remove_litter(path)
+                else:
                     self._make_room(overwrite)
             except BaseException:
                 self._release()
@@ -106,25 +114,26 @@ class RunDirectory:
         """
         self.record |= facts
         try:
-            write_atomic(self.path / RECORD, json.dumps(self.record, indent=1, allow_nan=False).encode() + b"\n")
+            write_atomic(self.path / RECORD, signed_json(self.record))
         except OSError as error:
             raise OutputError(f"{self.path / RECORD} could not be written: {error}") from error
 
     def begin(self, **facts: Any) -> None:
         """Write `run.json` as of the start; `facts`: configuration, data fingerprint, device and the like."""
-        started = {"schema": SCHEMA, "status": "running", "start": _now(), "versions": versions()}
+        started = {"schema": SCHEMA, "status": "running", "start": now(), "versions": versions()}
         self.write(**started, **holder(), **facts)
 
     def go_on(self, *, step: int, **facts: Any) -> None:
         """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed."""
-        self.record = {name: value for name, value in self.record.items() if name not in ("end", "error", "summary")}
+        over = ("end", "error", "summary", DIGEST)
+        self.record = {**{name: one for name, one in self.record.items() if name not in over}, "schema": SCHEMA}
         earlier = self.record.get("resumed", [])
-        resumed = [*earlier, {"step": step, "start": _now(), "versions": versions()}]
+        resumed = [*earlier, {"step": step, "start": now(), "versions": versions()}]
         self.write(status="running", resumed=resumed, **holder(), **facts)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Record the end of a run that came to its end."""
-        self.write(status="finished", end=_now(), summary=dict(summary))
+        self.write(status="finished", end=now(), summary=dict(summary))
 
     def __enter__(self) -> "RunDirectory":
         return self
@@ -135,7 +144,7 @@ class RunDirectory:
         try:
             if error is not None and self.record:
                 with contextlib.suppress(OutputError):  # what stopped the run is what the user must read
-                    self.write(status="stopped", end=_now(), error=f"{type(error).__name__}: {error}")
+                    self.write(status="stopped", end=now(), error=f"{type(error).__name__}: {error}")
         finally:
             self._release()
 
@@ -167,6 +176,13 @@ class RunDirectory:
                 self.path.rmdir()
 
 
+def newest_first(path: Path) -> list[Path]:
+    """The folders of a run directory's checkpoints from which it could go on, the newest first; `weights` is there only
+    where a run came to its end, and is then the newest but for those of a run that went on from it."""
+    found = sorted(int(match[1]) for entry in path.iterdir() if (match := _CHECKPOINT.fullmatch(entry.name)))
+    return [*(path / f"checkpoint-{number}" for number in reversed(found)), path / WEIGHTS]
+
+
 def newest_checkpoint(path: Path) -> Path:
     """The folder of a run directory's newest checkpoint: of a run that was cut short `checkpoint-N`, N batches of the
     data along, else `weights`, which may not be there."""
@@ -187,16 +203,58 @@ def read_record(path: Path) -> dict[str, Any]:
         CheckpointError: if there is none or it is not of this program.
     """
     file = path / RECORD
-    try:
-        record = json.loads(file.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{file}: expected the record of a run, found: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: expected JSON, found {error}; the file is damaged") from error
+    if not os.path.lexists(file):
+        raise CheckpointError(f"{file}: expected the record of a run, found: No such file or directory")
+    raw = read_plain(file)
+    record = parse_json(raw, str(file))
     found = record.get("schema") if isinstance(record, dict) else None
-    if found != SCHEMA:
-        raise CheckpointError(f"{file}: expected schema {SCHEMA}, found {found}; written by a newer adaptive-train?")
+    if found not in (SCHEMA, UNSIGNED) or isinstance(found, bool):
+        raise CheckpointError(
+            f"{file}: expected schema {SCHEMA}, found {str(found)[:80]}; written by a newer adaptive-train?"
+        )
+    if found != UNSIGNED or DIGEST in record:
+        check_signature(raw, record.get(DIGEST), str(file))
+    _check_kinds(record, str(file))
     return dict(record)
+
+
+_KINDS: Final[Mapping[str, type]] = {
+    "config": dict, "data": dict, "data.vocabularies": dict, "data.files": list, "versions": dict, "summary": dict,
+    "summary.stop_at": dict, "summary.best": dict, "resumed": list, "folder": str, "status": str, "preset": dict,
+}  # fmt: skip
+_WORDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list of objects", str: "a text"}
+
+
+def _check_kinds(record: Mapping[str, Any], where: str) -> None:
+    """Check that what readers take apart is what it must be; whether values make sense is for them to say."""
+    for name, kind in _KINDS.items():
+        value: Any = record
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        inner = value if isinstance(value, list) else []
+        if value is not None and not (isinstance(value, kind) and all(isinstance(one, dict) for one in inner)):
+            raise CheckpointError(f"{where}: {name}: expected {_WORDS[kind]}, found {str(value)[:80]!r}")
+
+
+def _refuse_links(path: Path) -> None:
+    """What a run writes to lies in its directory: nothing is written through a link, to a pipe or a device."""
+    for entry in path.iterdir():
+        is_folder = _FOLDERS.fullmatch(entry.name) is not None
+        if not is_folder and not _FILES.fullmatch(entry.name):
+            continue
+        fits = stat.S_ISDIR if is_folder else stat.S_ISREG
+        if not fits(entry.lstat().st_mode):
+            needed = "a folder" if is_folder else "a plain file"
+            found = "a link" if entry.is_symlink() else "something else"
+            raise CheckpointError(f"{entry}: expected {needed}, found {found}; a run writes only inside its directory")
+
+
+def _remove_litter(path: Path) -> None:
+    """What processes that were killed were writing, under temporary names."""
+    for folder, kind in ((path, _LITTER), (path / "vocabulary", _LITTER_OF_VOCABULARY)):
+        for entry in list(folder.iterdir()) if folder.is_dir() else []:
+            if kind.fullmatch(entry.name):
+                DISK.remove(entry)
 
 
 def versions() -> dict[str, str]:
@@ -207,72 +265,6 @@ def versions() -> dict[str, str]:
     names = ("adaptive-train", "torch", "numpy", "numba")
     found = {"python": platform.python_version(), **{name: version(name) for name in names}}
     return {**found, "threads": str(numba.get_num_threads())}
-
-
-def holder() -> dict[str, Any]:
-    """Who we are, for the lock and the record."""
-    return {"pid": os.getpid(), "host": socket.gethostname()}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _lock(path: Path) -> int:
-    """Take the lock file; returns its descriptor. The kernel frees it when this process ends, however it ends."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            _take(descriptor, path)
-            if not _is_at(descriptor, path):  # its last holder removed it between our open and our lock
-                os.close(descriptor)
-                continue
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({**holder(), "start": _now()}).encode(), 0)
-            return descriptor
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-            raise
-
-
-def _take(descriptor: int, path: Path) -> None:
-    before = _read_holder(descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise OutputError(
-            f"run directory {path.parent} is busy: {_holder_text(before)}; choose another directory with --out"
-        ) from error
-    # On a file system that other machines share, the kernel may know nothing of their locks.
-    if before and before.get("host") != socket.gethostname():
-        raise OutputError(
-            f"run directory {path.parent} is busy or was left by a dead run: {_holder_text(before)}; "
-            f"if that process is gone, remove {path}"
-        )
-
-
-def _read_holder(descriptor: int) -> dict[str, Any]:
-    try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
-    except ValueError:
-        return {}  # just made, or its holder is about to write it
-    return found if isinstance(found, dict) else {}
-
-
-def _holder_text(holder: Mapping[str, Any]) -> str:
-    if not holder:
-        return "another process has just taken it"
-    return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('start')}"
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        found = path.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    own = os.fstat(descriptor)
-    return (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)
 
 
 def _walk(path: Path) -> Iterator[str]:

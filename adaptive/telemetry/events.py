@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,9 @@ from typing import Any, BinaryIO, Final
 from adaptive.telemetry.record import Histogram
 
 MAX_PAUSE: Final = 64  # events left out between two tries, at most
+
+_NAME: Final = "events.out.tfevents"
+_TIME: Final = re.compile(r"events\.out\.tfevents\.([0-9]{1,12})\..*\.([0-9]{1,12})\.[0-9]+$")
 
 logger = logging.getLogger(__name__)
 _file_numbers = itertools.count()  # two files of one second sort in the order of their making
@@ -93,10 +97,15 @@ class EventFile:
 
     def _open(self) -> BinaryIO:
         self.directory.mkdir(parents=True, exist_ok=True)
-        number = f"{os.getpid()}.{next(_file_numbers):06d}"  # TensorBoard reads files in the order of their names
-        return open(
-            self.directory / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{number}", "xb"
-        )
+        number = f"{os.getpid()}.{next(_file_numbers):06d}"
+        return open(self.directory / f"{_NAME}.{self._second():010d}.{socket.gethostname()}.{number}", "xb")
+
+    def _second(self) -> int:
+        """The time in a new file's name: TensorBoard reads files in the order of their names, so it is later than that
+        of an earlier process's files, also where the clock was put back."""
+        found = (_TIME.match(path.name) for path in self.directory.iterdir())
+        latest = max((int(match[1]) for match in found if match and int(match[2]) != os.getpid()), default=0)
+        return max(int(time.time()), latest + 1)
 
     def _put(self, event: Any) -> None:
         self._record_writer(self._file).write(event.SerializeToString())

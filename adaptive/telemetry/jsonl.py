@@ -4,20 +4,23 @@ Numbers that are not finite are written as null. Each line has a `kind`: "run" (
 "guard", "resume".
 """
 
+import hashlib
+import itertools
 import json
 import logging
 import math
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from adaptive.errors import InputError
+from adaptive.errors import CheckpointError, InputError
 from adaptive.storage.durable import write_atomic
+from adaptive.storage.plain import open_plain, parse_json
 from adaptive.telemetry.record import (
     EvalRecord,
     GuardRecord,
@@ -31,6 +34,8 @@ from adaptive.telemetry.record import (
 
 SCHEMA: Final = 1
 MAX_WAITING: Final = 1000  # lines kept while the disk fails; some 10 MB with 26 tables
+_MOST_LINE: Final = 2**26  # bytes
+_BLOCK: Final = 2**20
 
 _KINDS: Final = {
     RunRecord: "run",
@@ -60,6 +65,7 @@ class MetricsFile:
         self.lost = 0
         self._waiting: deque[bytes] = deque()
         self._whole: int | None = None  # bytes of whole lines in the file; unknown before the first write
+        self._digest = hashlib.sha256()  # of these
 
     def write(self, record: Record) -> None:
         """Append a record (and those still waiting) and flush."""
@@ -90,13 +96,28 @@ class MetricsFile:
 
     def _append(self, data: bytes) -> None:
         if self._whole is None:
-            self._whole = _whole_lines(self.path)
+            self._look()
+        assert self._whole is not None
         with open(self.path, "ab") as file:
             size = file.seek(0, os.SEEK_END)
             if size > self._whole:  # part of a line, from a write that failed
                 file.truncate(self._whole)
             file.write(data)
-        self._whole = min(size, self._whole) + len(data)  # less than before if the file was removed in between
+        if size < self._whole:  # the file was removed in between
+            self._look()
+            return
+        self._whole += len(data)
+        self._digest.update(data)
+
+    def _look(self) -> None:
+        """Find out what an earlier writer left whole."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        content = content[: content.rfind(b"\n") + 1]
+        self._whole, self._digest = len(content), hashlib.sha256(content)
+
+    def written(self) -> dict[str, Any]:
+        """`bytes` of the file so far and their `sha256`, from which `check_beginning` knows whether they changed."""
+        return {"bytes": self._whole or 0, "sha256": self._digest.hexdigest()}
 
 
 def to_line(record: Record) -> bytes:
@@ -132,20 +153,44 @@ def read_metrics(path: Path) -> list[Record]:
     Raises:
         InputError: if the file cannot be read, or a line is not a record; names file and line.
     """
+    return [record for record, _ in _read(path)]
+
+
+def _read(path: Path) -> Iterator[tuple[Record, bytes]]:
+    """The records, each with its line."""
+    with open_plain(path, error=InputError, follow=True) as file:
+        for number in itertools.count(1):
+            line = file.readline(_MOST_LINE)
+            if not line.endswith(b"\n") and len(line) < _MOST_LINE:
+                return
+            yield _record(line, f"{path}:{number}"), line
+
+
+def _record(line: bytes, where: str) -> Record:
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(from_json(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{path}:{number}: not a record of a run ({type(error).__name__}: {error}); "
-                "needed one JSON object per line, as written by adaptive-train"
-            ) from error
-    return records
+        if not line.endswith(b"\n"):
+            raise ValueError(f"it is longer than {_MOST_LINE:,} bytes")
+        content = parse_json(line, where, error=InputError)
+        record = from_json(content)
+        _check_numbers(record)
+        return record
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise InputError(
+            f"{where}: not a record of a run ({type(error).__name__}: {error}); "
+            "needed one JSON object per line, as written by adaptive-train"
+        ) from error
+
+
+def _check_numbers(record: Record) -> None:
+    """Check what readers calculate with."""
+    if isinstance(record, RunRecord):
+        return
+    if isinstance(record.step, bool) or not isinstance(record.step, int):
+        raise ValueError(f"step must be a whole number, found {str(record.step)[:80]!r}")
+    for name in ("samples", "auc", "log_loss", "accuracy") if isinstance(record, EvalRecord) else ():
+        value = getattr(record, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{name} must be a number, found {str(value)[:80]!r}")
 
 
 def drop_after(path: Path, step: int, *, evaluation: bool) -> int:
@@ -159,14 +204,17 @@ def drop_after(path: Path, step: int, *, evaluation: bool) -> int:
         InputError: if the file cannot be read, or a line is not a record; names file and line.
         OSError: if it cannot be written.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return 0
-    goes = [_is_after(record, step, evaluation) for record in read_metrics(path)]
-    content = path.read_bytes()
-    kept = [line + b"\n" for line, gone in zip(content.split(b"\n"), goes, strict=False) if not gone]
-    if sum(map(len, kept)) != len(content):
+    kept, gone, size = list[bytes](), 0, 0
+    for record, line in _read(path):
+        size += len(line)
+        gone += (goes := _is_after(record, step, evaluation))
+        if not goes:
+            kept.append(line)
+    if gone or size != path.stat().st_size:
         write_atomic(path, b"".join(kept))
-    return sum(goes)
+    return gone
 
 
 def _is_after(record: Record, step: int, evaluation: bool) -> bool:
@@ -219,6 +267,21 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _whole_lines(path: Path) -> int:
-    """Bytes up to and with the last newline: what an earlier writer left whole."""
-    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+def check_beginning(path: Path, written: Mapping[str, Any]) -> None:
+    """Check that a `metrics.jsonl` begins with what `MetricsFile.written` told.
+
+    Raises:
+        CheckpointError: if it is shorter, or other bytes stand there; names the file.
+    """
+    needed, digest = written["bytes"], hashlib.sha256()
+    with open_plain(path) as file:
+        found = os.fstat(file.fileno()).st_size
+        while needed and (part := file.read(min(needed, _BLOCK))):
+            digest.update(part)
+            needed -= len(part)
+    if needed or digest.hexdigest() != written["sha256"]:
+        what = f"{written['bytes']} bytes or more, found {found}" if needed else "the lines that the run has written"
+        raise CheckpointError(
+            f"{path}: expected {what}; the file is cut or damaged. The weights are not: to go on without this record "
+            "of the run so far, move it away"
+        )

@@ -138,6 +138,7 @@ class IntervalRecord:
     policy: dict[str, float] = field(default_factory=dict)  # numbers that a policy or tier reports
     device_rows: int | None = None  # that the device tier has room for now; None in records of before it was told
     accuracy: float | None = None  # running, of training's predictions
+    labels: dict[str, dict[str, float | None]] = field(default_factory=dict)  # of several labels each: running quality
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 
@@ -150,6 +151,9 @@ class EvalRecord:
     auc: float | None
     log_loss: float | None
     accuracy: float | None = None  # share of predictions on their label's side of 0.5
+    calibration: float | None = None  # predicted over observed positives
+    gauc: float | None = None  # where a feature is named by which samples are grouped
+    labels: dict[str, dict[str, float | None]] = field(default_factory=dict)  # of several labels each: the quality
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 

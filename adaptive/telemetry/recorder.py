@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor
 from adaptive.counters import Stopwatch
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine.statistics import Statistics
-from adaptive.errors import PolicyError
-from adaptive.evaluation import Evaluation
+from adaptive.errors import PolicyError, error_text
+from adaptive.evaluation import Evaluation, PerLabel
+from adaptive.models.tasks import Tasks
 from adaptive.policy import Policy
 from adaptive.quality import StreamingAUC, StreamingLogLoss
 from adaptive.telemetry.jsonl import from_json, to_json
@@ -30,6 +32,8 @@ from adaptive.telemetry.record import (
     table_counts,
 )
 from adaptive.telemetry.report import IN_PARTS, WAITED, RunTotals
+
+AUC_COUNTS: Final = "auc_counts"
 
 
 class Sink(Protocol):
@@ -47,6 +51,7 @@ class Recorder:
         steps, samples: trained so far.
         loss: mean of the latest batch, predicted before it was learnt.
         totals: of all intervals written.
+        each: of several labels each, as the next two of the first.
         auc (and accuracy), log_loss: of the predictions made in training, each before its batch was learnt.
         evaluations: their records so far.
         sinks: where records go.
@@ -58,6 +63,7 @@ class Recorder:
         sinks: Sequence[Sink] = (),
         *,
         log_every: int = 20,
+        tasks: Tasks | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
@@ -65,13 +71,14 @@ class Recorder:
             embeddings: whose statistics are taken at the end of each interval.
             sinks: closed by `close`.
             log_every: steps of an interval.
+            tasks: labels of the model, if it has several.
             now: seconds; tests give their own clock.
         """
         self.steps = 0
         self.samples = 0
         self.loss = math.nan
         self.totals = RunTotals()
-        self.auc, self.log_loss = StreamingAUC(), StreamingLogLoss()
+        self.auc, self.log_loss, self.each = StreamingAUC(), StreamingLogLoss(), PerLabel(tasks)
         self.evaluations: list[EvalRecord] = []
         self.sinks = sinks
         self._embeddings, self._log_every, self._now = embeddings, log_every, now
@@ -91,7 +98,7 @@ class Recorder:
         return self._stopwatch.stage(stage)
 
     def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
-        """Record a trained batch: mean loss, logits (B,) and labels (B,)."""
+        """Record a trained batch: mean loss, logits (B,) and labels (B,), of several labels (B, T)."""
         self.steps += 1
         self.samples += len(labels)
         self.loss = loss
@@ -112,6 +119,9 @@ class Recorder:
             torch.cuda.synchronize(self._embeddings.device)  # work launched is not work done
         ended = self._now()
         logits, labels = torch.cat(self._logits).float().cpu().numpy(), np.concatenate(self._labels)
+        if logits.ndim > 1:
+            self.each.update(logits, labels)
+            logits, labels = logits[:, 0], labels[:, 0]
         self.auc.update(logits, labels)
         self.log_loss.update(logits, labels)
         record = self._interval(self._embeddings.take_statistics(), ended - self._started, len(labels))
@@ -132,10 +142,21 @@ class Recorder:
             loss=self.loss, samples_per_s=self.totals.samples_per_s or 0.0, time_ms=self.totals.time_ms,
             tables=self.totals.tables, policy=self.totals.policy,
         )  # fmt: skip
-        return {"so_far": to_json(so_far), "first": self.totals.first, "log_loss": vars(self.log_loss).copy()}
+        each = {name: vars(losses).copy() for name, (_, losses) in self.each.streams.items()}
+        return {
+            "so_far": to_json(so_far),
+            "first": self.totals.first,
+            "log_loss": vars(self.log_loss).copy(),
+            **({"each": each} if each else {}),
+        }
 
-    def restore(self, state: Mapping[str, Any], auc_counts: NDArray[np.int64]) -> None:
-        """Go on from what `state` gave.
+    def auc_counts(self) -> dict[str, NDArray[np.int64]]:
+        """Arrays by name, which go with `state`."""
+        each = {f"{AUC_COUNTS}.{name}": auc.counts for name, (auc, _) in self.each.streams.items()}
+        return {AUC_COUNTS: self.auc.counts, **each}
+
+    def restore(self, state: Mapping[str, Any], auc_counts: Mapping[str, NDArray[np.int64]]) -> None:
+        """Go on from what `state` and `auc_counts` gave.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: if it is none.
@@ -145,7 +166,12 @@ class Recorder:
             raise ValueError("the record of all steps so far must be an interval")
         for name in vars(losses):
             setattr(losses, name, state["log_loss"][name])
-        self.auc, self.log_loss, self.totals = StreamingAUC(auc_counts), losses, RunTotals()
+        for name in self.each.streams:
+            auc, losses_of_it = StreamingAUC(auc_counts[f"{AUC_COUNTS}.{name}"]), StreamingLogLoss()
+            for field_name in vars(losses_of_it):
+                setattr(losses_of_it, field_name, state["each"][name][field_name])
+            self.each.streams[name] = auc, losses_of_it
+        self.auc, self.log_loss, self.totals = StreamingAUC(auc_counts[AUC_COUNTS]), losses, RunTotals()
         self.steps, self.samples, self.loss = so_far.step, so_far.samples, so_far.loss
         self.totals.add(so_far)
         samples, seconds = state.get("first") or (0, 0.0)  # checkpoints of earlier versions do not know
@@ -184,6 +210,7 @@ class Recorder:
             auc=self.auc.value(),
             accuracy=self.auc.accuracy(),
             log_loss=self.log_loss.value(),
+            labels={name: asdict(quality) for name, quality in self.each.quality().items()},
             hit_rate=whole.hit_rate,
             row_hit_rate=whole.row_hit_rate,
             tables=tables,
@@ -205,8 +232,9 @@ class Recorder:
 
 def evaluation_record(found: Evaluation, step: int) -> EvalRecord:
     """An evaluation after so many batches."""
-    quality = {name: getattr(found, name) for name in ("samples", "auc", "log_loss", "accuracy")}
-    return EvalRecord(step=step, **quality)
+    names = ("samples", "auc", "log_loss", "accuracy", "calibration", "gauc")
+    labels = {name: asdict(quality) for name, quality in found.labels.items()}
+    return EvalRecord(step=step, labels=labels, **{name: getattr(found, name) for name in names})
 
 
 def reported_numbers(policy: Policy) -> dict[str, float]:
@@ -222,9 +250,9 @@ def reported_numbers(policy: Policy) -> dict[str, float]:
         prefix = f"{type(one).__name__.lower()}." if one is policy.rule else ""  # both may count the same things
         try:
             numbers |= {prefix + name: float(getattr(one, name)) for name in one.reported}
-        except (AttributeError, TypeError, ValueError) as error:
+        except (Exception, SystemExit) as error:  # an attribute may be code of the policy's
             raise PolicyError(
-                f"{kind} {type(one).__name__}.reported must name attributes that are numbers: {error}"
+                f"{kind} {type(one).__name__}.reported must name attributes that are numbers: {error_text(error)}"
             ) from error
     return numbers
 

@@ -168,14 +168,15 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         f"policy {summary['policy']}: {count_text(summary['steps'])} steps, "
         f"{count_text(summary['samples'])} samples, {_speed(summary)}",
         f"auc {score_text(summary['auc'])}, log loss {score_text(summary['log_loss'])}, "
-        f"accuracy {accuracy_text(summary['accuracy'])}{_judged_on(summary)}",
+        f"accuracy {accuracy_text(summary['accuracy'])}{_more_quality(summary)}{_judged_on(summary)}",
+        *_labels(summary),
         *_target(summary),
         f"hit rate: {percent_text(summary['hit_rate'])} of look-ups, "
         f"{percent_text(summary['row_hit_rate'])} of each batch's rows",
         f"moved: {count_text(summary['fetched_rows'])} rows ({bytes_text(summary['bytes_h2d'])}) to the device, "
         f"{count_text(summary['written_back_rows'])} rows ({bytes_text(summary['bytes_d2h'])}) to the host",
         *_files(summary),
-        *_skipping(summary),
+        *skipping_lines(summary),
         *_guard(summary),
         *_policy(summary),
         "ms per step: " + ", ".join(f"{stage} {mean:.2f}" for stage, mean in totals.time_ms.items()),
@@ -190,6 +191,23 @@ def _speed(summary: Mapping[str, Any]) -> str:
     return whole if later is None else f"{whole} ({count_text(later)} after the first interval, which compiles)"
 
 
+def _more_quality(summary: Mapping[str, Any]) -> str:
+    """Calibration and GAUC, where they are known."""
+    calibration, gauc = summary.get("calibration"), summary.get("gauc")
+    text = "" if calibration is None else f", calibration {calibration:.3f}"
+    within = count_text(summary["gauc_groups"]) if "gauc_groups" in summary else ""
+    return text if gauc is None else f"{text}, gauc {score_text(gauc)} within {within} groups"
+
+
+def _labels(summary: Mapping[str, Any]) -> list[str]:
+    """A line for each of several labels, judged on the same samples; nothing of one."""
+    return [
+        f"  label {name}: auc {score_text(one['auc'])}, log loss {score_text(one['log_loss'])}, "
+        f"accuracy {accuracy_text(one['accuracy'])}"
+        for name, one in summary.get("labels", {}).items()
+    ]
+
+
 def _judged_on(summary: Mapping[str, Any]) -> str:
     match summary.get("auc_of"):
         case "evaluation":
@@ -199,7 +217,7 @@ def _judged_on(summary: Mapping[str, Any]) -> str:
     return ""
 
 
-def _skipping(summary: Mapping[str, Any]) -> list[str]:
+def skipping_lines(summary: Mapping[str, Any]) -> list[str]:
     """Skipping is the one thing that changes what is trained: said if it happened or was guarded, nothing otherwise."""
     kept, undone = summary.get("guard_kept", summary), summary.get("guard_undone", {})
     lines = [*_undone(undone), *_dropped(kept, undone), *_not_written(kept), *_watched(summary)]

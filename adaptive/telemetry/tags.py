@@ -23,18 +23,27 @@ Numbers = dict[str, float | None]
 
 def training(record: IntervalRecord) -> Numbers:
     """Quality of training's predictions, each made before its batch was learnt: `so_far` since the run began."""
+    each = {
+        f"{TRAINING}/{name}_so_far_{label}": found.get(name)
+        for label, found in record.labels.items()
+        for name in ("auc", "log_loss")
+    }
     return {
         f"{TRAINING}/loss": record.loss,
         f"{TRAINING}/auc_so_far": record.auc,
         f"{TRAINING}/log_loss_so_far": record.log_loss,
         f"{TRAINING}/accuracy_so_far": record.accuracy,
         f"{TRAINING}/samples_per_s": record.samples_per_s,
+        **each,
     }
 
 
 def evaluation(record: EvalRecord) -> Numbers:
-    """Quality on held-out data."""
-    return {f"{EVALUATION}/{name}": getattr(record, name) for name in ("auc", "log_loss", "accuracy")}
+    """Quality on held-out data, of several labels also that of each."""
+    names = ("auc", "log_loss", "accuracy")
+    numbers: Numbers = {f"{EVALUATION}/{name}": getattr(record, name) for name in (*names, "calibration", "gauc")}
+    each = {f"{EVALUATION}/{name}_{label}": q.get(name) for label, q in record.labels.items() for name in names}
+    return numbers | each
 
 
 def tiers(counts: TableCounts, device_rows: int | None, steps: int) -> Numbers:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels.aligned import full_rows, update_scratch
+from adaptive.kernels.rows.cpu import decay, pool, update
 from adaptive.kernels.rows.cpu import deferred as deferred_kernels
-from adaptive.kernels.rows.cpu import pool, update
 from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Deferred, Int64s, Pooling, RowUpdates
 from adaptive.tiers.host import HostTier
@@ -35,6 +35,7 @@ class CpuRows:
     def use(self, optimizer: RowOptimizer) -> None:
         """Update rows by these settings from now on; the formula and the state are the same."""
         self._rule = optimizer.kind, optimizer.settings(), optimizer.corrections()
+        self._kept = np.float32(optimizer.kept)
 
     def resize(self, num_slots: int, fill: float = 0.0) -> None:
         """Reallocate to `num_slots` slots that hold `fill`."""
@@ -58,6 +59,7 @@ class CpuRows:
     def update(self, row_updates: RowUpdates, gradients: Floats) -> Floats:
         """Update rows where they lie from gradients (V, D); returns the L2 norm of each update (U,)."""
         norms = np.empty(len(row_updates.rows), np.float32)
+        self._decay(row_updates.locations)
         update.update(
             row_updates.locations,
             row_updates.segments,
@@ -83,6 +85,7 @@ class CpuRows:
         """
         row_updates = deferred.row_updates
         norms = np.empty(len(deferred.due_rows), np.float32)
+        self._decay(deferred.due_locations)
         deferred_kernels.defer(
             row_updates.locations,
             row_updates.segments,
@@ -129,7 +132,15 @@ class CpuRows:
         state: Floats,
     ) -> Floats:
         norms = np.empty(len(locations), np.float32)
+        if self._kept != 1:
+            decay.decay(flip, locations, self._kept, weights, len(self.scratch))
         deferred_kernels.update_from_sums(
             flip, locations, entries, sums, squares, weights, state, *self._rule, norms, self.scratch
         )
         return norms
+
+    def _decay(self, locations: Int64s) -> None:
+        """Weight decay of rows about to be updated, in slots and on the host."""
+        if self._kept != 1:
+            for flip, weights in ((0, self.weights), (-1, self._host.weights)):
+                decay.decay(flip, locations, self._kept, weights, len(self.scratch))

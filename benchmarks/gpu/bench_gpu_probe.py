@@ -31,6 +31,7 @@ from adaptive.optim import RowwiseAdagrad
 from adaptive.planning.layout import make_groups
 from adaptive.planning.lookups import LookupsAhead
 from adaptive.tiers.gpu.pinned import Pinned
+from adaptive.tiers.gpu.sent_plan import bag_arrays
 from adaptive.tiers.host import whole_pages
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
@@ -144,12 +145,13 @@ def _rows_of_a_batch(probe: Probe, rates: Rates, dim: int, samples: int, *, mean
     distinct, kernels = lookups.distinct, row_kernels(probe.device, dim)
     slots = np.random.default_rng(0).permutation(group.num_rows)[: len(distinct.rows)]
     weights = torch.full((group.num_rows, dim), 0.01, device=probe.device)
-    none, out = torch.empty(0, device=probe.device), torch.empty((lookups.bags.num_vectors, dim), device=probe.device)
-    bags = [probe.send(array) for array in (slots[distinct.inverse], lookups.bags.vectors, lookups.bags.starts)]
+    out = torch.empty((lookups.bags.num_vectors, dim), device=probe.device)
+    pooling = lookups.bags.pooling(distinct.inverse, slots)
+    bags = [probe.send(array) for array in bag_arrays(pooling, slots)]
     floor = traffic(len(distinct.rows), samples, NUM_TABLES, dim, 1)
     probe.note(f"{name}_distinct_rows", float(len(distinct.rows)))
     probe.note(f"{name}_most_lookups_of_a_row", float(distinct.counts.max()))
-    took = probe.ms(lambda: kernels.pool(weights, None, *bags, none, out))
+    took = probe.ms(lambda: kernels.pool(weights, None, *bags, out, pooling.num_samples))
     probe.note(f"{name}_pool_ms", took)
     probe.note(f"{name}_pool_over_floor", took / (floor.forward / rates.memory * 1e3))
     segments = lookups.segments
@@ -338,7 +340,8 @@ def _host(probe: Probe) -> None:
     state, norms, vectors = torch.zeros((64, 1), device=device), torch.empty(8, device=device), slots.int()
     optimizer = RowwiseAdagrad()
     settings = [float(one) for one in optimizer.settings()]
-    probe.note("pool_host_us", probe.host_us(lambda: kernels.pool(weights, None, slots, vectors, segments, none, out)))
+    bags = slots, vectors, none, none, none
+    probe.note("pool_host_us", probe.host_us(lambda: kernels.pool(weights, None, *bags, out, 8)))
     arguments = slots, segments, vectors, none, out, optimizer.kind, settings, none, norms
     options = {"hot": vectors[:0]}
     update = lambda: kernels.update(weights, state, None, None, *arguments, **options)  # noqa: E731

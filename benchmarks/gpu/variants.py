@@ -28,12 +28,12 @@ Transfer = Literal["auto", "direct", "staged"]
 
 # As module:Class, so that policies are found where the package is not installed.
 POLICIES = {
-    "lru": "policies.lru:LRU",
-    "lfu": "policies.lfu:LFU",
-    "scratchpipe": "policies.scratchpipe:ScratchPipe",
-    "slipstream": "policies.slipstream:Slipstream",
-    "hybrid": "policies.hybrid:Hybrid",
-    "device": "policies.device:Device",
+    "lru": "adaptive.policies.lru:LRU",
+    "lfu": "adaptive.policies.lfu:LFU",
+    "scratchpipe": "adaptive.policies.scratchpipe:ScratchPipe",
+    "slipstream": "adaptive.policies.slipstream:Slipstream",
+    "hybrid": "adaptive.policies.hybrid:Hybrid",
+    "device": "adaptive.policies.device:Device",
 }
 BLOCK_ROWS = 1 << 16
 STORED = 0.01  # every value of every row before training

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from adaptive.config import SkipConfig
+from adaptive.policies.slipstream import Slipstream
 from benchmarks import bench_backward, bench_deferral, bench_overhead
 from benchmarks.deferral_account import Account, Differences, Watch
 from benchmarks.harness import NotEqual, Report
 from benchmarks.skipping import Line, fixed_gradient
 from benchmarks.streams import kaggle_tables, make_batches
 from benchmarks.variants import Ours, Setup
-from policies.slipstream import Slipstream
 
 SETUP = Setup(kaggle_tables(20_000, 4), "rowwise_adagrad")
 

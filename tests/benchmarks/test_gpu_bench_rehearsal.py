@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from adaptive.optim import SGD, Adam, RowwiseAdagrad
+from adaptive.policies.device import Device
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from benchmarks.gpu.suite import run_suite
-from policies.device import Device
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS: list[tuple[str, str, tuple[Any, ...]]] = [

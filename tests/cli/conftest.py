@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -46,11 +47,11 @@ class FakeTrainer:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     error: BaseException | None = None
 
-    def train_run(self, config: TrainConfig, *, overwrite: bool = False, stream: TextIO) -> dict[str, Any]:
+    def train_run(self, config: TrainConfig, *, overwrite: bool = False, stream: TextIO, ranks: None) -> dict[str, Any]:
         print("training", file=stream)
         return self._answer("train", config, overwrite=overwrite)
 
-    def resume_run(self, run_dir: Path, *, stream: TextIO, **lengths: Any) -> dict[str, Any]:
+    def resume_run(self, run_dir: Path, *, stream: TextIO, ranks: None, **lengths: Any) -> dict[str, Any]:
         print("resuming", file=stream)
         return self._answer("resume", (run_dir, lengths))
 
@@ -76,4 +77,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
     for name in ("train_run", "resume_run", "plan_run", "evaluate_run"):
         setattr(module, name, getattr(fake, name))
     monkeypatch.setitem(sys.modules, "adaptive.runs", module)
+    together: Any = ModuleType("adaptive.runs.together")
+    together.these_ranks = lambda config: nullcontext()
+    monkeypatch.setitem(sys.modules, "adaptive.runs.together", together)
     return fake

@@ -17,6 +17,7 @@ from adaptive.storage.checkpoint import load_checkpoint
 
 Cli = Callable[..., Any]
 LENGTHS = ("--steps", "--epochs", "--num-batches", "--nepochs")
+CODE = ("--policy", "--skip", "--model")
 SMALL = (
     *("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=12000"),
     *("--set", "data.synthetic.num_eval=2000", "--set", "tensorboard=false", "--batch-size", "500"),
@@ -36,7 +37,9 @@ def test_resume_takes_lengths_only(cli: Cli, trainer: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name not in LENGTHS], ids=lambda flag: flag.name)
+@pytest.mark.parametrize(
+    "flag", [flag for flag in FLAGS if flag.name not in (*LENGTHS, *CODE)], ids=lambda flag: flag.name
+)
 def test_other_flags_are_named(cli: Cli, trainer: Any, flag: Any) -> None:
     result = cli("run", "--resume", "runs/x", flag.name, *([] if flag.value else ["1"]))
     assert (result.code, result.out, trainer.calls) == (2, "", [])
@@ -45,13 +48,18 @@ def test_other_flags_are_named(cli: Cli, trainer: Any, flag: Any) -> None:
 
 def test_all_that_cannot_be_given_is_named(cli: Cli, trainer: Any) -> None:
     Path("a.toml").write_text("seed = 1\n")
-    words = ("--config", "a.toml", "--set", "depth=1", "--dry-run", "--overwrite", "--policy", "lru", "--steps", "9")
+    words = ("--config", "a.toml", "--set", "depth=1", "--dry-run", "--overwrite", "--depth", "1", "--steps", "9")
     result = cli("run", "--resume", "runs/x", *words)
     assert result.code == 2 and trainer.calls == []
-    assert "--config, --set, --dry-run, --overwrite, --policy cannot be given with it" in result.err
+    assert "--config, --set, --dry-run, --overwrite, --depth cannot be given with it" in result.err
 
 
-@pytest.mark.parametrize("value", ["0", "-3", "all", "1.5"])
+def test_code_that_is_trusted_is_named(cli: Cli, trainer: Any) -> None:
+    assert cli("run", "--resume", "runs/x", "--policy", "a.py:A", "--skip", "b.py:B").code == 0
+    assert trainer.calls == [("resume", (Path("runs/x"), {"code": {"policy": "a.py:A", "skip.rule": "b.py:B"}}))]
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "all", "1.5", "\N{ARABIC-INDIC DIGIT THREE}"])
 def test_lengths_are_whole_numbers(cli: Cli, trainer: Any, value: str) -> None:
     result = cli("run", "--resume", "runs/x", "--steps", value)
     assert result.code == 2 and trainer.calls == [] and f"--steps {value}: a whole number from 1 on" in result.err

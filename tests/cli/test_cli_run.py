@@ -87,6 +87,7 @@ VALUES = {
     "--eval-every": 11,
     "--seed": 5,
     "--skip": "defer+bound=0.1",
+    "--init-from": "runs/y",
     "--out": "runs/x",
     "--arch-sparse-feature-size": 16,
     "--arch-mlp-bot": "13-512-16",

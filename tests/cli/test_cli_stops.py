@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import adaptive.cli.simulate
 import adaptive.compare.runs
 from adaptive.config import TrainConfig
+from adaptive.contract.checks import CHECKS
 
 Cli = Callable[..., Any]
 
@@ -104,9 +104,11 @@ def test_check_of_a_policy_that_hangs(cli: Cli) -> None:
     lines = result.out.splitlines()
     assert lines[2].startswith("FAILED score gives one number per row") and "Hangs.score at batch 700" in lines[2]
     assert "raise the limit: --set tier.policy_timeout_s=2.5 (0: none)" in lines[2]
-    assert len(lines) == 11 and all(line.startswith("-      ") and "not run: " in line for line in lines[3:])
-    assert "policy 'hangs.py:Hangs' fails 1 of 11 checks: score gives" in result.err
-    assert result.err.endswith("; 8 were not run\n")
+    assert len(lines) == len(CHECKS) + 1 and all(
+        line.startswith("-      ") and "not run: " in line for line in lines[3:]
+    )
+    assert f"policy 'hangs.py:Hangs' fails 1 of {len(CHECKS) + 1} checks: score gives" in result.err
+    assert result.err.endswith(f"; {len(CHECKS) - 2} were not run\n")
 
 
 def test_check_takes_a_limit_and_names_what_is_none(cli: Cli) -> None:
@@ -126,9 +128,10 @@ def test_a_policy_that_is_not_there(cli: Cli, command: str) -> None:
 
 
 def test_simulate_tells_its_progress_and_runs_a_size_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive.cli.simulate, "SECONDS", 0)
+    monkeypatch.setattr("adaptive.telemetry.countdown.EVERY", 0.0)
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=4000", "--batch-size", "100")
     result = cli("simulate", *words, "--epochs", "2", "--policy", "lru", "--device-rows", "20%,100%,20%", "--json")
     assert result.code == 0, result.err
     assert [run["size"] for run in json.loads(result.out)["runs"]] == ["20%", "100%"]
-    assert result.err.splitlines() == [f"{n} batches planned" for n in (32, 40, 72, 80)]
+    told = [line.split(", about")[0] for line in result.err.splitlines()]
+    assert told == [f"{n} of 80 batches planned" for n in (32, 40, 72, 80)]

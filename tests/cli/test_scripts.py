@@ -58,7 +58,7 @@ def test_test_installs_what_developers_need_and_runs_every_check(script: Script,
     assert calls[2:] == [
         "ruff format --check .",
         "ruff check .",
-        "mypy --strict adaptive policies",
+        "mypy --strict adaptive",
         "python -m pytest --numprocesses auto --maxprocesses 4 -x",
     ]
     assert script("scripts/run", ADAPTIVE_VENV="venv")[1] == ["adaptive-train run --policy slipstream"]

@@ -15,8 +15,9 @@ from toy import ToyData, toy_config
 import adaptive.compare.runs
 import adaptive.runs
 from adaptive.compare.contenders import Contender
+from adaptive.compare.csv_lines import comparison_csv
 from adaptive.compare.judge import judge
-from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
+from adaptive.compare.report import comparison_markdown, comparison_text
 from adaptive.compare.runs import Outcome, train_all
 from adaptive.compare.variations import Value, Variation, folders, title, values, variations
 from adaptive.config import TrainConfig

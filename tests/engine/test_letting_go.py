@@ -30,8 +30,8 @@ from adaptive import (
 )
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.skipping import FEW, LET_GO_EVERY, PATIENCE
-from policies.defer import Defer as DeferRule
-from policies.lru import LRU
+from adaptive.policies.defer import Defer as DeferRule
+from adaptive.policies.lru import LRU
 
 NUM_ROWS, SAMPLES, BATCHES, CAPACITY, INTERVAL = 120, 12, 260, 12, 2
 TABLE = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=5)

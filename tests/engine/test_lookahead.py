@@ -11,8 +11,8 @@ from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine import lookahead
 from adaptive.errors import AdaptiveError, InputError, PolicyError
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView
-from policies.lru import LRU
 
 
 @pytest.fixture(autouse=True)

@@ -20,13 +20,13 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import NonFiniteError, PolicyError
 from adaptive.optim import SGD
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
 from adaptive.runs import train_run
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import IntervalRecord
 from adaptive.telemetry.recorder import Recorder
 from adaptive.trainer import Trainer
-from policies.lru import LRU
 
 # --- where sums are exact ----------------------------------------------------------------------------------------
 

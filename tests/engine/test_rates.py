@@ -217,3 +217,79 @@ def test_nothing_to_clip_is_told() -> None:
     embeddings = made(SGD())
     with pytest.raises(ValueError, match=r"no gradient has reached the embeddings; call loss.backward\(\) first"):
         embeddings.clip_grad_norm_(1.0)
+
+
+def scaled_training(scale: float, *, clip: bool, broken: int = -1, first_growth: int = 10**6) -> Any:
+    """Rows and dense part trained by one scaler, as parameters of one model would be; `broken`: a batch whose loss is
+    infinite. Returns (embeddings, head, scaler)."""
+    torch.manual_seed(0)
+    embeddings, head = made(Adagrad(lr=0.2), "90%"), nn.Linear(8, 1)
+    dense = torch.optim.SGD(head.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=first_growth)
+    for planned in embeddings.look_ahead(BATCHES[:6], depth=2):
+        loss = head(embeddings(planned)["user"]).square().mean() + embeddings(planned)["kind"].square().mean()
+        if planned.number == broken:
+            loss = loss * torch.inf
+        dense.zero_grad()
+        embeddings.optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if clip:
+            scaler.unscale_(dense)
+            scaler.unscale_(embeddings.optimizer)
+            embeddings.clip_grad_norm_(0.3, head.parameters())
+        scaler.step(dense)
+        scaler.step(embeddings.optimizer)
+        scaler.update()
+    return embeddings, head, scaler
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_grad_scaler_steps_rows_as_it_steps_parameters(clip: bool) -> None:
+    """Powers of two leave no trace; a scaler that is switched off steps plainly."""
+    plain, head, _ = scaled_training(1.0, clip=clip)
+    for scale in (256.0, 2.0**-3):
+        scaled, other, _ = scaled_training(scale, clip=clip)
+        assert_equal(scaled, plain)
+        assert torch.equal(head.weight, other.weight)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_grad_scaler_that_finds_infinity_takes_no_step_of_rows(clip: bool) -> None:
+    found, head, scaler = scaled_training(256.0, clip=clip, broken=3)
+    assert scaler.get_scale() == 128.0
+    assert torch.isfinite(head.weight).all()
+    for table in TABLES:
+        assert np.isfinite(found.table_weights(table.name)).all()
+    before, after = scaled_training_until(3), scaled_training_until(4, broken=3)
+    for table in TABLES:
+        assert np.array_equal(before.table_weights(table.name), after.table_weights(table.name))
+
+
+def scaled_training_until(count: int, broken: int = -1) -> TieredEmbeddingBag:
+    embeddings, scaler = made(Adagrad(lr=0.2)), torch.amp.GradScaler("cpu", init_scale=64.0)
+    for planned in embeddings.look_ahead(BATCHES[:count]):
+        loss = sum_of(embeddings(planned)) ** 2
+        scaler.scale(loss * torch.inf if planned.number == broken else loss).backward()
+        scaler.step(embeddings.optimizer)
+        scaler.update()
+    return embeddings
+
+
+def test_a_scaler_is_told_when_rows_have_no_gradients() -> None:
+    embeddings, scaler = made(SGD()), torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    for _ in embeddings.look_ahead(BATCHES[:1]):
+        with pytest.raises(AssertionError, match="No inf checks were recorded"):
+            scaler.step(embeddings.optimizer)
+
+
+def test_gradients_that_nobody_used_are_told_of_also_after_a_scaler_looked() -> None:
+    embeddings, scaler = made(SGD()), torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def forget_to_step() -> None:
+        for planned in embeddings.look_ahead(BATCHES[:2]):
+            scaler.scale(sum_of(embeddings(planned))).backward()
+            scaler.unscale_(embeddings.optimizer)
+
+    with pytest.raises(ConfigError, match="neither applied nor discarded"):
+        forget_to_step()

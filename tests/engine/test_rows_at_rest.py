@@ -33,9 +33,9 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.kernels.planning.books import DIRTY
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 TABLES = (
     TableConfig(name="a", num_embeddings=30, embedding_dim=4, features=("x", "y")),

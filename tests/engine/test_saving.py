@@ -5,11 +5,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from helpers import LFU, Trainee, random_batches, step_all, train_more
+from helpers import LFU, Trainee, random_batches, step_all, sum_of, train_more
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import CheckpointError
@@ -291,3 +292,22 @@ def test_larger_tables_take_the_rows_of_smaller_ones_and_train_as_they_would(ski
     assert np.array_equal(large.table_weights("a")[20:], sized(25, 10, 31).table_weights("a")[20:])
     with pytest.raises(CheckpointError, match="rows are wanted, the checkpoint has"):
         small.load_state_arrays(large.state_arrays(), grow=True)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_one_look_ahead_a_day_trains_what_one_over_both_days_does(depth: int) -> None:
+    """A loop of one's own, day by day: rows, their state, records and numbers of batches go on."""
+    tables = [TableConfig(name="t", num_embeddings=40, embedding_dim=4)]
+    batches = random_batches(tables, 10, samples=3)
+
+    def trained(*days: list[Batch]) -> dict[str, np.ndarray]:
+        embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="80%"), policy="lru", optimizer=Adam())
+        for day in days:
+            for planned in embeddings.look_ahead(day, depth=depth):
+                (sum_of(embeddings(planned)) ** 2).backward()
+                embeddings.step()
+        return embeddings.state_arrays()
+
+    whole, by_day = trained(batches), trained(batches[:6], batches[6:])
+    for name, array in whole.items():
+        assert np.array_equal(array, by_day[name]), name

@@ -13,8 +13,8 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
 from adaptive.optim import SGD, Adagrad, Adam
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
-from policies.lru import LRU
 
 USER = TableConfig(name="user", num_embeddings=100_000, embedding_dim=32)
 CATEGORY = TableConfig(name="category", num_embeddings=500, embedding_dim=8)

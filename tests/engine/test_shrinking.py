@@ -29,11 +29,11 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
 from adaptive.optim import Adagrad, Adam
+from adaptive.policies.device import Device
+from adaptive.policies.lru import LRU
 from adaptive.policy import Deferral, Policy
 from adaptive.system import is_out_of_memory, running_out
 from adaptive.tiers.gpu import build
-from policies.device import Device
-from policies.lru import LRU
 
 TABLES = (
     TableConfig(name="a", num_embeddings=40, embedding_dim=4, features=("x", "y")),

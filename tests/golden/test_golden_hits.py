@@ -18,18 +18,18 @@ from golden_runs import CALIBRATION_BATCHES, drifting_ids, lookups, planned
 from make_trace import RANKS, still_trace
 from numpy.typing import NDArray
 
+from adaptive.policies.device import Device
+from adaptive.policies.hotline import Hotline
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lfu import LFU
+from adaptive.policies.lru import LRU
+from adaptive.policies.scratchpipe import ScratchPipe
+from adaptive.policies.sieve import Sieve
+from adaptive.policies.slipstream import Slipstream
+from adaptive.policies.static import Static
+from adaptive.policies.tables import Tables
 from adaptive.policy import Policy
 from adaptive.policy_loading import make_policy
-from policies.device import Device
-from policies.hotline import Hotline
-from policies.hybrid import Hybrid
-from policies.lfu import LFU
-from policies.lru import LRU
-from policies.scratchpipe import ScratchPipe
-from policies.sieve import Sieve
-from policies.slipstream import Slipstream
-from policies.static import Static
-from policies.tables import Tables
 
 HITS = Path(__file__).with_name("hits.json")
 SHA256 = {

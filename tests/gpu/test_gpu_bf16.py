@@ -6,8 +6,8 @@ import torch
 from gpu_helpers import Training, assert_same
 
 from adaptive.optim import Adam, RowwiseAdagrad
-from policies.device import Device
-from policies.lru import LRU
+from adaptive.policies.device import Device
+from adaptive.policies.lru import LRU
 
 pytestmark = pytest.mark.gpu
 

@@ -8,11 +8,11 @@ import pytest
 from gpu_helpers import Delays, Training, assert_same
 
 from adaptive.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.policies.device import Device
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lfu import LFU
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
-from policies.device import Device
-from policies.hybrid import Hybrid
-from policies.lfu import LFU
-from policies.lru import LRU
 
 pytestmark = pytest.mark.gpu
 

@@ -9,10 +9,10 @@ from test_invariance import OPTIMIZERS, Case, cases
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.optim import RowOptimizer
+from adaptive.policies.device import Device
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
-from policies.device import Device
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 pytestmark = pytest.mark.gpu
 

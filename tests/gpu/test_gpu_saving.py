@@ -7,7 +7,7 @@ from helpers import random_batches, snapshot, train_more
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.optim import Adam
-from policies.lru import LRU
+from adaptive.policies.lru import LRU
 
 pytestmark = pytest.mark.gpu
 

@@ -11,12 +11,12 @@ from gpu_helpers import Running, Training, reading_is_allowed, waiting_is_an_err
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.policies.device import Device
+from adaptive.policies.lfu import LFU
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
 from adaptive.trainer import Trainer
 from benchmarks.gpu.accelerator import open_accelerator
-from policies.device import Device
-from policies.lfu import LFU
-from policies.lru import LRU
 
 pytestmark = pytest.mark.gpu
 

@@ -18,9 +18,9 @@ from adaptive.kernels.planning.books import WAITS
 from adaptive.optim import SGD
 from adaptive.planning.deferral import DeferralBook
 from adaptive.planning.hot_set import WatchedRows
+from adaptive.policies.inputs import Inputs
+from adaptive.policies.random_drop import RandomDrop
 from adaptive.policy import Deferral, Policy
-from policies.inputs import Inputs
-from policies.random_drop import RandomDrop
 
 NUM_ROWS = 400
 SKIP = SkipConfig(interval=16, min_visits=1, hot_rows="100%", min_accesses=1, lag=2)

@@ -14,6 +14,7 @@ from toy_runs import assert_equal, everything, in_model, nothing_is_left_behind 
 
 from adaptive.build import Components, build
 from adaptive.guard.fork import Fork, predict
+from adaptive.guard.trained import TrainedRun
 from adaptive.policy import Policy
 from adaptive.trainer import Trainer
 
@@ -26,6 +27,11 @@ SETTINGS: list[dict[str, Any]] = [
     {"optimizer": {"name": "adam", "lr": 0.01}, "dense_optimizer": {"name": "adam", "lr": 0.01}},
     {"optimizer": {"name": "sgd", "lr": 0.1}, "tier": {"device_rows": "60%", "device": "cpu-torch"}},
 ]
+
+
+def components_of(fork: Fork) -> Components:
+    assert isinstance(fork.trained, TrainedRun)
+    return fork.trained.components
 
 
 def run(
@@ -52,14 +58,14 @@ def test_a_fork_trains_as_the_run_would(settings: dict[str, Any], monkeypatch: p
     forks: list[Fork] = []
 
     def fork(parts: Components) -> None:
-        forks.append(Fork(parts, toy_config(skip=SKIP, **settings)))
+        forks.append(Fork(TrainedRun(parts), AT))
         for batch in BATCHES[AT:END]:
             forks[0].train(batch)
 
     parts = run(Plain, settings, monkeypatch, {AT: fork})
-    assert_equal(everything(forks[0].components), everything(parts))
-    np.testing.assert_array_equal(predict(forks[0].components, BATCHES[40:42]), predict(parts, BATCHES[40:42]))
-    assert predict(parts, []).shape == (0,)
+    assert_equal(everything(components_of(forks[0])), everything(parts))
+    np.testing.assert_array_equal(predict(forks[0].trained, BATCHES[40:42]), predict(TrainedRun(parts), BATCHES[40:42]))
+    assert predict(TrainedRun(parts), []).shape == (0,)
 
 
 def draw(*_: Any) -> None:
@@ -73,11 +79,11 @@ def test_a_run_does_not_notice_its_forks(policy: type[Policy], monkeypatch: pyte
     torch.manual_seed(0)
 
     def fork(parts: Components) -> None:
-        made = Fork(parts, toy_config(skip=SKIP))
+        made = Fork(TrainedRun(parts), AT)
         assert made.num_bytes > 0
         for batch in BATCHES[40:45]:
             made.train(batch)
-        predict(parts, BATCHES[45:])
+        predict(TrainedRun(parts), BATCHES[45:])
         made.close()
 
     forked, random = run(policy, {}, monkeypatch, {AT: fork, AT + 3: fork}), torch.get_rng_state()
@@ -88,10 +94,10 @@ def test_a_run_does_not_notice_its_forks(policy: type[Policy], monkeypatch: pyte
 
 def test_what_waits_in_the_run_is_applied_in_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     forks: list[Fork] = []
-    run(Defer, {}, monkeypatch, {END: lambda parts: forks.append(Fork(parts, toy_config(skip=SKIP)))})
+    run(Defer, {}, monkeypatch, {END: lambda parts: forks.append(Fork(TrainedRun(parts), AT))})
     parts = run(Defer, {}, monkeypatch, {})
     assert parts.embeddings.counts()[-1] > 0  # deferred
-    assert_equal(everything(forks[0].components), everything(parts))
+    assert_equal(everything(components_of(forks[0])), everything(parts))
 
 
 @pytest.mark.parametrize(
@@ -108,19 +114,19 @@ def test_a_run_goes_on_from_the_values_of_a_fork(
     forks: list[Fork] = []
 
     def fork(parts: Components) -> None:
-        forks.append(Fork(parts, toy_config(skip=SKIP, **settings)))
+        forks.append(Fork(TrainedRun(parts), AT))
         for batch in BATCHES[40:] + BATCHES[AT - 10 : AT]:
             forks[0].train(batch)
 
     def overwrite(parts: Components) -> None:
-        forks[0].overwrite(parts)
-        assert_equal(everything(parts), everything(forks[0].components))
+        forks[0].overwrite(TrainedRun(parts))
+        assert_equal(everything(parts), everything(components_of(forks[0])))
         for batch in BATCHES[AT:END]:
             forks[0].train(batch)
 
     parts = run(policy, settings, monkeypatch, {AT - 10: fork, AT: overwrite})
     with parts.embeddings:
-        assert_equal(everything(parts), everything(forks[0].components))
+        assert_equal(everything(parts), everything(components_of(forks[0])))
 
 
 AFTER = 9  # batches, whatever is under way

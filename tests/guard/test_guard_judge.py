@@ -30,10 +30,10 @@ from adaptive.kernels.planning.books import WAITS
 from adaptive.optim import SGD, Adagrad, RowOptimizer
 from adaptive.planning.deferral import DeferralBook, longest
 from adaptive.planning.hot_set import WatchedRows
+from adaptive.policies.random_drop import RandomDrop
+from adaptive.policies.slipstream import Slipstream
 from adaptive.policy import Deferral, Policy
 from adaptive.quality import exact_auc
-from policies.random_drop import RandomDrop
-from policies.slipstream import Slipstream
 
 
 def evidence(auc: float, error: float = 0.0) -> Evidence:

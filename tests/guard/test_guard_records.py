@@ -13,6 +13,7 @@ from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, par
 
 from adaptive.config import GuardConfig
 from adaptive.guard.guard import Guard
+from adaptive.guard.trained import TrainedRun
 from adaptive.telemetry.jsonl import MetricsFile, read_metrics
 from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.record import GuardRecord, Record, RunRecord
@@ -150,7 +151,9 @@ def test_what_a_guard_knows_is_saved_and_restored(tmp_path: Path) -> None:
     assert state["allowance"] == found.summary["guard_allowance"] and state["place"] == 180
     parts, _ = parts_of(policy=spec(Freeze), skip=SKIP)
     settings = GuardConfig(**(GUARD | {"budget": 0.05}))
-    guard = Guard(settings, toy_config(policy=spec(Freeze), skip=SKIP), parts, Recorder(parts.embeddings), 1000)
+    guard = Guard(
+        settings, toy_config(policy=spec(Freeze), skip=SKIP), TrainedRun(parts), Recorder(parts.embeddings), 1000
+    )
     guard.restore(state)
     assert guard.state() == state
     with parts.embeddings:
@@ -164,7 +167,11 @@ def test_a_stopped_run_that_goes_on_skips_nothing(begun: bool) -> None:
     """Stopped by a check, or because it was too short."""
     parts, _ = parts_of(policy=spec(Freeze), skip=SKIP)
     guard = Guard(
-        GuardConfig(**GUARD), toy_config(policy=spec(Freeze), skip=SKIP), parts, Recorder(parts.embeddings), 1000
+        GuardConfig(**GUARD),
+        toy_config(policy=spec(Freeze), skip=SKIP),
+        TrainedRun(parts),
+        Recorder(parts.embeddings),
+        1000,
     )
     guard.restore({**guard.state(), "active": False, "allowance": 0.0, "begun": begun})
     with parts.embeddings:

@@ -7,8 +7,8 @@ from guarded_policies import Defer, DropHalf, Freeze
 from adaptive.config import GuardConfig, SkipConfig, TrainConfig
 from adaptive.guard.account import GuardState, SkipCounts
 from adaptive.guard.schedule import LOOK, Alarm, Timing, Triggers
+from adaptive.policies.slipstream import Slipstream
 from adaptive.policy import Policy
-from policies.slipstream import Slipstream
 
 SETTINGS = GuardConfig(warmup=50, steps=100, holdout=2000)
 

@@ -21,10 +21,10 @@ from adaptive.kernels.planning import books
 tally = np.zeros((1, 20), np.int64)
 rows, counts, codes = np.array([0, 1]), np.array([5, 1], np.int32), np.array([1, 0], np.int32)
 accesses, last = np.zeros(2, np.uint32), np.zeros(2, np.int32)
-used, flags = np.zeros(1, np.int32), np.zeros(1, np.uint8)
+slots = np.zeros(1, np.int32), np.zeros(1, np.uint32), np.zeros(1, np.uint8)
 places, before = (np.zeros(2, np.int64), np.zeros(2, np.int64)), np.zeros(2, np.int32)
 books.enter_batch(
-    rows, counts, np.array([2]), 0, codes, accesses, last, used, flags, np.uint8(0), *places, before, tally
+    rows, counts, np.array([2]), 0, codes, accesses, last, *slots, np.uint8(0), True, *places, before, tally
 )
 print(np.flatnonzero(tally[0]).tolist())
 """

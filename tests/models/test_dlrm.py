@@ -83,7 +83,8 @@ def test_the_default_bottom_mlp_ends_with_the_width() -> None:
         ({"bottom_mlp": [0, 16]}, "greater than or equal to 1"),
         ({"interaction": "product"}, "'dot' or 'cat'"),
         ({"interaction": "cat", "interaction_self": True}, "interaction_self needs interaction = dot"),
-        ({"dropout": 0.5}, "Extra inputs are not permitted"),
+        ({"dropout": 1.0}, "less than 1"),
+        ({"experts": 2}, "Extra inputs are not permitted"),
     ],
 )
 def test_config_errors(settings: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.models.dlrm import DLRM, DLRMConfig
 from adaptive.optim import Adam
-from policies.lru import LRU
+from adaptive.policies.lru import LRU
 
 Around = Callable[[], AbstractContextManager[object]]
 TABLES = [TableConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=8) for n, rows in enumerate((40, 20, 5))]

@@ -9,7 +9,7 @@ from tbsm_twin import twin_logits
 from torch import Tensor
 
 from adaptive.errors import ConfigError
-from adaptive.models.options import OPTIONS, SEQUENCE_DATA
+from adaptive.models.options import BUILT_IN_DATA, OPTIONS
 from adaptive.models.tbsm import TBSM, TBSMConfig
 
 
@@ -146,5 +146,5 @@ def test_bfloat16_is_near_float32_and_gives_float32() -> None:
 
 
 def test_every_model_has_described_settings() -> None:
-    assert set(SEQUENCE_DATA) <= set(OPTIONS)
+    assert set(BUILT_IN_DATA) <= set(OPTIONS)
     assert all(field.description for config in OPTIONS.values() for field in config.model_fields.values())

@@ -30,8 +30,8 @@ from adaptive.planning import lookups as distinct_module
 from adaptive.planning import lookups as outline_module
 from adaptive.planning.layout import make_groups
 from adaptive.planning.lookups import LookupsAhead, plan_threads
+from adaptive.policies.lru import LRU
 from adaptive.policy import Deferral, Policy
-from policies.lru import LRU
 
 TABLES = (
     TableConfig(name="a", num_embeddings=40, embedding_dim=4, features=("x", "y")),

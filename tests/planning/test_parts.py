@@ -36,10 +36,10 @@ from adaptive.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.errors import StorageError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planned import Planned
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
 from adaptive.tiers.cpu_device import CpuDevice
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 
 @pytest.fixture(autouse=True)

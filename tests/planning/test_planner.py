@@ -24,9 +24,11 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError
+from adaptive.kernels.lent import LentMemory
 from adaptive.kernels.planning.books import CHANGED, DIRTY, INITIAL, ON_HOST
 from adaptive.planned import Planned
 from adaptive.planning.plan import GroupPlan
+from adaptive.planning.planner import swaps
 from adaptive.policy import NEVER, Policy, RowStats
 
 
@@ -187,7 +189,8 @@ def test_what_was_needed_what_there_was_and_what_to_do() -> None:
     with pytest.raises(DeviceMemoryError) as error:
         step_all(one_table(device_rows="4"), batches, depth=2)
     assert str(error.value) == (
-        "batch 2: 5 device rows of width 4 are needed to hold the rows of the 3 batches in flight, 4 are there: "
+        "batch 2: 5 device rows of width 4 are needed to hold the rows of the 3 batches in flight (most for table t, "
+        "2 a batch), 4 are there: "
         "raise device_rows to at least 5, or lower the batch size, or lower depth (now 2), "
         "or set tier.when_full=shallower (policy LRU)."
     )
@@ -218,7 +221,7 @@ def test_shallower_looks_less_far_ahead_for_the_batches_that_do_not_fit() -> Non
 
 def test_shallower_cannot_help_a_batch_that_does_not_fit_alone() -> None:
     with pytest.raises(
-        DeviceMemoryError, match=r"batch 1: 3 device rows .* the 1 batches in flight, 2 are there"
+        DeviceMemoryError, match=r"batch 1: 3 device rows .* the 1 batches in flight .most for table t.* 2 are there"
     ) as error:
         step_all(one_table(device_rows="2", when_full="shallower"), [bags([1]), bags([2, 3, 4])], depth=3)
     assert "depth" not in str(error.value)
@@ -315,6 +318,25 @@ def test_counts_of_a_batch() -> None:
         "BYTES_H2D": 2 * 16,
         "BYTES_D2H": 16,
     }
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf]), max_size=9),
+    st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf]), max_size=9),
+    st.integers(0, 3),
+)
+def test_swaps_are_those_of_two_rankings(coming: list[float], staying: list[float], num_free: int) -> None:
+    best = sorted(range(len(coming)), key=lambda i: -coming[i])
+    worst = sorted(range(len(staying)), key=lambda i: staying[i])
+    wins = [coming[new] > staying[old] for new, old in zip(best[num_free:], worst, strict=False)]
+    assert wins == sorted(wins, reverse=True)
+    takers, victims = swaps(
+        100 + np.arange(len(coming)), 200 + np.arange(len(staying)), np.array(coming + staying, np.float64), num_free,
+        LentMemory(),
+    )  # fmt: skip
+    assert takers.tolist() == sorted(100 + i for i in best[: num_free + sum(wins)])
+    assert victims.tolist() == [200 + i for i in worst[: sum(wins)]]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

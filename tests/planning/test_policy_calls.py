@@ -1,4 +1,4 @@
-"""The lowest scores, ties included, and what the caller of the policy lets pass."""
+"""What the caller of the policy lets pass."""
 
 import sys
 from collections.abc import Iterator
@@ -8,42 +8,14 @@ import numpy as np
 import pytest
 from contract import row_stats
 from helpers import bags, one_table, step_all
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError, InputError, PolicyError
-from adaptive.planning.planner import lowest
 from adaptive.planning.policy_calls import PolicyCaller
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView
-from policies.lru import LRU
-
-
-@pytest.mark.parametrize(
-    ("scores", "count", "positions"),
-    [
-        ([3, 1, 2], 1, [1]),
-        ([3, 1, 2], 2, [1, 2]),
-        ([1, 1, 1, 1], 2, [0, 1]),
-        ([2, 1, 2, 1, 2], 3, [0, 1, 3]),
-        ([0.0, -0.0, 0.0], 2, [0, 1]),
-        ([np.inf, -np.inf, 0, -np.inf], 2, [1, 3]),
-        ([-np.inf, -np.inf], 1, [0]),
-        ([5, 4], 0, []),
-        ([5, 4], 2, [0, 1]),
-        ([5, 4], 9, [0, 1]),
-        ([], 0, []),
-    ],
-)
-def test_lowest(scores: list[float], count: int, positions: list[int]) -> None:
-    assert lowest(np.array(scores, np.float64), count).tolist() == positions
-
-
-@given(st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf]), max_size=30), st.integers(0, 30))
-def test_lowest_are_the_first_of_a_stable_sort(scores: list[float], count: int) -> None:
-    array = np.array(scores, np.float64)
-    assert lowest(array, count).tolist() == sorted(np.argsort(array, kind="stable")[:count].tolist())
+from adaptive.policy_loading import load_policy_class
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.float32, np.float64])
@@ -55,6 +27,33 @@ def test_any_real_numbers_are_scores(dtype: type) -> None:
     scores = PolicyCaller(Scores()).score(row_stats(3))
     assert scores.dtype == np.float64
     assert scores.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("policy", ["lfu", "lru"])
+def test_rows_that_leave_by_an_order_are_those_that_leave_by_score(policy: str) -> None:
+    """The same run by a copy of the class whose `score` is asked: plan by plan the same moves."""
+    ordered = load_policy_class(policy)
+
+    class Asked(ordered):  # type: ignore[misc, valid-type]
+        order = ()
+
+    rng = np.random.default_rng(3)
+    batches = [bags(*(rng.zipf(1.3, 6) % 60 for _ in range(4))) for _ in range(60)]
+    moves = []
+    for cls in (ordered, Asked):
+        embeddings = one_table(60, "24", cls, max_candidates=8)
+        plans = [planned.works[0].plan for planned in embeddings.look_ahead(batches, depth=0)]
+        moves.append([(plan.moves.back_slots.tolist(), plan.moves.fetch_slots.tolist()) for plan in plans if plan])
+    assert moves[0] == moves[1]
+    assert sum(len(back) for back, _ in moves[0]) > 60
+
+
+def test_an_order_that_is_none_is_a_policy_error() -> None:
+    class Wrong(LRU):
+        order = ("table",)
+
+    with pytest.raises(PolicyError, match=r"policy Wrong.order is \('table',\); it must be \(\) or one of"):
+        step_all(one_table(9, "2", Wrong), [bags([1, 2]), bags([3, 4])])
 
 
 def test_a_message_names_policy_method_batch_and_row() -> None:
@@ -90,12 +89,12 @@ def test_only_a_policy_with_verdicts_is_watched() -> None:
     assert not PolicyCaller(LRU()).watches_movement
 
 
-def test_an_error_of_ours_passes_as_it_is() -> None:
+def test_an_error_of_another_kind_is_the_policys() -> None:
     class Refuses(LRU):
         def score(self, rows: RowStats) -> NDArray[Any]:
             raise ConfigError("another device")
 
-    with pytest.raises(ConfigError, match="another device"):
+    with pytest.raises(PolicyError, match=r"Refuses.score at batch 0 raised ConfigError: another device"):
         PolicyCaller(Refuses()).score(row_stats(1))
 
 

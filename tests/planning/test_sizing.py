@@ -19,10 +19,10 @@ from adaptive.planning.sizing import (
     shrunk,
     watched_bytes,
 )
+from adaptive.policies.device import Device
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
-from policies.device import Device
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 NARROW = TableConfig(name="narrow", num_embeddings=1000, embedding_dim=4)
 WIDE = TableConfig(name="wide", num_embeddings=500, embedding_dim=16)

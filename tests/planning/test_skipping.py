@@ -28,8 +28,8 @@ from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels.planning.watched import SHORTER
 from adaptive.optim import Adagrad, Adam, RowOptimizer
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
-from policies.lru import LRU
 
 SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
 TABLES = (

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.contract import check_policy
+from adaptive.contract.checks import CHECKS
+from adaptive.policies.lru import LRU
+from adaptive.policies.static import Static
 from adaptive.policy import Policy, RowStats, TierView
 from adaptive.policy_loading import installed_policies, load_policy_class
-from policies.lru import LRU
-from policies.static import Static
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=policy_id)
@@ -55,6 +56,20 @@ class Writes(LRU):
 class SaturatedAsNumbers(LRU):
     def saturated(self, rows: RowStats) -> Any:
         return np.zeros(len(rows))
+
+
+class OrderedOtherwise(Policy):
+    order = ("last_access", "accesses")
+
+    def score(self, rows: RowStats) -> NDArray[Any]:
+        return rows.last_access
+
+
+class OrderedByNothing(OrderedOtherwise):
+    order = ("drift",)
+
+    def score(self, rows: RowStats) -> NDArray[Any]:
+        return rows.rows
 
 
 class Undetermined(LRU):
@@ -136,6 +151,8 @@ class NotAnnotated(LRU):
         (WrongShape, "score gives", "must have shape (0,)|must have shape (2,), found (1,)"),
         (NotAnArray, "score gives", "must return an array, found list"),
         (NaN, "score gives", "score is NaN for"),
+        (OrderedOtherwise, "order says", "score does not order 1000 rows by last_access and accesses"),
+        (OrderedByNothing, "order says", "order is ('drift',); it must be () or one of ('accesses',)"),
         (Complex, "score gives", "real numbers, found complex128"),
         (Writes, "score gives", "read-only"),
         (SaturatedAsNumbers, "saturated gives", "must be a bool array of shape (0,), found float64 (0,)"),
@@ -172,3 +189,23 @@ def test_a_policy_that_cannot_be_made_fails_to_load_and_nothing_else_runs(
     (result,) = check_policy(spec, options)
     assert (result.check, result.passed) == ("loads", False)
     assert reason in result.reason
+
+
+class Soonest(LRU):
+    """Reads what it is never told: it asks for no window."""
+
+    def score(self, rows: RowStats) -> NDArray[Any]:
+        return -rows.next_access
+
+
+class SoonestInSight(Soonest):
+    window = 4
+
+
+def test_next_access_without_a_window_is_a_doubt_and_no_failure() -> None:
+    check = {"who reads next_access has a window": CHECKS["who reads next_access has a window"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("adaptive.contract.CHECKS", check)
+        (_, doubt), (_, fine) = check_policy(Soonest), check_policy(SoonestInSight)
+    assert doubt.passed and doubt.is_doubtful and "set window = 16" in doubt.reason
+    assert fine.passed and not fine.is_doubtful

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.contract import CheckResult, check_policy
 from adaptive.contract.checks import CHECKS
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView
-from policies.lru import LRU
 
 TIMEOUT = 0.25
 released = threading.Event()

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from adaptive import Adagrad, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag, TierView
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError, PolicyError
+from adaptive.policies.inputs import Inputs
+from adaptive.policies.random_drop import RandomDrop
 from adaptive.policy_loading import make_rule
-from policies.inputs import Inputs
-from policies.random_drop import RandomDrop
 
 
 def numbered(samples: Sequence[Sequence[int]]) -> Batch:

@@ -12,7 +12,7 @@ from make_trace import NUM_EMBEDDINGS
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
-from policies.tables import Tables
+from adaptive.policies.tables import Tables
 
 
 def test_a_row_is_worth_its_tables_look_ups_per_byte_whatever_its_own() -> None:

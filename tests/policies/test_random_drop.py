@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch
-from policies.random_drop import RandomDrop
+from adaptive.policies.random_drop import RandomDrop
 
 
 def stream(num_batches: int, size: int) -> Iterator[Batch]:

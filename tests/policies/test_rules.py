@@ -16,19 +16,19 @@ from adaptive.contract import check_rule
 from adaptive.counters import Counter
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import SGD, RowOptimizer
+from adaptive.policies.defer import Defer
+from adaptive.policies.fae import FAE
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.inputs import Inputs
+from adaptive.policies.lfu import LFU
+from adaptive.policies.lru import LRU
+from adaptive.policies.random_drop import RandomDrop
+from adaptive.policies.resting import probed
+from adaptive.policies.scratchpipe import ScratchPipe
+from adaptive.policies.updates import Updates
 from adaptive.policy_loading import installed_rules, make_rule
 from adaptive.settings import load_settings
 from adaptive.telemetry.recorder import reported_numbers
-from policies.defer import Defer
-from policies.fae import FAE
-from policies.hybrid import Hybrid
-from policies.inputs import Inputs
-from policies.lfu import LFU
-from policies.lru import LRU
-from policies.random_drop import RandomDrop
-from policies.resting import probed
-from policies.scratchpipe import ScratchPipe
-from policies.updates import Updates
 
 TABLES = (
     TableConfig(name="a", num_embeddings=12, embedding_dim=4, features=("x", "y")),
@@ -249,7 +249,7 @@ def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
     assert {"defer", "inputs", "updates"} <= set(installed_rules())
     rule = make_rule("defer+by=least+bound=0.125+every=7")
     assert isinstance(rule, Defer) and (rule.by, rule.bound, rule.every) == ("least", 0.125, 7)
-    assert isinstance(make_rule("policies.updates:Updates+target_skip=0.1"), Updates)
+    assert isinstance(make_rule("adaptive.policies.updates:Updates+target_skip=0.1"), Updates)
     path = tmp_path / "mine.py"
     path.write_text(
         "import numpy as np\nfrom adaptive import SkipRule\n\n\nclass Mine(SkipRule):\n"
@@ -265,7 +265,7 @@ def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("defr", "no skip rule 'defr'; known: defer, inputs, updates; or give module:Class or file.py:Class"),
-        ("policies.lru:LRU", "has no class LRU derived from adaptive.SkipRule"),
+        ("adaptive.policies.lru:LRU", "has no class LRU derived from adaptive.SkipRule"),
         ("defer+bond=1", "skip rule Defer has no parameter bond; it has: by, bound, every, at_most, warmup"),
         ("defer+bound=much", "skip rule Defer: bound='much'"),
         ("defer+bound=-1", "skip rule Defer: bound=-1.0: needed more than 0"),

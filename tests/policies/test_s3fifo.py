@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from adaptive import Counter, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.errors import PolicyError
+from adaptive.policies.s3fifo import S3FIFO
 from adaptive.policy_loading import make_policy
-from policies.s3fifo import S3FIFO
 
 NUM_ROWS = 40
 
@@ -123,7 +123,8 @@ def test_rows_in_flight_are_passed_over() -> None:
 
 def test_it_goes_on_from_its_state() -> None:
     policy, restored = S3FIFO(), S3FIFO()
-    list(policy.arrange(iter([batch_of([1, 2, 3]), batch_of([4, 5])]), HalfResident((NUM_ROWS,))))
+    for number, rows in enumerate([[1, 2, 3], [4, 5]]):
+        policy.looked_up(number, np.array(rows), HalfResident((NUM_ROWS,)))
     restored.load_state_dict(policy.state_dict())
     for name, value in policy.state_dict().items():
         assert np.array_equal(restored.state_dict()[name], value)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch, Origin
-from policies.samples import ByRow, Coming, Refill, Spool, count_lookups, greatest, samples_of_lookups
+from adaptive.policies.samples import ByRow, Coming, Refill, Spool, count_lookups, greatest, samples_of_lookups
 
 
 def numbered(first: int, num_samples: int, num_features: int = 2, seed: int = 0) -> Batch:

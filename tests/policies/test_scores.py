@@ -11,14 +11,14 @@ from contract import row_stats
 from adaptive.batch import Batch
 from adaptive.config import TierConfig
 from adaptive.errors import PolicyError
+from adaptive.policies.device import Device
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lfu import LFU
+from adaptive.policies.lru import LRU
+from adaptive.policies.scratchpipe import ScratchPipe
+from adaptive.policies.static import Static
 from adaptive.policy import NEVER, Policy, RowStats
 from adaptive.policy_loading import make_policy
-from policies.device import Device
-from policies.hybrid import Hybrid
-from policies.lfu import LFU
-from policies.lru import LRU
-from policies.scratchpipe import ScratchPipe
-from policies.static import Static
 
 
 def leaving(policy: Policy, rows: RowStats) -> list[int]:
@@ -107,7 +107,7 @@ def test_baselines_fix_their_tiers() -> None:
     [
         ("lfu", {"half_life": 0}, "half_life=0.0: needed more than 0 batches"),
         ("lfu", {"half_life": "soon"}, "half_life='soon'"),
-        ("policies.scratchpipe:ScratchPipe", {"window": -1}, "window=-1: needed 0 batches or more"),
+        ("adaptive.policies.scratchpipe:ScratchPipe", {"window": -1}, "window=-1: needed 0 batches or more"),
         ("slipstream", {"skip": "updates", "hysteresis": 0.5}, "hysteresis=0.5: needed at least 1"),
         ("slipstream", {"skip": "inputs", "threshold": float("nan")}, "threshold=nan: needed at least 0"),
         ("slipstream", {"every": 0}, "every=0: needed at least 1"),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from manifests import write_record
 from numpy.typing import NDArray
 from served import lines, trained, write_csv
 
@@ -78,7 +79,7 @@ def test_neither_data_nor_schema_nor_policy_need_be_there(elsewhere: Path, monke
     (path.parent / "schema.toml").unlink()
     record = json.loads((path / "run.json").read_text())
     record["config"]["policy"] = "gone.py:Gone"
-    (path / "run.json").write_text(json.dumps(record))
+    write_record(path, record)
     monkeypatch.chdir(elsewhere)
     with load_run(path) as run:
         found = np.concatenate(list(run.predict(batches)))
@@ -102,10 +103,10 @@ def test_a_run_from_before_folders_and_shapes_were_recorded(elsewhere: Path) -> 
     path = trained(Path.cwd())
     record = json.loads((path / "run.json").read_text())
     del record["folder"], record["shape"]
-    (path / "run.json").write_text(json.dumps(record))
+    write_record(path, record)
     assert evaluate_run(path)["auc"] == summary(path)["auc"]
     record["shape"] = {"features": 3}
-    (path / "run.json").write_text(json.dumps(record))
+    write_record(path, record)
     with pytest.raises(CheckpointError, match=r"run\.json: shape: "):
         load_run(path)
 
@@ -130,7 +131,7 @@ def test_the_same_files_elsewhere_are_the_same_data(elsewhere: Path, monkeypatch
     (home / "train.csv").rename(elsewhere / "train.csv")
     record = json.loads((path / "run.json").read_text())
     record["config"]["data"] = f"csv:{elsewhere / 'train.csv'}"
-    (path / "run.json").write_text(json.dumps(record))
+    write_record(path, record)
     assert evaluate_run(path)["auc"] == summary(path)["auc"]
     write_csv(elsewhere / "train.csv", lines(400, seed=1))
     with pytest.raises(

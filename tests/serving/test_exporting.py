@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from served import HEADER, lines, trained, write_csv
+from served import bags_of, lines, samples, trained, write_csv
 from toy import toy_config
 
 from adaptive import load_run
@@ -37,20 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def samples(rows: list[str]) -> list[dict[str, Any]]:
-    """The lines of a file as `scoring` takes them."""
-    names = HEADER.split(",")
-    found = [dict(zip(names, row.split(","), strict=True)) for row in rows]
-    return [{**one, "tags": one["tags"].split("|")} for one in found]
-
-
-def bags_of(batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows and first look-ups of each feature."""
-    n = batch.num_samples
-    for feature in range(batch.num_features):
-        span = batch.feature_span(feature)
-        starts = batch.offsets[feature * n : (feature + 1) * n] - span.start
-        yield torch.from_numpy(batch.ids[span]), torch.from_numpy(starts)
+def tensors_of(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.from_numpy(rows), torch.from_numpy(starts)) for rows, starts in bags_of(batch)]
 
 
 def logits_of(run: LoadedRun, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -58,7 +46,7 @@ def logits_of(run: LoadedRun, folder: Path) -> tuple[NDArray[np.float32], NDArra
     model, found, expected = scoring.load(folder), [], []
     for batch in data_of(run, None).evaluation(64):
         with torch.no_grad():
-            found.append(model(torch.from_numpy(batch.dense), list(bags_of(batch))).numpy())
+            found.append(model(torch.from_numpy(batch.dense), tensors_of(batch)).numpy())
         expected += list(predict(run.embeddings, run.model, [batch]))
     return np.concatenate(expected), np.concatenate(found)
 
@@ -74,6 +62,7 @@ def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path, to: str
     assert (result["tables"], result["rows"], result["to"]) == (4, 11 + 51 + 38 + 24, to)
     assert sorted(path.name for path in Path("served").iterdir()) == [
         "README.md", "ids", "model.json", {"torch": "model.pt", "safetensors": "model.safetensors"}[to], "scoring.py",
+        "values.py",
     ]  # fmt: skip
 
 
@@ -158,14 +147,14 @@ def test_rows_are_those_of_the_reader(tmp_path: Path) -> None:
     model = scoring.load("served")
     with load_run(run) as loaded:
         (batch,) = data_of(loaded, "new.csv").evaluation(1000)
-    for ids, (expected, _) in zip(model.ids, bags_of(batch), strict=True):
+    for ids, (expected, _) in zip(model.values.ids, bags_of(batch), strict=True):
         found = [row for sample in samples(rows) for row in ids.rows(sample[ids.name])]
         assert found == expected.tolist(), ids.name
 
 
 def test_a_value_without_a_row_is_told(tmp_path: Path) -> None:
     export_run(trained(tmp_path), "served")
-    ids = {one.name: one for one in scoring.load("served").ids}
+    ids = {one.name: one for one in scoring.load("served").values.ids}
     assert ids["user"].row(49) == 49 and ids["user"].row(None) == 50
     with pytest.raises(ValueError, match="feature user: 50 has no row, and the table has none for unknown values"):
         ids["user"].row(50)
@@ -234,8 +223,8 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path)
-    with pytest.raises(ConfigError, match="--to onnx: needed one of torch, safetensors"):
-        export_run(run, "served", to="onnx")
+    with pytest.raises(ConfigError, match="--to tf: needed one of torch, safetensors, onnx"):
+        export_run(run, "served", to="tf")
     Path("served").mkdir()
     with pytest.raises(OutputError, match="served: exists already"):
         export_run(run, "served")

@@ -63,18 +63,25 @@ def test_scores_are_the_models_and_in_order(run: Path) -> None:
 def test_the_files_hold_the_same_scores(run: Path) -> None:
     write_csv(Path("new.csv"), lines(50, seed=4))
     predict_run(run, "scores.npy", data="new.csv")
-    predict_run(run, "scores.csv", data="new.csv", settings={"eval_batch_size": 13})
+    predict_run(run, "scores.csv", data="new.csv")
     expected = np.load("scores.npy")
     text = Path("scores.csv").read_text().splitlines()
     assert text[0] == "score" and len(text) == 51
     assert np.array_equal(np.array(text[1:], np.float32), expected)
 
 
+def test_batches_of_another_size_round_the_dense_part_at_most(run: Path) -> None:
+    write_csv(Path("new.csv"), lines(50, seed=4))
+    predict_run(run, "scores.npy", data="new.csv")
+    predict_run(run, "small.npy", data="new.csv", settings={"eval_batch_size": 13})
+    np.testing.assert_allclose(np.load("small.npy"), np.load("scores.npy"), atol=1e-6)
+
+
 def test_parquet_holds_them_too(run: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
     write_csv(Path("new.csv"), lines(50, seed=4))
     predict_run(run, "scores.npy", data="new.csv")
-    predict_run(run, "scores.parquet", data="new.csv", settings={"eval_batch_size": 13})
+    predict_run(run, "scores.parquet", data="new.csv")
     table = parquet.read_table("scores.parquet")
     assert table.column_names == ["score"] and np.array_equal(table["score"].to_numpy(), np.load("scores.npy"))
 

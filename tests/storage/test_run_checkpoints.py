@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from failing_disk import FailingDisk, fails_at_each
 from interrupted import Killed, assert_equal, config_of, interrupted, numbers, resume_run, run, small_world
-from manifests import edit_manifest
+from manifests import edit_manifest, write_record
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy import ToyData, toy_config
 from toy_runs import in_model, nothing_is_left_behind  # noqa: F401 (fixture)
@@ -422,7 +422,7 @@ def test_a_model_of_another_optimizer_is_refused(world: pytest.MonkeyPatch, tmp_
     out = killed(world, tmp_path / "run")
     record = json.loads((out / "run.json").read_text())
     record["config"]["model_options"]["top_mlp"] = [9, 1]
-    (out / "run.json").write_text(json.dumps(record))
+    write_record(out, record)
     with pytest.raises(CheckpointError, match="checkpoint-10: saved for another model or optimizer"):
         resume_run(out)
 

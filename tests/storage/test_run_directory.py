@@ -58,7 +58,7 @@ def test_record_of_a_finished_run(tmp_path: Path) -> None:
         assert read_record(run.path)["status"] == "running"
         run.finish({"auc": 0.7})
     record = read_record(tmp_path / "run")
-    assert record["schema"] == 1 and record["status"] == "finished"
+    assert record["schema"] == 2 and record["status"] == "finished"
     assert record["config"] == {"policy": "lru"} and record["data"] == {"name": "synthetic"}
     assert record["device"] == "cpu" and record["summary"] == {"auc": 0.7}
     assert set(record["versions"]) == {"python", "adaptive-train", "torch", "numpy", "numba", "threads"}
@@ -165,9 +165,12 @@ def test_the_lock_of_a_killed_run_is_taken_over(tmp_path: Path) -> None:
 
 def test_a_lock_from_another_machine_is_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text('{"pid": 7, "host": "elsewhere", "start": "2026-01-01"}')
-    with pytest.raises(OutputError, match=r"process 7 on elsewhere, since 2026-01-01; if that process is gone, remove"):
+    with pytest.raises(OutputError, match=r"process 7 on elsewhere, since 2026-01-01, which .* add --take-over"):
         RunDirectory(tmp_path)
     assert (tmp_path / LOCK).exists()
+    with RunDirectory(tmp_path, take_over=True), pytest.raises(OutputError, match="is busy: process"):
+        RunDirectory(tmp_path, take_over=True)  # the kernel knows of this one
+    assert not (tmp_path / LOCK).exists()
 
 
 def test_default_names_are_new(tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "found: No such file"), (b"{", "expected JSON"), (b'{"schema": 2}', "found 2"), (b"[]", "found None")],
+    [(None, "found: No such file"), (b"{", "expected JSON"), (b'{"schema": 3}', "found 3"), (b"[]", "found None")],
 )
 def test_records_that_are_none(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:

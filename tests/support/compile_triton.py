@@ -1,9 +1,10 @@
-"""Compile Triton kernels for a GPU that need not be there: `compile_triton.py CAPABILITY few|all|dense [WIDTH ...]`.
+"""Compile Triton kernels for a GPU that need not be there: `compile_triton.py CAPABILITY FORMS [WIDTH ...]`.
 
 Prints for each kernel a line of JSON: its name, the float32 and float64 instructions of its PTX that do not round to
-nearest once an operation, its registers, and its bytes of spilled registers. `few` compiles each kernel in its fullest
-form, `all` in every form that the program can launch, float16 and bfloat16 rows among them, `dense` those of the
-model's interaction, whose products are fused. It needs a process of its own, TRITON_INTERPRET unset.
+nearest once an operation, its registers, and its bytes of spilled registers. FORMS: `once` compiles each kernel once
+(updates once for each optimizer), `few` in its fullest forms, `all` in every form that the program can launch, float16
+and bfloat16 rows among them, `dense` those of the model's interaction, whose products are fused. It needs a process of
+its own, TRITON_INTERPRET unset.
 """
 
 import json
@@ -22,6 +23,7 @@ from triton.compiler import ASTSource
 
 from adaptive.kernels.gpu import interaction
 from adaptive.kernels.rows.cpu import steps
+from adaptive.kernels.rows.gpu.decay import decay_kernel
 from adaptive.kernels.rows.gpu.deferred import accumulate_kernel
 from adaptive.kernels.rows.gpu.drift import drift_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel
@@ -32,10 +34,10 @@ from adaptive.kernels.rows.gpu.sums import HOT_COLUMNS, HOT_DEPTH, chunk_kernel,
 from adaptive.kernels.rows.gpu.update import update_kernel
 
 TYPES = {
-    "*i64": "locations bag_starts segments to_rows source_rows slots rows table_starts table_keys",
-    "*i32": "bag_vectors vectors hot",
+    "*i64": "locations row_locations bag_starts segments to_rows source_rows slots rows table_starts table_keys",
+    "*i32": "inverse bag_vectors vectors hot",
     "*u8": "known pending",
-    "fp32": "learning_rate epsilon decay1 decay2",
+    "fp32": "learning_rate epsilon decay1 decay2 kept",
 }
 FORMATS = ("fp32", "fp16", "bf16")
 Form = tuple[Any, dict[str, Any], str]  # kernel, constants, format of rows
@@ -108,8 +110,9 @@ def in_flight(cubin: bytes) -> int:
 def fullest(width: int) -> Iterator[Form]:
     """Each kernel with all that it can do."""
     shape = shape_of(width)
-    yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": False, "SCALED": False}, "fp32"
-    yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": True, "SCALED": True}, "bf16"
+    told, sent = {"SINGLE": True, "IN_ORDER": True}, {"SINGLE": False, "IN_ORDER": False}
+    yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": False, "SCALED": False} | told, "fp32"
+    yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": True, "SCALED": True} | sent, "bf16"
     for kind, state in states(width).items():
         more = {"KIND": kind, "STATE": state, "HOST": kind == steps.ADAM, "SCALED": True, "SUMS": 2}
         usual = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": False, "SUMS": 1, "SUMMED": False}
@@ -125,14 +128,22 @@ def fullest(width: int) -> Iterator[Form]:
     yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": True}, "fp32"
     for state in states(width).values():
         yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}, "fp32"
+    yield decay_kernel, shape, "fp32"
     yield initial_kernel, shape, "fp32"
+
+
+def once(width: int) -> Iterator[Form]:
+    """The last of each kernel's fullest forms, of `update_kernel` one for each optimizer."""
+    chosen = {(kernel, constants.get("KIND")): (kernel, constants, rows) for kernel, constants, rows in fullest(width)}
+    yield from chosen.values()
 
 
 def every(width: int) -> Iterator[Form]:
     """Whatever the program can launch beside `fullest`."""
     shape, flags = shape_of(width), (False, True)
-    for rows, host, scaled in product(FORMATS, flags, flags):
-        yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": host, "SCALED": scaled}, rows
+    for rows, host, scaled, single, in_order in product(FORMATS, flags, flags, flags, flags):
+        told = {"SINGLE": single, "IN_ORDER": in_order}
+        yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": host, "SCALED": scaled} | told, rows
     for rows, (kind, state), scaled, sums in product(FORMATS, states(width).items(), flags, range(3)):
         if rows != "fp32" and scaled != (sums > 0):
             continue
@@ -186,7 +197,8 @@ def main(capability: int, which: str, *widths: int) -> None:
         return
     one_warp = {"num_warps": 1, **EXACT_ARITHMETIC}
     for width in widths:
-        for kernel, constants, rows in (*fullest(width), *(every(width) if which == "all" else ())):
+        forms = once(width) if which == "once" else fullest(width)
+        for kernel, constants, rows in (*forms, *(every(width) if which == "all" else ())):
             options = tile_of(constants["BLOCK"]).options if "BLOCK" in constants else one_warp
             if kernel is pool_kernel:
                 options = tile_of(constants["BLOCK"], warps=POOL_WARPS).options

@@ -19,8 +19,8 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.optim import SGD, RowOptimizer
 from adaptive.planned import Planned
 from adaptive.planning.planner import Planner
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
-from policies.lru import LRU
 
 Floats = NDArray[np.float32]
 Int64s = NDArray[np.int64]

@@ -17,6 +17,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from adaptive.kernels.rows.cpu import steps
+from adaptive.kernels.rows.gpu.decay import decay, decay_kernel
 from adaptive.kernels.rows.gpu.deferred import accumulate, accumulate_kernel
 from adaptive.kernels.rows.gpu.drift import drift, drift_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel, initial_rows
@@ -27,7 +28,8 @@ from adaptive.kernels.rows.gpu.update import update, update_kernel
 from adaptive.kernels.rows.hot import hot_rows
 
 KERNELS = (
-    pool_kernel, update_kernel, accumulate_kernel, hot_kernel, chunk_kernel, drift_kernel, copy_kernel, initial_kernel,
+    pool_kernel, update_kernel, accumulate_kernel, hot_kernel, chunk_kernel, drift_kernel, decay_kernel, copy_kernel,
+    initial_kernel,
 )  # fmt: skip
 SETTINGS = [0.1, 1e-8, 0.9, 0.999, 0.0]
 
@@ -77,7 +79,8 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
     corrections = torch.ones(3 if kind == steps.ADAM else 0)
     for rows, segments, vectors, gradients in all_row_updates(width):
         num, bags = len(rows), len(segments) - 1
-        pool(weights, None, vectors.long(), numbers(bags).int(), segments, none, torch.zeros(bags, width))
+        pool(weights, None, numbers(10).long(), vectors, numbers(bags).int(), segments, none, torch.zeros(bags, width))
+        pool(weights, None, numbers(10).long(), vectors[:bags], none, none, none, torch.zeros(bags, width), bags)
         table = weights, state, None, None, rows, segments, vectors, none, gradients, kind, SETTINGS, corrections
         hot = torch.from_numpy(hot_rows(segments.numpy()))
         update(*table, torch.zeros(num), exact=False)
@@ -87,6 +90,8 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
         accumulate(rows, segments, vectors, none, gradients, sums, squares, pending, hot=hot)
         known = torch.zeros(num, dtype=torch.bool)
         drift(rows, rows.int(), known, weights, None, torch.zeros(5000, width), torch.zeros(num))
+        for kept in (0.99, 1.0, 0.0):
+            decay(weights, rows, kept)
         fetch(weights, state, rows, weights, state, rows)
         write_back(weights, state, rows, weights, state, rows)
         for tables in (1, 16, 17):

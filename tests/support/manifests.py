@@ -1,4 +1,4 @@
-"""Manifests of checkpoints, changed as an attacker would."""
+"""Manifests of checkpoints and records of runs, changed as an attacker would."""
 
 import hashlib
 import json
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from adaptive.storage.checkpoint import MANIFEST
+from adaptive.storage.plain import DIGEST, signed_json
+from adaptive.storage.run_directory import RECORD
 
 
 def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -17,3 +19,15 @@ def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], None]) -> 
     raw = json.dumps(manifest, indent=1)
     digest = hashlib.sha256(raw.encode()).hexdigest()
     (directory / MANIFEST).write_text(raw.replace('"sha256": ""', f'"sha256": "{digest}"', 1))
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write `run.json`, signed."""
+    (folder / RECORD).write_bytes(signed_json({name: value for name, value in record.items() if name != DIGEST}))
+
+
+def edit_record(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change `run.json` and sign it anew."""
+    record = json.loads((folder / RECORD).read_text())
+    change(record)
+    write_record(folder, record)

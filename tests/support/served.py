@@ -1,11 +1,14 @@
 """Small trained runs on text files, for tests of loading, predicting and exporting."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from toy import toy_config
 
+from adaptive.batch import Batch
 from adaptive.runs import train_run
 
 SCHEMA = """
@@ -35,6 +38,21 @@ inner_separator = "|"
 hash_rows = 23
 """
 HEADER = "click,price,first,user,second,site,tags"
+
+
+def samples(rows: list[str]) -> list[dict[str, Any]]:
+    """The lines of a file as an export's `scoring` takes them."""
+    names = HEADER.split(",")
+    found = [dict(zip(names, row.split(","), strict=True)) for row in rows]
+    return [{**one, "tags": one["tags"].split("|")} for one in found]
+
+
+def bags_of(batch: Batch) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Rows and first look-ups of each feature."""
+    n = batch.num_samples
+    for feature in range(batch.num_features):
+        span = batch.feature_span(feature)
+        yield batch.ids[span], batch.offsets[feature * n : (feature + 1) * n] - span.start
 
 
 def lines(count: int, *, seed: int = 0) -> list[str]:

@@ -25,9 +25,9 @@ from adaptive.engine.pipeline import ReadyBatch
 from adaptive.kernels.planning import books
 from adaptive.optim import Adagrad, Adam
 from adaptive.planned import GroupWork
+from adaptive.policies.hybrid import Hybrid
 from adaptive.policy import Deferral, Policy, RowStats
 from adaptive.tiers.gpu import buffers, link, transfer
-from policies.hybrid import Hybrid
 
 Arrays = dict[str, NDArray[Any]]
 

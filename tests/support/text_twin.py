@@ -162,11 +162,13 @@ def time(text: str, column: Column) -> float:
         if number is None or not math.isfinite(number):
             raise RejectedError("time")
         return number
-    shape = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
+    shape = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
     try:
         if not re.fullmatch(shape, text) or text < "1970":
             raise RejectedError("time")
-        moment = datetime.fromisoformat(text)
+        fraction = (re.findall(r"\.[0-9]+", text) or [""])[0]  # of any length: datetime takes six digits
+        moment = datetime.fromisoformat(text.replace(fraction, ""))
     except ValueError:
         raise RejectedError("time") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    whole = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return whole + float(f"0{fraction}" if fraction else 0)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from toy import SIZES, ToyData, toy_config
 
-import adaptive.build
 from adaptive.build import Components, build
+from adaptive.models import making
 from adaptive.models.dlrm import DLRM
 from adaptive.runs import evaluating, resuming, training
 
@@ -50,15 +50,15 @@ def in_model(monkeypatch: pytest.MonkeyPatch, action: Callable[["Hooked", Tensor
             action(self, dense, pooled)
             return super().forward(dense, pooled)
 
-    monkeypatch.setattr(adaptive.build, "DLRM", Model)
+    monkeypatch.setattr(making, "DLRM", Model)
 
 
 class Hooked(DLRM):
     calls = 0  # in training mode
 
 
-def parts_of(**changed: Any) -> tuple[Components, ToyData]:
-    toy = ToyData()
+def parts_of(*, labels: tuple[str, ...] = (), **changed: Any) -> tuple[Components, ToyData]:
+    toy = ToyData(labels=labels)
     sample = list(toy.train(32))
     parts = build(toy_config(tier={"device_rows": "auto"}, **changed), toy, sample)
     parts.embeddings.calibrate(sample)

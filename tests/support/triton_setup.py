@@ -41,6 +41,7 @@ if INTERPRETED and os.environ.get("TRITON_INTERPRET") != "1":
     assert sys.modules.get("triton") is None, "Triton was imported before this, to compile"
 with ready():
     pytest.importorskip("triton", reason="Triton is not installed; it comes with CUDA builds of torch")
+    from adaptive.kernels.rows.gpu.decay import decay
     from adaptive.kernels.rows.gpu.deferred import accumulate
     from adaptive.kernels.rows.gpu.drift import drift
     from adaptive.kernels.rows.gpu.initial import initial_rows
@@ -48,7 +49,7 @@ with ready():
     from adaptive.kernels.rows.gpu.pool import pool
     from adaptive.kernels.rows.gpu.update import update
 
-__all__ = ["accumulate", "drift", "fetch", "initial_rows", "pool", "update", "write_back"]
+__all__ = ["accumulate", "decay", "drift", "fetch", "initial_rows", "pool", "update", "write_back"]
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_a_line_by_hand():
     line = to_line(EvalRecord(step=20, samples=8, auc=None, log_loss=0.5, wall_time=1.5))
-    assert line == b'{"kind":"eval","step":20,"samples":8,"auc":null,"log_loss":0.5,"accuracy":null,"wall_time":1.5}\n'
+    quality = b'"auc":null,"log_loss":0.5,"accuracy":null,"calibration":null,"gauc":null,"labels":{}'
+    assert line == b'{"kind":"eval","step":20,"samples":8,' + quality + b',"wall_time":1.5}\n'
     assert json.loads(to_line(RUN))["schema"] == 1
 
 
@@ -219,5 +220,5 @@ def test_lines_that_are_no_record_are_named(tmp_path, line):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: expected a plain file, found: No such file"):
         read_metrics(tmp_path / "metrics.jsonl")

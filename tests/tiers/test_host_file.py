@@ -22,12 +22,12 @@ from adaptive.errors import ConfigError, StorageError
 from adaptive.kernels.files import records
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planning.layout import Group, make_groups
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
 from adaptive.tiers import host_file
 from adaptive.tiers.host import Floats, HostTier, Int64s, MemoryHost
 from adaptive.tiers.host_file import FileHost
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 OPTIMIZERS: list[RowOptimizer] = [SGD(), RowwiseAdagrad(initial_accumulator=0.1), Adagrad(), Adam()]
 

@@ -8,9 +8,9 @@
     rejects.jsonl        lines that were bad
 
 Letters: n samples of a block, D dense inputs, F features. A block has, each from a multiple of 64 bytes on: labels
-float32 (n,); dense float32 (n, D); where samples come from, if known: file uint32 (n,), line int64 (n,); then for every
-feature its ids, in the smallest unsigned type that holds the table's last row: (n,) where each sample has one look-up,
-else behind uint32 (n,), where the look-ups of each sample end.
+float32 (n,), of several one after another; dense float32 (n, D); where samples come from, if known: file uint32 (n,),
+line int64 (n,); then for every feature its ids, in the smallest unsigned type that holds the table's last row: (n,)
+where each sample has one look-up, else behind uint32 (n,), where the look-ups of each sample end.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 
 from adaptive.config import Config
 from adaptive.errors import InputError
-from adaptive.storage.arrays import open_plain
+from adaptive.storage.plain import parse_json, read_plain
 
 MANIFEST: Final = "prepared.json"
 FORMAT: Final = 1
@@ -66,6 +66,7 @@ class Manifest(Config):
     features: tuple[StoredFeature, ...]
     num_dense: int = Field(ge=0)
     steps: int = Field(default=1, ge=1)
+    labels: tuple[str, ...] = Field(default=(), description="names, where samples have several labels")
     files: tuple[str, ...] | None = Field(description="names for the origin of samples; null: not known")
     train: StoredPart
     evaluation: StoredPart | None
@@ -76,9 +77,13 @@ class Manifest(Config):
 
     def text(self) -> bytes:
         """The content of the file, with its checksum."""
-        content = self.model_dump(mode="json", exclude={"sha256"})
+        content = self.model_dump(mode="json", exclude={"sha256", *(() if self.labels else ("labels",))})
         content["sha256"] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         return json.dumps(content, indent=1).encode()
+
+
+class _DamagedError(InputError):
+    pass
 
 
 def id_type(rows: int) -> np.dtype[Any]:
@@ -100,10 +105,9 @@ def load_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.exists():
         raise InputError(f"{folder}: no prepared data here, {MANIFEST} is missing; make them: adaptive-train prepare")
+    raw = read_plain(path, _MOST_MANIFEST, error=InputError)
     try:
-        with open_plain(path) as file:
-            text = file.read(_MOST_MANIFEST)
-        content = json.loads(text)
+        content = parse_json(raw, str(path), error=_DamagedError)
         if isinstance(content, dict) and content.get("format") != FORMAT:
             raise InputError(
                 f"{path}: format {FORMAT} is read, found {content.get('format')}; prepare the data again with this "
@@ -113,7 +117,7 @@ def load_manifest(folder: Path) -> Manifest:
         if json.loads(manifest.text())["sha256"] != manifest.sha256:
             raise InputError(f"{path}: damaged (its checksum is another one); prepare the data again")
         return manifest
-    except (OSError, RecursionError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
+    except (_DamagedError, OSError, RecursionError, ValidationError) as error:
         where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
         raise InputError(f"{path}: damaged ({where}); prepare the data again") from error
 
@@ -152,7 +156,8 @@ class BlockLayout:
             at = -(-(at + count * found.dtype.itemsize) // ALIGNMENT) * ALIGNMENT
             return found
 
-        labels, dense = section("<f4", samples), section("<f4", samples * manifest.num_dense)
+        labels = section("<f4", samples * max(len(manifest.labels), 1))  # label by label
+        dense = section("<f4", samples * manifest.num_dense)
         origin = (section("<u4", samples), section("<i8", samples)) if manifest.files is not None else None
         ends, ids = list[Section | None](), []
         for feature, count in zip(manifest.features, lookups.tolist(), strict=True):

@@ -60,6 +60,7 @@ class Prepared(Dataset):
         self.features = tuple(Feature(one.name, one.rows) for one in self._manifest.features)
         self.tables = tuple(one.table for one in self._manifest.features)
         self.num_dense, self.steps = self._manifest.num_dense, self._manifest.steps
+        self.labels = self._manifest.labels
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
         self._train = _Part(folder, "train", self._manifest, self._manifest.train)
         stored = self._manifest.evaluation
@@ -144,14 +145,16 @@ class _Part:
             file_index, lines = (section.of(data)[first:stop] for section in layout.origin)
             origin = Origin(self._manifest.files, file_index.astype(np.int32), lines.astype(np.int64))
         ids, offsets = _lookups(layout, data, first, stop)
+        labels = layout.labels.of(data).reshape(-1, int(entry[ROWS]))[:, first:stop].copy()
         return Batch(
             dense=layout.dense.of(data).reshape(-1, width)[first:stop].copy()
             if width
             else np.empty((rows, 0), np.float32),
             ids=ids,
             offsets=offsets,
-            labels=layout.labels.of(data)[first:stop].copy(),
+            labels=labels[0],
             origin=origin,
+            extras=dict(zip(self._manifest.labels[1:], labels[1:], strict=True)),
         )
 
     def _layout(self, entry: Index) -> BlockLayout:

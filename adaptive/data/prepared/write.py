@@ -95,6 +95,7 @@ class _Writer:
             features=features,
             num_dense=dataset.num_dense,
             steps=dataset.steps,
+            labels=dataset.labels,
             files=first.origin.files if first.origin is not None else None,
             train=nothing,
             evaluation=None,
@@ -153,7 +154,8 @@ class _Writer:
         lookups[(ends == np.arange(1, samples + 1)).all(axis=1)] = SINGLE
         layout = BlockLayout.of(self._manifest, samples, lookups)
         block = np.zeros(layout.size, np.uint8)
-        layout.labels.of(block)[:] = batch.labels
+        further = [batch.extras[name] for name in self._manifest.labels[1:]]
+        layout.labels.of(block)[:] = np.concatenate([batch.labels, *further])
         layout.dense.of(block)[:] = batch.dense.reshape(-1)
         if layout.origin is not None:
             if batch.origin is None or batch.origin.files != self._manifest.files:

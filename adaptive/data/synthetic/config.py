@@ -14,8 +14,9 @@ class SyntheticConfig(Config):
     Any other number of tables takes Criteo Kaggle's cardinalities too, those of C1 to C26 and then from C1 on again,
     and shrinks or grows the large ones so that all tables together have `rows` rows.
 
-    A sample depends on every setting except `num_eval`. `num_train` matters to it through `drift_at` (a fraction
-    of the training stream) and through the number of look-ups within which a singleton comes once.
+    A sample depends on every setting except `num_eval`, and `labels` only adds to it. `num_train` matters to it through
+    `drift_at` (a fraction of the training stream) and through the number of look-ups within which a singleton comes
+    once.
     """
 
     setting: Literal["easy", "hard"] = Field(
@@ -35,6 +36,13 @@ class SyntheticConfig(Config):
     )
     lookups: int = Field(
         default=1, ge=1, le=1024, description="Look-ups of every bag; more than 1: multi-hot, an id may come twice."
+    )
+    labels: int = Field(
+        default=1,
+        ge=1,
+        le=4,
+        description="Labels of a sample, for models of several. What a further one depends on is in part what the "
+        "first does, and in part the opposite.",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="All random choices follow from it.")
     num_train: int = Field(default=400_000, ge=1, le=10**12, description="Training samples of one epoch.")

@@ -24,6 +24,7 @@ GENERATOR = 1  # goes up when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
 CALIBRATION_SAMPLES = 200_000  # the Bayes AUC of so many samples varies by 0.0005, of a twentieth of them by 0.0022
 CALIBRATION_VALUES = 10_000_000  # look-ups and dense inputs in them, at most; but at least a twentieth of the samples
+ADDED = ("num_dense", "tables", "lookups", "labels")  # settings that there were not from the beginning
 BLOCK = 8192  # samples made at a time while calibrating, so that they stay in the cache
 
 
@@ -41,6 +42,9 @@ class Synthetic(Dataset):
         self.features = tuple(Feature(f"C{f + 1}", int(size)) for f, size in enumerate(self._fields["size"]))
         self._latent_key = key_of(self.config.seed, "latent")
         self._label_key = key_of(self.config.seed, "label")
+        further = [f"label_{number}" for number in range(2, self.config.labels + 1)]
+        self.labels = ("label", *further) if further else ()
+        self._further_keys = [key_of(self.config.seed, name) for name in further]
         self._dense_keys = np.array([key_of(self.config.seed, f"I{d + 1}") for d in range(self.num_dense)], np.uint64)
         self._teacher = make_teacher(self.config, self._fields)
         self._calibration = calibrate(self.config, self._calibration_parts())
@@ -56,7 +60,7 @@ class Synthetic(Dataset):
 
     def fingerprint(self) -> dict[str, object]:
         """Of a shape only what is not the default, as in runs from before there were other shapes."""
-        default = {name: SyntheticConfig.model_fields[name].default for name in ("num_dense", "tables", "lookups")}
+        default = {name: SyntheticConfig.model_fields[name].default for name in ADDED}
         found = self.config.model_dump(mode="json")
         settings = {name: value for name, value in found.items() if name not in default or value != default[name]}
         return {"source": "synthetic", "generator": GENERATOR, **settings}
@@ -75,11 +79,23 @@ class Synthetic(Dataset):
         begin = self.config.drift_begin
         first_drifted = stop - start if begin is None else begin - start
         ids, dense = self._inputs(start, stop, first_drifted)
-        probability = self._calibration.probability(self._teacher.signal(ids, dense, first_drifted))
+        parts = self._teacher.signal(ids, dense, first_drifted)
+        probability = self._calibration.probability(parts)
         labels = np.empty(stop - start, np.float32)
         kernels.draw_labels(self._label_key, start, probability, labels)
-        offsets = np.arange(0, ids.size + 1, self.config.lookups)
-        return Batch(dense=dense, ids=ids.reshape(-1), offsets=offsets, labels=labels), probability
+        offsets, extras = np.arange(0, ids.size + 1, self.config.lookups), self._further_labels(start, parts)
+        return Batch(dense=dense, ids=ids.reshape(-1), offsets=offsets, labels=labels, extras=extras), probability
+
+    def _further_labels(self, start: int, parts: NDArray[np.float64]) -> dict[str, NDArray[np.float32]]:
+        """Labels of the samples from `start` on, given the parts of their logits (3, B): of the second label the part
+        of dense inputs counts against it, of the third that of pairs of ids, of the fourth both."""
+        found = {}
+        for number, key in enumerate(self._further_keys, start=1):
+            signs = np.array([1.0, -1.0 if number & 2 else 1.0, -1.0 if number & 1 else 1.0])
+            labels = np.empty(parts.shape[1], np.float32)
+            kernels.draw_labels(key, start, self._calibration.probability(parts * signs[:, None]), labels)
+            found[self.labels[number]] = labels
+        return found
 
     def _batches(self, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
         if batch_size < 1:

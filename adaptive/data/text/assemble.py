@@ -1,6 +1,6 @@
 """What all text formats do when they are opened: fit or load vocabularies, split, put the data set together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,12 +14,21 @@ from adaptive.data.text.format import Block, TextFormat
 from adaptive.data.text.reader import TextSource
 from adaptive.data.text.rejects import Limits, RejectLog
 from adaptive.data.text.row_source import RowSource
-from adaptive.data.text.rows import Direct, FeatureSource, Fitted, Hashed, RowMap, bag_column
+from adaptive.data.text.rows import Direct, FeatureSource, Fitted, Hashed, LabelSource, RowMap, bag_column
 from adaptive.data.text.source import TextFile, find_files
 from adaptive.data.text.split import Split, Survey, half, split_last, split_time, survey
 from adaptive.data.text.texts import TextKeeper
-from adaptive.data.text.vocabulary import KeyCounter, KeyKind, Vocabulary, load_vocabularies, save_vocabularies
-from adaptive.errors import ConfigError
+from adaptive.data.text.vocabulary import (
+    KeyCounter,
+    KeyKind,
+    Vocabulary,
+    grown,
+    load_vocabularies,
+    load_vocabulary,
+    save_vocabularies,
+    stored_tables,
+)
+from adaptive.errors import ConfigError, OutputError
 
 
 @dataclass(frozen=True)
@@ -45,12 +54,15 @@ class FeaturePlan:
 
 @dataclass(frozen=True)
 class TextPlan:
-    """What a format says about its data. `is_log`: dense columns to scale, (D,). `time_cut`: see `split_time`."""
+    """What a format says about its data. `is_log`: dense columns to scale, further labels among them. `time_cut`: see
+    `split_time`. `labels`: names of all labels, where there are several, and where the further ones are."""
 
     features: tuple[FeaturePlan, ...]
     is_log: NDArray[np.bool_]
     time_cut: float | None
     identity: dict[str, object]
+    labels: tuple[str, ...] = ()
+    more_labels: tuple[LabelSource, ...] = ()
 
 
 def open_source(
@@ -76,6 +88,16 @@ def limits(options: DataOptions) -> Limits:
     return Limits(options.max_bad_fraction, options.max_bad_label_fraction)
 
 
+def _save(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> None:
+    try:
+        save_vocabularies(folder, vocabularies)
+    except OSError as error:
+        raise OutputError(
+            f"the fitted vocabulary cannot be written to {folder}: {error}; choose another place with "
+            "--set data.vocabulary_path=DIR"
+        ) from error
+
+
 def open_text(
     opened: tuple[RowSource, tuple[int, ...], tuple[int, ...]],
     plan: TextPlan,
@@ -92,8 +114,10 @@ def open_text(
     vocabularies, found = stored or {}, None
     if len(vocabularies) < len(wanted):
         vocabularies, found = _fit(source, train, plan.features, wanted)
+        if options.vocabulary_from is not None:
+            vocabularies = _grown(vocabularies, options.vocabulary_from)
         if folder is not None:
-            save_vocabularies(folder, vocabularies)
+            _save(folder, vocabularies)
     elif options.holdout is not None:
         found = survey(source, train)
     maps = {table: _row_map(table, rule, vocabularies, options) for table, rule in rules.items()}
@@ -105,7 +129,10 @@ def open_text(
         plan.is_log,
         parts=_parts(source, train, evaluation, found, plan.time_cut, options),
         shuffle=(options.shuffle_buffer, options.seed),
+        drop_negatives=options.drop_negatives,
         identity={**plan.identity, **settings_identity(options), "vocabularies": checksums},
+        labels=plan.labels,
+        more_labels=plan.more_labels,
     )
 
 
@@ -113,7 +140,8 @@ def settings_identity(options: DataOptions) -> dict[str, object]:
     """The settings that choose and order rows, as JSON values."""
     names = ("holdout", "time_split", "shuffle_buffer", "seed")
     found = {name: getattr(options, name) for name in names}
-    return found if options.eval_part == "all" else {**found, "eval_part": options.eval_part}
+    others = {"eval_part": "all", "drop_negatives": 0.0}  # named where they say something
+    return found | {name: getattr(options, name) for name, usual in others.items() if getattr(options, name) != usual}
 
 
 def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:
@@ -164,6 +192,18 @@ def _fit(
             vocabulary = replace(vocabulary, kind=kinds[table][0], texts=texts)
         vocabularies[table] = vocabulary
     return vocabularies, found
+
+
+def _grown(vocabularies: dict[str, Vocabulary], folder: Path) -> dict[str, Vocabulary]:
+    """Those that were fitted here, behind the stored ones. Tables that are new are as they were fitted."""
+    known = stored_tables(folder)
+    found = {}
+    for table, vocabulary in vocabularies.items():
+        try:
+            found[table] = grown(load_vocabulary(folder, table), vocabulary) if table in known else vocabulary
+        except ConfigError as error:
+            raise ConfigError(f"{folder}: table {table}: {error}") from error
+    return found
 
 
 def _parts(

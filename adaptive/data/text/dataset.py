@@ -1,6 +1,6 @@
 """`TextDataset`: batches from text files with one line per sample, whatever the format."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, Feature
-from adaptive.data.shuffle import block_rows, shuffled
+from adaptive.data.shuffle import block_rows, in_blocks
+from adaptive.data.subsampling import without_negatives
 from adaptive.data.text.row_source import RowSource
-from adaptive.data.text.rows import Batcher, FeatureSource
+from adaptive.data.text.rows import Batcher, FeatureSource, LabelSource
 from adaptive.data.text.split import Split, read_part, survey
 from adaptive.errors import InputError
 
@@ -34,7 +35,9 @@ class TextDataset(Dataset):
             missing ids. `tables` names the table of each: features with the same one share it.
         is_log: (D,) dense columns that are scaled by log(1 + max(x, 0)).
         shuffle_buffer: rows that are shuffled together in training; 0: the order of the files.
+        drop_negatives: share of the training rows with label 0 that is left out.
         identity: what else identifies the data, for the fingerprint.
+        labels, more_labels: names of all labels, where there are several, and where the further ones are.
     """
 
     def __init__(
@@ -45,15 +48,20 @@ class TextDataset(Dataset):
         *,
         parts: Splits,
         shuffle: tuple[int, int] = (0, 0),
+        drop_negatives: float = 0.0,
         identity: dict[str, object] | None = None,
+        labels: tuple[str, ...] = (),
+        more_labels: tuple[LabelSource, ...] = (),
     ) -> None:
         self.features = tuple(Feature(feature.name, feature.rows.num_embeddings) for feature in features)
         self.tables = tuple(feature.table for feature in features)
-        self.num_dense, self.dense_names = len(is_log), source.formats[0].dense_names
+        self.num_dense, self.dense_names = len(is_log) - len(more_labels), source.formats[0].dense_names
+        self.labels = labels
         self._source = source
-        self._batcher = Batcher(source.names(), tuple(features), is_log)
+        self._batcher = Batcher(source.names(), tuple(features), is_log, more_labels)
         self._parts = parts
         self._shuffle_buffer, self._seed = shuffle
+        self._drop_negatives = drop_negatives
         self._identity = identity or {}
         self._num_train = parts.num_train
 
@@ -66,15 +74,16 @@ class TextDataset(Dataset):
         """
         for file in self._parts.train.files:
             if not self._source.formats[file].is_labelled:
-                raise InputError(f"{self._source.names()[file]}: has no labels to train with; use it as eval_data")
+                raise InputError(
+                    f"{self._source.names()[file]}: has no labels to train with: its first line that is not empty, "
+                    "which decides, has no column for one. Mend or remove that line if later ones have labels; or use "
+                    "the file as eval_data"
+                )
         return self._train(batch_size, epoch)
 
     def _train(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        if self._shuffle_buffer:
-            blocks = self._blocks(self._parts.train, block_rows(self._shuffle_buffer, batch_size))
-            batches = shuffled(blocks, batch_size, seed=self._seed, epoch=epoch)
-        else:
-            batches = self._in_order(self._parts.train, batch_size)
+        buffer, seed = self._shuffle_buffer, self._seed
+        batches = in_blocks(self._reader(), batch_size, shuffle_buffer=buffer, seed=seed, epoch=epoch)
         is_empty = True
         for batch in batches:
             is_empty = False
@@ -89,15 +98,23 @@ class TextDataset(Dataset):
         """Batches of the evaluation part in file order; labels are NaN where a file has none."""
         return iter(()) if self._parts.evaluation is None else self._in_order(self._parts.evaluation, batch_size)
 
+    def _reader(self) -> Callable[[int], Iterator[Batch]]:
+        """Gives the training part in batches of so many rows."""
+
+        def read(rows: int) -> Iterator[Batch]:
+            return self._in_order(self._parts.train, rows)
+
+        return without_negatives(read, self._drop_negatives, self._seed) if self._drop_negatives else read
+
     def _in_order(self, part: Split, batch_size: int) -> Iterator[Batch]:
         for block in read_part(self._source, part, block_rows(self._source.READ_ROWS, batch_size)):
             yield from self._batcher.batches(block, batch_size)
 
-    def _blocks(self, part: Split, rows: int) -> Iterator[Batch]:
-        return (self._batcher.batch(block) for block in read_part(self._source, part, rows))
-
     def num_train_samples(self) -> int | None:
-        """Rows of the training part; files of more than 64 MiB together are not counted just for this."""
+        """Rows of the training part; files of more than 64 MiB together are not counted just for this, nor those
+        of which negative samples are left out."""
+        if self._drop_negatives:
+            return None
         train = self._parts.train
         size = sum(self._source.size(file) for file in train.files)
         if self._num_train is None and size <= _COUNTED_BYTES:

@@ -1,6 +1,7 @@
 """Delimited files (csv, tsv, ...) with one sample per line, described by a schema; see `adaptive.data.text.schema`."""
 
 import csv
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,12 +13,15 @@ from adaptive.data.options import DataOptions
 from adaptive.data.text.assemble import FeaturePlan, RowRule, TextPlan, open_source, open_text
 from adaptive.data.text.format import Column, TextFormat
 from adaptive.data.text.pairs import open_pairs
+from adaptive.data.text.rows import LabelSource
 from adaptive.data.text.schema import Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
 from adaptive.data.text.source import TextFile, find_files, first_line
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import text as kernels
 from adaptive.kernels.data.text_fields import iso_time
 
+MOST_COLUMNS = 10_000
+_MORE_LABEL = -1  # no kind of a column: read as a dense one
 _CATEGORY_KINDS = {"hex": kernels.KEY_HEX, "int": kernels.KEY_INTEGER, "string": kernels.KEY_TEXT}
 
 
@@ -75,9 +79,16 @@ def describe(
     is_log = np.zeros(form.count(kernels.DENSE_FLOAT), np.bool_)
     for dense in schema.dense:
         is_log[[form.slot(name) for name in _matching(dense.columns, names)]] = dense.transform == "log"
-    identity: dict[str, object] = {"format": "delimited", "schema": schema.model_dump(mode="json")}
+    identity: dict[str, object] = {"format": "delimited", "schema": _identity(schema)}
     identity["rows"] = {feature.name: f"{feature.rule.kind} {feature.rule.size}" for feature in features}
-    return form, TextPlan(features, is_log, _time_cut(schema.time, options), identity)
+    labels = () if label is None or not schema.more_labels else (label.column, *(m.column for m in schema.more_labels))
+    more = tuple(LabelSource(one.column, form.slot(one.column), one.threshold) for one in schema.more_labels)
+    return form, TextPlan(features, is_log, _time_cut(schema.time, options), identity, labels, more)
+
+
+def _identity(schema: DelimitedSchema) -> dict[str, object]:
+    """The schema as JSON values; without more labels as before there were such."""
+    return schema.model_dump(mode="json", exclude=None if schema.more_labels else {"more_labels"})
 
 
 def _feature(name: str, group: Categorical, slot: int, is_bag: bool, options: DataOptions) -> FeaturePlan:
@@ -85,9 +96,12 @@ def _feature(name: str, group: Categorical, slot: int, is_bag: bool, options: Da
 
 
 def _as_labelled(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> DelimitedSchema:
-    """The schema; without its label, if files may lack it and these do."""
-    lacks_it = options.label_optional and schema.label is not None and schema.label.column not in names
-    return schema.model_copy(update={"label": None}) if lacks_it else schema
+    """The schema; without its labels, if files may lack them and these do."""
+    if not options.label_optional:
+        return schema
+    label = schema.label if schema.label is not None and schema.label.column in names else None
+    more = tuple(one for one in schema.more_labels if one.column in names)
+    return schema.model_copy(update={"label": label, "more_labels": more})
 
 
 def _column_names(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
@@ -107,8 +121,9 @@ def _columns_there(file: TextFile, schema: DelimitedSchema, options: DataOptions
     names = list(schema.columns)
     if options.label_optional and schema.label is not None and schema.label.column in names:
         fields = _fields(file, schema, options)
-        if len(fields) == len(names) - 1:
-            names.remove(schema.label.column)
+        labels = {schema.label.column, *(one.column for one in schema.more_labels)}
+        if len(fields) == len(names) - len(labels):
+            names = [name for name in names if name not in labels]
     return names
 
 
@@ -130,7 +145,9 @@ def _fields(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> li
 
 def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) -> dict[str, Column]:
     """The column that each name of the schema stands for."""
-    problems = [f"column {name!r} comes twice" for name in sorted(set(names)) if list(names).count(name) > 1]
+    if len(names) > MOST_COLUMNS:
+        raise ConfigError(f"the file has {len(names):,} columns; at most {MOST_COLUMNS:,} are read")
+    problems = [f"column {name!r} comes twice" for name, count in sorted(Counter(names).items()) if count > 1]
     uses: dict[str, Column] = {}
     for key, patterns, kind, group in _wanted(schema):
         for pattern in patterns:
@@ -166,6 +183,8 @@ def _wanted(schema: DelimitedSchema) -> Iterable[tuple[str, Sequence[str], int, 
         if schema.label.threshold is not None:
             rule = kernels.LABEL_THRESHOLD
         yield "label.column", [schema.label.column], rule, None
+    for number, more in enumerate(schema.more_labels):
+        yield f"more_labels.{number}.column", [more.column], _MORE_LABEL, None
     if schema.time is not None:
         kind = kernels.TIME_ISO if schema.time.kind == "iso" else kernels.TIME_NUMBER
         yield "time.column", [schema.time.column], kind, None
@@ -177,6 +196,8 @@ def _wanted(schema: DelimitedSchema) -> Iterable[tuple[str, Sequence[str], int, 
 
 
 def _column(name: str, kind: int, group: Categorical | None, *, is_list: bool) -> Column:
+    if kind == _MORE_LABEL:
+        return Column(name, kernels.DENSE_FLOAT, is_label=True)
     if group is None:
         return Column(name, kind)
     if group.inner_separator is not None or is_list:

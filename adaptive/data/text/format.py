@@ -36,6 +36,7 @@ class Column:
     item: int = kernels.SKIP  # kind of a bag's values
     inner: str = ""  # separator inside a bag
     required: bool = False
+    is_label: bool = False  # a further label, read as a dense column is
 
     @property
     def cause(self) -> int:
@@ -77,8 +78,8 @@ class TextFormat:
 
     @property
     def dense_names(self) -> tuple[str, ...]:
-        """Names of the dense columns, in the order of the output."""
-        return tuple(column.name for column in self.columns if _sort(column.kind) == "dense")
+        """Names of the dense inputs, in the order of the output; further labels stand among them."""
+        return tuple(column.name for column in self.columns if _sort(column.kind) == "dense" and not column.is_label)
 
     @property
     def is_labelled(self) -> bool:

@@ -171,17 +171,20 @@ class TextReader(RowReader):
         """Read until there is a whole line; False at the end of the file."""
         self._drop(self._whole)
         max_line_bytes = self._source.formats[self._file].max_line_bytes
+        looked = 0  # bytes of the buffer without the end of a line
         while True:
-            self._whole = self._bytes.rfind(b"\n", 0, self._filled) + 1
+            self._whole = self._bytes.rfind(b"\n", looked, self._filled) + 1
+            looked = self._filled
             if self._whole:
                 self._pass_over_start()
                 return True
             if self._filled > max_line_bytes + len(_BOM):
                 self._skip_long_line()
+                looked = 0
             elif not self._read_chunk():
                 if not self._filled or self._is_mark_only():
                     return False
-                self._bytes[self._filled : self._filled + 1] = b"\n"
+                self._bytes[self._filled : self._filled + 1] = b"\n"  # found next
                 self._filled += 1
                 self._added = 1
 

@@ -11,10 +11,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from adaptive.errors import InputError
+from adaptive.errors import InputError, printable
 
 logger = logging.getLogger("adaptive.data")
 
+MOST_WRITTEN = 1_000_000
 _SHOWN = 20
 _TEXT_BYTES = 200
 _SHOWN_CHARACTERS = 60
@@ -72,8 +73,8 @@ class RejectLog:
 
     Args:
         files: names by which lines are reported.
-        path: `rejects.jsonl`, to which all bad lines are appended: {"file", "line", "cause", "column", "text"},
-            the text cut after 200 bytes; or None.
+        path: `rejects.jsonl`, to which bad lines are appended, a million at most: {"file", "line", "cause", "column",
+            "text"}, the text cut after 200 bytes; or None.
         header_lines: lines at the start of each file that are no data.
         unit: what is counted, in messages.
     """
@@ -139,13 +140,22 @@ class RejectLog:
             self._counts[entry.cause] += 1
             self._first_line |= entry.line == 1 and bool(entry.column)
             if len(self._first) < _SHOWN:
-                self._first.append(entry.described(name))
+                self._first.append(entry.described(printable(name)))
                 logger.warning("bad line %s", self._first[-1])
                 if len(self._first) == _SHOWN:
                     logger.warning("further bad lines are not shown; see %s", self._path or "the counts at the end")
-        if bad and self._path is not None:
-            with open(self._path, "a", encoding="utf-8") as out:
-                out.writelines(_record(name, entry) for entry in bad)
+        self._write(name, bad)
+
+    def _write(self, name: str, bad: list[BadLine]) -> None:
+        """Write them down, up to a number that no reader looks through: all are counted."""
+        if self._path is None:
+            return
+        before = self._counts.total() - len(bad)
+        if kept := bad[: max(MOST_WRITTEN - before, 0)]:
+            with open(self._path, "a", encoding="utf-8", errors="backslashreplace") as out:
+                out.writelines(_record(name, entry) for entry in kept)
+        if before <= MOST_WRITTEN < before + len(bad):
+            logger.warning("%s has the first %d bad lines; the others are counted", self._path, MOST_WRITTEN)
 
     def _check(self, num_lines: int) -> None:
         num_labels = self._counts["label"]
@@ -158,7 +168,7 @@ class RejectLog:
                 raise InputError(self._too_many(number, setting, limit))
 
     def _too_many(self, number: int, setting: str, limit: float) -> str:
-        where = f"\nall of them: {self._path}" if self._path else ""
+        where = f"\nall of them: {printable(str(self._path))}" if self._path else ""
         meanings = "".join(f"\n{cause}: {_MEANINGS[cause]}" for cause, _ in self._counts.most_common())
         header = "\nline 1 may be a header: remove it, or have header = true in a schema"
         header = header if self._first_line and self._unit == "lines" else ""

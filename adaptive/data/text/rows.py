@@ -96,15 +96,48 @@ class FeatureSource:
     rows: RowMap
 
 
+@dataclass(frozen=True)
+class LabelSource:
+    """A further label: its name, its place among the dense columns, and from where on it is 1; None: it is 0 or 1."""
+
+    name: str
+    slot: int
+    threshold: float | None = None
+
+    def values(self, column: NDArray[np.float32], origin: Origin) -> NDArray[np.float32]:
+        """(n,) labels of what stands in the column, NaN where it is empty.
+
+        Raises:
+            InputError: for a value that makes no label.
+        """
+        known = ~np.isnan(column) if self.threshold is not None else (column == 0) | (column == 1)
+        if not known.all():
+            first = int(np.argmin(known))
+            needed = "a number" if self.threshold is not None else "0 or 1"
+            found = "nothing" if np.isnan(column[first]) else f"{column[first]:g}"
+            raise InputError(f"{origin.where(first)}: label {self.name!r} must be {needed}, found {found}")
+        return column.copy() if self.threshold is None else (column >= self.threshold).astype(np.float32)
+
+
 class Batcher:
     """Makes batches of blocks. `out_of_range` counts look-ups that were sent to the row for unknown ids.
 
     Args:
         files: names for `Origin`.
-        is_log: (D,) dense columns that are scaled by log(1 + max(x, 0)).
+        is_log: dense columns that are scaled by log(1 + max(x, 0)), further labels among them.
+        labels: the further labels.
     """
 
-    def __init__(self, files: tuple[str, ...], features: tuple[FeatureSource, ...], is_log: Flags) -> None:
+    def __init__(
+        self,
+        files: tuple[str, ...],
+        features: tuple[FeatureSource, ...],
+        is_log: Flags,
+        labels: tuple[LabelSource, ...] = (),
+    ) -> None:
+        self._labels = labels
+        taken = {label.slot for label in labels}
+        self._inputs = [slot for slot in range(len(is_log)) if slot not in taken]  # columns that are dense inputs
         self._files = files
         self._features = features
         self._is_log = is_log
@@ -123,11 +156,15 @@ class Batcher:
     def batches(self, block: Block, size: int) -> Iterator[Batch]:
         """Batches of `size` rows of a block, of which the last one may have fewer; see `batch`."""
         n, columns = block.num_rows, block.columns
-        kernels.finish_dense(columns.dense[:n], self._is_log)
         origin = Origin(self._files, block.file_index[:n], columns.lines[:n])
+        extras = {label.name: label.values(columns.dense[:n, label.slot], origin) for label in self._labels}
+        dense = columns.dense[:n] if not self._labels else columns.dense[:n].take(self._inputs, axis=1)
+        kernels.finish_dense(dense, self._is_log if not self._labels else self._is_log[self._inputs])
         if self._has_bags:
             ids, offsets = self._bags(block, origin)
-            whole = Batch(dense=columns.dense[:n], ids=ids, offsets=offsets, labels=columns.labels[:n], origin=origin)
+            whole = Batch(
+                dense=dense, ids=ids, offsets=offsets, labels=columns.labels[:n], origin=origin, extras=extras
+            )
             parts = np.split(np.arange(n), range(size, n, size))
             yield from [whole] if n <= size else (whole.take(part) for part in parts)
             return
@@ -136,11 +173,12 @@ class Batcher:
             part = slice(first, min(first + size, n))
             ids = rows if n == size else np.ascontiguousarray(rows[:, part])
             yield Batch(
-                dense=columns.dense[part],
+                dense=dense[part],
                 ids=ids.reshape(-1),
                 offsets=np.arange(ids.size + 1, dtype=np.int64),
                 labels=columns.labels[part],
                 origin=Origin(self._files, block.file_index[part], columns.lines[part]),
+                extras={name: values[part] for name, values in extras.items()},
             )
 
     def _one_hot(self, block: Block, origin: Origin) -> Ids:

@@ -7,6 +7,9 @@ header = true              # the first line names the columns; else give columns
 column = "rating"          # 0 or 1, or with a rule:
 threshold = 4              # 1 from here on     (or: positive = ["buy", "cart"], 1 for these texts)
 
+[[more_labels]]            # for a model of several labels; as often as there are such
+column = "bought"          # 0 or 1, or numbers with a threshold
+
 [[dense]]
 columns = ["price", "user_affinity_*"]   # * and ? match names of the header
 kind = "float"             # or "int"
@@ -27,6 +30,8 @@ column = "timestamp"       # for time_split
 kind = "iso"               # or "number"
 """
 
+import errno
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,9 +42,11 @@ from pydantic_core import ErrorDetails
 
 from adaptive.config import Config
 from adaptive.errors import ConfigError
+from adaptive.storage.plain import check_depth, read_plain
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
-MAX_ROWS = 2**40  # of one table; the bookkeeping of more would take more than 16 TiB
+MOST_BYTES = 2**22  # of a schema
+MAX_ROWS = 2**40 - 2  # of one table, with rows for missing and unknown ids; the books of more would take 16 TiB
 
 
 def _one_character(text: str) -> str:
@@ -64,6 +71,13 @@ class Label(Config):
         if self.positive is not None and self.threshold is not None:
             raise ValueError("positive and threshold exclude each other")
         return self
+
+
+class MoreLabel(Config):
+    """A column of a further label, for models of several. It is called as the column is."""
+
+    column: str = Field(description="0 or 1, unless there is a threshold; none may be missing")
+    threshold: float | None = Field(default=None, description="numbers from here on make a label 1")
 
 
 class Dense(Config):
@@ -121,6 +135,7 @@ class DelimitedSchema(Config):
     header: bool = True
     columns: tuple[str, ...] | None = Field(default=None, min_length=1, description="names, if there is no header")
     label: Label | None = None
+    more_labels: tuple[MoreLabel, ...] = ()
     dense: tuple[Dense, ...] = ()
     categorical: tuple[Categorical, ...] = Field(min_length=1)
     time: Time | None = None
@@ -131,6 +146,8 @@ class DelimitedSchema(Config):
             raise ValueError("give columns = [...] if and only if header = false")
         if self.quote == self.separator:
             raise ValueError("quote and separator must differ")
+        if self.more_labels and self.label is None:
+            raise ValueError("more_labels need a label, which is the first of them")
         inner = [one.inner_separator for one in self.categorical if one.inner_separator]
         if self.separator in inner or self.quote in inner:
             raise ValueError("inner_separator must differ from separator and quote")
@@ -158,12 +175,17 @@ def load_schema(path: Path) -> Schema:
     """
     path = _found(path)
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text("utf-8-sig"))
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        text = read_plain(path, MOST_BYTES, error=ConfigError, follow=True).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         names = ", ".join(sorted(one.stem for one in INSTALLED.glob("*.toml")))
         raise ConfigError(f"schema {path}: cannot be read ({_why(error)}); installed ones are {names}") from error
-    except tomllib.TOMLDecodeError as error:
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # one for syntax, and Python's limit of digits
         raise ConfigError(f"schema {path}: not valid TOML: {error}") from error
+    check_depth(values, f"schema {path}", error=ConfigError)
     return schema_of(values, f"schema {path}")
 
 

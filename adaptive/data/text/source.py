@@ -7,6 +7,7 @@ doubled without notice.
 
 import glob
 import gzip
+import stat
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from adaptive.errors import InputError
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHECKED_BLOCK = 1 << 20
 _CHECKED_BLOCKS = 64
+_NOTHING = b"\xef\xbb\xbf\r\n"  # byte order mark and ends of lines
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,12 @@ def _find_file(path: Path) -> TextFile:
     if path.is_dir():
         raise InputError(f"{path} is a folder; name its files, for example '{path}/*'")
     try:
-        return TextFile(path, path.stat().st_size)
+        found = path.stat()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path} is a pipe or a device; data are read several times: write them to a file first")
+    return TextFile(path, found.st_size)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -168,14 +173,20 @@ class ByteStream:
 
 def first_line(file: TextFile, max_bytes: int) -> bytes:
     """The first line that is not empty, without byte order mark and end of line; cut after `max_bytes`."""
-    stream, data = ByteStream(file), bytearray()
+    stream, data, begun = ByteStream(file), bytearray(), False
     try:
-        while len(data) < max_bytes and b"\n" not in data.lstrip(b"\xef\xbb\xbf\r\n"):
+        while len(data) < max_bytes:
             view = memoryview(bytearray(min(max_bytes, 1 << 16)))
             count = stream.readinto(view)
             if not count:
                 break
-            data += view[:count]
+            part = bytes(view[:count]) if begun else bytes(data + view[:count]).lstrip(_NOTHING)
+            if not begun:
+                data.clear()
+            begun = begun or bool(part)
+            data += part
+            if b"\n" in part:
+                break
     finally:
         stream.close()
-    return bytes(data.lstrip(b"\xef\xbb\xbf\r\n").split(b"\n")[0].rstrip(b"\r"))
+    return bytes(data[:max_bytes]).split(b"\n")[0].rstrip(b"\r")

@@ -24,6 +24,14 @@ class Texts:
         whole = self.data.tobytes()
         return (whole[start:stop].decode() for start, stop in zip(self.ends[:-1], self.ends[1:], strict=True))
 
+    def followed_by(self, others: "Texts", chosen: Ids) -> "Texts":
+        """These texts, then the chosen (n,) of the others, in this order."""
+        starts, lengths = others.ends[chosen], others.ends[chosen + 1] - others.ends[chosen]
+        after = np.cumsum(lengths, dtype=np.int64)
+        within = np.arange(int(after[-1]) if len(after) else 0) - np.repeat(after - lengths, lengths)
+        data = others.data[np.repeat(starts, lengths) + within]
+        return Texts(np.concatenate([self.data[: self.ends[-1]], data]), np.append(self.ends, self.ends[-1] + after))
+
 
 class TextKeeper:
     """Keeps each distinct text once: its bytes, and 40 bytes beside them."""

@@ -6,23 +6,28 @@ no label is used), and stored, so that a later evaluation or another run maps al
 
 import hashlib
 import io
-import json
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, ValidationError
 
+from adaptive.config import Config
 from adaptive.data.text.texts import Texts
 from adaptive.errors import ConfigError
 from adaptive.kernels.data import text_rows as kernels
+from adaptive.storage.arrays import parse_vector
 from adaptive.storage.durable import write_atomic
+from adaptive.storage.plain import check_signature, parse_json, read_plain, signed_json
 
-_INDEX = "vocabulary.json"
-_FORMAT = 1
+INDEX: Final = "vocabulary.json"
+_FORMAT = 2
+_UNSIGNED = 1  # earlier versions' index has no checksum of itself
+_MOST_KEYS = 2**36  # bytes
 _ADVICE = "remove the folder to fit it anew, or give another vocabulary_path"
 
 KeyKind = Literal["int", "hex", "string"]
@@ -67,6 +72,21 @@ class Vocabulary:
 
     def checksum(self) -> str:
         return hashlib.sha256(np.ascontiguousarray(self.keys).astype("<i8").tobytes()).hexdigest()
+
+
+def grown(old: Vocabulary, new: Vocabulary) -> Vocabulary:
+    """The ids of `old` in their rows, behind them those of `new` that it has not.
+
+    Raises:
+        ConfigError: if ids are of another kind.
+    """
+    if old.kind != new.kind or (old.texts is None) != (new.texts is None):
+        raise ConfigError(f"a vocabulary of ids of kind {old.kind} cannot grow by ids of kind {new.kind}")
+    fresh = ~np.isin(new.keys, old.keys)
+    texts = None
+    if old.texts is not None and new.texts is not None:
+        texts = old.texts.followed_by(new.texts, np.flatnonzero(fresh))
+    return Vocabulary(np.concatenate([old.keys, new.keys[fresh]]), new.min_count, new.kind, texts)
 
 
 class KeyCounter:
@@ -120,8 +140,7 @@ def save_vocabularies(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> N
             first = len(vocabularies) + 2 * number
             tables[table]["texts"] = _store(folder / f"{first:04d}.npy", vocabulary.texts.data)
             tables[table]["ends"] = _store(folder / f"{first + 1:04d}.npy", vocabulary.texts.ends)
-    index = json.dumps({"format": _FORMAT, "tables": tables}, indent=1)
-    write_atomic(folder / _INDEX, index.encode())
+    write_atomic(folder / INDEX, signed_json({"format": _FORMAT, "tables": tables}))
 
 
 def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Vocabulary] | None:
@@ -130,17 +149,15 @@ def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Voca
     Raises:
         ConfigError: if what is stored is damaged or was fitted for other tables or another min_count.
     """
-    if not (folder / _INDEX).exists():
+    if not os.path.lexists(folder / INDEX):
         return None
-    with _readable(folder):
-        stored = _entries(folder)
-        found = {table: int(entry["min_count"]) for table, entry in stored.items()}
-        if found != dict(wanted):
-            raise ConfigError(f"{folder}: vocabulary of {_named(found)}, wanted {_named(wanted)}; {_ADVICE}")
-        return {
-            table: Vocabulary(_load(folder, entry), int(entry["min_count"]), entry.get("kind"))
-            for table, entry in stored.items()
-        }
+    stored = _entries(folder)
+    found = {table: entry.min_count for table, entry in stored.items()}
+    if found != dict(wanted):
+        raise ConfigError(f"{folder}: vocabulary of {_named(found)}, wanted {_named(wanted)}; {_ADVICE}")
+    return {
+        table: Vocabulary(_keys(folder, table, entry), entry.min_count, entry.kind) for table, entry in stored.items()
+    }
 
 
 def stored_tables(folder: Path) -> dict[str, int]:
@@ -149,8 +166,7 @@ def stored_tables(folder: Path) -> dict[str, int]:
     Raises:
         ConfigError: if there is none, or it is damaged.
     """
-    with _readable(folder):
-        return {table: int(entry["rows"]) for table, entry in _entries(folder).items()}
+    return {table: entry.rows for table, entry in _entries(folder).items()}
 
 
 def load_vocabulary(folder: Path, table: str) -> Vocabulary:
@@ -159,24 +175,67 @@ def load_vocabulary(folder: Path, table: str) -> Vocabulary:
     Raises:
         ConfigError: if there is none, or it is damaged.
     """
-    with _readable(folder):
-        entry = _entries(folder)[table]
-        texts = Texts(_load(folder, entry["texts"]), _load(folder, entry["ends"])) if "texts" in entry else None
-        return Vocabulary(_load(folder, entry), int(entry["min_count"]), entry.get("kind"), texts)
+    stored = _entries(folder)
+    if table not in stored:
+        raise ConfigError(f"{folder}: no vocabulary of {table!r}; there are: {', '.join(stored)}")
+    entry = stored[table]
+    texts = None
+    if entry.texts is not None and entry.ends is not None:
+        data, ends = _load(folder, entry.texts, np.uint8), _load(folder, entry.ends, np.int64)
+        if len(ends) != entry.rows + 1 or ends[0] != 0 or ends[-1] != len(data) or (np.diff(ends) < 0).any():
+            raise ConfigError(f"{folder / entry.ends.file}: expected where {entry.rows} texts end; {_ADVICE}")
+        texts = Texts(data, ends)
+    return Vocabulary(_keys(folder, table, entry), entry.min_count, entry.kind, texts)
 
 
-@contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{folder}: the stored vocabulary cannot be read ({error!r}); {_ADVICE}") from error
+class _File(Config):
+    file: str = Field(pattern=r"^[0-9]+\.npy$")  # a plain name: no folder, no ".."
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+class _Entry(_File):
+    """What the index says of a table."""
+
+    rows: int = Field(ge=0)
+    min_count: int = Field(ge=0)
+    kind: KeyKind | None = None
+    texts: _File | None = None
+    ends: _File | None = None
+
+
+class _Index(Config):
+    format: int
+    tables: dict[str, _Entry]
+    sha256: str = ""
+
+
+def _entries(folder: Path) -> dict[str, _Entry]:
     """What the index says of each table."""
-    found: dict[str, dict[str, Any]] = json.loads((folder / _INDEX).read_text("utf-8"))["tables"]
-    return found
+    path = folder / INDEX
+    raw = read_plain(path, error=ConfigError)
+    content = parse_json(raw, str(path), error=ConfigError)
+    try:
+        found = _Index.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"{path}: cannot be read: {where or 'index'}: {first['msg']}, found {str(first['input'])[:80]!r}; {_ADVICE}"
+        ) from error
+    if found.format not in (_FORMAT, _UNSIGNED):
+        raise ConfigError(f"{path}: expected format {_FORMAT}, found {found.format}; written by a newer version?")
+    if found.format != _UNSIGNED or found.sha256:
+        check_signature(raw, found.sha256, str(path), error=ConfigError)
+    return found.tables
+
+
+def _keys(folder: Path, table: str, entry: _Entry) -> NDArray[np.int64]:
+    keys: NDArray[np.int64] = _load(folder, entry, np.int64)
+    if len(keys) != entry.rows:
+        raise ConfigError(
+            f"{folder / entry.file}: expected {entry.rows} ids of {table!r}, found {len(keys)}; {_ADVICE}"
+        )
+    return keys
 
 
 def _store(path: Path, array: NDArray[Any]) -> dict[str, object]:
@@ -185,16 +244,12 @@ def _store(path: Path, array: NDArray[Any]) -> dict[str, object]:
     return {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _load(folder: Path, entry: Mapping[str, object]) -> NDArray[Any]:
-    name = str(entry["file"])
-    if name != Path(name).name:
-        raise ConfigError(f"{folder}: the stored vocabulary names a file outside its folder: {name!r}")
-    path = folder / name
-    data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+def _load(folder: Path, entry: _File, dtype: type[np.generic]) -> NDArray[Any]:
+    path = folder / entry.file
+    data = read_plain(path, _MOST_KEYS, error=ConfigError)
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise ConfigError(f"{path}: damaged, its checksum is not the one stored; remove the folder to fit it anew")
-    array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
-    return array
+    return parse_vector(data, np.dtype(dtype), path, error=ConfigError)
 
 
 def _npy(array: NDArray[Any]) -> bytes:

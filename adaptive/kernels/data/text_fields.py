@@ -203,8 +203,11 @@ def clock(data: Bytes, first: int) -> tuple[float, int]:
     total = hour * 3600.0 + minute * 60.0 + second
     p = first + 8
     if data[p] == _POINT:
+        end = p + 1
+        while int(_DIGITS[data[end]]) < 10:
+            end += 1
         fraction, stop = decimal(data, p)
-        if stop == p:
+        if stop == p or stop != end:  # an exponent is no part of a time
             return 0.0, first
         total, p = total + fraction, stop
     if data[p] == 90:  # Z

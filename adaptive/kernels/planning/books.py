@@ -47,8 +47,10 @@ def enter_batch(
     accesses,
     last_access,
     slot_used,
+    slot_accesses,
     slot_flags,
     mark,
+    follow,
     locations,
     missing,
     before,
@@ -56,10 +58,11 @@ def enter_batch(
 ):
     """Find the distinct rows of a batch. Those on the device are touched, and hold their slots for the batch.
 
-    mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. Outputs: locations (U,)
-    int64 the slot, or -1; missing int64 the others' u; before (U,) int32 what `leave_batch` needs; look-ups, distinct
-    rows and hits are added to tally (T, counters). Returns how many rows are missing: they are touched when it is known
-    where they will be. Every record comes into the cache once.
+    mark (uint8) is added to the slots' flags: DIRTY if the batch will change all its rows. follow (bool): slots learn
+    of it at once; else `follow_records` tells them when somebody asks. Outputs: locations (U,) int64 the slot, or -1;
+    missing int64 the others' u; before (U,) int32 what `leave_batch` needs; look-ups, distinct rows and hits are added
+    to tally (T, counters). Returns how many rows are missing: they are touched when it is known where they will be.
+    Every record comes into the cache once.
     """
     num_missing = first = 0
     for table in range(table_ends.size):
@@ -68,7 +71,11 @@ def enter_batch(
         for u in range(first, table_ends[table]):
             if u + AHEAD < rows.size:
                 prefetch_item(codes, rows[u + AHEAD])
-                prefetch_item(slot_used, max(codes[at(rows[u + SLOTS_AHEAD])] - 1, 0))
+                if follow:
+                    ahead = max(codes[at(rows[u + SLOTS_AHEAD])] - 1, 0)
+                    prefetch_item(slot_used, ahead)
+                    prefetch_item(slot_accesses, ahead)
+                    prefetch_item(slot_flags, ahead)
             row, count = at(rows[u]), np.int64(counts[u])
             lookups += count
             slot = codes[row] - 1
@@ -76,11 +83,15 @@ def enter_batch(
                 lookup_hits += count
                 row_hits += 1
                 locations[u] = slot
-                flags = slot_flags[at(slot)]
-                before[u] = last_access[row] if flags & DIRTY else ~last_access[row]
+                latest = last_access[row]
                 touch(row, count, batch, accesses, last_access)
-                slot_used[at(slot)] = batch
-                slot_flags[at(slot)] = flags | mark
+                if follow:
+                    flags = slot_flags[at(slot)]
+                    latest = latest if flags & DIRTY else ~latest
+                    slot_used[at(slot)] = batch
+                    slot_accesses[at(slot)] = accesses[row]
+                    slot_flags[at(slot)] = flags | mark
+                before[u] = latest
             else:
                 locations[u] = -1
                 missing[num_missing] = u
@@ -94,7 +105,7 @@ def enter_batch(
 
 
 @kernel()
-def leave_batch(rows, counts, locations, before, accesses, last_access, slot_used, slot_flags):
+def leave_batch(rows, counts, locations, before, accesses, last_access, slot_used, slot_accesses, slot_flags, follow):
     """Undo `enter_batch` for the rows that it found."""
     for u in range(rows.size):
         slot = locations[u]
@@ -104,9 +115,22 @@ def leave_batch(rows, counts, locations, before, accesses, last_access, slot_use
         if accesses[row] < MOST_ACCESSES:  # else it stays there: entered again, the batch would bring it there
             accesses[row] -= np.uint32(counts[u])
         last_access[row] = before[u] if was_dirty else ~before[u]
-        slot_used[slot] = last_access[row] - 1
-        if not was_dirty:
-            slot_flags[slot] &= ~DIRTY
+        if follow:
+            slot_used[slot] = last_access[row] - 1
+            slot_accesses[slot] = accesses[row]
+            if not was_dirty:
+                slot_flags[slot] &= ~DIRTY
+
+
+@kernel()
+def follow_records(slot_rows, accesses, last_access, slot_used, slot_accesses, slot_flags, mark):
+    """Tell slots what batches that entered without `follow` did: as if each had told them at once."""
+    for slot in range(slot_rows.size):
+        row = slot_rows[slot]
+        if row >= 0 and slot_used[slot] != last_access[row] - 1:
+            slot_used[slot] = last_access[row] - 1
+            slot_accesses[slot] = accesses[row]
+            slot_flags[slot] |= mark
 
 
 @kernel()
@@ -198,6 +222,7 @@ def take_slots(
     batch,
     slot_rows,
     slot_used,
+    slot_accesses,
     slot_flags,
     free,
     num_free,
@@ -228,6 +253,7 @@ def take_slots(
         slot_used[slot] = batch
         codes[row] = slot + 1
         touch(row, counts[u], batch, accesses, last_access)
+        slot_accesses[slot] = accesses[row]
         locations[u] = slot
         slots[i] = slot
 

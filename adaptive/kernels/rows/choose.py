@@ -16,6 +16,7 @@ class RowKernels:
 
     pool: Callable[..., None]
     update: Callable[..., None]
+    decay: Callable[..., None]
     accumulate: Callable[..., None]
     drift: Callable[..., None]
     fetch: Callable[..., None]
@@ -40,6 +41,7 @@ def torch_rows() -> RowKernels:
     return RowKernels(
         torch_ops.pool,
         torch_ops.update,
+        torch_ops.decay,
         torch_ops.accumulate,
         torch_ops.drift,
         torch_ops.fetch,
@@ -50,11 +52,12 @@ def torch_rows() -> RowKernels:
 
 def triton_rows() -> RowKernels:
     """Triton kernels, which `gpu.available` must have found."""
-    from adaptive.kernels.rows.gpu import deferred, drift, initial, move, pool, update
+    from adaptive.kernels.rows.gpu import decay, deferred, drift, initial, move, pool, update
 
     return RowKernels(
         pool.pool,
         update.update,
+        decay.decay,
         deferred.accumulate,
         drift.drift,
         move.fetch,

@@ -20,7 +20,9 @@ def segment_sums(values: Tensor, starts: Tensor) -> Tensor:
     lengths = starts[1:] - starts[:-1]
     if values.shape[0] == 0:
         return values.new_zeros(len(lengths), values.shape[1])
-    return torch.segment_reduce(values, "sum", lengths=lengths, axis=0, initial=0.0, unsafe=True)
+    # Starts that are wrong would be read past the end; to look at them, a GPU would have to be waited for.
+    unsafe = values.is_cuda
+    return torch.segment_reduce(values, "sum", lengths=lengths, axis=0, initial=0.0, unsafe=unsafe)
 
 
 def sum_gradients(gradients: Tensor, vectors: Tensor, segments: Tensor, scales: Tensor) -> Tensor:
@@ -123,17 +125,23 @@ def drift_of(rows: Tensor, snapshots: Tensor, known: Tensor) -> Tensor:
 def pool(
     weights: Tensor,
     host_weights: Tensor | None,
-    locations: Tensor,
+    row_locations: Tensor,
+    inverse: Tensor,
     bag_vectors: Tensor,
     bag_starts: Tensor,
     scales: Tensor,
     out: Tensor,
+    num_samples: int = 0,
 ) -> None:
-    """out[bag_vectors[b]] = sum over look-ups p of bag b of scales[p] * row at locations[p]."""
-    values = _rows(weights, host_weights, locations)
+    """out[bag_vectors[b]] = sum over look-ups p of bag b of scales[p] * row at row_locations[inverse[p]]."""
+    values = _rows(weights, host_weights, row_locations[inverse])
     if len(scales):
         values = values * scales[:, None]
-    out.index_copy_(0, bag_vectors.long(), segment_sums(values, bag_starts))
+    pooled = segment_sums(values, bag_starts) if len(bag_starts) else values
+    if num_samples:
+        out.view(num_samples, -1, out.shape[1]).copy_(pooled.view(-1, num_samples, out.shape[1]).transpose(0, 1))
+    else:
+        out.index_copy_(0, bag_vectors.long(), pooled)
 
 
 def update(
@@ -169,6 +177,11 @@ def update(
     weights.index_copy_(0, slots, weights[slots] - delta)
     state.index_copy_(0, slots, after)
     norms.copy_(square_root(square_sum(delta)))
+
+
+def decay(weights: Tensor, slots: Tensor, kept: float) -> None:
+    """weights[slots] *= kept, before the update of these rows."""
+    weights.index_copy_(0, slots, weights[slots] * kept)
 
 
 def accumulate(

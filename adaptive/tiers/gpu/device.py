@@ -68,6 +68,7 @@ class TorchDevice(DeviceTier):
         self._link = ComputeLink(mover)
         self._host_rows = HostRows(host, optimizer, self._link)
         self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
+        self._kept = optimizer.kept
         self._corrections = torch.from_numpy(optimizer.corrections()).to(mover.device)
         self._widths = host.weights.shape[1], host.state.shape[1]
         self.squares_width = optimizer.squares_width(host.weights.shape[1])
@@ -136,7 +137,8 @@ class TorchDevice(DeviceTier):
 
         def pool_here() -> None:
             table = self.slots.weights if weights is None else weights
-            self._kernels.pool(table, crossing, bags.locations, bags.vectors, bags.starts, bags.scales, out)
+            rows = table, crossing, bags.row_locations, bags.inverse
+            self._kernels.pool(*rows, bags.vectors, bags.starts, bags.scales, out, bags.num_samples)
 
         self._mover.compute.run(pool_here)
         if pooling.on_host is not None:
@@ -145,7 +147,7 @@ class TorchDevice(DeviceTier):
         return out
 
     def use(self, optimizer: RowOptimizer) -> None:
-        self._settings = [float(value) for value in optimizer.settings()]
+        self._settings, self._kept = [float(value) for value in optimizer.settings()], optimizer.kept
         if len(self._corrections) > 1:  # Adam's, which hold the rate
             self._corrections = self._link.send(optimizer.corrections())
         self._host_rows.use(optimizer)
@@ -189,6 +191,9 @@ class TorchDevice(DeviceTier):
 
     def _update_slots(self, segments: Segments, gradients: Tensor, squares: Tensor | None) -> Later:
         norms = self._mover.compute.empty(len(segments.locations))
+        if len(segments.locations) and self._kept != 1:
+            kept = self._kept
+            self._mover.compute.run(lambda: self._kernels.decay(self.slots.weights, segments.locations, kept))
         if len(segments.locations):
             self._mover.compute.run(
                 lambda: self._kernels.update(

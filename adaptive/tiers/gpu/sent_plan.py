@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.counters import Counter
+from adaptive.kernels.rows.bags import one_each
 from adaptive.kernels.rows.hot import hot_rows
 from adaptive.planning.plan import Deferred, GroupPlan, Int64s, Pooling, RowUpdates, Snapshots, no_rows
 from adaptive.tiers.gpu.buffers import TransferBuffer
@@ -31,9 +32,11 @@ Sent = Callable[[list[Tensor]], T]  # from all that was sent to what was asked f
 class SentBags:
     """Bags on the device: arguments of the pooling kernel."""
 
-    locations: Tensor  # slots, or ~i of the rows that cross
-    vectors: Tensor
-    starts: Tensor
+    num_samples: int  # as of `Pooling`
+    row_locations: Tensor  # of distinct rows: slots, or ~i of the rows that cross
+    inverse: Tensor
+    vectors: Tensor  # empty: in the order of `num_samples`
+    starts: Tensor  # empty: each bag has one look-up
     scales: Tensor
 
 
@@ -163,30 +166,39 @@ class _Packing:
 
 
 def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
-    locations = pooling.locations
-    on_host = locations < 0
-    if not on_host.any():
-        bags = packing.add(locations, pooling.bag_vectors, pooling.bag_starts, pooling.scales)
-        return lambda sent: _cut(pooling, SentBags(*sent[bags]), no_rows(), None, None)
+    if not (pooling.row_locations < 0).any():  # before anything is as long as the look-ups
+        bags = packing.add(*bag_arrays(pooling, pooling.row_locations))
+        return lambda sent: _cut(pooling, SentBags(pooling.num_samples, *sent[bags]), no_rows(), None, None)
+    on_host = pooling.locations < 0
     if on_host.all():  # empty bags need no device either
         return lambda sent: _cut(pooling, None, no_rows(), pooling, None)
     sums = np.concatenate([[0], np.cumsum(on_host)])
     found, counts = np.diff(sums[pooling.bag_starts]), np.diff(pooling.bag_starts)
     whole = (found == counts) & (counts > 0)
     here, there = _take_bags(pooling, ~whole), _take_bags(pooling, whole)
-    locations, crossing = _crossing(here.locations)
-    bags = packing.add(locations, here.bag_vectors, here.bag_starts, here.scales)
+    used = np.zeros(len(here.row_locations), np.bool_)
+    used[here.inverse] = True
+    locations, crossing = _crossing(here.row_locations, used)
+    bags = packing.add(*bag_arrays(here, locations))
     if not whole.any():
-        return lambda sent: _cut(pooling, SentBags(*sent[bags]), crossing, None, None)
+        return lambda sent: _cut(pooling, SentBags(here.num_samples, *sent[bags]), crossing, None, None)
     vectors = packing.add(there.bag_vectors)
     numbered = replace(there, num_vectors=len(there.bag_vectors), bag_vectors=_count(there.bag_vectors))
-    return lambda sent: _cut(pooling, SentBags(*sent[bags]), crossing, numbered, sent[vectors][0])
+    return lambda sent: _cut(pooling, SentBags(here.num_samples, *sent[bags]), crossing, numbered, sent[vectors][0])
 
 
 def _cut(
     pooling: Pooling, bags: SentBags | None, crossing: Int64s, on_host: Pooling | None, host_vectors: Tensor | None
 ) -> SentPooling:
     return SentPooling(**vars(pooling), bags=bags, crossing=crossing, on_host=on_host, host_vectors=host_vectors)
+
+
+def bag_arrays(pooling: Pooling, row_locations: Int64s) -> tuple[NDArray[Any], ...]:
+    """The arguments of `SentBags`. What the kernel can tell from a bag's number is left out."""
+    vectors = pooling.bag_vectors[: 0 if pooling.num_samples else None]
+    single = len(pooling.inverse) == len(pooling.bag_vectors) and one_each(pooling.bag_starts)
+    starts = pooling.bag_starts[: 0 if single else None]
+    return row_locations, pooling.inverse, vectors, starts, pooling.scales
 
 
 def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
@@ -269,9 +281,9 @@ def _send_deferred(deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
     )
 
 
-def _crossing(locations: Int64s) -> tuple[Int64s, Int64s]:
-    """Locations in which the i-th host row is ~i, and the host rows."""
-    on_host = np.flatnonzero(locations < 0)
+def _crossing(locations: Int64s, used: NDArray[np.bool_] | None = None) -> tuple[Int64s, Int64s]:
+    """Locations in which the i-th host row is ~i, and the host rows; of those `used`, default all."""
+    on_host = np.flatnonzero(locations < 0 if used is None else (locations < 0) & used)
     if not len(on_host):
         return locations, no_rows()
     found = locations.copy()

@@ -242,7 +242,7 @@ def test_mistakes_in_a_schema_are_named(tmp_path, schema, messages):
 
 @pytest.mark.parametrize("rows", [2**40 + 1, 2**62])
 def test_a_table_that_no_machine_holds_is_a_mistake_in_the_schema(tmp_path, rows):
-    with pytest.raises(ConfigError, match=rf"num_embeddings: .* 1099511627776, found {rows}"):
+    with pytest.raises(ConfigError, match=rf"num_embeddings: .* 1099511627774, found {rows}"):
         opened(tmp_path, DIRECT.replace("num_embeddings = 7", f"num_embeddings = {rows}"), "l,a,b\n1,0,0\n")
 
 
@@ -261,8 +261,13 @@ def test_a_schema_may_begin_with_a_byte_order_mark(tmp_path):
 
 def test_a_schema_that_cannot_be_read_says_why(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b"# \xe4\n")
-    for name, why in [("none.toml", "No such file or directory"), (".", "Is a directory"), ("latin.toml", "not UTF-8")]:
-        with pytest.raises(ConfigError, match=rf"cannot be read \({why}\)"):
+    texts = {
+        "none.toml": r"cannot be read \(No such file or directory\)",
+        ".": "expected a plain file, found: a folder",
+        "latin.toml": r"cannot be read \(not UTF-8\)",
+    }
+    for name, why in texts.items():
+        with pytest.raises(ConfigError, match=why):
             load_schema(tmp_path / name)
 
 

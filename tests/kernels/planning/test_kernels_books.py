@@ -49,21 +49,33 @@ def counted(tally: Int64s) -> dict[str, list[int]]:
 # --- where rows lie --------------------------------------------------------------------------------------------------
 
 
-def enter(choose: Choose, books_of: dict[str, Any], batch: int, mark: int, rows: Any, counts: Any, ends: Any) -> Any:
+def enter(
+    choose: Choose,
+    books_of: dict[str, Any],
+    batch: int,
+    mark: int,
+    rows: Any,
+    counts: Any,
+    ends: Any,
+    follow: bool = True,
+) -> Any:
     """(locations, missing, before, tally) of a batch that enters; `books_of` change."""
     locations, missing, before = np.full(len(rows), 9), np.full(len(rows), 9), np.full(len(rows), 9, np.int32)
     tally = new_tally(len(ends))
     count = choose(books.enter_batch)(
         ints(*rows), i32(*counts), ints(*ends), batch, books_of["codes"], books_of["accesses"], books_of["last"],
-        books_of["used"], books_of["flags"], np.uint8(mark), locations, missing, before, tally,
+        books_of["used"], books_of["counted"], books_of["flags"], np.uint8(mark), follow, locations, missing, before,
+        tally,
     )  # fmt: skip
     return locations, missing[:count], before, tally
 
 
-def leave(choose: Choose, books_of: dict[str, Any], rows: Any, counts: Any, locations: Any, before: Any) -> None:
+def leave(
+    choose: Choose, books_of: dict[str, Any], rows: Any, counts: Any, locations: Any, before: Any, follow: bool = True
+) -> None:
     choose(books.leave_batch)(
         ints(*rows), i32(*counts), locations, before, books_of["accesses"], books_of["last"], books_of["used"],
-        books_of["flags"],
+        books_of["counted"], books_of["flags"], follow,
     )  # fmt: skip
 
 
@@ -74,6 +86,7 @@ def some_books() -> dict[str, Any]:
         "accesses": np.array([0, 7, 5, 2**32 - 3], np.uint32),
         "last": i32(0, 7, 2, 5),
         "used": i32(4, -1, 6),
+        "counted": np.array([2**32 - 3, 0, 7], np.uint32),
         "flags": np.array([DIRTY, 0, CHANGED], np.uint8),
     }
 
@@ -90,6 +103,7 @@ def test_a_batch_enters_and_leaves(choose: Choose, mark: int) -> None:
     assert found["accesses"].tolist() == [0, 8, 5, 2**32 - 1]  # as many as can be counted
     assert found["last"].tolist() == [0, 9, 2, 9]
     assert found["used"].tolist() == [8, -1, 8]
+    assert found["counted"].tolist() == [2**32 - 1, 0, 8]
     assert found["flags"].tolist() == [DIRTY, 0, CHANGED | mark]
     assert counted(tally) == {
         "LOOKUPS": [4, 0, 9], "UNIQUE_ROWS": [2, 0, 2], "LOOKUP_HITS": [1, 0, 5], "ROW_HITS": [1, 0, 1]
@@ -97,6 +111,7 @@ def test_a_batch_enters_and_leaves(choose: Choose, mark: int) -> None:
     leave(choose, found, *batch, locations, before)
     expected = some_books()
     assert found.pop("accesses").tolist() == [0, 7, 5, 2**32 - 1]  # and not to be told apart
+    assert found.pop("counted").tolist() == [2**32 - 1, 0, 7]
     assert {name: array.tolist() for name, array in found.items()} == {name: expected[name].tolist() for name in found}
 
 
@@ -115,7 +130,7 @@ def test_entering_equals_the_twin_and_leaving_undoes_it(
         "flags": rng.integers(0, 4, len(slots)).astype(np.uint8),
     }
     found["codes"][slots] = np.arange(len(slots)) + 1
-    found["used"] = found["last"][slots] - 1
+    found["used"], found["counted"] = found["last"][slots] - 1, found["accesses"][slots]
     rows, ends = rng.permutation(num_rows)[: sum(sizes)].tolist(), list(itertools.accumulate(sizes))
     counts = rng.integers(1, 9, len(rows)).tolist()
     start = {name: array.copy() for name, array in found.items()}
@@ -127,6 +142,33 @@ def test_entering_equals_the_twin_and_leaving_undoes_it(
     assert missing.tolist() == [u for u, row in enumerate(rows) if start["codes"][row] <= 0]
     leave(choose, found, rows, counts, locations, before)
     assert all(np.array_equal(found[name], array) for name, array in start.items())
+
+
+@both
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), marks=st.booleans())
+def test_slots_that_are_told_later_know_the_same(choose: Choose, seed: int, marks: bool) -> None:
+    """Of four batches one leaves again; the slots are told twice, in the middle and at the end."""
+    rng, num_rows, mark = np.random.default_rng(seed), 60, DIRTY * marks
+    slots = rng.permutation(num_rows)[:40]
+    last = rng.integers(1, 5, num_rows).astype(np.int32)
+    now = {"codes": np.zeros(num_rows, np.int32), "accesses": last.astype(np.uint32), "last": last}
+    now |= {"used": last[slots] - 1, "counted": last[slots].astype(np.uint32), "flags": np.zeros(40, np.uint8)}
+    now["codes"][slots] = np.arange(40) + 1
+    later = {name: array.copy() for name, array in now.items()}
+    for batch in (5, 6, 7, 8):
+        rows = rng.permutation(num_rows)[:15].tolist()
+        for found, follow in ((now, True), (later, False)):
+            locations, _, before, _ = enter(choose, found, batch, mark, rows, [2] * 15, [15], follow)
+            if batch == 6:
+                leave(choose, found, rows, [2] * 15, locations, before, follow)
+        if batch in (7, 8):
+            choose(books.follow_records)(
+                slots, later["accesses"], later["last"], later["used"], later["counted"], later["flags"], np.uint8(mark)
+            )
+            assert {name: array.tolist() for name, array in now.items()} == {
+                name: array.tolist() for name, array in later.items()
+            }
 
 
 @both
@@ -216,11 +258,13 @@ def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
     rows, counts, ends, locations = ints(0, 6, 5), i32(2, 7, 3), ints(1, 3), ints(-1, 1, -1)
     accesses, last = np.zeros(10, np.uint32), np.zeros(10, np.int32)
     out, initial, used = np.full(2, -9), np.zeros(2, np.bool_), np.full(8, 3, np.int32)
+    counted_in = np.zeros(8, np.uint32)
     choose(books.take_slots)(
         ints(0, 2), rows, counts, ends, slots["codes"], accesses, last, np.uint8(DIRTY), locations, 5, slots["rows"],
-        used, slots["flags"], slots["free"], 3, out, initial, tally,
+        used, counted_in, slots["flags"], slots["free"], 3, out, initial, tally,
     )  # fmt: skip
     assert used.tolist() == [3] * 6 + [5, 5]
+    assert counted_in.tolist() == [0] * 6 + [2, 3]
     assert out.tolist() == [6, 7]
     assert initial.tolist() == [True, False]
     assert locations.tolist() == [6, 1, 7]

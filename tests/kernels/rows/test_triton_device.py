@@ -154,7 +154,8 @@ def test_pooling_has_the_bits_of_the_cpu(dim: int) -> None:
     locations, scales = rng.integers(-NUM_HOST, NUM_SLOTS, starts[-1]), random_rows(rng, starts[-1])
     vectors, expected = rng.permutation(NUM_VECTORS).astype(np.int32), np.empty((NUM_VECTORS, dim), np.float32)
     pool.pool(expected, vectors, starts, np.arange(len(locations), dtype=np.int32), locations, scales, device, host, 1)
-    (weights, *indices), out = on_device(device, locations, vectors, starts, scales), torch.empty(expected.shape)
+    each = np.arange(len(locations), dtype=np.int32)
+    (weights, *indices), out = on_device(device, locations, each, vectors, starts, scales), torch.empty(expected.shape)
     out = out.to(DEVICE)
     with ready():
         triton_setup.pool(weights, pinned(host), *indices, out)
@@ -172,8 +173,8 @@ def test_nothing_waits_for_the_gpu() -> None:
     sizes = torch.ones(3, device=DEVICE)
     with ready():
         triton_setup.fetch(weights, state, slots, host, host_state, slots)
-        triton_setup.pool(weights, host, slots, slots, starts, none, out)
-        triton_setup.pool(weights, None, slots, slots, starts, none, out)
+        triton_setup.pool(weights, host, slots, slots, slots, starts, none, out)
+        triton_setup.pool(weights, None, slots, slots, slots, none, none, out, 8)
         triton_setup.update(
             weights, state, host, host_state, slots, starts, slots, none, out, 1, [0.1] * 5, none, out[:, 0].clone(),
             exact=False,

@@ -53,10 +53,10 @@ def test_pool_reads_and_writes_the_last_row(huge: Tensor) -> None:
     last(huge)[:] = row(5)[0]
     out = torch.empty_like(row())
     with ready():
-        triton_setup.pool(huge, None, on_device(LAST), on_device(0), on_device(0, 1), NONE, out)
+        triton_setup.pool(huge, None, on_device(LAST), on_device(0), on_device(0), on_device(0, 1), NONE, out)
         assert torch.equal(out, row(5))
         vector = on_device(LAST, kind=torch.int32)  # a product of an int32 and a width must not be 32 bits wide
-        triton_setup.pool(row(9), None, on_device(0), vector, on_device(0, 1), NONE, huge)
+        triton_setup.pool(row(9), None, on_device(0), on_device(0), vector, on_device(0, 1), NONE, huge)
     assert torch.equal(last(huge)[None], row(9))
 
 

@@ -23,12 +23,20 @@ def ints(*values: int) -> NDArray[np.int64]:
 
 
 def pooled(
-    weights: Floats, host: Floats | None, locations: Any, vectors: Any, starts: Any, scales: Floats, num_vectors: int
+    weights: Floats,
+    host: Floats | None,
+    locations: Any,
+    vectors: Any,
+    starts: Any,
+    scales: Floats,
+    num_vectors: int,
+    num_samples: int = 0,
 ) -> Floats:
+    rows, inverse = np.unique(np.asarray(locations, np.int64), return_inverse=True)
     out = np.full((num_vectors, weights.shape[1]), np.nan, np.float32)
     run(
-        triton_setup.pool, weights, None if host is None else Pinned(host), np.asarray(locations, np.int64),
-        np.asarray(vectors, np.int32), np.asarray(starts, np.int64), scales, out,
+        triton_setup.pool, weights, None if host is None else Pinned(host), rows, inverse.astype(np.int32),
+        np.asarray(vectors, np.int32), np.asarray(starts, np.int64), scales, out, num_samples,
     )  # fmt: skip
     return out
 
@@ -67,6 +75,32 @@ def test_a_row_of_a_tier_that_was_not_given_is_never_read() -> None:
             pooled(floats([1.0]), None, [0, ~0], [0], [0, 2], floats(), 1)
     else:  # the host does not look at what is on the device
         assert np.isnan(pooled(floats([1.0]), None, [0, ~0], [0], [0, 2], floats(), 1)).all()
+
+
+def test_bags_of_one_look_up_need_no_starts() -> None:
+    found = pooled(floats([1], [2]), floats([10]), [1, ~0, 1], [2, 0, 1], [], floats(), 3)
+    assert_same_bits(found, floats([10], [2], [2]))
+
+
+def test_bags_in_a_batchs_order_need_no_vectors() -> None:
+    """Two features of three samples: vectors are sample by sample."""
+    device = floats([0], [1], [2], [3], [4], [5])
+    found = pooled(device, None, [0, 1, 2, 3, 4, 5], [], [], floats(), 6, num_samples=3)
+    assert_same_bits(found, floats([0], [3], [1], [4], [2], [5]))
+    found = pooled(device, None, [0, 1, 2, 3, 4, 5], [], [0, 2, 2, 3, 4, 5, 6], floats(), 6, num_samples=3)
+    assert_same_bits(found, floats([1], [3], [0], [4], [2], [5]))
+
+
+@pytest.mark.parametrize("dim", [3, 16, 64])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_what_is_not_sent_changes_no_bit(dim: int, samples: int) -> None:
+    sizes = [1] * 4 * samples
+    device, host, locations, _, starts, scales, num = random_case(np.random.default_rng(dim), dim, sizes, scaled=True)
+    vectors = np.add.outer(np.arange(4), np.arange(samples) * 4).ravel()
+    expected = pooled(device, host, locations, vectors, starts, scales, num)
+    assert_same_bits(pooled(device, host, locations, vectors, [], scales, num), expected)
+    assert_same_bits(pooled(device, host, locations, [], starts, scales, num, samples), expected)
+    assert_same_bits(pooled(device, host, locations, [], [], scales, num, samples), expected)
 
 
 def random_case(rng: np.random.Generator, dim: int, sizes: Any, scaled: bool) -> tuple[Any, ...]:
@@ -132,7 +166,8 @@ def test_narrow_rows_are_pooled_in_float32(kind: torch.dtype, dim: int) -> None:
     device[0, :3], host[0, :3] = (1e-7, np.inf, -0.0), (1e-40, np.nan, 65504)
     narrow, narrow_host = torch.from_numpy(device).to(kind), torch.from_numpy(host).to(kind)
     out = torch.empty(num, dim, device=DEVICE)
-    indices = [torch.from_numpy(array).to(DEVICE) for array in (locations, vectors, starts, scales)]
+    arrays = locations, np.arange(len(locations)), vectors, starts, scales
+    indices = [torch.from_numpy(array).to(DEVICE) for array in arrays]
     with ready():
         triton_setup.pool(narrow.to(DEVICE), narrow_host if INTERPRETED else narrow_host.pin_memory(), *indices, out)
     expected = np.empty((num, dim), np.float32)

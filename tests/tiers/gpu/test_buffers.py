@@ -15,6 +15,7 @@ from torch import Tensor
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.policies.hybrid import Hybrid
 from adaptive.policy import Policy
 from adaptive.tiers.gpu import buffers, sent_plan
 from adaptive.tiers.gpu import device as device_module
@@ -22,7 +23,6 @@ from adaptive.tiers.gpu.buffers import SMALLEST, TransferBuffer, added
 from adaptive.tiers.gpu.link import ComputeLink
 from adaptive.tiers.gpu.sent_plan import shared_out
 from adaptive.tiers.mover import Mover, inline
-from policies.hybrid import Hybrid
 
 TABLES = (
     TableConfig(name="a", num_embeddings=40, embedding_dim=4, features=("x", "y")),

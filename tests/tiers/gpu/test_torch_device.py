@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,19 +34,21 @@ from torch import Tensor
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels.rows import torch_ops
+from adaptive.kernels.rows.bags import one_each
 from adaptive.kernels.rows.cpu import initial, pool
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from adaptive.planning.layout import make_groups
 from adaptive.planning.plan import Pooling
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
 from adaptive.tiers.gpu import link as link_module
 from adaptive.tiers.gpu import transfer as transfer_module
 from adaptive.tiers.gpu.buffers import TransferBuffer
 from adaptive.tiers.gpu.link import ComputeLink
+from adaptive.tiers.gpu.sent_plan import bag_arrays, send_pooling
 from adaptive.tiers.host import MemoryHost
 from adaptive.tiers.mover import Mover
-from policies.hybrid import Hybrid
-from policies.lru import LRU
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -313,15 +316,14 @@ def pooling_arguments(pooling: Pooling) -> tuple[np.ndarray, ...]:
 
 
 def pool_cut(pooling: Pooling, device: np.ndarray, host: np.ndarray) -> np.ndarray:
-    from adaptive.tiers.gpu.sent_plan import send_pooling
-
     cut = send_pooling(pooling, ComputeLink(Mover(torch_streams())))
     out = torch.full((pooling.num_vectors, device.shape[1]), torch.nan)
     if cut.bags is not None:
         assert not set(cut.crossing.tolist()) - set((~pooling.locations[pooling.locations < 0]).tolist())
         rows = torch.from_numpy(host[cut.crossing]) if len(cut.crossing) else None
         bags_ = cut.bags
-        torch_ops.pool(torch.from_numpy(device), rows, bags_.locations, bags_.vectors, bags_.starts, bags_.scales, out)
+        where = bags_.row_locations, bags_.inverse, bags_.vectors, bags_.starts, bags_.scales
+        torch_ops.pool(torch.from_numpy(device), rows, *where, out, bags_.num_samples)
     if cut.on_host is not None:
         part = cut.on_host
         assert (part.locations < 0).all()
@@ -330,6 +332,34 @@ def pool_cut(pooling: Pooling, device: np.ndarray, host: np.ndarray) -> np.ndarr
         places = torch.arange(len(vectors)) if cut.host_vectors is None else cut.host_vectors.long()
         out[places] = torch.from_numpy(vectors)
     return out.numpy()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_samples", "vectors", "starts"),
+    [([1] * 6, 3, 0, 0), ([1] * 6, 0, 6, 0), ([2, 0, 1, 1, 1, 1], 3, 0, 7), ([2, 0, 1, 1, 1], 0, 5, 6)],
+)
+def test_what_a_bags_number_tells_is_not_sent(sizes: list[int], num_samples: int, vectors: int, starts: int) -> None:
+    pooling = replace(pooling_of(sizes, list(range(sum(sizes))), scaled=False), num_samples=num_samples)
+    row_locations, inverse, sent_vectors, sent_starts, scales = bag_arrays(pooling, pooling.row_locations)
+    assert (len(sent_vectors), len(sent_starts), len(scales)) == (vectors, starts, 0)
+    assert inverse is pooling.inverse and inverse.itemsize == 4 and row_locations is pooling.row_locations
+
+
+def test_a_host_row_crosses_once_however_often_it_is_looked_up() -> None:
+    inverse, locations = np.array([0, 1, 1, 0, 1, 1], np.int32), np.array([2, ~5])
+    vectors, none = np.arange(3, dtype=np.int32), np.zeros(0, np.float32)
+    pooling = Pooling(3, vectors, np.array([0, 2, 5, 6]), np.zeros(3, np.int32), inverse, locations, none)
+    cut = send_pooling(pooling, ComputeLink(Mover(torch_streams())))
+    assert cut.crossing.tolist() == [5] and cut.bags is not None and cut.bags.row_locations.tolist() == [2, ~0]
+
+
+def test_bags_of_one_look_up_are_told() -> None:
+    for starts, expected in (([0], True), ([0, 1, 2], True), ([0, 2, 2], False), ([0, 0, 2], False)):
+        assert one_each(np.array(starts)) == expected
+    long = np.arange(3000)
+    assert one_each(long)
+    long[2999] -= 1
+    assert not one_each(long)
 
 
 # --- Triton's kernels in the place of torch operations ---------------------------------------------------------------

@@ -1,21 +1,24 @@
 """`adaptive-train simulate`: planner and policies over ids alone, for several device sizes and a described machine."""
 
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adaptive.cli.compare import Config, check_folders, load_contenders, without, write_text
 from adaptive.cli.flags import DLRM, OUTPUT, POLICY, TIERS, TRAINING
 from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
+from adaptive.cli.studies.compare import Config, check_folders, load_contenders, without, write_text
+
+if TYPE_CHECKING:
+    from adaptive.simulate.machine import Machine
+    from adaptive.simulate.simulation import MachineOf
 
 MACHINE = "Machine"
-SECONDS = 5  # between two lines of progress
+RATES = {"link": "--link", "device": "--device-bandwidth", "host": "--host-bandwidth"}
 
 
-def _rate(name: str, help: str) -> Any:
-    return typer.Option(name, metavar="RATE", help=help, rich_help_panel=MACHINE)
+def _rate(name: str, help: str, default: str) -> Any:
+    return typer.Option(name, metavar="RATE", help=help, rich_help_panel=MACHINE, show_default=default)
 
 
 @without("--policy", "--device-rows", "--device", "--model", "--lr", "--steps", "--seed", "--out", DLRM)
@@ -52,13 +55,31 @@ def simulate(
             rich_help_panel=TIERS,
         ),
     ] = None,
-    link: Annotated[str, _rate("--link", "Between the tiers, each way.")] = "50GB/s",
-    device_bandwidth: Annotated[str, _rate("--device-bandwidth", "Memory of the device.")] = "4000GB/s",
-    host_bandwidth: Annotated[str, _rate("--host-bandwidth", "Memory of the host, random rows.")] = "100GB/s",
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="FILE",
+            help="Machine file, as `profile --save FILE` writes it, or a preset (see `placements`). With measured "
+            "rates the step that this machine is expected to take is told, too. The options below win over it.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = None,
+    link: Annotated[str | None, _rate("--link", "Between the tiers, each way.", "50GB/s")] = None,
+    device_bandwidth: Annotated[str | None, _rate("--device-bandwidth", "Memory of the device.", "4000GB/s")] = None,
+    host_bandwidth: Annotated[
+        str | None, _rate("--host-bandwidth", "Memory of the host, random rows.", "100GB/s")
+    ] = None,
     dense_ms: Annotated[
-        float,
-        typer.Option(min=0.0, metavar="MS", help="Milliseconds of the dense part of a step.", rich_help_panel=MACHINE),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="MS",
+            help="Milliseconds of the dense part of a step.",
+            rich_help_panel=MACHINE,
+            show_default="1.0",
+        ),
+    ] = None,
     dense_bytes: Annotated[
         int,
         typer.Option(
@@ -92,24 +113,19 @@ def simulate(
     with own_stdout():
         rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
     check_folders(png, markdown)
-    from adaptive.simulate.machine import Machine, parse_rate
     from adaptive.simulate.report import draw, need_matplotlib, simulation_markdown, simulation_text
     from adaptive.simulate.simulation import simulate as run_simulation
+    from adaptive.telemetry.countdown import Countdown
 
     if png is not None:
         need_matplotlib()
-    machine = Machine(
-        link=parse_rate(link, name="--link"),
-        device=parse_rate(device_bandwidth, name="--device-bandwidth"),
-        host=parse_rate(host_bandwidth, name="--host-bandwidth"),
-        dense_ms=dense_ms,
-        dense_bytes=dense_bytes,
-    )
+    rates = {"link": link, "device": device_bandwidth, "host": host_bandwidth}
+    described = _machine(machine, rates, dense_ms, dense_bytes)
     cases = [(rival.label, rival.config) for rival in rivals]
     width = embedding_dim or int(rivals[0].config.model_options.get("embedding_dim", 16))
     sizes = list(dict.fromkeys(size.strip() for size in device_rows.split(",") if size.strip()))
     with own_stdout():
-        result = run_simulation(cases, sizes, machine, embedding_dim=width, told=_Progress())
+        result = run_simulation(cases, sizes, described, embedding_dim=width, told=Countdown(note, "batches planned"))
     if png is not None:
         draw(result, png)
     if markdown is not None:
@@ -117,14 +133,19 @@ def simulate(
     print_result({**result, "table": simulation_text(result)}, as_json=as_json)
 
 
-class _Progress:
-    """Tells now and then how many batches have been planned."""
+def _machine(
+    name: str | None, rates: dict[str, str | None], dense_ms: float | None, dense_bytes: int
+) -> "Machine | MachineOf":
+    """The machine of the options, or of a file; the options win."""
+    from dataclasses import replace
 
-    def __init__(self) -> None:
-        self._latest = time.monotonic()
+    from adaptive.machines.spec import load_machine
+    from adaptive.simulate.machine import Machine, described, parse_rate
 
-    def __call__(self, batches: int) -> None:
-        now = time.monotonic()
-        if now - self._latest >= SECONDS:
-            self._latest = now
-            note(f"{batches:,} batches planned")
+    found = {key: parse_rate(text, name=RATES[key]) for key, text in rates.items() if text is not None}
+    dense = {} if dense_ms is None else {"dense_ms": dense_ms}
+    more: dict[str, Any] = {**found, **dense, "dense_bytes": dense_bytes}
+    if name is None:
+        return replace(Machine(link=50e9, device=4000e9, host=100e9, dense_ms=1.0), **more)
+    spec = load_machine(name)
+    return lambda flops, batch_size: replace(described(spec, flops_per_sample=flops, batch_size=batch_size), **more)

@@ -170,8 +170,9 @@ def _tell(
     stopped: Sequence[str] = (),
 ) -> list[str]:
     """Keep and print what the runs say; returns the problems."""
+    from adaptive.compare.csv_lines import comparison_csv
     from adaptive.compare.judge import judge
-    from adaptive.compare.report import comparison_csv, comparison_markdown, comparison_text
+    from adaptive.compare.report import comparison_markdown, comparison_text
     from adaptive.compare.runs import write_record
 
     found = judge(outcomes, auc_budget=auc_budget)

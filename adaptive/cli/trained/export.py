@@ -13,13 +13,14 @@ def export(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="A new folder, made when all of it is written.", show_default=False)
     ],
-    to: Annotated[str, typer.Option(metavar="torch|safetensors", help="File format of the tensors.")] = "torch",
+    to: Annotated[str, typer.Option(metavar="torch|safetensors|onnx", help="File format of the tensors.")] = "torch",
     sets: ReadingSets = None,
     as_json: AsJson = False,
 ) -> None:
     """Export a run: tables of plain nn.EmbeddingBags, dense part and id maps, with the code that scores by them.
 
-    The code needs torch and numpy only. Tables are written piece by piece: a table may be larger than memory.
+    The code needs torch and numpy only; of an ONNX file, which takes batches of any size, onnxruntime and numpy.
+    Tables are written piece by piece: a table may be larger than memory.
     """
     settings = given_sets(sets)
     from adaptive.serving import export_run

@@ -1,0 +1,200 @@
+"""`adaptive-train placements`: which placement of the tables, which machine."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adaptive.cli.flags import OUTPUT
+from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
+from adaptive.cli.studies.compare import Config, load_contenders, without, write_text
+from adaptive.cli.studies.profile import TIERED, listed, make_folders
+
+if TYPE_CHECKING:
+    from adaptive.config import TrainConfig
+    from adaptive.data.dataset import Dataset
+    from adaptive.machines.spec import MachineSpec
+    from adaptive.placements.shape import Shape
+
+PLACEMENTS = "Placements"
+
+
+@without("--policy", "--out", "--steps", "--epochs", "--eval-every", "--skip", "--preset", "--batch-size")
+def placements(
+    *,
+    machine: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Machines: dual-cpu, big-basin, zion, v100-pcie3, a100, h200; here (measured now); or machine files.",
+            rich_help_panel=PLACEMENTS,
+        ),
+    ] = "dual-cpu,big-basin,zion",
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Shapes of models: rmc1 to rmc4, syn-m1, syn-m2, m1prod to m3prod, mlperf, sweep; or TOML files. "
+            "Without it: the model and data of the other options.",
+            rich_help_panel=PLACEMENTS,
+        ),
+    ] = None,
+    placements: Annotated[
+        str, typer.Option(metavar="LIST", help="Placements to compare.", rich_help_panel=PLACEMENTS)
+    ] = "device,host,remote,tables,lfu,scratchpipe,fae,hotline",
+    batch_size: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Samples of a step, else the shape's.", rich_help_panel=PLACEMENTS),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=LIST",
+            help="Vary num_dense, num_sparse, hash_size, lookups, mlp (64^2,1024^4) or batch_size; once or twice.",
+            rich_help_panel=PLACEMENTS,
+        ),
+    ] = None,
+    watts: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=WATTS", help="Power of a machine; may be repeated.", rich_help_panel=PLACEMENTS),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Train the placements that exist here, too.", rich_help_panel=PLACEMENTS),
+    ] = False,
+    time_steps: Annotated[
+        int, typer.Option(min=5, metavar="STEPS", help="--measure: steps of each.", rich_help_panel=PLACEMENTS)
+    ] = 50,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="DIR", help="Write tables.", rich_help_panel=OUTPUT)
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option("--png", metavar="DIR", help="Draw placements.png (needs 'report').", rich_help_panel=OUTPUT),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write placements.json there, tables and picture.", rich_help_panel=OUTPUT),
+    ] = None,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    **flags: Any,
+) -> None:
+    """Throughput, its limit, and throughput per watt of placements on machines that need not exist.
+
+    Modelled from rates of the machines and from the skew of the data (the built-in stream's, or --data). --measure
+    trains on this machine what can be trained here and tells how far the model was off.
+    """
+    given = {text.partition("=")[0].strip() for text in sets or []}
+    asked = flags.get("flag_device_rows") is not None or "tier.device_rows" in given or config is not None
+    more = {} if asked else {"tier.device_rows": (TIERED, "placements")}
+
+    def load(policy: str) -> "tuple[str, TrainConfig]":
+        (one,) = load_contenders(policy, sets or [], flags, config, flag="--placements", more=more)
+        return one.label, one.config
+
+    from adaptive.placements.locality import locality_of
+    from adaptive.placements.placements import compare_placements, measure_placements
+    from adaptive.placements.report import draw_placements, lines_table, measured_table, placements_text
+    from adaptive.placements.shape import load_shape, parse_sweep, varied
+    from adaptive.profile.report import table_csv
+    from adaptive.profile.step import StepLength
+    from adaptive.simulate.report import need_matplotlib
+
+    if png is not None:
+        need_matplotlib()
+    power = _watts(watts or [])
+    sweeps = [parse_sweep(text) for text in sweep or ()]
+    with own_stdout():
+        _, settings = load("lfu")
+        dataset, own, group, row_bytes = _data(settings)
+        bases = [load_shape(name) for name in listed(preset)] if preset else [own]
+        shapes = [varied(base, ["batch_size"], [size]) for base in bases for size in listed(batch_size or "")] or bases
+        names = listed(machine)
+        here = _here(load, own, row_bytes, time_steps) if "here" in names or measure else None
+        machines = [_machine(name, here) for name in names]
+        locality = locality_of(dataset, group, row_bytes, f"data {settings.data}")
+        result = compare_placements(shapes, machines, listed(placements), locality, sweeps=sweeps, watts=power)
+        if measure and here is not None:
+            length = StepLength(steps=time_steps)
+            result["measured"] = measure_placements(load, listed(placements), own, here, locality, length, told=note)
+    make_folders([folder for folder in (out, csv or out, png or out) if folder is not None])
+    if out is not None:
+        write_text(out / "placements.json", json.dumps(result, indent=1) + "\n")
+    if (tables := csv or out) is not None:
+        write_text(tables / "placements.csv", table_csv(lines_table(result)))
+        if measure:
+            write_text(tables / "measured.csv", table_csv(measured_table(result)))
+    if (pictures := png or out) is not None:
+        need_matplotlib()
+        draw_placements(result, pictures)
+    print_result({**result, "table": placements_text(result)}, as_json=as_json)
+
+
+def _data(config: "TrainConfig") -> "tuple[Dataset, Shape, Any, int]":
+    """The data, the shape of the model that would be trained on them, their tables, bytes of a row."""
+    from adaptive.build import build_tables, inputs_of, open_data
+    from adaptive.errors import ConfigError
+    from adaptive.models.dlrm import TowerConfig
+    from adaptive.models.making import model_config
+    from adaptive.optim import row_optimizer
+    from adaptive.placements.shape import Shape
+    from adaptive.planning.layout import make_groups
+    from adaptive.planning.sizing import row_bytes
+
+    dataset = open_data(config)
+    tower = model_config(config.model, config.model_options, inputs_of(dataset))
+    if not isinstance(tower, TowerConfig) or tower.widths:
+        raise ConfigError(
+            f"placements knows the shape of a DLRM of one width, found model={config.model}: leave it out"
+        )
+    (group,) = make_groups(build_tables(dataset, tower.embedding_dim), config.seed)
+    batch = next(dataset.train(256))
+    shape = Shape(
+        name="yours",
+        num_dense=dataset.num_dense,
+        num_sparse=len(dataset.features),
+        lookups=max(1, round(len(batch.ids) / (batch.num_samples * len(dataset.features)))),
+        hash_size=max(1, group.num_rows // len(dataset.features)),
+        width=tower.embedding_dim,
+        bottom_mlp="-".join(map(str, tower.bottom_mlp)),
+        top_mlp="-".join(map(str, tower.top_mlp)),
+        batch_size=config.batch_size,
+    )
+    return dataset, shape, group, row_bytes(group, row_optimizer(config.optimizer))
+
+
+def _here(load: Any, shape: "Shape", row_bytes: int, steps: int) -> "MachineSpec":
+    """This machine's rates, measured by training `hybrid` and `lfu`."""
+    from adaptive.profile.rates import measured_machine
+    from adaptive.profile.step import StepLength, profile_step
+
+    note("measuring this machine")
+    found = profile_step([load("hybrid"), load("lfu")], StepLength(steps=steps))
+    return measured_machine(
+        found, value_bytes=shape.value_bytes, row_bytes=row_bytes, features=shape.num_sparse, plan_factor=1.0
+    )
+
+
+def _machine(name: str, here: "MachineSpec | None") -> "MachineSpec":
+    from adaptive.machines.spec import HERE, load_machine
+
+    if name == HERE:
+        assert here is not None
+        return here
+    return load_machine(name)
+
+
+def _watts(texts: list[str]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            found[name] = 0.0
+        if not (name and found[name] > 0):
+            raise typer.BadParameter(f"--watts {text!r}: needed NAME=WATTS, such as big-basin=2900")
+    return found

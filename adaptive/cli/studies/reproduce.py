@@ -1,0 +1,91 @@
+"""`adaptive-train reproduce`: papers' figures and tables by recipes of this program's own commands."""
+
+import io
+import json
+import shlex
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from adaptive.cli.flags import DATA, OUTPUT
+from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
+from adaptive.cli.studies.profile import make_folders
+
+
+def reproduce(
+    context: typer.Context,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="tutorial, fae, hotline, scratchpipe, slipstream, zion; or a TOML file.",
+            show_default=False,
+        ),
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the recipes with what they show.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less data, fewer steps.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Trainings of each policy that is compared.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(metavar="SPEC", help="Data, as of `run`.", rich_help_panel=DATA)] = None,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Schema of csv:PATH.", rich_help_panel=DATA)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Records, pictures and report.md; new or empty. Default runs/reproduce-RECIPE.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a paper's recipe: print the commands it stands for, then tables, then what comes out, what does not, and what
+    cannot be had here and why.
+
+    Every number says measured, modelled or paper. Claims are judged on the numbers found, so other data may answer
+    otherwise.
+    """
+    from adaptive.errors import ConfigError, OutputError
+    from adaptive.reproduce.recipe import load_recipe, recipe_names
+    from adaptive.reproduce.reproduce import command_lines
+    from adaptive.reproduce.reproduce import reproduce as run_recipe
+
+    if listing:
+        found = [load_recipe(name) for name in recipe_names()]
+        lines = [f"{one.name}: {one.title}\n" + "\n".join(f"    {c.shows}" for c in one.commands) for one in found]
+        print_result({"recipes": [one.model_dump() for one in found], "table": "\n".join(lines)}, as_json=as_json)
+        return
+    if recipe is None:
+        raise ConfigError(f"reproduce: needed a recipe: {', '.join(recipe_names())}; --list says what they show")
+    chosen = load_recipe(recipe)
+    folder = out or Path("runs") / f"reproduce-{chosen.name}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder} is not empty: name another folder with --out")
+    make_folders([folder])
+    more = [*(["--data", data] if data else []), *(["--schema", str(schema)] if schema else [])]
+    more += [word for text in sets or () for word in ("--set", text)]
+    for _, _, words in command_lines(chosen, folder, quick=quick, seeds=seeds, more=more):
+        note(f"adaptive-train {shlex.join(words)}")
+    command = context.find_root().command
+
+    def run(words: Sequence[str]) -> dict[str, Any]:
+        return _run(command, words)
+
+    with own_stdout():
+        result = run_recipe(chosen, folder, run, quick=quick, seeds=seeds, more=more, told=note)
+    print_result(result, as_json=as_json)
+
+
+def _run(command: Any, words: Sequence[str]) -> dict[str, Any]:
+    """What the command prints with `--json`."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        command.main([*words, "--json"], prog_name="adaptive-train", standalone_mode=False)
+    found: dict[str, Any] = json.loads(printed.getvalue())
+    return found

@@ -1,0 +1,1 @@
+"""Commands on what was trained: evaluate it, predict with it, export it."""

@@ -1,0 +1,136 @@
+"""Arrays of numbers as a `RowSource`: what splits, hashes and fits vocabularies for text does it for them, too.
+
+A sample's line is its number in its file, from 1. Letters: R samples, D dense inputs, F features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.data.text.format import Block, Column, TextFormat
+from adaptive.data.text.rejects import BadLine, RejectLog
+from adaptive.data.text.row_source import EVERYTHING, DataFile, Keepers, Position, RowReader, RowSource
+from adaptive.kernels.data import text as kernels
+
+READ_ROWS = 1 << 14  # samples taken from a file at once
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Some samples: labels (R,), dense (R, D), keys (R, F), of whatever numbers the file has."""
+
+    labels: NDArray[Any]
+    dense: NDArray[Any]
+    keys: NDArray[Any]
+
+
+class Samples(Protocol):
+    """The samples of one file."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def rows(self, first: int, last: int) -> Columns:
+        """Samples `first` to `last` - 1.
+
+        Raises:
+            InputError: if the file has changed since it was opened.
+        """
+
+
+def array_format(num_dense: int, num_features: int) -> TextFormat:
+    """A label, `I1`, ... and `C1`, ..., as Criteo's format has them."""
+    dense = tuple(Column(f"I{i + 1}", kernels.DENSE_FLOAT) for i in range(num_dense))
+    keys = tuple(Column(f"C{i + 1}", kernels.KEY_INTEGER) for i in range(num_features))
+    return TextFormat((Column("label", kernels.LABEL_BINARY), *dense, *keys))
+
+
+@dataclass(frozen=True)
+class ArraySource(RowSource):
+    """Files of arrays. `modulo`: of ids, what is left of the division by it; None: ids as they are."""
+
+    READ_ROWS: ClassVar[int] = READ_ROWS
+    files: Sequence[DataFile]
+    samples: tuple[Samples, ...]
+    formats: tuple[TextFormat, ...]
+    log: RejectLog
+    modulo: int | None = None
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.samples)
+
+    def size(self, piece: int) -> int:
+        return self.samples[piece].num_bytes
+
+    def reader(
+        self,
+        pieces: Sequence[int],
+        *,
+        start: Position | None = None,
+        window: tuple[float, float] = EVERYTHING,
+        keepers: Keepers | None = None,
+    ) -> "ArrayReader":
+        assert window == EVERYTHING, "arrays have no times"
+        first = start or Position(file=pieces[0] if pieces else 0)
+        return ArrayReader(self, tuple(piece for piece in pieces if piece >= first.file), first)
+
+
+class ArrayReader(RowReader):
+    """See `RowSource.reader`. A position's offset is the samples of its file before it."""
+
+    def __init__(self, source: ArraySource, pieces: tuple[int, ...], start: Position) -> None:
+        self._source, self._left = source, list(pieces)
+        self._piece, self._at = start.file, start.offset
+
+    def close(self) -> None:
+        self._left = []
+
+    def position(self) -> Position:
+        return Position(self._piece, self._at, self._at + 1)
+
+    def read(self, block: Block) -> int:
+        row, room = 0, len(block.file_index)
+        while row < room and self._left:
+            samples = self._source.samples[self._left[0]]
+            if self._piece != self._left[0]:
+                self._piece, self._at = self._left[0], 0
+            size = min(room - row, samples.num_rows - self._at, READ_ROWS)
+            if size:
+                row += self._fill(samples.rows(self._at, self._at + size), block, row)
+            else:
+                self._left.pop(0)
+                if not self._left:
+                    self._source.log.check()
+        block.num_rows = row
+        return row
+
+    def _fill(self, found: Columns, block: Block, first: int) -> int:
+        """Write the samples whose label is 0 or 1 into the block, from row `first` on -> how many."""
+        lines = np.arange(self._at + 1, self._at + len(found.labels) + 1)
+        good = (found.labels == 0) | (found.labels == 1)
+        bad = [
+            BadLine(int(lines[at]), kernels.CAUSES[kernels.LABEL], "label", str(found.labels[at]).encode())
+            for at in np.flatnonzero(~good)
+        ]
+        if bad:
+            lines, found = lines[good], Columns(found.labels[good], found.dense[good], found.keys[good])
+        rows, columns = slice(first, first + len(lines)), block.columns
+        columns.labels[rows], columns.dense[rows], columns.lines[rows] = found.labels, found.dense, lines
+        keys = columns.keys[:, rows]
+        keys[...] = found.keys.T
+        if self._source.modulo is not None:
+            keys %= self._source.modulo
+        columns.present[:, rows] = True
+        block.file_index[rows] = self._piece
+        self._at += len(good)
+        self._source.log.count(self._piece, self._at, bad)
+        return len(lines)

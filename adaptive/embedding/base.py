@@ -1,0 +1,41 @@
+"""What the parts of `TieredEmbeddingBag` share: the attributes that its constructor sets."""
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adaptive.config import TierConfig
+from adaptive.engine.exchange.exchange import Exchange
+from adaptive.engine.pipeline import Pipeline
+from adaptive.engine.rates import RowsOptimizer
+from adaptive.engine.statistics import StatisticsInterval
+from adaptive.optim import RowOptimizer
+from adaptive.planned import Planned
+from adaptive.planning.sizing import Sizes
+from adaptive.policy import Policy
+from adaptive.ranks import Ranks
+
+
+class Base(nn.Module):
+    """Attributes of `TieredEmbeddingBag`; it has no other instances."""
+
+    features: tuple[str, ...]
+    table_names: tuple[str, ...]
+    policy: Policy
+    drops_updates: bool
+    defers: bool
+    _pipeline: Pipeline
+    _tier: TierConfig
+    _optimizer: RowOptimizer
+    _separate: bool
+    _sizes: Sizes
+    _since: StatisticsInterval
+    _rates: RowsOptimizer
+    ranks: Ranks | None  # that train together; None: this process alone
+    _exchange: Exchange | None
+    _failure: BaseException | None  # what ended the loop, to be told to other ranks
+    _has_no_samples: bool  # this rank, of the current batch
+    _pending: dict[int, Planned]  # batches that went forward and are not updated yet, by number
+
+    def _send(self, array: NDArray[np.float32]) -> Tensor:
+        return self._pipeline.lanes[0].device.send(array)

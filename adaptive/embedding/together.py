@@ -1,0 +1,89 @@
+"""What `TieredEmbeddingBag` does with other ranks: rows come from their owners, gradients go there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch, OwnPart
+from adaptive.embedding.blocks import AskedWork, PlannedBlocks
+from adaptive.embedding.reports import Reports
+from adaptive.engine.pipeline import ReadyBatch
+from adaptive.errors import ConfigError
+from adaptive.planned import Planned
+
+
+class Together(Reports):
+    """The part that every rank takes in each batch, whatever its loop does."""
+
+    @contextmanager
+    def telling_ranks(self) -> Iterator[None]:
+        """Around the body of a loop: whatever ends it is told to the other ranks when the look-ahead is closed. Without
+        it they only learn that this rank has left its loop."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _leave(self, failed: BaseException | None) -> None:
+        """The look-ahead is over."""
+        if self._exchange is not None:
+            error = self._failure if failed is None else failed
+            self._pipeline.next_number = self._exchange.leave(error, self._pipeline.next_number)
+
+    def _planned_with_ranks(self, ready: ReadyBatch) -> Planned:
+        """The rows that this rank needs of a batch come here, once."""
+        assert self._exchange is not None
+        lanes, number = self._pipeline.lanes, ready.number
+        asked = self._exchange.asked(number)
+        served = [lane.device.pool(plan.pooling) for lane, plan in zip(lanes, ready.plans, strict=True)]
+        rows = self._exchange.vectors(number, asked, served)
+        works = [AskedWork(*one) for one in zip(lanes, ready.plans, asked.groups, rows, strict=True)]
+        self._has_no_samples = all(block is None for block in asked.blocks)
+        return PlannedBlocks(ready.batch, works, self._send, asked, self._exchange.ranks.blocks)
+
+    def _finish_with_ranks(self, planned: Planned) -> None:
+        """A batch ends that the loop may not have stepped: the others wait for this rank's part all the same."""
+        if isinstance(planned, PlannedBlocks) and not planned.given and self._failure is None:
+            self._update_with_ranks(planned, with_own=False)
+
+    @torch.no_grad()
+    def _update_with_ranks(self, planned: PlannedBlocks, *, with_own: bool) -> None:
+        """Exchange gradients, once for each batch, and update the rows that this rank owns."""
+        assert self._exchange is not None
+        if planned.given:
+            raise ConfigError(f"batch {planned.number}: with ranks, step() updates rows once for each batch")
+        sums = None
+        if with_own:
+            if self._exchange.ranks.gradients == "mean" and self._exchange.ranks.size > 1:
+                for work in planned.blocks:
+                    work.scale_gradients(1 / self._exchange.ranks.size)
+            sums = [work.sums() for work in planned.blocks]
+        planned.given = True
+        found = self._exchange.gradients(planned.number, planned.asked, sums)
+        if found is not None:
+            own = [work.take_in(self._send(one)) for work, one in zip(planned.blocks, found, strict=True)]
+            self._pipeline.report(planned.number, [work.update() for work in own])
+
+    def _refuse_with_ranks(self, what: str) -> None:
+        """What looks at the gradients of one rank only."""
+        if self.ranks is not None and self.ranks.blocks > 1:
+            raise ConfigError(f"{what} would look at this rank's gradients only, and ranks would differ; leave it out")
+
+    def _read_with_ranks(self, batch: Batch) -> Planned:
+        """All ranks call it together, each with its own samples."""
+        assert self._exchange is not None
+        blocks = batch.blocks() if isinstance(batch, OwnPart) else [batch]
+        blocks = [None if block is None else self._pipeline.check(block) for block in blocks]
+        lanes = self._pipeline.lanes
+
+        def values(number: int, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+            with self._pipeline.lock:
+                return self._pipeline.values(lanes[number], rows)[0]
+
+        asked, rows = self._exchange.read(blocks, values)
+        works = [AskedWork(lane, None, own, came) for lane, own, came in zip(lanes, asked.groups, rows, strict=True)]
+        return PlannedBlocks(batch, works, self._send, asked, self._exchange.ranks.blocks)

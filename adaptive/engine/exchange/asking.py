@@ -1,0 +1,112 @@
+"""The asker's side: what the blocks of a rank look up, and where each row stands in what its owner sends.
+
+What comes from all owners is one array of rows for each group: owner by owner, block by block, table by table, in
+order of first look-up. Gradients go back in the same order.
+
+Letters: n requests of this rank in a group, U distinct rows of a block, W ranks, T tables of a group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.engine.exchange.requests import pack_requests
+from adaptive.planning.layout import Group, OwnedGroup
+from adaptive.planning.lookups import DistinctFinder, Lookups
+from adaptive.planning.plan import Pooling, no_rows
+from adaptive.ranks.transport import Bytes
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AskedBlock:
+    """One block of one group: its look-ups, and the place of each of its distinct rows (U,) in what comes."""
+
+    lookups: Lookups
+    places: Int64s
+
+    def pooling(self) -> Pooling:
+        """The forward pass, from the rows that came."""
+        return self.lookups.bags.pooling(self.lookups.distinct.inverse, self.places)
+
+    def sums(self) -> Pooling:
+        """The sums of the gradients of the block's vectors, as vectors (U, D) of their own: in order of look-ups."""
+        found, num_rows = self.lookups, len(self.places)
+        return Pooling(
+            num_vectors=num_rows,
+            bag_vectors=np.arange(num_rows, dtype=np.int32),
+            bag_starts=found.segments,
+            bag_tables=np.zeros(num_rows, np.int32),
+            inverse=found.vectors,
+            row_locations=np.arange(found.bags.num_vectors, dtype=np.int64),
+            scales=found.scales,
+        )
+
+
+@dataclass(frozen=True)
+class AskedGroup:
+    """What a rank asks of all owners in one group."""
+
+    blocks: tuple[AskedBlock | None, ...]  # of the rank; None: a block without a sample
+    sizes: Int64s  # (W,) rows asked of each owner
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.sizes.sum())
+
+
+class Asker:
+    """Finds what batches look up and puts it into requests. For one thread."""
+
+    def __init__(self, groups: Sequence[Group], size: int) -> None:
+        """`groups`: as the rank owns them."""
+        self._groups, self._size = groups, size
+        self._finders = [DistinctFinder(group.whole) for group in groups]
+
+    def ask(self, blocks: Sequence[Batch | None]) -> tuple[list[AskedGroup], list[Bytes]]:
+        """What the blocks of a rank ask in each group, and the message for each owner.
+
+        Raises:
+            InputError: for an id that a table does not have.
+        """
+        groups: list[AskedGroup] = []
+        messages: list[list[Bytes]] = [[] for _ in range(self._size)]
+        for group, finder in zip(self._groups, self._finders, strict=True):
+            asked, parts = self._ask_group(group, [None if one is None else finder.find_lookups(one) for one in blocks])
+            groups.append(asked)
+            for message, part in zip(messages, parts, strict=True):
+                message.append(part)
+        return groups, [np.concatenate(message) for message in messages]
+
+    def _ask_group(self, group: Group, blocks: Sequence[Lookups | None]) -> tuple[AskedGroup, list[Bytes]]:
+        whole, num_tables = group.whole, len(group.tables)
+        found = [None if one is None else one.distinct for one in blocks]
+        rows = np.concatenate([no_rows(), *(one.rows for one in found if one is not None)])
+        lookups = np.concatenate([no_rows(), *(one.counts for one in found if one is not None)])
+        numbers = [0 if one is None else len(one.rows) for one in found]
+        of_block = np.repeat(np.arange(len(blocks)), numbers)
+        tables = whole.tables_of(rows).astype(np.int64)
+        owners = np.zeros(len(rows), np.int64)
+        if isinstance(group, OwnedGroup):
+            owners = group.owners.owners_of(rows, tables)
+        order = np.argsort(owners, kind="stable")
+        places = np.empty(len(rows), np.int64)
+        places[order] = np.arange(len(rows))
+        sizes = np.bincount(owners, minlength=self._size)
+        cells = (owners * len(blocks) + of_block) * num_tables + tables
+        counts = np.bincount(cells, minlength=self._size * len(blocks) * num_tables)
+        counts = counts.reshape(self._size, len(blocks), num_tables)
+        parts, last = [], np.cumsum(sizes)
+        for owner in range(self._size):
+            mine = order[last[owner] - sizes[owner] : last[owner]]
+            parts.append(pack_requests(whole, counts[owner], tables[mine], rows[mine], lookups[mine]))
+        ends = np.cumsum([0, *numbers])
+        asked = [
+            None if one is None else AskedBlock(one, places[ends[number] : ends[number + 1]])
+            for number, one in enumerate(blocks)
+        ]
+        return AskedGroup(tuple(asked), sizes), parts

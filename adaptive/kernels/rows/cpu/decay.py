@@ -1,0 +1,35 @@
+"""Weight decay of the rows that are about to be updated. Letters and locations: see `kernels.rows.cpu`.
+
+A pass of its own, before the update's: who does without decay pays nothing, and the update's formulas are the same.
+"""
+
+import numba
+import numpy as np
+
+from adaptive.kernels.jit import kernel
+from adaptive.kernels.vector.prefetch import AHEAD, prefetch_row
+from adaptive.kernels.vector.row_ops import Scalar, row_op
+
+
+@row_op
+def scale_row(rows, kept: Scalar):
+    """rows[i] *= kept"""
+    return rows * kept
+
+
+@kernel(parallel=True)
+def decay(flip, locations, kept, weights, num_chunks):
+    """weights[i] *= kept for rows in one tier: slots i (flip 0), or rows i = ~location of the host (flip -1).
+
+    locations (n,) int64, each row once; kept float32; weights (rows, D) float32.
+    """
+    num_rows = locations.size
+    for chunk in numba.prange(num_chunks):
+        last = (chunk + 1) * num_rows // num_chunks
+        for u in range(chunk * num_rows // num_chunks, last):
+            location = locations[u]
+            if (location < 0) != (flip < 0):
+                continue
+            if u + AHEAD < last and (locations[u + AHEAD] < 0) == (flip < 0):
+                prefetch_row(weights, locations[u + AHEAD] ^ flip)
+            scale_row(weights, np.uint64(location ^ flip), kept)

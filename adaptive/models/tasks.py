@@ -1,0 +1,71 @@
+"""Labels that a model predicts: which they are, and the loss over them.
+
+A model of one label gives logits (B,). One of T labels has an attribute `tasks` and gives logits (B, T): the first is
+that of `Batch.labels`, the others are those of `Batch.extras` under the labels' names.
+
+Letters: B samples, T labels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from adaptive.batch import Batch
+from adaptive.errors import InputError
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Names of T >= 2 labels, and the weight of the loss of each."""
+
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+
+
+def tasks_of(model: nn.Module) -> Tasks | None:
+    """The labels of a model; None: it has one."""
+    found = getattr(model, "tasks", None)
+    return found if isinstance(found, Tasks) else None
+
+
+def labels_of(batch: Batch, tasks: Tasks) -> NDArray[np.float32]:
+    """(B, T) the labels of a batch.
+
+    Raises:
+        InputError: if it lacks one, or one is neither 0 nor 1.
+    """
+    columns = [batch.labels, *(_extra(batch.extras, name) for name in tasks.names[1:])]
+    return np.stack(columns, axis=1)
+
+
+def _extra(extras: Mapping[str, NDArray[Any]], name: str) -> NDArray[np.float32]:
+    if name not in extras:
+        known = ", ".join(extras) or "none"
+        raise InputError(f"samples have no label {name!r}, which the model is to predict; further ones are: {known}")
+    return extras[name].astype(np.float32)
+
+
+def log_losses(logits: Tensor, labels: Tensor, tasks: Tasks | None, *, samples: int) -> Tensor:
+    """The loss of n samples of a batch of `samples`: the sum of their log losses over the batch's number. Of several
+    labels the weighted sum of each one's.
+
+    Args:
+        logits, labels: (n,), or with `tasks` (n, T).
+    """
+    if tasks is None:
+        if len(logits) == samples:
+            return binary_cross_entropy_with_logits(logits, labels)
+        return binary_cross_entropy_with_logits(logits, labels, reduction="sum") / samples
+    losses = binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(dim=0) / samples
+    return losses @ torch.tensor(tasks.weights, dtype=losses.dtype, device=losses.device)
+
+
+def first_label(values: Tensor) -> Tensor:
+    """(B,) of (B,) or (B, T): what belongs to the first label."""
+    return values if values.dim() == 1 else values[:, 0]

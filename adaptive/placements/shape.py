@@ -1,0 +1,131 @@
+"""`Shape`: what of a model decides how long its step takes; those of papers come with the package."""
+
+import tomllib
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field, ValidationError
+
+from adaptive.config import Config
+from adaptive.errors import ConfigError
+from adaptive.models.dlrm import parse_mlp
+
+SHAPES: Final = Path(__file__).parent / "shapes"
+STATE_BYTES: Final = 4  # of a row under row-wise Adagrad, as in DLRM's practice
+
+
+class Shape(Config):
+    """A DLRM and its tables."""
+
+    name: str
+    source: str = ""
+    ours: str = Field(default="", description="what the source does not say")
+    num_dense: int = Field(ge=0)
+    num_sparse: int = Field(ge=1, description="tables, each with a feature")
+    lookups: int = Field(ge=1, description="of a bag")
+    hash_size: int = Field(ge=1, description="rows of a table, on average")
+    width: int = Field(ge=1, description="values of a row")
+    bottom_mlp: str
+    top_mlp: str
+    batch_size: int = Field(ge=1, description="samples of a step, on all devices together")
+
+    @property
+    def value_bytes(self) -> int:
+        return 4 * self.width
+
+    @property
+    def row_bytes(self) -> int:
+        return self.value_bytes + STATE_BYTES
+
+    @property
+    def table_bytes(self) -> int:
+        return self.num_sparse * self.hash_size * self.row_bytes
+
+    @property
+    def weights(self) -> int:
+        """Of the MLPs' matrices."""
+        bottom = (self.num_dense, *parse_mlp(self.bottom_mlp)) if self.num_dense else ()
+        vectors = self.num_sparse + bool(self.num_dense)
+        inputs = vectors * (vectors - 1) // 2 + (self.width if self.num_dense else 0)
+        top = (inputs, *parse_mlp(self.top_mlp))
+        return sum(a * b for sizes in (bottom, top) for a, b in pairwise(sizes))
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Of a training step: two a weight and product forward, twice that backward."""
+        vectors = self.num_sparse + bool(self.num_dense)
+        return 6.0 * (self.weights + vectors * (vectors - 1) / 2 * self.width)
+
+    @property
+    def dense_bytes(self) -> int:
+        return 4 * self.weights
+
+
+def shape_names() -> list[str]:
+    """The shapes that come with the package."""
+    return sorted(path.stem for path in SHAPES.glob("*.toml"))
+
+
+def load_shape(name: str) -> Shape:
+    """A preset by name, or a file by path.
+
+    Raises:
+        ConfigError: if there is none, or it does not say what is needed.
+    """
+    path = SHAPES / f"{name}.toml" if name in shape_names() else Path(name)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return checked(content, where=str(path))
+    except FileNotFoundError as error:
+        raise ConfigError(f"preset {name!r}: neither a file nor one of {', '.join(shape_names())}") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"shape {path}: {error}") from error
+
+
+def checked(content: dict[str, Any], *, where: str) -> Shape:
+    """A shape of plain values; `where` is for messages."""
+    try:
+        shape = Shape.model_validate(content)
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"shape {where}: {found}") from error
+    assert shape.weights > 0
+    return shape
+
+
+SWEPT: Final = ("num_dense", "num_sparse", "hash_size", "lookups", "mlp", "batch_size")
+
+
+def parse_sweep(text: str) -> tuple[str, list[str]]:
+    """Key and values of `num_dense=64,256`, `mlp=64^2,1024^4`.
+
+    Raises:
+        ConfigError: for another key, or no values.
+    """
+    key, _, rest = text.partition("=")
+    values = [value.strip() for value in rest.split(",") if value.strip()]
+    if key not in SWEPT or not values:
+        raise ConfigError(f"--sweep {text!r}: needed KEY=VALUE,VALUE,... with a key of {', '.join(SWEPT)}")
+    return key, values
+
+
+def varied(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Shape:
+    """The shape with other values; `mlp=512^3` gives both MLPs three layers of 512 before their last ones.
+
+    Raises:
+        ConfigError: for a value that is no whole number above 0.
+    """
+    changes: dict[str, Any] = {}
+    for key, value in zip(keys, values, strict=True):
+        try:
+            if key == "mlp":
+                size, _, depth = value.partition("^")
+                layers = "-".join([str(int(size))] * int(depth or 1))
+                changes |= {"bottom_mlp": f"{layers}-{shape.width}", "top_mlp": f"{layers}-1"}
+            else:
+                changes[key] = int(value)
+        except ValueError as error:
+            raise ConfigError(f"--sweep {key}={value!r}: needed a whole number, or 512^3 for mlp") from error
+    return checked(shape.model_dump() | changes, where=f"{shape.name} with {dict(zip(keys, values, strict=True))}")

@@ -1,0 +1,128 @@
+"""`profile`: the parts that were asked for, one after another, as one record."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from adaptive.build import build_tables, open_data
+from adaptive.config import parse_size
+from adaptive.errors import ConfigError
+from adaptive.machines.spec import MachineSpec
+from adaptive.optim import row_optimizer
+from adaptive.planning.layout import Group, make_groups
+from adaptive.planning.sizing import row_bytes
+from adaptive.profile.data import MOST_BUDGETS, DataQuestion, profile_data
+from adaptive.profile.movement import MovementLength, profile_movement
+from adaptive.profile.rates import hidden_share, measured_machine
+from adaptive.profile.step import Case, StepLength, profile_step
+from adaptive.simulate.machine import Machine
+from adaptive.simulate.simulation import simulate
+from adaptive.telemetry.countdown import Countdown
+
+SCHEMA: Final = 1
+KIND: Final = "profile"
+PARTS: Final = ("data", "step", "movement")
+SIMULATED: Final = 30  # batches from which planning in a simulation is timed
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be profiled.
+
+    Attributes:
+        parts: of PARTS.
+        data: what is asked of the data; its budgets follow from `memory`.
+        memory: budgets for hot rows, as in `--device-rows`.
+        step, movement: how long is trained.
+        with_rates: this machine's rates are wanted, too.
+    """
+
+    parts: tuple[str, ...] = ("data", "step")
+    data: DataQuestion = field(default_factory=DataQuestion)
+    memory: tuple[str, ...] = ("1%", "5%", "10%", "20%")
+    step: StepLength = field(default_factory=StepLength)
+    movement: MovementLength = field(default_factory=MovementLength)
+    with_rates: bool = False
+
+
+def profile(
+    cases: Sequence[Case],
+    question: Question,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    told: Callable[[str], None] = lambda line: None,
+) -> tuple[dict[str, Any], MachineSpec | None]:
+    """The record, and this machine's rates if they were asked for and measured.
+
+    Args:
+        cases: policies for the step, as written, with the settings; data and movement take the first one's settings.
+        question: see there.
+        stopped: what is done by the time it says yes is kept; the rest is left out.
+        told: called with lines of progress.
+
+    Raises:
+        AdaptiveError: for settings or data that cannot be profiled.
+    """
+    _check(question)
+    config = cases[0][1]
+    dataset = open_data(config)
+    width = int(config.model_options.get("embedding_dim", 16))
+    (group,) = make_groups(build_tables(dataset, width), config.seed)
+    size = row_bytes(group, row_optimizer(config.optimizer))
+    found: dict[str, Any] = {"schema": SCHEMA, "kind": KIND, "data_of": config.data}
+    machine = None
+    if "data" in question.parts:
+        asked = replace(question.data, budgets=_budgets(question.memory, group, size), batch_size=config.batch_size)
+        samples = dataset.num_train_samples()
+        known = [number for number in (samples, asked.samples) if number is not None]
+        progress = Countdown(told, "samples read", min(known, default=None))
+        found["data"] = profile_data(dataset, group, size, asked, stopped=stopped, told=progress)
+    if "step" in question.parts and not stopped():
+        each = 2 * (question.step.warmup + question.step.steps)
+        progress = Countdown(told, "steps trained", each * len(cases))
+        steps = profile_step(cases, question.step, stopped=stopped, told=progress)
+        found["step"] = [{**one, "hidden_share": hidden_share(one)} for one in steps]
+        if question.with_rates and not stopped():
+            machine = measured_machine(
+                found["step"],
+                value_bytes=4 * width,
+                row_bytes=size,
+                features=len(dataset.features),
+                plan_factor=_plan_factor(cases, found["step"], width),
+            )
+    if "movement" in question.parts and not stopped():
+        progress = Countdown(told, "steps trained", question.movement.steps)
+        moving = config.model_copy(update={"policy": "lru", "policy_options": {}, "skip": None})
+        found["movement"] = profile_movement(moving, question.movement, stopped=stopped, told=progress)
+    return found, machine
+
+
+def _check(question: Question) -> None:
+    wrong = [part for part in question.parts if part not in PARTS]
+    if wrong or not question.parts:
+        raise ConfigError(f"--what {','.join(question.parts)!r}: needed some of {', '.join(PARTS)}")
+    if question.with_rates and "step" not in question.parts:
+        raise ConfigError("--save needs the step, from which rates are measured: --what step")
+    if len(question.memory) > MOST_BUDGETS:
+        raise ConfigError(f"--memory: needed at most {MOST_BUDGETS} sizes, found {len(question.memory)}")
+
+
+def _budgets(memory: Sequence[str], group: Group, size: int) -> tuple[tuple[str, int], ...]:
+    try:
+        return tuple((text, parse_size(text, row_bytes=size, num_rows=group.num_rows)) for text in memory)
+    except ValueError as error:
+        raise ConfigError(f"--memory: {error}") from error
+
+
+def _plan_factor(cases: Sequence[Case], steps: Sequence[dict[str, Any]], width: int) -> float:
+    """Planning in training over planning the same policies in a simulation."""
+    factors = []
+    machine = Machine(link=1e9, device=1e9, host=1e9, dense_ms=1.0)
+    for (label, config), found in zip(cases, steps, strict=True):
+        size = str(found["device_rows"])
+        short = config.model_copy(update={"steps": SIMULATED, "epochs": 1})
+        (run,) = simulate([(label, short)], [size], machine, embedding_dim=width)["runs"]
+        if run["error"] is None and run["plan_ms"]:
+            factors.append(found["beside_ms"]["plan"] / run["plan_ms"])
+    return statistics.median(factors) if factors else 1.0

@@ -1,0 +1,218 @@
+"""What a profile found, for people: tables as lists of rows of text, which become text and CSV files."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adaptive.profile.step import BESIDE, TRAINING
+from adaptive.telemetry.wording import aligned, bytes_text, count_text, percent_text
+
+Found = Mapping[str, Any]
+Rows = list[list[str]]
+
+STAGES = {
+    "embedding": "embeddings",
+    "mlp_forward": "MLPs forward",
+    "mlp_backward": "MLPs backward",
+    "row_update": "row update",
+    "dense_update": "dense update",
+    "read": "read",
+    "plan": "plan",
+    "move": "move rows",
+}
+LEGENDS = {
+    "tables": """\
+50 %, 90 % in: the least number of rows with that share of the look-ups; hottest/median: of the rows that came; once: of
+the rows that came, those that came once. All numbers are measured (counted).""",
+    "hot": """\
+hot rows: those with at least the share t of their table's look-ups, and tables below 1 MB; hot inputs: those all of
+whose rows are hot; batches: mini-batches of consecutive inputs all of which are hot. from a sample: what a random
+sample of the inputs chooses for the same memory, and FAE's estimate of its number of rows (99.9 %), beside which stands
+how many they truly are. Measured, but for the estimate.""",
+    "reuse": "of a batch's distinct rows, those that one of so many batches before had looked up, too (measured)",
+    "step": """\
+Stages one after another, without look-ahead: milliseconds of a step, medians, measured. step: the same with look-ahead,
+which does what is right of the line beside training; hidden: how much of the shorter of the two sides that hides. row
+update includes the sums of the rows' gradients, MLPs the interaction. Bytes are of a step.""",
+    "movement": """\
+moved <: share of the judged rows that moved by less than that share of their length since the line before; then, at
+2 %, inputs that would be dropped if all, 75 % or any of their look-ups rest (hot only: 75 %, and all rows watched), and
+row updates that would be left out. Measured.""",
+}
+
+
+def profile_text(result: Found) -> str:
+    """All parts that were profiled."""
+    parts = []
+    for name, rows in profile_tables(result).items():
+        parts += ["\n".join([TITLES[name], *aligned(rows), LEGENDS.get(name, "")]).rstrip()]
+    if "data" in result:
+        parts.insert(0, _data_head(result["data"]))
+    if "step" in result:
+        parts += _step_notes(result["step"])
+    if "movement" in result:
+        parts.append(_movement_note(result["movement"]))
+    return "\n\n".join(parts)
+
+
+TITLES = {
+    "tables": "Rows and look-ups by table",
+    "hot": "Hot rows and inputs by memory",
+    "reuse": "Rows that come again",
+    "step": "Milliseconds of a step",
+    "movement": "How far hot rows move",
+}
+
+
+def profile_tables(result: Found) -> dict[str, Rows]:
+    """Name -> table, its head first; those of parts that were profiled."""
+    found: dict[str, Rows] = {}
+    if (data := result.get("data")) is not None:
+        found |= {"tables": _tables(data), "hot": _hot(data), "reuse": _reuse(data)}
+    if result.get("step"):
+        found["step"] = _step(result["step"])
+    if (moved := result.get("movement")) is not None and moved["points"]:
+        found["movement"] = _movement(moved)
+    return found
+
+
+def table_csv(rows: Rows) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _data_head(data: Found) -> str:
+    seconds = data["seconds"]
+    counted = data["lookups_per_s"]
+    stopped = "; stopped on the way, so of these samples only" if data["was_stopped"] else ""
+    return (
+        f"{count_text(data['samples'])} samples, {count_text(data['lookups'])} look-ups, "
+        f"{count_text(data['rows'])} rows of {data['row_bytes']} bytes with state ({bytes_text(data['table_bytes'])}); "
+        f"counted at {count_text(counted)} look-ups/s on one core, beside {seconds['read']:.1f} s of reading{stopped}"
+    )
+
+
+def _tables(data: Found) -> Rows:
+    head = ["table", "rows", "look-ups/sample", "seen", "top row", "50 % in", "90 % in", "hottest/median", "once"]
+    return [
+        head,
+        *(
+            [
+                one["table"],
+                count_text(one["rows"]),
+                f"{one['lookups_per_sample']:.2f}",
+                count_text(one["seen"]),
+                percent_text(one["top_share"]),
+                count_text(one["rows_for_half"]),
+                count_text(one["rows_for_90"]),
+                "-" if one["hottest_over_median"] is None else f"{count_text(one['hottest_over_median'])}x",
+                percent_text(one["seen_once_share"]),
+            ]
+            for one in data["tables"]
+        ),
+    ]
+
+
+def _hot(data: Found) -> Rows:
+    head = ["memory", "t", "hot rows", "look-ups", "hot inputs", "batches of 64", "of 1024"]
+    sample = percent_text(data["sample_share"])
+    head += [f"from {sample}: hot inputs", "same rows", "estimated rows", "truly"]
+    rows = [head]
+    for one in data["hot"]:
+        sampled = one["sampled"]
+        rows.append(
+            [
+                f"{one['memory']} ({bytes_text(one['bytes'])})" if one["memory"].endswith("%") else one["memory"],
+                "-" if one["threshold"] is None else f"{100 * one['threshold']:.2g} %",
+                count_text(one["hot_rows"]),
+                percent_text(one["lookup_share"]),
+                percent_text(one["hot_input_share"]),
+                percent_text(one["hot_batch_share"]["64"]),
+                percent_text(one["hot_batch_share"]["1024"]),
+                percent_text(sampled["hot_input_share"]),
+                percent_text(sampled["same_rows_share"]),
+                f"{count_text(sampled['estimated_rows'])} +- {count_text(sampled['estimated_margin'])}",
+                count_text(sampled["hot_rows"]),
+            ]
+        )
+    return rows
+
+
+def _reuse(data: Found) -> Rows:
+    again = data["reuse"]
+    head = [f"batches of {again['batch_size']}", *(f"{n} before" for n in again["known_from"])]
+    sizes = again["distinct_by_batch_size"]
+    return [
+        head,
+        ["rows of a batch", *(percent_text(share) for share in again["known_from"].values())],
+        *([f"distinct rows at {size}", count_text(number)] + [""] * (len(head) - 2) for size, number in sizes.items()),
+    ]
+
+
+def _step(step: Sequence[Found]) -> Rows:
+    names = [*TRAINING, *BESIDE]
+    head = ["policy", "device rows", *(STAGES[name] for name in names), "other", "serial", "step", "hidden"]
+    head += ["to device", "to host"]
+    return [
+        head,
+        *(
+            [
+                one["policy"],
+                percent_text(one["device_share"]),
+                *(f"{(one['training_ms'] | one['beside_ms'])[name]:.2f}" for name in names),
+                f"{one['other_ms']:.2f}",
+                f"{one['serial_ms']:.2f}",
+                f"{one['step_ms']:.2f}",
+                percent_text(one["hidden_share"]),
+                bytes_text(one["bytes_h2d"]),
+                bytes_text(one["bytes_d2h"]),
+            ]
+            for one in step
+        ),
+    ]
+
+
+def _step_notes(step: Sequence[Found]) -> list[str]:
+    """For each policy: its largest stage, what embeddings cost together, what planning costs beside."""
+    lines = []
+    for one in step:
+        stages = one["training_ms"] | one["beside_ms"]
+        whole = one["serial_ms"]
+        largest = max(stages, key=stages.__getitem__)
+        together = stages["embedding"] + stages["row_update"]
+        lines.append(
+            f"{one['policy']}: largest {STAGES[largest]}, {percent_text(stages[largest] / whole)}; embeddings together "
+            f"{percent_text(together / whole)}; of {stages['plan']:.2f} ms for classifying and planning, with reading"
+            f" and moving {sum(one['beside_ms'].values()):.2f} ms, {one['wait_ms']:.2f} ms are waited for at depth "
+            f"{one['depth']}"
+        )
+    return ["\n".join(lines)] if lines else []
+
+
+def _movement(moved: Found) -> Rows:
+    at = moved["thresholds"].index(0.02)
+    head = ["after", "rows judged", *(f"moved < {100 * t:g} %" for t in moved["thresholds"])]
+    head += ["dropped: all", "75 %", "any", "hot only", "updates"]
+    return [
+        head,
+        *(
+            [
+                f"{count_text(point['steps'])} steps",
+                count_text(point["judged_rows"]),
+                *(percent_text(share) for share in point["below"]),
+                *(percent_text(point["dropped"][at][name]) for name in ("all", "most", "any", "hot", "updates")),
+            ]
+            for point in moved["points"]
+        ),
+    ]
+
+
+def _movement_note(moved: Found) -> str:
+    stopped = "; stopped on the way" if moved["was_stopped"] else ""
+    return (
+        f"{moved['optimizer']} at a rate of {moved['lr']:g}, batches of {moved['batch_size']}: "
+        f"{count_text(moved['watched_rows'])} rows watched, judged from {moved['judged_from']} look-ups in "
+        f"{moved['every']} steps on{stopped}"
+    )

@@ -1,0 +1,105 @@
+"""Starts ranks on this machine, as `adaptive-train run --ranks N` does, and waits for them.
+
+The processes are given what torchrun gives: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. This process holds the place
+where they meet, on the loopback interface. Once one rank has failed, the others have some seconds to end by themselves
+with what they know; then they are ended.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from adaptive.errors import RanksError
+from adaptive.system import usable_cores
+
+GRACE: Final = 8.0  # seconds that other ranks have to end, once one has failed
+LAST: Final = 2.0  # and to end on SIGTERM
+NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_rank() -> bool:
+    """Whether this process was started as one of several."""
+    return all(name in os.environ for name in NEEDED)
+
+
+def launch(size: int, arguments: Sequence[str], blocks: int | None) -> int:
+    """Run `adaptive-train` with these arguments in `size` processes; returns the exit code of the first that failed."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    cores = max(1, usable_cores() // (size if blocks is None else max(blocks, size)))
+    common = {
+        "OMP_NUM_THREADS": str(cores),
+        **os.environ,
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+    command = [sys.executable, "-m", "adaptive", *arguments]
+    processes = [
+        subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)
+    ]
+    with _passing_on_signals(processes):
+        return _wait(processes)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    first: int | None = None
+    until = float("inf")
+    try:
+        while True:
+            codes = [process.poll() for process in processes]
+            if first is None and (failed := [(code, rank) for rank, code in enumerate(codes) if code]):
+                first, until = failed[0][0], time.monotonic() + GRACE
+                if first < 0:
+                    _tell_killed(failed[0][1], len(processes), -first)
+            if all(code is not None for code in codes):
+                return RanksError.exit_code if first is not None and first < 0 else first or 0
+            if time.monotonic() > until:
+                return RanksError.exit_code if first is None or first < 0 else first
+            time.sleep(0.05)
+    finally:
+        _end(processes)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    left = [process for process in processes if process.poll() is None]
+    for process in left:
+        process.terminate()
+    for process in left:
+        try:
+            process.wait(LAST)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _tell_killed(rank: int, size: int, number: int) -> None:
+    name = signal.Signals(number).name
+    sys.stderr.write(f"adaptive-train: rank {rank} of {size} was ended by {name}\n")
+
+
+@contextmanager
+def _passing_on_signals(processes: Sequence[subprocess.Popen[bytes]]) -> Any:
+    """SIGTERM and SIGHUP go to the ranks; Ctrl-C comes to them from the terminal itself."""
+
+    def pass_on(number: int, frame: Any) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,112 @@
+"""Which rank owns a row: one formula for all tables, independent of how many ranks there are up to its last step.
+
+    block  = index >> 16                                            of the row in its table
+    bucket = (40503 * index + hash(table, block)) mod 2^16          one to one within a block: 40503 is odd
+    owner  = bucket * ranks >> 16                                   each rank has a run of buckets
+
+An owner numbers its own rows of a table block by block and, within a block, by bucket; those of the last block, which
+may lack rows, in the same order without gaps. Both ways are computed; only of last blocks is a list kept.
+
+Letters: n rows, T tables of a group, W ranks.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+
+BITS: Final = 16
+SIZE: Final = 1 << BITS  # rows of a block, and buckets
+FACTOR: Final = 40503
+INVERSE: Final = pow(FACTOR, -1, SIZE)
+GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+MIX1, MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class Owners:
+    """Who owns the rows of the tables of one group.
+
+    Args:
+        names: of the tables.
+        table_starts: (T + 1,) first row of each in the group.
+        rank: whose rows have local numbers.
+        size: W.
+    """
+
+    def __init__(self, names: Sequence[str], table_starts: Int64s, rank: int, size: int) -> None:
+        self.size = size
+        self._starts = table_starts
+        self._keys = np.array([_key(name) for name in names], np.uint64)
+        self._first = -(-rank * SIZE // size)  # of the rank's run of buckets
+        self._run = -(-(rank + 1) * SIZE // size) - self._first
+        sizes = np.diff(table_starts)
+        self._full = sizes >> BITS  # whole blocks of each table
+        tails = sizes & (SIZE - 1)
+        self._tail_starts = np.concatenate([[0], np.cumsum(tails)])
+        self._tail_locals = np.full(int(tails.sum()), -1, np.int32)
+        self.counts = np.zeros((size, len(names)), np.int64)  # rows of each rank and table
+        runs = np.diff([-(-r * SIZE // size) for r in range(size + 1)])
+        owned = []
+        for table, tail in enumerate(tails):
+            low = np.arange(tail)
+            buckets = self._buckets(np.full(tail, table), (self._full[table] << BITS) + low)
+            owners = buckets * size >> BITS
+            mine = low[owners == rank]
+            mine = mine[np.argsort(buckets[mine])]
+            self._tail_locals[self._tail_starts[table] + mine] = np.arange(len(mine))
+            owned.append(mine)
+            self.counts[:, table] = self._full[table] * runs + np.bincount(owners, minlength=size)
+        self._tail_owned = np.concatenate(owned) if owned else np.zeros(0, np.int64)
+        self._owned_starts = np.concatenate([[0], np.cumsum([len(one) for one in owned])])
+        self.local_starts: Int64s = np.concatenate([[0], np.cumsum(self.counts[rank])])
+        """(T + 1,) first local row of each table."""
+
+    def owners_of(self, rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
+        """(n,) the rank that owns each row of the group; `tables` (n,) are theirs."""
+        return self._buckets(tables, rows - self._starts[tables]) * self.size >> BITS
+
+    def local_of(self, rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
+        """(n,) local numbers, counted in the group, of rows of the group; -1 for those of other ranks."""
+        index = rows - self._starts[tables]
+        buckets, blocks = self._buckets(tables, index), index >> BITS
+        local = blocks * self._run + (buckets - self._first)
+        local[(buckets < self._first) | (buckets >= self._first + self._run)] = -1
+        last = np.flatnonzero(blocks == self._full[tables])
+        of = tables[last]
+        tail = self._tail_locals[self._tail_starts[of] + (index[last] & (SIZE - 1))].astype(np.int64)
+        local[last] = np.where(tail < 0, -1, tail + self._full[of] * self._run)
+        return np.where(local < 0, -1, local + self.local_starts[tables])
+
+    def rows_of(self, local: Int64s, tables: NDArray[np.integer]) -> Int64s:
+        """(n,) the rows of the group that have these local numbers."""
+        place = local - self.local_starts[tables]
+        whole = self._full[tables] * self._run
+        blocks = place // max(self._run, 1)
+        buckets = self._first + place - blocks * self._run
+        index = (blocks << BITS) + ((buckets - self._hashes(tables, blocks)) * INVERSE & (SIZE - 1))
+        last = np.flatnonzero(place >= whole)
+        of = tables[last]
+        tail = self._tail_owned[self._owned_starts[of] + place[last] - whole[last]]
+        index[last] = (self._full[of] << BITS) + tail
+        found: Int64s = index + self._starts[tables]
+        return found
+
+    def _buckets(self, tables: NDArray[np.integer], index: Int64s) -> Int64s:
+        return (index * FACTOR + self._hashes(tables, index >> BITS)) & (SIZE - 1)
+
+    def _hashes(self, tables: NDArray[np.integer], blocks: Int64s) -> Int64s:
+        """The finaliser of SplitMix64, its lowest bits."""
+        word = self._keys[tables] + blocks.astype(np.uint64) * GOLDEN
+        word = (word ^ (word >> np.uint64(30))) * MIX1
+        word = (word ^ (word >> np.uint64(27))) * MIX2
+        word ^= word >> np.uint64(31)
+        low: Int64s = (word & np.uint64(SIZE - 1)).astype(np.int64)
+        return low
+
+
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,149 @@
+"""`TorchRanks`: ranks on torch.distributed. The only file that knows it.
+
+Two groups, one for each channel: what the look-ahead thread and the training thread send never meets. Both are gloo and
+send ordinary memory, also where rows lie on a GPU: NCCL forbids two communicators of one device in two threads, and
+bytes in pinned memory cross to the device in one copy. No collective that adds is used, and none that pickles.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final, Literal, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from adaptive.errors import ConfigError, RanksError
+from adaptive.ranks.ranks import Ranks
+from adaptive.ranks.transport import CHANNELS, Bytes, Transport, TransportError
+
+T = TypeVar("T")
+# Its name from torch 2.13 on, and before.
+ALL_GATHER: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+MOST: Final = 64 << 20  # bytes of one message: larger uneven ones have aborted processes (pytorch/gloo#334)
+NAME: Final = 128  # bytes of a host and process
+ALIVE_SECONDS: Final = 2.0  # that ranks have to say that they live
+
+
+class TorchRanks(Ranks):
+    """This process among those of `torch.distributed`. Starts the process group if there is none, by what `torchrun`
+    has put into the environment.
+
+    Args:
+        blocks: of `Ranks`.
+        gradients: of `Ranks`.
+        timeout_s: how long a rank waits for the others.
+
+    Raises:
+        ConfigError: if the environment does not say which rank this is.
+        RanksError: if the ranks do not find each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: int | None = None,
+        gradients: Literal["mean", "sum"] = "mean",
+        timeout_s: float = 600.0,
+    ) -> None:
+        super().__init__(TorchTransport(timeout_s), blocks=blocks, gradients=gradients)
+
+
+class TorchTransport(Transport):
+    """See the module."""
+
+    def __init__(self, timeout_s: float) -> None:
+        timeout = timedelta(seconds=timeout_s)
+        self._own_group = not dist.is_initialized()
+        if self._own_group:
+            _start(timeout)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._names = [f"process {os.getpid()}"] * self.size
+        self._groups: list[Any] = [_met(lambda: dist.new_group(backend="gloo", timeout=timeout)) for _ in CHANNELS]
+        self._alone = self.size == 1
+        own = f"{socket.gethostname()}, process {os.getpid()}".encode()[:NAME].ljust(NAME)
+        self._names = [name.decode(errors="replace").strip() for name in self.gather(1, own)]
+        self._closed = False
+
+    def gather(self, channel: int, message: bytes) -> list[bytes]:
+        if self._alone:
+            return [message]
+        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        all_of_them = torch.empty(self.size * len(message), dtype=torch.uint8)
+        self._do(lambda: ALL_GATHER(all_of_them, mine, group=self._groups[channel]))
+        whole = all_of_them.numpy().tobytes()
+        return [whole[rank * len(message) : (rank + 1) * len(message)] for rank in range(self.size)]
+
+    def swap(self, channel: int, parts: Sequence[Bytes], sizes: Sequence[int], largest: int) -> list[Bytes]:
+        """Where some rank would send more than `MOST` to another, all send in pieces."""
+        if self._alone:
+            return [parts[0]]
+        if largest <= MOST:
+            return self._swap_once(channel, parts, sizes)
+        found: list[Bytes] = [np.empty(size, np.uint8) for size in sizes]
+        for done in range(0, largest, MOST):
+            pieces = [part[done : done + MOST] for part in parts]
+            more = self._swap_once(channel, pieces, [max(0, min(size - done, MOST)) for size in sizes])
+            for whole, piece in zip(found, more, strict=True):
+                whole[done : done + len(piece)] = piece
+        return found
+
+    def _swap_once(self, channel: int, parts: Sequence[Bytes], sizes: Sequence[int]) -> list[Bytes]:
+        mine = torch.from_numpy(np.concatenate(parts))
+        came = torch.empty(sum(sizes), dtype=torch.uint8)
+        lengths = [len(part) for part in parts]
+        self._do(lambda: dist.all_to_all_single(came, mine, list(sizes), lengths, group=self._groups[channel]))
+        return np.split(came.numpy(), np.cumsum(sizes)[:-1])
+
+    def _do(self, operation: Callable[[], Any]) -> None:
+        try:
+            operation()
+        except RuntimeError as error:
+            raise TransportError(str(error).splitlines()[0][:300]) from error
+
+    def name_of(self, rank: int) -> str:
+        return self._names[rank]
+
+    def silent(self) -> list[int]:
+        """Each rank that finds a fault leaves a mark in the store that ranks met at; those without one are silent."""
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            store.set(f"adaptive/alive/{self.rank}", "1")
+        except Exception:  # it went with its process
+            return [0] if self.rank else []
+        found = []
+        for rank in range(self.size):
+            try:
+                store.wait([f"adaptive/alive/{rank}"], timedelta(seconds=ALIVE_SECONDS))
+            except Exception:
+                found.append(rank)
+        return found
+
+    def close(self) -> None:
+        if not self._closed and self._own_group and dist.is_initialized():
+            self._closed = True
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
+
+
+def _start(timeout: timedelta) -> None:
+    lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if lacking:
+        raise ConfigError(
+            f"the environment lacks {', '.join(lacking)}: start the program by torchrun, or by "
+            "adaptive-train run --ranks N"
+        )
+    _met(lambda: dist.init_process_group("gloo", timeout=timeout))
+
+
+def _met(meet: Callable[[], T]) -> T:
+    try:
+        return meet()
+    except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
+        raise RanksError(
+            f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}: the ranks did not find each "
+            f"other at {os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}: {error}"
+        ) from error

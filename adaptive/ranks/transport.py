@@ -1,0 +1,58 @@
+"""`Transport`: how bytes get from rank to rank. `torch_transport` is torch.distributed; tests have threads.
+
+There are two channels. Each belongs to one thread, and every rank asks a channel for the same operations in the same
+order: what the operations mean, and whether ranks agree on it, is the business of `adaptive.ranks.channel`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+AHEAD: Final = 0  # of the look-ahead thread: who asks whom for which rows
+ROWS: Final = 1  # of the training thread: vectors, gradients, and whatever else is agreed on
+CHANNELS: Final = ("ahead", "rows")
+
+
+class TransportError(Exception):
+    """An operation that cannot be completed: a rank is gone, or has not come in time. The channel is of no more use."""
+
+
+class Transport(ABC):
+    """Moves bytes; adds nothing and understands nothing."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def gather(self, channel: int, message: bytes) -> list[bytes]:
+        """Every rank's message, in order of ranks; all are equally long.
+
+        Raises:
+            TransportError: if a rank is gone or does not come in time.
+        """
+
+    @abstractmethod
+    def swap(self, channel: int, parts: Sequence[Bytes], sizes: Sequence[int], largest: int) -> list[Bytes]:
+        """Give each rank its part; returns what each rank had for this one, of `sizes` bytes each. `largest`: bytes of
+        the largest part that any rank has for any other.
+
+        Raises:
+            TransportError: as `gather`.
+        """
+
+    @abstractmethod
+    def name_of(self, rank: int) -> str:
+        """Host and process of a rank, as far as known."""
+
+    @abstractmethod
+    def silent(self) -> list[int]:
+        """After an error: the ranks of which nothing can be heard any more. It takes a few seconds to find out."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the transport holds. Closing twice is fine."""

@@ -1,0 +1,77 @@
+"""The sections of a page of placements and of reproductions: tables, the picture, what comes out and what does not."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from adaptive.placements.report import DRAW, LEGEND, lines_table, measured_table
+from adaptive.report.blocks import Block, Gallery, Note, Section, Table
+from adaptive.report.load import Loaded
+from adaptive.report.page import visible
+from adaptive.report.pictures import drawn_figure
+
+SIZE: Final = (7.2, 4.4)
+
+
+def is_placements(record: Mapping[str, Any]) -> bool:
+    return record.get("kind") == "placements"
+
+
+def is_reproduction(record: Mapping[str, Any]) -> bool:
+    return record.get("kind") == "reproduction"
+
+
+def placement_sections(loaded: Sequence[Loaded]) -> list[Section]:
+    """Modelled lines with their picture, and what was measured beside them."""
+    return [section for one in loaded for section in _placements(one, f"{one.name}: " if len(loaded) > 1 else "")]
+
+
+def _placements(one: Loaded, where: str) -> list[Section]:
+    record = _visible(one.record)
+    picture = drawn_figure("Throughput (modelled)", partial(_drawn, record), size=SIZE)
+    first: list[Block] = [Table(lines_table(one.record)), Note(" ".join(LEGEND.split())), Gallery([picture], wide=True)]
+    sections = [Section(f"{where}Placements, modelled", first)]
+    if one.record.get("measured"):
+        sections.append(Section(f"{where}Trained here beside the model", [Table(measured_table(one.record))]))
+    machines = [["machine", "where its numbers come from"], *([m["name"], m["source"]] for m in one.record["machines"])]
+    return [*sections, Section(f"{where}Machines", [Table(machines, numbers=False)])]
+
+
+def _drawn(record: Mapping[str, Any], figure: Any) -> None:
+    DRAW[len(record["sweep"])](figure, record)
+
+
+def _visible(value: Any) -> Any:
+    """Texts as a picture can show them."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {key: _visible(one) for key, one in value.items()}
+    return [_visible(one) for one in value] if isinstance(value, list) else value
+
+
+def reproduction_sections(loaded: Sequence[Loaded]) -> list[Section]:
+    """What comes out, what does not, what cannot be had; derived tables; the paper's numbers; the commands."""
+    return [section for one in loaded for section in _reproduction(one, f"{one.name}: " if len(loaded) > 1 else "")]
+
+
+def _reproduction(one: Loaded, where: str) -> list[Section]:
+    found = one.record
+    claims = [
+        ["claim", "comes out", "numbers"],
+        *([c["says"], "yes" if c["holds"] else "no", c["numbers"]] for c in found["claims"]),
+    ]
+    missing = [["cannot be had here", "why"], *([m["what"], m["why"]] for m in found["missing"])]
+    papers = [["the paper", "number", "source"], *([p["what"], p["number"], p["source"]] for p in found["papers"])]
+    commands = [["shows", "command"], *([c["shows"], f"adaptive-train {c['words']}"] for c in found["commands"])]
+    derived = [
+        Section(f"{where}{d['title']}", [Table([["", d["unit"]], *([n, f"{v:.4g}"] for n, v in d["values"].items())])])
+        for d in found["derived"].values()
+    ]
+    return [
+        Section(f"{where}{found['title']}", [Note(found["source"]), Table(claims, numbers=False)]),
+        *derived,
+        *([Section(f"{where}Numbers of the paper", [Table(papers, numbers=False)])] if found["papers"] else []),
+        Section(f"{where}What cannot be had here", [Table(missing, numbers=False)]),
+        Section(f"{where}Commands", [Table(commands, numbers=False)]),
+    ]

@@ -1,0 +1,148 @@
+"""The sections of a page of runs, side by side where there are several."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from adaptive.report.blocks import Block, Folded, Gallery, Legend, Note, Picture, Section, Table
+from adaptive.report.load import Loaded
+from adaptive.report.pictures import Line, bars, curves
+from adaptive.report.runs import RunView, chart, run_legend, views
+from adaptive.report.runs_recorded import bad_lines, guard, origin, reported, settings
+from adaptive.report.runs_tiers import skipping, tiers, traffic
+from adaptive.telemetry.record import STAGES
+from adaptive.telemetry.wording import accuracy_text, count_text, percent_text, score_text
+
+BESIDE = ("read", "learn", "plan", "write_back", "fetch", "policy")  # run beside training, in threads of their own
+
+TOLD = (
+    "The first stages add up to a step of training. The others run beside it, in threads of their own: they cost time "
+    "only as far as training waits for them, which is the stage wait."
+)
+
+
+def run_sections(loaded: Sequence[Loaded]) -> list[Section]:
+    """Quality first, then what it took, then what the run was."""
+    runs = views(loaded)
+    parts = (quality, learning, stages, tiers, traffic, skipping, reported, guard, bad_lines, settings, origin)
+    return [section for part in parts if (section := part(runs)) is not None]
+
+
+def quality(runs: Sequence[RunView]) -> Section:
+    """A column for each run."""
+    texts: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
+        ("policy", lambda one: str(one.get("policy", "-"))),
+        ("steps", lambda one: count_text(one.get("steps"))),
+        ("samples", lambda one: count_text(one.get("samples"))),
+        ("AUC", lambda one: score_text(one.get("auc"))),
+        ("log loss", lambda one: score_text(one.get("log_loss"))),
+        ("accuracy", lambda one: accuracy_text(one.get("accuracy"))),
+        ("normalised entropy", lambda one: score_text(one.get("normalised_entropy"))),
+        ("calibration", lambda one: score_text(one.get("calibration"))),
+        ("judged on", _judged_on),
+        ("hit rate of look-ups", lambda one: percent_text(one.get("hit_rate"))),
+        ("hit rate of distinct rows", lambda one: percent_text(one.get("row_hit_rate"))),
+        ("device rows", lambda one: count_text(one.get("device_rows"))),
+        ("samples/s", lambda one: count_text(one.get("samples_per_s"))),
+        ("samples/s after the first interval", lambda one: count_text(one.get("samples_per_s_later"))),
+        ("target", _target),
+    ]
+    status = ["status", *(_status(run) for run in runs)]
+    rows = [[what, *(text(run.summary) for run in runs)] for what, text in texts]
+    known = [row for row in rows if any(cell != "-" for cell in row[1:])]
+    blocks: list[Block] = [Table([_head(runs), status, *known])]
+    lost = [run.name for run in runs if not run.stretches]
+    if lost:
+        blocks.append(Note(f"No curves of {', '.join(lost)}: metrics.jsonl has no interval, or is not there."))
+    return Section("Quality", blocks)
+
+
+def _head(runs: Sequence[RunView]) -> list[str]:
+    return ["", *(run.name for run in runs)]
+
+
+def _status(run: RunView) -> str:
+    text = str(run.record.get("status", "-"))
+    error = run.record.get("error")
+    return f"{text}: {error}" if error else text
+
+
+def _judged_on(one: Mapping[str, Any]) -> str:
+    if one.get("auc_of") == "evaluation":
+        return f"{count_text(one.get('eval_samples'))} held-out samples"
+    return "training's own predictions" if one.get("auc_of") == "training" else "-"
+
+
+def _target(one: Mapping[str, Any]) -> str:
+    found = one.get("stop_at")
+    if not isinstance(found, dict):
+        return "-"
+    what = f"{found.get('metric')} {found.get('target')}"
+    return (
+        f"{what}, reached at step {count_text(found.get('step'))}" if found.get("reached") else f"{what}, not reached"
+    )
+
+
+def learning(runs: Sequence[RunView]) -> Section | None:
+    """Curves of quality and speed."""
+    pictures = [
+        chart("Loss of training", runs, lambda one: one.loss),
+        chart("AUC of training's predictions so far", runs, lambda one: one.last.auc),
+        chart("Log loss of training's predictions so far", runs, lambda one: one.last.log_loss),
+        _evaluations("AUC of evaluations", runs, "auc"),
+        _evaluations("Log loss of evaluations", runs, "log_loss"),
+        chart("Samples per second", runs, lambda one: one.totals.samples_per_s, zero=True),
+    ]
+    shown = [one for one in pictures if one is not None]
+    if not shown:
+        return None
+    resumed = [Note(f"{run.name}: resumed after step {_steps(run)}") for run in runs if run.resumes]
+    return Section("Learning", [run_legend(runs), Gallery(shown), *resumed])
+
+
+def _steps(run: RunView) -> str:
+    return ", ".join(count_text(one.step) for one in run.resumes)
+
+
+def _evaluations(title: str, runs: Sequence[RunView], name: str) -> Picture | None:
+    lines = [
+        Line(run.number, [one.step for one in found], [getattr(one, name) for one in found], marked=True)
+        for run in runs
+        if (found := run.evaluations)
+    ]
+    worth = [line for line in lines if any(value is not None for value in line.y)]
+    return curves(title, worth) if any(len(line.x) > 1 for line in worth) else None
+
+
+def stages(runs: Sequence[RunView]) -> Section | None:
+    """Where the time of a step goes: the training thread's stages, and what runs beside them."""
+    timed = [run for run in runs if run.summary.get("time_ms")]
+    if not timed:
+        return None
+    known = [name for name in (*STAGES, "policy") if any(name in run.summary["time_ms"] for run in timed)]
+    own, beside = [name for name in known if name not in BESIDE], [name for name in known if name in BESIDE]
+    blocks: list[Block] = [
+        Note(TOLD),
+        *_stage_bars("In a step of training", timed, own),
+        *_stage_bars("Beside training", timed, beside),
+    ]
+    table = [
+        [name, *(f"{run.summary['time_ms'][name]:.2f}" if name in run.summary["time_ms"] else "-" for run in timed)]
+        for name in known
+    ]
+    names = ("forward", "backward", "wait", "read", "plan", "fetch")
+    over = [chart(f"{name}, ms per step", timed, _stage(name), zero=True) for name in names]
+    shown = [one for one in over if one is not None]
+    more = Folded("Stages over time", [run_legend(timed), Gallery(shown)])
+    blocks += [Table([["ms per step", *(run.name for run in timed)], *table]), *([more] if shown else [])]
+    return Section("Stages of a step", blocks)
+
+
+def _stage(name: str) -> Any:
+    return lambda one: one.totals.time_ms.get(name)
+
+
+def _stage_bars(title: str, runs: Sequence[RunView], names: Sequence[str]) -> list[Block]:
+    if not names:
+        return []
+    parts = [(name, [float(run.summary["time_ms"].get(name) or 0.0) for run in runs]) for name in names]
+    return [Legend(names), Gallery([bars(title, [run.name for run in runs], parts, x="ms per step")], wide=True)]

@@ -1,0 +1,147 @@
+"""`Recipe`: what a TOML file in `examples/reproduce/` says, and reading one.
+
+A recipe is data: command lines of this program, claims about the numbers they print, numbers of the paper with their
+source, and what cannot be had. A claim compares a number of a record with another one, or with a constant; a number is
+named by its path, `COMMAND.key.key`, where a list is entered by a position or by `name=value,name=value`,
+and no key has a dot in it.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from adaptive.config import Config
+from adaptive.errors import ConfigError
+
+RECIPES: Final = Path(__file__).parent / "recipes"
+
+
+class Command(Config):
+    """One command line, without the program's name."""
+
+    id: str = Field(pattern=r"[a-z0-9-]+")
+    words: str = Field(description="`{}` stands for one of `each`")
+    quick: str = Field(default="", description="words more with --quick; the last of a flag given twice counts")
+    each: tuple[str, ...] = Field(default=(), description="the command is run once for each of these, as ID-VALUE")
+    shows: str = Field(description="the figure or table of the paper that it stands for")
+
+
+class Claim(Config):
+    """What a paper's figure shows, as a comparison of numbers found here."""
+
+    says: str
+    value: str = Field(description="path of a number")
+    over: str | None = Field(default=None, description="path of a number by which it is divided")
+    less: str | None = Field(default=None, description="path of a number that is taken off")
+    more_than: float | str | None = None
+    less_than: float | str | None = None
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Self:
+        if (self.more_than is None) == (self.less_than is None):
+            raise ValueError("a claim needs one of more_than and less_than")
+        return self
+
+
+class Published(Config):
+    """A number of the paper."""
+
+    what: str
+    number: str
+    source: str
+
+
+class Missing(Config):
+    """What cannot be had here."""
+
+    what: str
+    why: str
+
+
+class Recipe(Config):
+    """One paper, or the tutorial."""
+
+    name: str
+    title: str
+    source: str
+    commands: tuple[Command, ...] = Field(min_length=1)
+    derived: tuple[str, ...] = Field(default=(), description="names in adaptive.reproduce.derived, in order")
+    claims: tuple[Claim, ...] = ()
+    papers: tuple[Published, ...] = ()
+    missing: tuple[Missing, ...] = ()
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def load_recipe(name: str) -> Recipe:
+    """A recipe by name, or a file by path.
+
+    Raises:
+        ConfigError: if there is none, or it does not say what is needed.
+    """
+    path = RECIPES / f"{name}.toml" if name in recipe_names() else Path(name)
+    try:
+        return Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise ConfigError(f"recipe {name!r}: neither a file nor one of {', '.join(recipe_names())}") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"recipe {path}: {error}") from error
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"recipe {path}: {found}") from error
+
+
+def number_at(records: Mapping[str, Any], path: str) -> float | None:
+    """The number that a path names; None if it is not known there.
+
+    Raises:
+        ConfigError: if there is nothing of that name.
+    """
+    found: Any = records
+    for key in path.split("."):
+        found = _entered(found, key, path)
+    return None if found is None else float(found)
+
+
+def _entered(found: Any, key: str, path: str) -> Any:
+    if isinstance(found, Mapping) and key in found:
+        return found[key]
+    if isinstance(found, Sequence) and not isinstance(found, str):
+        if "=" in key:
+            wanted = [part.partition("=") for part in key.split(",")]
+            for one in found:
+                if all(str(one.get(name)) == value for name, _, value in wanted):
+                    return one
+        elif key.lstrip("-").isdecimal() and -len(found) <= int(key) < len(found):
+            return found[int(key)]
+    there = list(found)[:12] if isinstance(found, Mapping) else f"{type(found).__name__}"
+    raise ConfigError(f"recipe: no {key!r} on the path {path!r}; there is {there}")
+
+
+def judge(claim: Claim, records: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether a claim holds, and the numbers that say so; what is not known does not hold."""
+    value = number_at(records, claim.value)
+    for path, combine in ((claim.over, _over), (claim.less, _less)):
+        if path is not None and value is not None:
+            other = number_at(records, path)
+            value = None if other is None else combine(value, other)
+    given = claim.more_than if claim.more_than is not None else claim.less_than
+    bound = number_at(records, given) if isinstance(given, str) else given
+    if value is None or bound is None:
+        return False, "not known"
+    holds = value > bound if claim.more_than is not None else value < bound
+    sign = ">" if claim.more_than is not None else "<"
+    return holds, f"{value:.4g} {sign if holds else 'not ' + sign} {bound:.4g}"
+
+
+def _over(value: float, other: float) -> float | None:
+    return value / other if other else None
+
+
+def _less(value: float, other: float) -> float | None:
+    return value - other

@@ -1,0 +1,161 @@
+"""`reproduce`: run a recipe's commands, derive its tables, judge its claims, write what was found."""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from adaptive.compare.report import comparison_text
+from adaptive.errors import AdaptiveError, ConfigError
+from adaptive.placements.report import placements_text
+from adaptive.profile.report import profile_text
+from adaptive.reproduce.derived import DERIVED
+from adaptive.reproduce.recipe import Command, Recipe, judge
+from adaptive.simulate.report import simulation_text
+from adaptive.storage.durable import write_atomic
+from adaptive.telemetry.wording import aligned
+
+SCHEMA: Final = 1
+KIND: Final = "reproduction"
+WITH_FOLDER: Final = ("profile", "placements", "compare")  # commands that write a folder of their own
+SEEDED: Final = ("compare",)
+
+Run = Callable[[Sequence[str]], dict[str, Any]]  # a command line's result
+
+
+def command_lines(
+    recipe: Recipe, out: Path, *, quick: bool, seeds: int | None, more: Sequence[str] = ()
+) -> list[tuple[str, Command, list[str]]]:
+    """(id, command, words) in order; `more` goes to every command (`--data ...`)."""
+    lines = []
+    for command in recipe.commands:
+        for value in command.each or ("",):
+            name = f"{command.id}-{value}" if value else command.id
+            words = [word.replace("{}", value) for word in shlex.split(command.words)]
+            words += shlex.split(command.quick) if quick else []
+            words += ["--seeds", str(seeds)] if seeds is not None and words[0] in SEEDED else []
+            words += more
+            if words[0] in WITH_FOLDER:
+                words += ["--out", str(out / name)]
+            if words[0] == "simulate":
+                words += ["--png", str(out / f"{name}.png")]
+            lines.append((name, command, _last_of_each(words)))
+    return lines
+
+
+def _last_of_each(words: Sequence[str]) -> list[str]:
+    """Of a flag with a value that is given twice the last one; `--set` and `--vary` and `--sweep` add up."""
+    kept: list[list[str]] = [[words[0]]]
+    for word in words[1:]:
+        if word.startswith("--"):
+            kept = [one for one in kept if one[0] != word or word in ("--set", "--vary", "--sweep")]
+            kept.append([word])
+        else:
+            kept[-1].append(word)
+    return [word for one in kept for word in one]
+
+
+def reproduce(
+    recipe: Recipe,
+    out: Path,
+    run: Run,
+    *,
+    quick: bool = False,
+    seeds: int | None = None,
+    more: Sequence[str] = (),
+    told: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """The record, also written with a page `report.md` and every command's own record into `out`.
+
+    Args:
+        recipe: what to do.
+        out: a folder that is there.
+        run: runs a command line of this program and returns what it prints with `--json`.
+        quick: with the recipe's words for a short run.
+        seeds: trainings of each policy, where policies are compared.
+        more: words that every command gets.
+        told: called with each command before it is run.
+
+    Raises:
+        AdaptiveError: if a command fails, or the recipe names what is not there.
+    """
+    unknown = [name for name in recipe.derived if name not in DERIVED]
+    if unknown:
+        raise ConfigError(f"recipe {recipe.name}: derived {', '.join(unknown)}; there is {', '.join(DERIVED)}")
+    lines = command_lines(recipe, out, quick=quick, seeds=seeds, more=more)
+    assert not {name for name, _, _ in lines} & set(recipe.derived), "a derived record in the place of a command's"
+    records: dict[str, Any] = {}
+    for name, command, words in lines:
+        told(f"{command.shows}: adaptive-train {shlex.join(words)}")
+        try:
+            records[name] = run(words)
+        except AdaptiveError as error:
+            raise type(error)(f"adaptive-train {shlex.join(words)}: {error}") from error
+        _write(out / f"{name}.json", json.dumps(records[name]))
+    for name in recipe.derived:
+        records[name] = DERIVED[name](records)
+    judged = [(claim.says, *judge(claim, records)) for claim in recipe.claims]
+    result = {
+        "schema": SCHEMA,
+        "kind": KIND,
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "source": recipe.source,
+        "quick": quick,
+        "commands": [{"id": name, "shows": one.shows, "words": shlex.join(words)} for name, one, words in lines],
+        "derived": {name: records[name] for name in recipe.derived},
+        "claims": [{"says": says, "holds": holds, "numbers": numbers} for says, holds, numbers in judged],
+        "papers": [one.model_dump() for one in recipe.papers],
+        "missing": [one.model_dump() for one in recipe.missing],
+        "out": str(out),
+    }
+    _write(out / "reproduction.json", json.dumps(result, indent=1))
+    text = reproduction_text(result, {name: record_text(records[name]) for name, _, _ in lines})
+    _write(out / "report.md", _markdown(result, text))
+    return {**result, "table": text}
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """A command's own table, from its record."""
+    if record.get("kind") == "profile":
+        return profile_text(record)
+    if record.get("kind") == "placements":
+        return placements_text(record)
+    return comparison_text(record) if "problems" in record else simulation_text(record)
+
+
+def reproduction_text(result: Mapping[str, Any], tables: Mapping[str, str]) -> str:
+    """Commands, tables, what the paper has, and three lines: comes out, does not, cannot here."""
+    parts = [
+        f"{result['title']}\n{result['source']}",
+        "\n".join(f"adaptive-train {c['words']}" for c in result["commands"]),
+    ]
+    for one in result["commands"]:
+        parts.append(f"== {one['shows']} ({one['id']})\n\n{tables[one['id']]}")
+    for derived in result["derived"].values():
+        rows = [["", derived["unit"]], *([name, f"{value:.4g}"] for name, value in derived["values"].items())]
+        parts.append(f"== {derived['title']}\n\n" + "\n".join(aligned(rows)))
+    if result["papers"]:
+        rows = [["paper", "number", "source"], *([p["what"], p["number"], p["source"]] for p in result["papers"])]
+        parts.append("\n".join(aligned(rows)))
+    return "\n\n".join([*parts, last_lines(result)])
+
+
+def last_lines(result: Mapping[str, Any]) -> str:
+    claims = result["claims"]
+    held = [f"{one['says']} ({one['numbers']})" for one in claims if one["holds"]]
+    others = [f"{one['says']} ({one['numbers']})" for one in claims if not one["holds"]]
+    missing = [f"{one['what']} ({one['why']})" for one in result["missing"]]
+    lines = (("comes out", held), ("does not", others), ("cannot here", missing))
+    return "\n".join(f"{name}: {'; '.join(found) or 'nothing'}" for name, found in lines)
+
+
+def _markdown(result: Mapping[str, Any], text: str) -> str:
+    pictures = sorted(path for path in Path(result["out"]).rglob("*.png"))
+    links = [f"![{path.stem}]({path.relative_to(result['out']).as_posix()})" for path in pictures]
+    return "\n\n".join([f"# {result['title']}", "```text\n" + text + "\n```", *links]) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomic(path, text.encode())

@@ -1,0 +1,152 @@
+// The tab "Rows". TensorBoard imports this module into a frame of its own and calls render(). No build step, no network.
+
+import {count, draw} from './lanes.js';
+
+const EVERY_MS = 30000;
+const STYLE = `
+:root{color-scheme:light;--paper:#fff;--ink:#1b1f24;--soft:#59636e;--line:#c9d0d8;--device:#0072b2;--host:#e3e7ec;
+--file:#f1e4cf;--in:#00805e;--out:#c2410c;--saturated:#a8478a}
+:root.dark{color-scheme:dark;--paper:#303030;--ink:#f0f0f0;--soft:#b4bcc6;--line:#59616b;--device:#56b4e9;--host:#42474e;
+--file:#574a35;--in:#22c79b;--out:#ff9145;--saturated:#e08fc4}
+body{margin:0;padding:14px 20px;background:var(--paper);color:var(--ink);font:14px/1.45 Roboto,system-ui,sans-serif}
+header{display:flex;flex-wrap:wrap;gap:8px 22px;align-items:baseline}
+select{font:inherit;max-width:60vw;color:inherit;background:var(--paper)}
+ul{list-style:none;display:flex;flex-wrap:wrap;gap:2px 18px;padding:0;margin:10px 0;color:var(--soft)}
+li span{display:inline-block;width:14px;height:10px;margin-right:6px;border-radius:2px}
+.chart{max-width:1500px}
+svg{display:block;width:100%}
+text{fill:var(--ink);font-size:12px}
+.soft,.tick{fill:var(--soft);font-size:11px}
+.tick{text-anchor:end;font-size:9px}
+.name{font-weight:600}
+.host{fill:var(--host)} .file{fill:var(--file)} .device{fill:var(--device)}
+.in{fill:var(--in)} .out{fill:var(--out)}
+.saturated{fill:none;stroke:var(--saturated);stroke-width:2}
+.mark{stroke:var(--line);stroke-width:.6} .cursor{stroke:var(--ink);stroke-dasharray:3 3}
+#tip{position:fixed;pointer-events:none;background:var(--paper);border:1px solid var(--line);border-radius:4px;
+padding:8px 12px;box-shadow:0 2px 8px #0005;white-space:pre;font-variant-numeric:tabular-nums;display:none;z-index:2}
+#note{color:var(--soft)}`;
+
+let shown = null;  // the run's rows
+
+export async function render() {
+  build();
+  theme();
+  await runs();
+  setInterval(() => { if (!document.hidden) runs(); }, EVERY_MS);
+  addEventListener('resize', paint);
+}
+
+function make(name, properties = {}, ...inner) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...inner);
+  return made;
+}
+
+function build() {
+  const run = make('select', {id: 'run', onchange: rows, ariaLabel: 'run'});
+  const kinds = [['share', 'of the table (square root)'], ['own', 'of the lane\'s most']];
+  const kind = make('select', {id: 'kind', onchange: paint}, ...kinds.map(([value, text]) => new Option(text, value)));
+  const legend = [['device', 'on the device'], ['host', 'in host memory'], ['file', 'in files'], ['in', 'promoted per step'],
+    ['out', 'demoted per step'], ['saturated', 'saturated']];
+  const entries = legend.map(([name, text]) => {
+    const colour = make('span');
+    colour.style.background = `var(--${name})`;
+    const entry = make('li', {id: `legend-${name}`}, colour, text);
+    return entry;
+  });
+  document.head.append(make('style', {textContent: STYLE}));
+  const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
+  svg.id = 'lanes';
+  document.body.append(
+    make('header', {}, make('label', {}, 'run ', run), make('label', {}, 'height ', kind), make('span', {id: 'note'})),
+    make('ul', {}, ...entries), make('div', {className: 'chart'}, svg), make('div', {id: 'tip'}));
+}
+
+/** TensorBoard's own switch if it can be seen, or else the browser's. */
+function theme() {
+  let dark = matchMedia('(prefers-color-scheme: dark)').matches;
+  try {
+    const outside = window.parent === window ? null : window.parent.document.body;
+    if (outside) {
+      const follow = () => document.documentElement.classList.toggle('dark', outside.classList.contains('dark-mode'));
+      new MutationObserver(follow).observe(outside, {attributes: true, attributeFilter: ['class']});
+      dark = outside.classList.contains('dark-mode');
+    }
+  } catch (error) {
+    if (!(error instanceof DOMException)) throw error;  // another origin: the browser's choice stands
+  }
+  document.documentElement.classList.toggle('dark', dark);
+}
+
+async function fetched(route) {
+  const answer = await fetch(route);
+  const content = await answer.json();
+  if (!answer.ok) throw new Error(content.error || `${route}: ${answer.status}`);
+  return content;
+}
+
+async function runs() {
+  const select = document.getElementById('run');
+  try {
+    const {runs: names, newest} = await fetched('./runs'), before = select.value;
+    if (names.join('\n') !== [...select.options].map(one => one.value).join('\n')) {
+      select.replaceChildren(...names.map(name => new Option(name, name)));
+      select.value = names.includes(before) ? before : newest;
+    }
+    await rows();
+  } catch (error) {
+    note(error.message);
+  }
+}
+
+async function rows() {
+  const name = document.getElementById('run').value;
+  if (!name) return note('no run below the log directory has a metrics.jsonl');
+  try {
+    shown = await fetched(`./rows?run=${encodeURIComponent(name)}`);
+    shown.tables.sort((one, other) => (other.rows ?? 0) - (one.rows ?? 0));  // small tables lie on the device whole
+    paint();
+  } catch (error) {
+    shown = null;
+    document.getElementById('lanes').replaceChildren();
+    note(error.message);
+  }
+}
+
+function note(text) {
+  document.getElementById('note').textContent = text;
+}
+
+function paint() {
+  if (!shown) return;
+  if (!shown.steps.length) return note(`${shown.policy}: no interval yet`);
+  const svg = document.getElementById('lanes'), last = shown.steps.length - 1;
+  const whole = shown.tables.reduce((sum, table) => sum + table.resident[last], 0);
+  const room = shown.device_rows[last];
+  note(`policy ${shown.policy}: ${count(whole)} rows on the device${room === null ? '' : `, room for ${count(room)}`}`);
+  document.getElementById('legend-file').hidden = shown.host !== 'file';
+  document.getElementById('legend-host').hidden = shown.host === 'file';
+  document.getElementById('legend-saturated').hidden = !shown.tables.some(table => table.saturated.some(rows => rows > 0));
+  draw(svg, shown, Math.max(svg.parentElement.clientWidth, 420), document.getElementById('kind').value, told);
+}
+
+function told(table, place, event) {
+  const tip = document.getElementById('tip');
+  tip.style.display = table ? 'block' : 'none';
+  if (!table) return;
+  const resident = table.resident[place], share = table.rows ? ` (${(100 * resident / table.rows).toFixed(1)} %)` : '';
+  const elsewhere = table.rows === null ? 'not known' : count(table.rows - resident);
+  const from = place ? shown.steps[place - 1] : 0;
+  tip.textContent = [
+    `${table.name}, step ${count(shown.steps[place])}`,
+    `on the device    ${count(resident)}${share}`,
+    `in ${shown.host === 'file' ? 'files' : 'host memory'}    ${elsewhere}`,
+    `promoted per step    ${count(table.promoted[place])}    since step ${count(from)}`,
+    `demoted per step    ${count(table.demoted[place])}`,
+    ...(table.watched[place] ? [`watched    ${count(table.watched[place])}`, `saturated    ${count(table.saturated[place])}`] : []),
+  ].join('\n');
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.min(event.clientX + 14, innerWidth - box.width - 8)}px`;
+  tip.style.top = `${Math.min(event.clientY + 14, innerHeight - box.height - 8)}px`;
+}

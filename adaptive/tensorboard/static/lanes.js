@@ -1,0 +1,109 @@
+// One lane for each table: where its rows lie, over the steps of a run. Texts from data are set as text, never as markup.
+
+const SVG = 'http://www.w3.org/2000/svg';
+const NAME = 150, RIGHT = 14, AREA = 44, MOVES = 20, GAP = 14, TOP = 6, AXIS = 24;
+
+export function element(name, attributes = {}, text = null) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== null) made.textContent = text;
+  return made;
+}
+
+/** A lane's height for a number of rows: of the table on a square root, so that 1 % and 100 % are both seen, or of the
+ * most rows of any kind in the lane, in a line. */
+export function scaleOf(table, kind) {
+  const most = Math.max(1, ...table.resident, ...table.saturated);
+  const whole = table.rows || most;
+  if (kind === 'own') return {height: rows => AREA * Math.min(rows / most, 1), marks: [[most, count(most)]]};
+  const marks = [0.01, 0.1, 0.3, 1].map(share => [share * whole, `${share * 100} %`]);
+  return {height: rows => AREA * Math.sqrt(Math.min(rows / whole, 1)), marks};
+}
+
+export function count(number) {
+  return number === null ? 'not known' : number.toLocaleString('en', {maximumFractionDigits: number < 10 ? 1 : 0});
+}
+
+/** Draw all lanes into an SVG of the given width; told(table or null, place, event) is called as the pointer moves. */
+export function draw(svg, run, width, kind, told) {
+  svg.replaceChildren();
+  const height = TOP + run.tables.length * (AREA + MOVES + GAP) + AXIS;
+  svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
+  svg.setAttribute('height', height);
+  const steps = run.steps, last = steps.length - 1;
+  const first = steps[0], span = Math.max(steps[last] - first, 1), room = width - NAME - RIGHT;
+  const x = place => NAME + room * (last ? (steps[place] - first) / span : 0.5);
+  run.tables.forEach((table, number) => lane(svg, run, table, TOP + number * (AREA + MOVES + GAP), x, kind, width));
+  axis(svg, steps, x, height - AXIS + 12);
+  const cursor = element('line', {class: 'cursor', y1: 0, y2: height - AXIS, visibility: 'hidden'});
+  svg.append(cursor);
+  svg.onpointermove = event => {
+    const box = svg.getBoundingClientRect();
+    const at = (event.clientX - box.left) * width / box.width, down = (event.clientY - box.top) * height / box.height;
+    const number = Math.floor((down - TOP) / (AREA + MOVES + GAP));
+    if (at < NAME - 8 || !run.tables[number]) return svg.onpointerleave(event);
+    let place = 0;
+    for (let other = 1; other <= last; other++) if (Math.abs(x(other) - at) < Math.abs(x(place) - at)) place = other;
+    for (const end of ['x1', 'x2']) cursor.setAttribute(end, x(place));
+    cursor.setAttribute('visibility', 'visible');
+    told(run.tables[number], place, event);
+  };
+  svg.onpointerleave = event => {
+    cursor.setAttribute('visibility', 'hidden');
+    told(null, 0, event);
+  };
+}
+
+function lane(svg, run, table, top, x, kind, width) {
+  const group = element('g', {class: 'lane'}), floor = top + AREA, {height, marks} = scaleOf(table, kind);
+  const name = table.name.length > 18 ? `${table.name.slice(0, 17)}…` : table.name;
+  group.append(element('text', {x: 0, y: top + 14, class: 'name'}, name));
+  group.append(element('text', {x: 0, y: top + 30, class: 'soft'}, `${count(table.rows)} rows`));
+  const box = {x: NAME, y: top, width: width - NAME - RIGHT, height: AREA};
+  group.append(element('rect', {...box, class: run.host === 'file' ? 'file' : 'host'}));
+  group.append(element('path', {d: area(table.resident.map(height), x, floor), class: 'device'}));
+  for (const [rows, text] of marks) {
+    const y = floor - height(rows);
+    group.append(element('line', {x1: NAME, x2: width - RIGHT, y1: y, y2: y, class: 'mark'}));
+    group.append(element('text', {x: NAME - 6, y: Math.max(y + 3, top + 8), class: 'tick'}, text));
+  }
+  if (table.saturated.some(rows => rows > 0)) {
+    group.append(element('path', {d: line(table.saturated.map(height), x, floor), class: 'saturated'}));
+  }
+  moves(group, table, x, floor + MOVES / 2 + 2);
+  svg.append(group);
+}
+
+/** Rows that came (up) and left (down), per step, of the most in this lane. */
+function moves(group, table, x, middle) {
+  const most = Math.max(...table.promoted, ...table.demoted), half = MOVES / 2 - 1;
+  group.append(element('line', {x1: NAME, x2: x(table.promoted.length - 1), y1: middle, y2: middle, class: 'mark'}));
+  if (!(most > 0)) return;
+  const to = (values, sign) => area(values.map(value => sign * half * value / most), x, middle);
+  group.append(element('path', {d: to(table.promoted, 1), class: 'in'}));
+  group.append(element('path', {d: to(table.demoted, -1), class: 'out'}));
+  group.append(element('text', {x: NAME - 6, y: middle + 3, class: 'tick'}, `±${count(most)}/step`));
+}
+
+function points(heights, x, floor) {
+  const one = heights.map((height, place) => `${x(place).toFixed(1)},${(floor - height).toFixed(1)}`);
+  if (one.length > 1) return one;
+  return [-3, 3].map(by => `${(x(0) + by).toFixed(1)},${(floor - heights[0]).toFixed(1)}`);  // one interval: a short bar
+}
+
+function line(heights, x, floor) {
+  return `M${points(heights, x, floor).join('L')}`;
+}
+
+function area(heights, x, floor) {
+  const all = points(heights, x, floor);
+  return `M${all[0].split(',')[0]},${floor}L${all.join('L')}L${all[all.length - 1].split(',')[0]},${floor}Z`;
+}
+
+function axis(svg, steps, x, y) {
+  const wanted = [0, 1, 2, 3, 4].map(part => Math.round(part * (steps.length - 1) / 4));
+  for (const place of new Set(wanted)) {
+    const anchor = steps.length === 1 ? 'middle' : place === 0 ? 'start' : place === steps.length - 1 ? 'end' : 'middle';
+    svg.append(element('text', {x: x(place), y, class: 'soft', 'text-anchor': anchor}, `step ${count(steps[place])}`));
+  }
+}

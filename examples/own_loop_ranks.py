@@ -1,0 +1,64 @@
+"""A loop of one's own on several ranks: rows dealt out over all of them, the dense part in DistributedDataParallel.
+
+    torchrun --nproc-per-node 2 examples/own_loop_ranks.py
+
+Each rank reads its own samples, here every second one of a made-up click log. Rows are owned by one rank each; what a
+rank looks up comes from its owners one look-ahead early, gradients go back summed by row.
+"""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
+
+from adaptive import Adagrad, Batch, TableConfig, TierConfig, TieredEmbeddingBag, TorchRanks, sum_in_order
+
+STEPS, BATCH = 60, 256  # samples of all ranks together
+
+
+def global_batches() -> list[Batch]:
+    """Skewed ids; a user clicks on every third item."""
+    random = np.random.default_rng(0)
+    batches = []
+    for _ in range(STEPS):
+        user, item = random.zipf(1.3, BATCH) % 5_000, random.zipf(1.3, BATCH) % 900
+        batches.append(Batch.of(user=user, item=item, labels=(item % 3 == 0).astype(np.float32)))
+    return batches
+
+
+def main() -> None:
+    dist.init_process_group("gloo")  # torchrun has said where
+    ranks = TorchRanks()
+    tables = [
+        TableConfig(name="user", num_embeddings=5_000, embedding_dim=16),
+        TableConfig(name="item", num_embeddings=900, embedding_dim=16),
+    ]
+    embeddings = TieredEmbeddingBag(
+        tables, TierConfig(device_rows="50%"), policy="lfu", optimizer=Adagrad(lr=0.1), ranks=ranks
+    )
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(2 * 16, 1))
+    model.register_comm_hook(None, sum_in_order)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    mine = np.arange(ranks.rank, BATCH, ranks.size)
+    loader = [batch.take(mine) for batch in global_batches()]
+    for planned in embeddings.look_ahead(loader, depth=4):
+        logits = model(embeddings.stack(planned).flatten(1)).squeeze(1)
+        loss = binary_cross_entropy_with_logits(logits, planned.labels)  # a mean over this rank's samples
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        embeddings.step()
+        if ranks.is_first and planned.number % 20 == 0:
+            print(f"batch {planned.number:2}  loss {loss.item():.2f}")
+
+    moved = np.linalg.norm(embeddings.table_weights("item"))  # all ranks call it together
+    if ranks.is_first:
+        print(f"{ranks.size} ranks, norm of the items' rows {moved:.1f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

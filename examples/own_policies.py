@@ -1,0 +1,126 @@
+"""A loop of one's own: recorded for TensorBoard, compared under three policies, simulated at four sizes, guarded.
+
+    python examples/own_policies.py [DIR]
+
+It writes DIR/metrics.jsonl and DIR/tensorboard (default: a temporary folder); `tensorboard --logdir DIR` shows them.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from adaptive import (
+    Adagrad,
+    Batch,
+    Guard,
+    Recording,
+    SkipConfig,
+    TableConfig,
+    TierConfig,
+    TieredEmbeddingBag,
+    compare_policies,
+    simulate_policies,
+)
+
+TABLES = [
+    TableConfig(name="user", num_embeddings=20_000, embedding_dim=8),
+    TableConfig(name="item", num_embeddings=2_000, embedding_dim=8),
+]
+
+
+def make_batches(count, seed, size=256):
+    random = np.random.default_rng(seed)
+    for _ in range(count):
+        user, item = random.zipf(1.2, size) % 20_000, random.zipf(1.3, size) % 2_000
+        clicks = random.random(size) < np.where((user + item) % 3 == 0, 0.8, 0.2)
+        yield Batch.of(user=user, item=item, labels=clicks)
+
+
+class Net(nn.Module):
+    """A model that does not know what trains it: embeddings and a linear layer."""
+
+    def __init__(self, **options):
+        super().__init__()
+        tier = TierConfig(device_rows="10%")
+        self.tables = TieredEmbeddingBag(TABLES, tier, optimizer=Adagrad(lr=0.2), **options)
+        self.head = nn.Linear(16, 1).to(self.tables.device)
+
+    def forward(self, planned):
+        return self.head(self.tables.stack(planned).flatten(1)).squeeze(1)
+
+
+def train(record_in=None, **options):
+    """`compare_policies` calls this with `seed` and `policy`, and with `skip`."""
+    torch.manual_seed(options["seed"])
+    net = Net(**options)
+    dense = torch.optim.SGD(net.head.parameters(), lr=0.1)
+    coming = net.tables.look_ahead(make_batches(60, seed=options["seed"]), depth=2)
+    if record_in is None:
+        for planned in coming:
+            step(net, dense, planned)
+        return net
+    with Recording(net.tables, record_in, log_every=20) as record:
+        for planned in record.batches(coming):
+            loss, logits = step(net, dense, planned)
+            record.step(planned, loss, logits)
+        print(record.summary()["table"])
+    return net
+
+
+def step(net, dense, planned):
+    logits = net(planned)
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, planned.labels)
+    dense.zero_grad()
+    loss.backward()
+    dense.step()
+    net.tables.step()
+    return loss, logits
+
+
+def trained_and_scored(**options):
+    """What `compare_policies` needs: the embeddings, and logits and labels of samples kept back."""
+    net = train(**options)
+    samples = list(make_batches(8, seed=99))
+    with torch.no_grad():
+        logits = torch.cat([net(net.tables.read(batch)) for batch in samples])
+    return net.tables, logits, np.concatenate([batch.labels for batch in samples])
+
+
+def score(net, dense, planned):
+    return net(planned)
+
+
+def guarded():
+    """Skips, and checks beside a copy that does not what that costs; the limits are those of a loop of 200 batches."""
+    torch.manual_seed(0)
+    net = Net(seed=0, policy="lfu", skip=SkipConfig(rule="updates", interval=10, hot_rows=500))
+    dense = torch.optim.SGD(net.head.parameters(), lr=0.1)
+    limits = {"budget": 0.01, "warmup": 100, "steps": 20, "holdout": 2000, "every": 60}
+    with Guard(net.tables, step, net, dense, score=score, batch_size=256, total=200, **limits) as guard:
+        for planned in guard.look_ahead(make_batches(200, seed=0)):
+            loss, _ = step(net, dense, planned)
+            guard.after(planned, loss)
+    for decision in guard.summary()["guard_decisions"]:
+        print(f"guard, step {decision['step']}: {decision['verdict']}: {decision['reason']}")
+    net.tables.close()
+
+
+def main(directory):
+    train(record_in=directory, policy="lfu", seed=0).tables.close()
+    compared = compare_policies(trained_and_scored, ["lru", "lfu", "lfu+skip=defer"], seeds=2)
+    print(compared["table"])
+    sizes = ["1%", "5%", "10%", "20%"]
+    print(simulate_policies(lambda: make_batches(60, seed=0), TABLES, ["lru", "sieve"], sizes, depth=2)["table"])
+    guarded()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            main(Path(folder) / "run")

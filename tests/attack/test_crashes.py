@@ -1,0 +1,121 @@
+"""Runs that are killed and stopped at drawn instants and gone on with: the numbers are those of a run that was not, and
+nothing is left lying about."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attacks import SECONDS, Campaign, attack
+from forked import SIGNALS, ended, run_and_hit, server, trained
+from interrupted import ALIKE, POLICIES, SKIP, assert_equal, numbers
+
+from adaptive.telemetry.jsonl import read_metrics
+from adaptive.telemetry.record import IntervalRecord
+
+pytestmark = attack
+
+MOST_HITS = 7 if SECONDS else 2  # of a run
+FILES = {"run.json", "metrics.jsonl", "weights", "tensorboard"}
+
+
+def drawn(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
+    """Settings of a run."""
+    name, options = POLICIES[tuple(POLICIES)[int(rng.integers(len(POLICIES)))]]
+    host = "memory" if rng.random() < 0.6 else f"mmap:{folder / 'rows'}"
+    tier = {"device_rows": "auto" if name == "hybrid" else "60%", "host": host}
+    return {
+        "policy": name, "policy_options": options, "skip": SKIP, "tier": tier, "depth": int(rng.integers(0, 5)),
+        "model_options": {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)}, "batch_size": 32,
+        "eval_batch_size": 100, "log_every": 4, "calibration_batches": 2, "tensorboard": bool(rng.random() < 0.5),
+        "save_every": int(rng.integers(1, 8)), "eval_every": 5 if rng.random() < 0.3 else None, "epochs": 2,
+        "optimizer": {"name": ("sgd", "adagrad", "rowwise_adagrad", "adam")[int(rng.integers(4))]},
+        "keep_checkpoints": int(rng.integers(1, 3)),
+    }  # fmt: skip
+
+
+def curves(out: Path) -> dict[int, tuple[Any, ...]]:
+    """Of each step at which an interval ends: what was learnt and counted by then."""
+    found = {}
+    for record in read_metrics(out / "metrics.jsonl"):
+        if isinstance(record, IntervalRecord):
+            reported = tuple(sorted((k, v) for k, v in record.policy.items() if k in ("seen_inputs", "dropped_inputs")))
+            saturated = sum(counts.saturated_rows for counts in record.tables.values())
+            found[record.step] = (record.samples, record.auc, record.log_loss, record.accuracy, saturated, reported)
+    return found
+
+
+def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    context, campaign = server(), Campaign("crash and resume", 1)
+    expected: dict[str, Any] = {}
+    for seed, rng in campaign.tries():
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        settings = drawn(rng, folder)
+        key = json.dumps({**settings, "tier": settings["tier"]["device_rows"]}, sort_keys=True)
+        if key not in expected:
+            assert run_and_hit(context, folder / "whole", settings, resume=False, hits=[]) == 0, log_of(
+                folder / "whole"
+            )
+            expected[key] = numbers(folder / "whole"), curves(folder / "whole")
+        out, seconds, resume, code = folder / "run", 1.5, False, -1
+        alike = any((settings["policy"], settings["policy_options"]) == POLICIES[name] for name in ALIKE)
+        signals = SIGNALS if alike else SIGNALS[:1]  # where a look-ahead ends, some policies train otherwise
+        for hit in range(MOST_HITS + 1):
+            hits = signals[int(rng.integers(len(signals)))](float(rng.uniform(0, seconds))) if hit < MOST_HITS else []
+            code = run_and_hit(context, out, settings, resume=resume, hits=hits)
+            campaign.came(f"exit {code}")
+            assert code in (0, -9, -15, -2, -1, 129, 130, 143), (code, log_of(out))
+            resume = bool((out.exists() and list(out.glob("checkpoint-*"))) or (out / "weights").exists())
+            if code == 0:
+                break
+            if not resume and out.exists():  # nothing to go on from: as `--overwrite` would
+                shutil.rmtree(out)
+        assert code == 0
+        whole, lines = expected[key]
+        assert_equal(numbers(out), whole)
+        found = curves(out)
+        for step in sorted(found.keys() & lines.keys()):
+            assert found[step] == lines[step], step
+        assert {path.name for path in out.iterdir()} - FILES == set(), "litter"
+        assert not [path for path in out.rglob("*") if ".tmp-" in path.name], "litter"
+
+
+def log_of(out: Path) -> str:
+    log = out.with_suffix(".log")
+    return log.read_text()[-3000:] if log.exists() else "it ended before it wrote anything"
+
+
+def test_two_runs_in_one_directory_and_one_of_them_runs(tmp_path: Path) -> None:
+    settings = {**drawn(np.random.default_rng(0), tmp_path), "epochs": 1}
+    context = server()
+    rivals = [
+        context.Process(target=trained, args=(str(tmp_path / "run"), settings, False, str(tmp_path / f"{n}.log")))
+        for n in range(4)
+    ]
+    for one in rivals:
+        one.start()
+    codes = [ended(one) for one in rivals]
+    assert codes.count(0) == 1 and set(codes) <= {0, 6}, codes
+    texts = [(tmp_path / f"{n}.log").read_text() for n, code in enumerate(codes) if code == 6]
+    assert all("is busy: process" in text or "is not empty" in text or "taken it" in text for text in texts)
+
+
+@pytest.mark.parametrize("number", [15, 2, 1])
+def test_a_signal_while_libraries_load_ends_quietly_with_its_own_code(number: int, tmp_path: Path) -> None:
+    campaign = Campaign("signal during imports", 1)
+    for _, rng in campaign.tries():
+        words = [sys.executable, "-c", "from adaptive.__main__ import main; main()", "run", "--dry-run"]
+        child = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        time.sleep(float(rng.uniform(0.3, 3)))
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=120)
+        campaign.came(str(child.returncode))
+        assert child.returncode in (128 + number, -number, 0), errors  # -: before our first line; 0: it had ended
+        assert "Traceback" not in errors or child.returncode == -number, errors
+        assert "bug" not in errors

@@ -1,0 +1,186 @@
+"""Faults of the machine at operation N of a run, for N in turn: disk, files of rows, memory, descriptors, file sizes.
+The run ends with a promised exit code or goes on; what is on disk is whole, and from it the run ends as one without."""
+
+import errno
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import pytest
+from attacks import Campaign, attack
+from forked import ended, server, trained
+from interrupted import Killed, assert_equal, config_of, numbers, resume_run, run, small_world
+
+from adaptive.errors import AdaptiveError, CheckpointError
+from adaptive.storage.durable import Disk
+from adaptive.storage.run_checkpoints import Checkpoints
+from adaptive.telemetry import events, jsonl
+from adaptive.tiers.host_file import FileHost
+
+pytestmark = attack
+
+FAULTS: Final = ("kill", "torn", "error", "lasting")
+DISK: Final = ("create", "write", "sync", "make_directory", "sync_directory", "rename", "remove")
+CODES: Final = (5, 6)
+
+
+class Counted:
+    """Counts the operations of a run, and spoils one, or all from there on."""
+
+    def __init__(self, at: int, fault: str) -> None:
+        self.at, self.fault, self.count = at, fault, 0
+
+    def passes(self) -> bool:
+        """Whether an operation may be done; False: it is torn."""
+        self.count += 1
+        is_hit = self.count >= self.at if self.fault == "lasting" else self.count == self.at
+        if is_hit and self.fault == "kill":
+            raise Killed
+        if is_hit and self.fault in ("error", "lasting"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return not is_hit
+
+
+@contextmanager
+def spoiled(patch: pytest.MonkeyPatch, found: Counted) -> Iterator[None]:
+    """Inside, operations on the run directory and on files of rows are counted."""
+    with pytest.MonkeyPatch.context() as own:
+        for name in DISK:
+            own.setattr(Disk, name, _counting(getattr(Disk, name), found))
+        for name in ("_read_runs", "_write_runs"):
+            own.setattr(FileHost, name, _failing(getattr(FileHost, name), found, name))
+        for module in (jsonl, events):
+            own.setattr(module, "open", _opening(found), raising=False)
+        yield
+
+
+def _counting(operation: Callable[..., Any], found: Counted) -> Callable[..., Any]:
+    def maybe(self: Disk, *arguments: Any) -> Any:
+        if not found.passes():
+            if operation.__name__ == "write":
+                file, data = arguments
+                file.write(bytes(data)[: len(data) // 2])
+                file.flush()
+            raise Killed
+        return operation(self, *arguments)
+
+    return maybe
+
+
+def _failing(operation: Callable[..., Any], found: Counted, name: str) -> Callable[..., Any]:
+    def maybe(self: FileHost) -> Any:
+        try:
+            if not found.passes():
+                raise Killed
+        except OSError as error:
+            self._fail(name.split("_")[1], error)
+        return operation(self)
+
+    return maybe
+
+
+def _opening(found: Counted) -> Callable[..., BinaryIO]:
+    def maybe(path: Any, mode: str = "r", *arguments: Any) -> Any:
+        if not found.passes():
+            raise Killed
+        return open(path, mode, *arguments)
+
+    return maybe
+
+
+def failed_with(action: Callable[[], Any]) -> BaseException | None:
+    """The error that it ends with; any that is neither for users nor the kill is raised."""
+    try:
+        action()
+    except (AdaptiveError, Killed) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("host", ["memory", "files"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_operation_n(tmp_path: Path, fault: str, host: str) -> None:
+    tier = {"device_rows": "60%", "host": "memory" if host == "memory" else f"mmap:{tmp_path / 'rows'}"}
+    config = config_of("lru", save_every=6, tensorboard=True, tier=tier)
+    campaign = Campaign(f"fault at operation n, {fault}, {host}", 3)
+    with small_world(num_train=256) as patch:
+        counted = Counted(10**9, "none")
+        with spoiled(patch, counted):
+            run(tmp_path / "whole", config)
+        expected = numbers(tmp_path / "whole")
+        for seed, rng in campaign.tries():
+            out = tmp_path / "run"
+            shutil.rmtree(out, ignore_errors=True)
+            at = 1 + (seed % counted.count if campaign.least < seed else int(rng.integers(counted.count)))
+            with spoiled(patch, Counted(at, fault)):
+                error = failed_with(lambda: run(out, config))  # noqa: B023 (called at once)
+            campaign.came(type(error).__name__)
+            if error is None:
+                assert_equal(numbers(out), expected)  # all that it promises is on disk
+                continue
+            if isinstance(error, AdaptiveError):
+                assert error.exit_code in CODES, (at, error)
+                assert str(out) in str(error) or "rows" in str(error), (at, error)
+            error = failed_with(lambda: resume_run(out))  # noqa: B023 (called at once)
+            if isinstance(error, CheckpointError):
+                assert not list(out.glob("checkpoint-*")), (at, error)
+                shutil.rmtree(out, ignore_errors=True)
+                run(out, config)
+            else:
+                assert error is None or "is finished" in str(error), (at, error)
+            assert_equal(numbers(out), expected)
+            assert not [path for path in out.rglob("*") if ".tmp-" in path.name], at
+            assert not (out / "lock").exists()
+
+
+SETTINGS: Final[dict[str, Any]] = {
+    "policy": "lru", "depth": 2, "save_every": 4, "batch_size": 32, "eval_batch_size": 100, "log_every": 4,
+    "calibration_batches": 2, "tensorboard": True, "tier": {"device_rows": "60%"},
+    "model_options": {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)},
+}  # fmt: skip
+
+
+def lowered(what: str, by: int, out: str, log: str) -> None:
+    """In the child: a run whose limit of memory, descriptors or file size falls behind its first checkpoint."""
+    add = Checkpoints.add
+
+    def and_lower(self: Checkpoints, *arguments: Any) -> Any:
+        found = add(self, *arguments)
+        Checkpoints.add = add  # type: ignore[method-assign]
+        if what == "memory":
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + (by << 10)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        elif what == "descriptors":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + by - 1, by + 1000))
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (by << 10, by << 10))
+        return found
+
+    Checkpoints.add = and_lower  # type: ignore[method-assign]
+    trained(out, SETTINGS, False, log)
+
+
+@pytest.mark.parametrize("what", ["memory", "descriptors", "file size"])
+def test_a_limit_that_falls_behind_the_first_checkpoint(tmp_path: Path, what: str) -> None:
+    context, campaign = server(), Campaign(f"limit of {what}", 1)
+    for seed, rng in campaign.tries():
+        out = tmp_path / f"run{seed}"
+        by = int(rng.integers(0, 3) if what == "descriptors" else rng.choice([0, 4, 64, 300, 450, 4096]))
+        process = context.Process(target=lowered, args=(what, by, str(out), f"{out}.log"))
+        process.start()
+        code = ended(process)
+        log = Path(f"{out}.log").read_text()
+        campaign.came(f"exit {code}")
+        assert code in (0, 1, 5, 6, 143), (by, code, log[-2000:])
+        assert "bug" not in log, (by, log[-2000:])
+        again = context.Process(target=trained, args=(str(out), SETTINGS, True, f"{out}.log"))
+        again.start()
+        assert ended(again) in (0, 2), Path(f"{out}.log").read_text()[-2000:]
+        assert not [path for path in out.rglob("*") if ".tmp-" in path.name]
+        np.testing.assert_equal((out / "weights/manifest.json").exists(), True)

@@ -1,0 +1,343 @@
+"""Files of a stranger: wrong values, links, pipes, devices, depth and size. Each is refused at once, by name, with a
+code for users; nothing is written outside the run directory, and no memory is taken that a file only claims to need."""
+
+import io
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from attacks import Campaign, attack, copied, told
+from interrupted import config_of, interrupted, run, small_world
+from manifests import edit_manifest, edit_record
+
+from adaptive.data.options import DataOptions
+from adaptive.data.text.delimited import open_csv
+from adaptive.data.text.schema import load_schema
+from adaptive.data.text.source import find_files
+from adaptive.data.text.vocabulary import KeyCounter, load_vocabularies, load_vocabulary, save_vocabularies
+from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
+from adaptive.runs import evaluate_run, resume_run
+from adaptive.runs.loading import load_run
+from adaptive.settings import load_settings
+from adaptive.storage.plain import DIGEST, signed_json
+from adaptive.storage.run_directory import read_record
+from adaptive.telemetry.jsonl import read_metrics
+
+pytestmark = attack
+
+SECONDS, MOST_MEMORY = 5, 500 << 20
+VALUES: Final[list[Any]] = [
+    None, "", "text", "nul\0", "\ud800", -1, 0, 10**18, 2**70, -(2**70), 1.5, 1e300, 1e-300, True, [], {}, [[]],
+    {"a": {}}, [1, "2"], "/dev/zero", "/proc/self/mem", "../..", "x" * 5000, "file.py:Class",
+    "\N{ARABIC-INDIC DIGIT THREE}%",
+]  # fmt: skip
+
+
+class Hangs(BaseException):
+    pass
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """What is inside takes neither more than a few seconds nor much memory."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Hangs
+
+    before = signal.signal(signal.SIGALRM, ring)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    signal.setitimer(signal.ITIMER_REAL, 4 * SECONDS)  # of the clock, where others use the machine, too
+    begun = time.process_time()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.process_time() - begun < SECONDS
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024 < MOST_MEMORY
+
+
+@pytest.fixture(scope="module")
+def cut_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed behind a checkpoint."""
+    folder = tmp_path_factory.mktemp("hostile") / "run"
+    with small_world(num_train=256) as patch, interrupted(patch, "kill", 6):
+        run(folder, config_of("lru", save_every=4, tensorboard=True))
+    return folder
+
+
+def paths_in(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where every value of a JSON text lies, those that hold others too."""
+    if above:
+        yield above
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from paths_in(inner, (*above, key))
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> None:
+    for key in path[:-1]:
+        value = value[key]
+    value[path[-1]] = new
+
+
+def is_json(value: Any) -> bool:
+    try:
+        signed_json({"value": value})
+    except (ValueError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def opened(folder: Path) -> None:
+    with load_run(folder):
+        pass
+    evaluate_run(folder)
+
+
+@pytest.mark.parametrize("action", ["open", "resume"])
+def test_every_value_of_a_strangers_record(cut_run: Path, tmp_path: Path, action: str) -> None:
+    content = json.loads((cut_run / "run.json").read_text())
+    places = [path for path in paths_in(content) if path[0] != DIGEST]
+    campaign, act = Campaign(f"values of run.json, {action}", 40), opened if action == "open" else resume_run
+    with small_world(num_train=256):
+        for _, rng in campaign.tries():
+            place, value = places[int(rng.integers(len(places)))], VALUES[int(rng.integers(len(VALUES)))]
+            folder = copied(cut_run, tmp_path / "run")
+            edit_record(folder, lambda record: put(record, place, value))  # noqa: B023 (called at once)
+            with at_once():
+                message = told(partial(act, folder), codes=(2, 3, 4, 6, 7, 8, 9))
+            campaign.came("accepted" if message is None else "told")
+
+
+def test_every_value_of_a_strangers_checkpoint(cut_run: Path, tmp_path: Path) -> None:
+    manifest = json.loads((cut_run / "checkpoint-4/manifest.json").read_text())
+    places = [path for path in paths_in(manifest) if path[0] != DIGEST]
+    campaign = Campaign("values of a manifest", 30)
+    with small_world(num_train=256):
+        for _, rng in campaign.tries():
+            place, value = places[int(rng.integers(len(places)))], VALUES[int(rng.integers(len(VALUES)))]
+            folder = copied(cut_run, tmp_path / "run")
+            edit_manifest(folder / "checkpoint-4", lambda found: put(found, place, value))  # noqa: B023
+            with at_once():
+                message = told(partial(resume_run, folder), codes=(2, 3, 4, 7, 8, 9))
+            campaign.came("accepted" if message is None else "told")
+
+
+NOT_PLAIN: Final[dict[str, Callable[[Path], None]]] = {
+    "pipe": lambda path: os.mkfifo(path),
+    "folder": lambda path: path.mkdir(),
+    "zero": lambda path: path.symlink_to("/dev/zero"),
+    "link": lambda path: path.symlink_to("/etc/passwd"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "deep": lambda path: _write(path, b"[" * 100_000),
+    "nested": lambda path: _write(path, b'{"a":' * 900 + b"1" + b"}" * 900),
+    "digits": lambda path: _write(path, b'{"a": ' + b"9" * 1_000_000 + b"}"),
+    "huge": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 2**40),
+    "binary": lambda path: _write(path, bytes(range(256)) * 10),
+}
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "checkpoint-4/manifest.json", "lock"])
+def test_what_is_no_plain_file_of_a_run(cut_run: Path, tmp_path: Path, name: str, kind: str) -> None:
+    folder = copied(cut_run, tmp_path / "run")
+    (folder / name).unlink(missing_ok=True)
+    NOT_PLAIN[kind](folder / name)
+    with small_world(num_train=256), at_once():
+        message = told(lambda: resume_run(folder), codes=(4, 6), names=name.partition("/")[2] or name)
+    if name != "lock" or kind in ("pipe", "folder", "zero", "link", "dangling"):
+        assert message is not None
+
+
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_what_is_no_plain_file_of_settings(tmp_path: Path, kind: str) -> None:
+    for suffix in ("json", "toml"):
+        path = tmp_path / f"settings.{suffix}"
+        NOT_PLAIN[kind](path)
+        for read in (lambda path=path: load_settings(file=path), lambda path=path: load_schema(path)):
+            with at_once(), pytest.raises(ConfigError, match=f"settings.{suffix}"):
+                read()
+    with at_once():
+        data = tmp_path / "data.csv"
+        NOT_PLAIN[kind](data)
+        if kind in ("pipe", "folder", "zero"):
+            with pytest.raises(InputError, match=r"data\.csv"):
+                find_files(str(data))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard", "vocabulary", "rejects.jsonl", "run.json", "weights"])
+def test_a_resumed_run_writes_through_no_link(cut_run: Path, tmp_path: Path, name: str) -> None:
+    folder, outside = copied(cut_run, tmp_path / "run"), tmp_path / "outside"
+    is_folder = "." not in name
+    if is_folder:
+        outside.mkdir()
+    else:
+        outside.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"")
+    before = outside.stat().st_mtime_ns, outside.read_bytes() if not is_folder else b""
+    if (folder / name).is_dir():
+        for inner in (folder / name).iterdir():
+            inner.rename(outside / inner.name)
+        (folder / name).rmdir()
+        before = outside.stat().st_mtime_ns, b""
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(outside)
+    with small_world(num_train=256), pytest.raises(CheckpointError, match=f"{name}: expected .*found.* a link"):
+        resume_run(folder)
+    assert before == (outside.stat().st_mtime_ns, outside.read_bytes() if not is_folder else b"")
+
+
+def arrays() -> dict[str, bytes]:
+    """What may stand in the place of a vector of ids, with and without objects."""
+    ids = np.arange(5)
+    found = {
+        "objects": ids.astype(object), "matrix": ids.reshape(1, 5), "scalar": np.array(3), "text": ids.astype("U4"),
+        "big-endian": ids.astype(">i8"), "fortran": np.asfortranarray(np.ones((5, 2), np.int64)),
+        "floats": ids.astype(float), "longer": np.arange(6),
+    }  # fmt: skip
+    made = {name: io.BytesIO() for name in found}
+    for name, array in found.items():
+        np.save(made[name], array, allow_pickle=True)
+    content = {name: file.getvalue() for name, file in made.items()}
+    out = io.BytesIO()
+    np.savez(out, ids)
+    plain = io.BytesIO()
+    np.save(plain, ids)
+    content["npz"] = out.getvalue()
+    content["10^15 values"] = plain.getvalue().replace(b"(5,)", b"(1000000000000000,)").replace(b" " * 15, b"", 1)
+    content["no literal"] = plain.getvalue().replace(b"'shape'", b"__im__'")
+    content["empty"] = b""
+    return content
+
+
+@pytest.mark.parametrize("kind", arrays())
+def test_vocabulary_arrays_that_are_none(tmp_path: Path, kind: str) -> None:
+    counter = KeyCounter()
+    counter.add(np.arange(5), np.ones(5, np.int64))
+    save_vocabularies(tmp_path, {"user": counter.vocabulary(1)})
+    (tmp_path / "0000.npy").write_bytes(arrays()[kind])
+    index = json.loads((tmp_path / "vocabulary.json").read_text())
+    index["tables"]["user"]["sha256"] = __import__("hashlib").sha256(arrays()[kind]).hexdigest()
+    del index[DIGEST]
+    (tmp_path / "vocabulary.json").write_bytes(signed_json(index))
+    with at_once(), pytest.raises(ConfigError, match=r"0000\.npy: expected"):
+        load_vocabularies(tmp_path, {"user": 1})
+
+
+def test_every_value_of_a_vocabularys_index(tmp_path: Path) -> None:
+    counter = KeyCounter()
+    counter.add(np.arange(5), np.ones(5, np.int64))
+    save_vocabularies(tmp_path, {"user": counter.vocabulary(1)})
+    content = json.loads((tmp_path / "vocabulary.json").read_text())
+    del content[DIGEST]
+    for place in paths_in(content):
+        for value in filter(is_json, VALUES):
+            changed = json.loads(json.dumps(content))
+            put(changed, place, value)
+            (tmp_path / "vocabulary.json").write_bytes(signed_json(changed))
+            for read in (lambda: load_vocabularies(tmp_path, {"user": 1}), lambda: load_vocabulary(tmp_path, "user")):
+                with at_once():
+                    told(read, codes=(2,), names=str(tmp_path))
+    for kind in NOT_PLAIN.values():
+        (tmp_path / "vocabulary.json").unlink()
+        kind(tmp_path / "vocabulary.json")
+        with at_once(), pytest.raises(ConfigError, match=r"vocabulary\.json"):
+            load_vocabularies(tmp_path, {"user": 1})
+        if (tmp_path / "vocabulary.json").is_dir():
+            (tmp_path / "vocabulary.json").rmdir()
+            (tmp_path / "vocabulary.json").touch()
+
+
+def test_a_vocabulary_that_cannot_be_written_names_its_place(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("y,c\n1,a\n0,b\n")
+    (tmp_path / "s.toml").write_text('label = {column = "y"}\ncategorical = [{columns = ["c"], vocabulary = true}]\n')
+    for place in ("/proc/self", "/dev/zero"):
+        options = DataOptions(schema_path=tmp_path / "s.toml", vocabulary_path=Path(place))
+        with pytest.raises((OutputError, ConfigError), match=place):
+            open_csv(str(tmp_path / "data.csv"), options)
+
+
+def test_a_resumed_run_without_its_vocabulary_is_told(tmp_path: Path) -> None:
+    from adaptive.config import TrainConfig
+    from adaptive.runs import train_run
+
+    lines = [f"{n % 2},a{n % 7}" for n in range(64)]
+    (tmp_path / "data.csv").write_text("y,c\n" + "\n".join(lines) + "\n")
+    (tmp_path / "s.toml").write_text('label = {column = "y"}\ncategorical = [{columns = ["c"], vocabulary = true}]\n')
+    given = {"data": f"csv:{tmp_path / 'data.csv'}", "data_options": {"schema_path": str(tmp_path / "s.toml")}}
+    more = {"batch_size": 16, "model_options": {"embedding_dim": 4, "interaction": "cat"}, "out": str(tmp_path / "run")}
+    train_run(TrainConfig.model_validate({**given, **more}))
+    for path in (tmp_path / "run/vocabulary").iterdir():
+        path.unlink()
+    (tmp_path / "run/vocabulary").rmdir()
+    with pytest.raises(CheckpointError, match=r"trained with vocabularies of c, which .*vocabulary does not hold"):
+        resume_run(tmp_path / "run", epochs=2)
+    assert not (tmp_path / "run/vocabulary").exists()
+
+
+BIG: Final = {
+    "batch_size": 10**18, "eval_batch_size": 2**70, "steps": 2**70, "skip.interval": 10**18, "skip.min_accesses": 2**70,
+    "model.top_mlp": [10**9, 1], "model.bottom_mlp": [4] * 5000, "tier.policy_timeout_s": 1e300, "data": "csv:a\0b",
+    "tier.device_rows": "\N{ARABIC-INDIC DIGIT THREE}%", "epochs": 2**70, "policy": "lru\0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", BIG)
+def test_settings_that_nobody_means_are_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({key: BIG[key]}))
+    with at_once(), pytest.raises((ConfigError, ValueError), match=key.rpartition(".")[2].replace("_", ".")):
+        load_settings(file=tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("seconds", [1e-300, 0.001, -1.0, 1e300])
+def test_a_time_limit_that_nobody_could_keep_blames_no_policy(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="policy_timeout_s"):
+        load_settings(sets=[f"tier.policy_timeout_s={seconds}"])
+    assert load_settings(sets=["tier.policy_timeout_s=0"])[0].tier.policy_timeout_s == 0
+
+
+def test_a_header_of_300_000_columns(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("y," + ",".join(f"c{n}" for n in range(300_000)) + "\n1\n")
+    (tmp_path / "s.toml").write_text('label = {column = "y"}\ncategorical = [{columns = ["c*"]}]\n')
+    with at_once(), pytest.raises(ConfigError, match=r"has 1[0-9]{2},[0-9]{3} columns; at most 10,000"):
+        open_csv(str(tmp_path / "data.csv"), DataOptions(schema_path=tmp_path / "s.toml"))
+
+
+def test_a_schema_of_2_to_the_40_rows(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('[[categorical]]\ncolumns = ["c"]\nkind = "int"\nnum_embeddings = 1099511627776\n')
+    with pytest.raises(ConfigError, match=r"num_embeddings") as caught:
+        load_schema(tmp_path / "s.toml")
+    assert "pydantic" not in str(caught.value)
+
+
+def test_a_step_in_metrics_that_is_text(cut_run: Path, tmp_path: Path) -> None:
+    lines = (cut_run / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+    last = json.loads(lines[-1])
+    for name in ("step", "samples", "loss", "tables", "kind", "time_ms"):
+        for value in filter(is_json, VALUES):
+            (tmp_path / "metrics.jsonl").write_bytes(
+                b"\n".join([lines[0], json.dumps({**last, name: value}).encode(), b""])
+            )
+            told(lambda: read_metrics(tmp_path / "metrics.jsonl"), codes=(3,), names="metrics.jsonl:2")
+
+
+def test_a_record_that_is_changed_by_hand_is_told(cut_run: Path, tmp_path: Path) -> None:
+    folder = copied(cut_run, tmp_path / "run")
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text.replace('"batch_size": 32', '"batch_size": 33'))
+    for read in (lambda: read_record(folder), lambda: load_settings(file=folder / "run.json")):
+        assert told(read, codes=(2, 4), names="run.json")

@@ -1,0 +1,186 @@
+"""Mutated lines, read by the tokeniser and by an oracle in plain Python: the same values, the same lines called bad."""
+
+import gzip
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import text_twin
+from attacks import Campaign, attack
+
+from adaptive.data.options import DataOptions
+from adaptive.data.text.criteo import open_criteo
+from adaptive.data.text.format import Block, Column, TextFormat
+from adaptive.data.text.reader import TextReader, TextSource
+from adaptive.data.text.rejects import BadLine, Limits, RejectLog
+from adaptive.data.text.source import find_files
+from adaptive.errors import InputError
+from adaptive.kernels.data import text as kernels
+
+pytestmark = attack
+
+LINES = 4000  # of a file
+FORMATS = {
+    "criteo": TextFormat(
+        (Column("label", kernels.LABEL_BINARY), Column("n", kernels.DENSE_INTEGER), Column("c", kernels.KEY_HEX)),
+        max_line_bytes=60,
+    ),
+    "csv": TextFormat(
+        (
+            Column("label", kernels.LABEL_SET),
+            Column("price", kernels.DENSE_FLOAT),
+            Column("name", kernels.KEY_TEXT),
+            Column("tags", kernels.KEY_BAG, item=kernels.KEY_TEXT, inner="|"),
+            Column("user", kernels.KEY_INTEGER, required=True),
+            Column("when", kernels.TIME_ISO),
+        ),
+        separator=",",
+        quote='"',
+        max_line_bytes=160,
+        positives=("buy", "a b"),
+    ),
+}
+GOOD = {
+    "criteo": [b"0\t12\tff01", b"1\t\t", b"1\t-3\tABCdef0123", b"0.0\t9223372036854775807\t0"],
+    "csv": [
+        b"buy,1.5e-3,ann,a|b|c,7,2020-02-29 23:59:59.999+05:30", b'"a b","1e38","x,""y""",,-5,1999-12-31T01:02:03Z',
+        b"sell,,,\xc3\xa4|\xe2\x82\xac,9223372036854775807,1970-01-01", b"buy,-0.0,z,||,0,2038-01-19 03:14:08.25",
+    ],
+}  # fmt: skip
+PIECES = [
+    b"", b"0", b"9", b"e", b"E5", b"e-45", b".", b"-", b"+", b",", b"\t", b'"', b'""', b"|", b"\r", b"\0", b" ", b":",
+    b"\xff", b"\xc3", b"nan", b"inf", b"1e999", b"0x1", b"T", b"Z", b"24:00:00", b"-02-30", b"f" * 17, b"9" * 25,
+    b".1e-45+05:30", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"x" * 200,
+]  # fmt: skip
+
+
+def mutated(line: bytes, rng: np.random.Generator) -> bytes:
+    """A line with some pieces put in, cut out, doubled or replaced."""
+    for _ in range(int(rng.integers(0, 4))):
+        at, length = int(rng.integers(len(line) + 1)), int(rng.integers(0, 5))
+        piece = PIECES[int(rng.integers(len(PIECES)))]
+        match int(rng.integers(4)):
+            case 0:
+                line = line[:at] + piece + line[at:]
+            case 1:
+                line = line[:at] + line[at + length :]
+            case 2:
+                line = line[:at] + piece + line[at + length :]
+            case _:
+                line = line[:at] + line[at : at + length] * 2 + line[at + length :]
+    return line.replace(b"\n", b"")
+
+
+def read(path: Path, form: TextFormat, chunk_bytes: int) -> tuple[list[text_twin.Row], list[tuple[int, str]]]:
+    caught: list[tuple[int, str]] = []
+
+    class Log(RejectLog):
+        def count(self, file: int, last_line: int, bad: list[BadLine]) -> None:
+            caught.extend((one.line, one.cause) for one in bad)
+            super().count(file, last_line, bad)
+
+    log, found = Log((str(path),), Limits(1.0, 1.0), None), []
+    block = Block.empty(form, 500)
+    with TextReader(TextSource(find_files(str(path)), (form,), log, chunk_bytes), [0]) as reader:
+        while reader.read(block):
+            found += [_row(block, form, row) for row in range(block.num_rows)]
+            block = block.renewed()
+    return found, caught
+
+
+def _row(block: Block, form: TextFormat, row: int) -> text_twin.Row:
+    columns, values, bags = block.columns, dict[str, object](), form.count(kernels.KEY_BAG)
+    for column, slot in zip(form.columns, form.slots(), strict=True):
+        match column.kind:
+            case kernels.KEY_BAG:
+                first, stop = columns.bag_ends[row * bags + slot : row * bags + slot + 2]
+                values[column.name] = columns.bag_keys[first:stop].tolist()
+            case kernels.DENSE_FLOAT | kernels.DENSE_INTEGER:
+                number = float(columns.dense[row, slot])
+                values[column.name] = None if math.isnan(number) else number
+            case kernels.KEY_HEX | kernels.KEY_INTEGER | kernels.KEY_TEXT:
+                values[column.name] = int(columns.keys[slot, row]) if columns.present[slot, row] else None
+            case kernels.TIME_ISO | kernels.TIME_NUMBER:
+                values[column.name] = float(columns.times[row])
+            case _:
+                values[column.name] = float(columns.labels[row])
+    return text_twin.Row(int(columns.lines[row]), values)
+
+
+def same(one: object, other: object) -> bool:
+    if one is None or other is None or isinstance(one, list):
+        return one == other
+    return math.isclose(float(one), float(np.float64(other)), rel_tol=1e-6, abs_tol=1e-44)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_mutated_lines_are_read_as_the_oracle_reads_them(name: str, tmp_path: Path) -> None:
+    form, campaign = FORMATS[name], Campaign(f"mutated lines, {name}", 2)
+    for seed, rng in campaign.tries():
+        lines = [mutated(GOOD[name][int(rng.integers(len(GOOD[name])))], rng) for _ in range(LINES)]
+        content = b"".join(line + (b"\r\n" if rng.random() < 0.1 else b"\n") for line in lines)
+        content = b"0" + content if content.startswith(b"\x1f\x8b") else content
+        path = tmp_path / "data"
+        path.write_bytes(gzip.compress(content, 1) if seed % 4 == 3 else content)
+        found, caught = read(path, form, int(rng.integers(1, 5000)))
+        rows, bad, _ = text_twin.read(content, form)
+        assert caught == bad
+        assert [row.line for row in found] == [row.line for row in rows]
+        for one, other in zip(found, rows, strict=True):
+            for key, value in other.values.items():
+                assert same(one.values[key], value), f"line {other.line}, {key}: {one.values[key]} and {value}"
+        campaign.outcomes["lines"] = campaign.outcomes.get("lines", 0) + LINES
+        campaign.outcomes["values"] = campaign.outcomes.get("values", 0) + len(rows) * len(form.columns)
+
+
+@pytest.mark.parametrize("text", ["01:02:00.1e-45+05:30", "23:59:59.2e5Z", "23:59:59.2E+5", "00:00:00.e1", "00:00:00."])
+def test_a_time_with_an_exponent_in_its_fraction_is_a_bad_value(text: str, tmp_path: Path) -> None:
+    line = f"buy,1,a,b,7,2020-01-01 {text}\n".encode()
+    (tmp_path / "data").write_bytes(line + b"buy,1,a,b,7,2020-01-01 00:00:00.125\n")
+    found, caught = read(tmp_path / "data", FORMATS["csv"], 1 << 16)
+    assert caught == [(1, "time")] and found[0].values["when"] == 1577836800.125
+
+
+def test_a_criteo_file_whose_first_line_has_no_label_says_which_line_decides(tmp_path: Path) -> None:
+    inputs = "\t".join(["1"] * 13 + ["ff"] * 26)
+    (tmp_path / "day").write_text(f"{inputs}\n1\t{inputs}\n")
+    dataset = open_criteo(str(tmp_path / "day"), DataOptions())
+    with pytest.raises(
+        InputError, match=r"its first line that is not empty, which decides, has no column for one. Mend"
+    ):
+        next(dataset.train(1))
+
+
+def test_a_line_of_256_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    form = TextFormat(FORMATS["criteo"].columns, max_line_bytes=1 << 26)
+    (tmp_path / "data").write_bytes(b"0" * (1 << 26) + b"1\n1\t\t\n")
+    begun = time.process_time()
+    found, caught = read(tmp_path / "data", form, 1 << 16)
+    assert ([row.line for row in found], caught) == ([2], [(1, "overlong")])
+    assert time.process_time() - begun < 5  # each byte is looked at once, not with every chunk
+    monkeypatch.setattr("adaptive.data.text.rejects.MOST_WRITTEN", 1000)
+    (tmp_path / "empty").write_bytes(b"\n" * 5000 + b"1\t\t\n")
+    log = RejectLog(("empty",), Limits(1.0, 1.0), tmp_path / "rejects.jsonl")
+    block = Block.empty(form, 10)
+    with TextReader(TextSource(find_files(str(tmp_path / "empty")), (form,), log, 64), [0]) as reader:
+        assert reader.read(block) == 1
+    assert log.counts == {"empty": 5000}
+    assert len((tmp_path / "rejects.jsonl").read_bytes().splitlines()) == 1000
+
+
+def test_a_name_that_no_terminal_can_show(tmp_path: Path) -> None:
+    import os
+
+    name = os.fsdecode(os.fsencode(str(tmp_path)) + b"/a\n\x1b[31m\xff.csv")
+    Path(name).write_bytes(b"bad\n")
+    log = RejectLog((name,), Limits(0.0, 0.0), tmp_path / "rejects.jsonl")
+    block = Block.empty(FORMATS["criteo"], 10)
+    with (
+        TextReader(TextSource(find_files(name), (FORMATS["criteo"],), log, 64), [0]) as reader,
+        pytest.raises(InputError, match="columns"),
+    ):
+        reader.read(block)
+    assert b"columns" in (tmp_path / "rejects.jsonl").read_bytes()

@@ -1,0 +1,46 @@
+"""`placements` from the command line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Result
+from test_cli_profile import SMALL
+
+Cli = Callable[..., Result]
+
+
+def test_what_is_trained_here_stands_beside_the_model(cli: Cli, tmp_path: Path) -> None:
+    words = [word if word != "--batch-size" else "--set" for word in SMALL]
+    words[words.index("64")] = "batch_size=64"
+    result = cli(
+        "placements", *words, "--machine", "here,big-basin", "--placements", "device,host,lfu", "--measure",
+        "--time-steps", "5", "--out", "found",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    record = json.loads((tmp_path / "found/placements.json").read_text())
+    assert record["kind"] == "placements" and {one["machine"] for one in record["lines"]} == {"here", "big-basin"}
+    assert [one["placement"] for one in record["measured"]] == ["device", "host", "lfu"]
+    for one in record["measured"]:
+        assert one["error"] == pytest.approx(one["modelled_ms"] / one["ms"] - 1)
+    assert "measured ms" in result.out and "modelled" in result.out
+    assert (tmp_path / "found/placements.png").exists() and (tmp_path / "found/measured.csv").exists()
+
+
+def test_sweep_and_mistakes(cli: Cli) -> None:
+    small = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=2000")
+    good = cli("placements", *small, "--preset", "sweep", "--sweep", "num_dense=64,256", "--machine", "h200", "--json",
+               "--watts", "h200=900", "--batch-size", "512,1024")  # fmt: skip
+    assert good.code == 0, good.err
+    found = json.loads(good.out)
+    assert len(found["lines"]) == 2 * 2 * 8 and found["machines"][0]["watts"] == 900
+    for words, needed in (
+        (("--machine", "h300"), "neither a file nor one of"),
+        (("--preset", "rmc9"), "neither a file nor one of"),
+        (("--watts", "h200"), "needed NAME=WATTS"),
+        (("--sweep", "speed=1"), "needed KEY=VALUE"),
+        (("--placements", "gpu"), "needed some of"),
+    ):
+        bad = cli("placements", *small, *words)
+        assert bad.code == 2 and needed in bad.err, bad.err

@@ -1,0 +1,65 @@
+"""`profile` from the command line: record, tables, pictures, the machine file that `simulate` reads, mistakes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Result
+
+Cli = Callable[..., Result]
+SMALL = (
+    *("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=4000"),
+    *("--set", "data.synthetic.num_eval=0", "--batch-size", "64"),
+    *("--set", "model.bottom_mlp=32-16", "--set", "model.top_mlp=8-1"),
+)
+
+
+def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
+    result = cli(
+        "profile", "--what", "data,step,movement", *SMALL, "--policies", "hybrid,lfu", "--time-steps", "5",
+        "--steps", "10", "--every", "5", "--memory", "10%,1MiB", "--out", "found", "--save", "machine.toml",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    for word in ("hot inputs", "estimated rows", "MLPs backward", "moved < 2 %", "hottest/median", "hidden"):
+        assert word in result.out
+    record = json.loads((tmp_path / "found/profile.json").read_text())
+    assert record["kind"] == "profile" and record["data"]["lookups"] == 4000 * 26
+    assert [one["memory"] for one in record["data"]["hot"]] == ["10%", "1MiB"]
+    names = {path.stem for path in (tmp_path / "found").glob("*.png")}
+    assert names == {"skew", "hot", "tables", "reuse", "step", "movement", "drop"}
+    tables = (tmp_path / "found/tables.csv").read_text().splitlines()
+    assert tables[0].startswith("table,rows,look-ups/sample,seen") and len(tables) == 28
+    simulated = cli("simulate", *SMALL[:8], "--policy", "lru,hybrid", "--device-rows", "20%", "--machine",
+                    "machine.toml", "--batches", "10", "--json")  # fmt: skip
+    assert simulated.code == 0, simulated.err
+    runs = json.loads(simulated.out)["runs"]
+    assert all(run["expected_ms"] > 0 and run["read_ms"] > 0 for run in runs)
+    faster = cli("simulate", *SMALL[:8], "--policy", "lru", "--device-rows", "20%", "--machine", "h200",
+                 "--batches", "10", "--dense-ms", "7")  # fmt: skip
+    assert faster.code == 0 and "expected" not in faster.out and " 7.0" in faster.out
+
+
+def test_json_is_the_record_alone(cli: Cli) -> None:
+    result = cli("profile", "--what", "data", *SMALL, "--samples", "500", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["kind"] == "profile" and found["data"]["samples"] == 500 and "step" not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("--what", "data,speed"), "needed some of data, step, movement"),
+        (("--what", "data", "--save", "m.toml"), "--save needs the step"),
+        (("--sample", "5"), "needed a share of the inputs"),
+        (("--sample", "lots"), "--sample"),
+        (("--memory", "1%,lots"), "--memory"),
+        (("--save", "no/where.toml"), "there is no folder no"),
+        (("--link", "fast"), "--link"),
+        (("--policies", "slipstreem"), "did you mean slipstream"),
+    ],
+)
+def test_mistakes(cli: Cli, words: tuple[str, ...], needed: str) -> None:
+    result = cli("profile", *SMALL, *words)
+    assert result.code != 0 and result.out == "" and needed in result.err

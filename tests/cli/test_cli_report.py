@@ -1,0 +1,33 @@
+"""`adaptive-train report`: a page of what other commands left, and what it says when there is none."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from report_records import Seen, write_run
+
+
+def test_a_simulation_becomes_a_page(cli: Callable[..., object], tmp_path: Path) -> None:
+    """Of what `simulate --json` printed, with a size that was too small."""
+    small = ("--batches", "4", "--batch-size", "64", "--device-rows", "10,5%,20%")
+    found = cli("simulate", "--policy", "lru,lfu", *small, "--json")
+    assert found.code == 0, found.err  # type: ignore[attr-defined]
+    Path("sim.json").write_text(found.out)  # type: ignore[attr-defined]
+    done = cli("report", "sim.json", "--out", "page.html", "--json")
+    assert json.loads(done.out)["kind"] == "simulation"  # type: ignore[attr-defined]
+    text = Seen(Path("page.html").read_text()).text
+    assert "Row hits (%)" in text and "lru with 10, lfu with 10 device rows" in text and "46.6 GiB/s" in text
+
+
+def test_mistakes_have_exit_codes_and_leave_nothing(cli: Callable[..., object], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    for words, code, said in (
+        (("report",), 2, "Missing argument"),
+        (("report", "nothing"), 3, "there is no such file or folder"),
+        (("report", str(run), "--out", "missing/page.html"), 6, "there is no folder missing"),
+        (("report", str(run), "--out", str(run)), 6, "it is a folder; name a file"),
+    ):
+        found = cli(*words)
+        assert (found.code, said in found.err) == (code, True), found  # type: ignore[attr-defined]
+    assert not list(tmp_path.glob("*.html"))
+    assert cli("report", str(run)).code == 0 and (tmp_path / "report.html").exists()  # type: ignore[attr-defined]

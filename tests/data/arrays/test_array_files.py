@@ -1,0 +1,154 @@
+"""dlrm's `.npz` and MLPerf's records: the same samples as Criteo's text, ids as rows, what is wrong told by name."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaptive.batch import Batch
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.errors import ConfigError, InputError
+
+ROWS = 50
+
+
+def arrays(rows: int = ROWS, *, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """As dlrm's preparation leaves them: int32, labels too; ids as floats."""
+    rng = np.random.default_rng(seed)
+    return {
+        "X_int": rng.integers(0, 100, (rows, 13)).astype(np.int32),
+        "X_cat": rng.integers(0, 5, (rows, 26)).astype(np.float64),
+        "y": rng.integers(0, 2, rows).astype(np.int32),
+        "counts": np.arange(5, 31),
+    }
+
+
+def npz(path: Path, **changes: Any) -> Path:
+    np.savez(path, **{key: value for key, value in (arrays() | changes).items() if value is not None})
+    return path
+
+
+def records(path: Path, found: dict[str, np.ndarray[Any, Any]]) -> Path:
+    table = np.concatenate([found["y"].reshape(-1, 1), found["X_int"], found["X_cat"]], axis=1)
+    path.write_bytes(table.astype("<i4").tobytes())
+    return path
+
+
+def text(path: Path, found: dict[str, np.ndarray[Any, Any]]) -> Path:
+    """The same samples as Criteo's lines: categories of hex digits."""
+    columns = zip(found["y"], found["X_int"], found["X_cat"].astype(int), strict=True)
+    lines = ["\t".join([str(y), *map(str, dense), *(f"{key:x}" for key in keys)]) for y, dense, keys in columns]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def opened(spec: str, **options: Any) -> Any:
+    return open_dataset(spec, DataOptions(**options))
+
+
+def same(one: list[Batch], other: list[Batch]) -> bool:
+    names = ("dense", "ids", "offsets", "labels")
+    pairs = list(zip(one, other, strict=True))
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for a, b in pairs for name in names)
+
+
+def test_a_sample_written_out(tmp_path: Path) -> None:
+    found = arrays(1) | {"X_int": np.arange(13, dtype=np.int32).reshape(1, 13), "X_cat": np.full((1, 26), 4.0)}
+    data = opened(f"dlrm:{npz(tmp_path / 'a.npz', **found)}")
+    (batch,) = data.train(8)
+    np.testing.assert_allclose(batch.dense[0], [math.log(1 + x) for x in range(13)], rtol=1e-6)
+    assert batch.ids.tolist() == [4] * 26
+    assert [feature.num_embeddings for feature in data.features] == list(range(5, 31))
+    assert batch.origin.where(0) == f"{tmp_path}/a.npz:1" and data.num_train_samples() == 1
+
+
+def test_three_formats_have_the_same_samples(tmp_path: Path) -> None:
+    found = arrays()
+    counts = npz(tmp_path / "day_fea_count.npz", X_int=None, X_cat=None, y=None)
+    whole = opened(f"dlrm:{npz(tmp_path / 'a.npz')}")
+    mapped = opened(f"mlperf:{records(tmp_path / 'train_data.bin', found)}", counts_path=counts)
+    assert same(list(whole.train(16)), list(mapped.train(16)))
+    assert whole.features == mapped.features
+    for way in ({"hash_rows": 1000}, {"vocabulary": True}):
+        lines = opened(f"criteo:{text(tmp_path / 'day', found)}", **way)
+        assert same(list(lines.train(16)), list(opened(f"mlperf:{tmp_path}/train_data.bin", **way).train(16)))
+
+
+@pytest.mark.parametrize("way", [{"holdout": 0.3}, {"holdout": 0.3, "eval_part": "first_half"}, {"shuffle_buffer": 20}])
+def test_options_mean_what_they_mean_for_text(tmp_path: Path, way: dict[str, Any]) -> None:
+    first, second = arrays(), arrays(30, seed=1)
+    spec = f"{records(tmp_path / 'a', first)},{records(tmp_path / 'b', second)}"
+    lines = f"{text(tmp_path / 'a.tsv', first)},{text(tmp_path / 'b.tsv', second)}"
+    one, other = opened(f"mlperf:{spec}", **way), opened(f"criteo:{lines}", **way)
+    for epoch in (0, 1):
+        assert same(list(one.train(7, epoch=epoch)), list(other.train(7, epoch=epoch)))
+    assert same(list(one.evaluation(7)), list(other.evaluation(7)))
+    assert one.num_train_samples() == other.num_train_samples()
+
+
+def test_ids_are_divided_by_the_range(tmp_path: Path) -> None:
+    path = npz(tmp_path / "a.npz")
+    data = opened(f"dlrm:{path}", id_range=3)
+    assert {feature.num_embeddings for feature in data.features} == {3}
+    (plain,), (divided,) = opened(f"dlrm:{path}").train(64), data.train(64)
+    assert np.array_equal(divided.ids, plain.ids % 3)
+    assert data.fingerprint() != opened(f"dlrm:{path}").fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": None}, "has no array y; needed X_int, X_cat, y, counts, found"),
+        ({"X_cat": np.full((ROWS, 26), 0.5)}, "array X_cat: needed whole numbers (samples, features), found others"),
+        ({"X_int": np.zeros((3, 13))}, "array X_int: needed 50 samples, as X_cat, found float64 (3, 13)"),
+        ({"X_int": np.full((ROWS, 13), np.nan)}, "array X_int: needed finite numbers"),
+        ({"counts": np.ones(3, int)}, "array counts: needed a number for each of 26 features, found int64 (3,)"),
+        ({"counts": np.zeros(26, int)}, "array counts: needed a row or more for each feature, found 0"),
+        ({"y": np.array([{}] * ROWS)}, "array y cannot be read as dlrm's .npz"),  # pickled
+    ],
+)
+def test_what_an_array_lacks_is_told(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        opened(f"dlrm:{npz(tmp_path / 'a.npz', **changes)}")
+    assert str(error.value).startswith(f"{tmp_path}/a.npz: {message}")
+
+
+def test_an_id_that_is_no_row_is_told_with_its_sample(tmp_path: Path) -> None:
+    keys = np.zeros((ROWS, 26))
+    keys[9, 2] = 7  # of 7 rows
+    with pytest.raises(InputError, match=r"feature C3: id 7 .*a\.npz:10\) is not in \[0, 7\)"):
+        list(opened(f"dlrm:{npz(tmp_path / 'a.npz', X_cat=keys)}").train(8))
+
+
+def test_a_bad_label_is_told_with_its_sample_or_left_out(tmp_path: Path) -> None:
+    found = arrays()
+    found["y"][4] = 7
+    spec = f"mlperf:{records(tmp_path / 'a.bin', found)}"
+    with pytest.raises(InputError, match=r"a\.bin:5: label in column label: 7"):
+        list(opened(spec).train(8))
+    data = opened(spec, max_bad_label_fraction=0.1)
+    assert sum(batch.num_samples for batch in data.train(8)) == ROWS - 1 and data.rejects() == {"label": 1}
+
+
+def test_records_that_are_cut_off_or_change(tmp_path: Path) -> None:
+    path = records(tmp_path / "a.bin", arrays())
+    data = opened(f"mlperf:{path}")
+    path.write_bytes(path.read_bytes()[:160])
+    with pytest.raises(InputError, match="data must not change during a run"):
+        list(data.train(8))
+    path.write_bytes(b"x" * 161)
+    with pytest.raises(InputError, match="161 bytes are no whole number of records of 160 bytes"):
+        opened(f"mlperf:{path}")
+
+
+def test_settings_that_exclude_each_other(tmp_path: Path) -> None:
+    path = npz(tmp_path / "a.npz")
+    with pytest.raises(ConfigError, match="remove schema_path and time_split"):
+        opened(f"dlrm:{path}", time_split=3.0)
+    with pytest.raises(ConfigError, match="ids are rows, so there is no vocabulary"):
+        opened(f"mlperf:{records(tmp_path / 'b', arrays())}", counts_path=path, vocabulary=True)
+    with pytest.raises(InputError, match="2 dense inputs and 26 features, but"):
+        opened(f"dlrm:{path}", eval_data=str(npz(tmp_path / "c.npz", X_int=np.zeros((ROWS, 2)))))

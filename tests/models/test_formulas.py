@@ -1,0 +1,213 @@
+"""DCN-v2, DeepFM, two towers and models of several labels against the formulas, written out sample by sample."""
+
+import math
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from adaptive.errors import ConfigError
+from adaptive.models.common import CheckedModel, Inputs
+from adaptive.models.dcn import DCN, DCNConfig
+from adaptive.models.deepfm import DeepFM, DeepFMConfig
+from adaptive.models.making import make_model, model_config
+from adaptive.models.multi_task import MultiTask, MultiTaskConfig
+from adaptive.models.options import OPTIONS
+from adaptive.models.two_tower import TwoTower, TwoTowerConfig
+
+INPUTS = Inputs(
+    tables=("user", "item", "item", "site"), num_dense=2, dense_names=("age", "price"), labels=("click", "buy", "like")
+)
+WIDTH, SAMPLES = 4, 5
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dcn": {"deep_mlp": (6, 3)},
+    "deepfm": {"deep_mlp": (6,)},
+    "two-tower": {"user_tables": ("user",), "tower_mlp": (5, 3)},
+    "multi-task": {"shared_mlp": (6, 3), "task_mlp": (4,), "experts": 2},
+    "dlrm": {"bottom_mlp": (5, WIDTH), "top_mlp": (6, 1)},
+}
+
+
+def arguments(inputs: Inputs = INPUTS, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    dense = torch.randn(samples, inputs.num_dense, generator=generator)
+    return dense.double(), torch.randn(samples, inputs.num_features, WIDTH, generator=generator).double()
+
+
+def mlp(layers: nn.Sequential, values: Tensor) -> Tensor:
+    """Of one sample (n,)."""
+    for layer in layers:
+        values = layer.weight @ values + layer.bias if isinstance(layer, nn.Linear) else values.clamp(min=0)
+    return values
+
+
+def each(model: CheckedModel, by_hand: Any) -> None:
+    """Logits and all gradients are those of the formula `by_hand(dense (n,), vectors (F, D))` of one sample."""
+    model.double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1  # those that begin at 0 count, too
+    found: list[list[Tensor]] = []
+    for forward in (model, lambda d, p: torch.stack([by_hand(*one) for one in zip(d, p, strict=True)])):
+        dense, pooled = (tensor.requires_grad_() for tensor in arguments())
+        model.zero_grad()
+        logits = forward(dense, pooled)
+        logits.square().sum().backward()
+        grads = [weight.grad for weight in model.parameters()]
+        found.append([logits.detach(), *(g.clone() for g in (dense.grad, pooled.grad, *grads) if g is not None)])
+    assert len(found[0]) == len(found[1]) == 3 + len(list(model.parameters()))
+    for ours, hands in zip(*found, strict=True):
+        torch.testing.assert_close(ours, hands, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("rank", [None, 1, 3])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_dcn_is_the_paper_s(rank: int | None, depth: int) -> None:
+    """Equation (1): x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with W_l = U_l V_l' of low rank in equation (2)."""
+    model = DCN(DCNConfig(embedding_dim=WIDTH, cross_layers=depth, cross_rank=rank, deep_mlp=(6, 3)), INPUTS)
+
+    def by_hand(dense: Tensor, vectors: Tensor) -> Tensor:
+        first = crossed = torch.cat([dense, *vectors])
+        for layer in model.cross:
+            matrix = layer.up.weight if layer.down is None else layer.up.weight @ layer.down.weight
+            crossed = first * (matrix @ crossed + layer.up.bias) + crossed
+        joined = torch.cat([crossed, mlp(model.deep, first)])
+        return (model.last.weight @ joined + model.last.bias)[0]
+
+    each(model, by_hand)
+    assert rank is None or model.cross[0].up.weight.shape == (18, rank)
+
+
+def test_the_pairs_of_deepfm_are_the_pairwise_sum() -> None:
+    """Rendle's identity against the sum over all pairs, of features and of dense inputs with their values."""
+    model = DeepFM(DeepFMConfig(embedding_dim=WIDTH, deep_mlp=(6,)), INPUTS)
+
+    def by_hand(dense: Tensor, vectors: Tensor) -> Tensor:
+        fields = [*vectors[:, 1:], *(x * v for x, v in zip(dense, model.dense_factors, strict=True))]
+        pairs = sum(torch.dot(one, other) for one, other in combinations(fields, 2))
+        first = model.bias + vectors[:, 0].sum() + torch.dot(dense, model.dense_weights)
+        return first + pairs + mlp(model.deep, torch.cat([dense, *vectors[:, 1:]]))[0]
+
+    each(model, by_hand)
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_two_towers_meet_in_a_dot_product(unit: bool) -> None:
+    settings = {"user_tables": ("user", "site"), "item_dense": ("price",), "unit_vectors": unit, "temperature": 0.5}
+    model = TwoTower(TwoTowerConfig(embedding_dim=WIDTH, tower_mlp=(5, 3), **settings), INPUTS)
+
+    def by_hand(dense: Tensor, vectors: Tensor) -> Tensor:
+        user = mlp(model.user, torch.cat([dense[:1], vectors[0], vectors[3]]))
+        item = mlp(model.item, torch.cat([dense[1:], vectors[1], vectors[2]]))
+        length = math.sqrt(float(user.detach() @ user.detach())) if not unit else user.norm() * item.norm()
+        return user @ item / (length if unit else 1) / 0.5 + model.bias
+
+    each(model, by_hand)
+
+
+@pytest.mark.parametrize("sharing", ["bottom", "mmoe"])
+def test_labels_share_a_bottom_or_mix_experts(sharing: str) -> None:
+    """MMoE, equations (5) to (7): y_k = h_k(sum_i g_k(x)_i f_i(x)), g_k(x) = softmax(W_gk x)."""
+    config = MultiTaskConfig(embedding_dim=WIDTH, sharing=sharing, experts=3, shared_mlp=(6, 2), task_mlp=(4,))
+    model = MultiTask(config, INPUTS)
+
+    def by_hand(dense: Tensor, vectors: Tensor) -> Tensor:
+        x = torch.cat([dense, *vectors])
+        experts = [mlp(expert, x) for expert in model.shared]
+        logits = []
+        for task, head in enumerate(model.heads):
+            mixed = experts[0]
+            if sharing == "mmoe":
+                weights = (model.gates[task].weight @ x + model.gates[task].bias).exp()
+                mixed = sum(w * f for w, f in zip(weights, experts, strict=True)) / weights.sum()
+            logits.append(mlp(head, mixed)[0])
+        return torch.stack(logits)
+
+    each(model, by_hand)
+    assert len(model.shared) == (3 if sharing == "mmoe" else 1)
+
+
+# --- what all have in common -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_weights_follow_from_the_seed_alone(name: str) -> None:
+    config = model_config(name, {"embedding_dim": WIDTH, **SETTINGS[name], "widths": {"item": 2}}, INPUTS)
+    before = torch.get_rng_state()
+    one, same, other = (make_model(name, config, INPUTS, seed=seed) for seed in (7, 7, 8))
+    assert torch.equal(torch.get_rng_state(), before)
+    for (key, value), (_, equal) in zip(one.state_dict().items(), same.state_dict().items(), strict=True):
+        assert torch.equal(value, equal), key
+    assert any(not torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_other_shapes_are_told(name: str) -> None:
+    model = make_model(name, model_config(name, {"embedding_dim": WIDTH, **SETTINGS[name]}, INPUTS), INPUTS, seed=0)
+    dense, pooled = (tensor.float() for tensor in arguments())
+    assert model(dense, pooled).shape == ((5, 3) if name == "multi-task" else (5,))
+    with pytest.raises(
+        ValueError, match=r"needs dense \(5, 2\) and pooled \(5, 4, 4\), found \(5, 2\) and \(5, 4, 3\)"
+    ):
+        model(dense, pooled[:, :, 1:])
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "dlrm"])
+@pytest.mark.parametrize("kind", ["layer", "batch"])
+def test_vectors_are_normalised(name: str, kind: str) -> None:
+    """So large vectors come out as small ones do."""
+    config = model_config(name, {"embedding_dim": WIDTH, **SETTINGS[name], "feature_norm": kind}, INPUTS)
+    model = make_model(name, config, INPUTS, seed=0)
+    dense, pooled = (tensor.float() for tensor in arguments())
+    torch.testing.assert_close(model(dense, pooled), model(dense, pooled * 1000), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tables_of_other_widths_pass_their_matrix(name: str) -> None:
+    settings = {"embedding_dim": WIDTH, **SETTINGS[name]}
+    model = make_model(name, model_config(name, {**settings, "widths": {"item": 3, "site": 4}}, INPUTS), INPUTS, seed=0)
+    plain = make_model(name, model_config(name, settings, INPUTS), INPUTS, seed=0)
+    dense, pooled = (tensor.float() for tensor in arguments())
+    (matrix,) = model.matrices.values()
+    assert matrix.shape == (WIDTH, 3)
+    narrow = pooled[:, 1:3, :3]
+    wide = torch.stack([pooled[:, 0], narrow[:, 0] @ matrix.T, narrow[:, 1] @ matrix.T, pooled[:, 3]], dim=1)
+    side_by_side = torch.cat([pooled[:, 0], narrow[:, 0], narrow[:, 1], pooled[:, 3]], dim=1)
+    torch.testing.assert_close(model(dense, side_by_side), plain(dense, wide))
+
+
+REFUSED: list[tuple[str, dict[str, Any], Inputs, str]] = [
+    (
+        "two-tower",
+        {},
+        INPUTS,
+        r"needs the user's tables, such as --set 'model.user_tables=\[.user.\]'; there are: user",
+    ),
+    ("two-tower", {"user_tables": ["you"]}, INPUTS, "no table you; there are: user, item, site"),
+    ("two-tower", {"user_tables": ["user"], "item_tables": ["user"]}, INPUTS, "user in user_tables and in item_tables"),
+    ("two-tower", {"user_tables": ["user", "item", "site"]}, INPUTS, "none is left for the item"),
+    ("two-tower", {"user_tables": ["user"], "item_tables": ["item"]}, INPUTS, "site in neither"),
+    ("two-tower", {"user_tables": ["user"], "item_dense": ["age", "size"]}, INPUTS, "no dense input size; there are"),
+    ("multi-task", {}, Inputs(("a",), 1), "needs samples with several labels"),
+    ("multi-task", {"loss_weights": {"bye": 2.0}}, INPUTS, "no label bye; there are: click, buy, like"),
+    ("dcn", {"widths": {"you": 3}}, INPUTS, "no table you; there are: user, item, site"),
+    ("dcn", {"widths": {"user": 0}}, INPUTS, "user=0: a width is from 1 to 4096"),
+    ("dnc", {}, INPUTS, "no model 'dnc'; known: dlrm, dcn, deepfm, two-tower, multi-task, tbsm.*file.py:Class"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "inputs", "message"), REFUSED)
+def test_what_cannot_be(name: str, settings: dict[str, Any], inputs: Inputs, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_model(name, model_config(name, settings, inputs), inputs, seed=0)
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(ValidationError, match="embedding_dim of 2 or more"):
+        DeepFMConfig(embedding_dim=1)
+    with pytest.raises(ValidationError, match="loss_weights of buy is below 0"):
+        MultiTaskConfig(loss_weights={"buy": -1})
+    assert set(SETTINGS) | {"tbsm"} == set(OPTIONS)

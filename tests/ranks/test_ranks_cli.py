@@ -1,0 +1,94 @@
+"""`adaptive-train run --ranks`: the same run on another number of processes, stopped, and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import ROOT
+
+SMALL = [
+    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
+    "--set", "data.synthetic.num_eval=500", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",
+    "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4", "--set", "model.top_mlp=8-1",
+]  # fmt: skip
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "adaptive", *words]
+
+
+def run(*words: str) -> dict[str, Any]:
+    """What it prints with --json."""
+    found = subprocess.run(command(*words, "--json"), capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert found.returncode == 0, found.stderr
+    result: dict[str, Any] = json.loads(found.stdout)
+    return result
+
+
+def quality(found: dict[str, Any]) -> tuple[float, float]:
+    return found["auc"], found["log_loss"]
+
+
+def test_a_run_on_two_ranks_is_evaluated_by_one_process(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    found = run("run", *SMALL, "--steps", "6", "--ranks", "2", "--out", out)
+    assert found["steps"] == 6
+    assert quality(run("eval", out)) == pytest.approx(quality(found), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_numbers_of_one_and_resume_on_either(tmp_path: Path) -> None:
+    """One rank trains 8 steps; two train 4, and one goes on; one trains 4, and two go on."""
+    whole = run("run", *SMALL, "--steps", "8", "--ranks", "1", "--out", str(tmp_path / "whole"))
+    for first, then in (("2", "1"), ("1", "2")):
+        out = str(tmp_path / first)
+        run("run", *SMALL, "--steps", "4", "--ranks", first, "--out", out)
+        assert quality(run("run", "--resume", out, "--ranks", then, "--steps", "8")) == quality(whole)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = command("run", *SMALL, "--steps", "100000", "--ranks", "2", "--set", "log_every=2", "--out", str(out))
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < 3:
+            assert process.poll() is None
+            time.sleep(0.1)
+        os.kill(int(children.read_text().split()[1]), signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 143, errors
+    steps = int(errors.split("stopped after step ")[1].split(":")[0])
+    assert run("run", "--resume", str(out), "--ranks", "1", "--steps", str(steps + 2))["steps"] == steps + 2
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_with_exit_code_10_and_the_checkpoint_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = command("run", *SMALL, "--steps", "100000", "--ranks", "2", "--set", "save_every=3", "--out", str(out))
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        while not list(out.glob("checkpoint-*[0-9]")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        ranks = [int(pid) for pid in children.read_text().split()]
+        os.kill(ranks[1], signal.SIGKILL)
+        killed = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 10, errors
+    assert time.monotonic() - killed < 15
+    assert "rank 1 of 2 was ended by SIGKILL" in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    assert quality(run("eval", str(out)))[0] > 0

@@ -1,0 +1,230 @@
+"""`export --to onnx`: onnxruntime, without torch, gives the run's scores for batches of any size."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from served import bags_of, lines, samples, trained, write_csv
+from toy import ToyData, toy_config
+from toy_runs import data_fixture  # noqa: F401
+
+from adaptive import load_run
+from adaptive.cli.app import main
+from adaptive.errors import ConfigError, OutputError
+from adaptive.evaluation import predict
+from adaptive.runs import train_run
+from adaptive.runs.evaluating import data_of
+from adaptive.serving import export_run, exporting, onnx_files, onnx_scoring, predict_run, scoring
+from adaptive.storage.durable import Disk
+
+onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+
+OWN = str(Path(__file__).parents[2] / "examples" / "custom_model.py") + ":SumAndDot"
+SYNTHETIC = {"num_train": 300, "num_eval": 100, "tables": 4, "rows": 100_000, "lookups": 3}
+DLRM = {"bottom_mlp": [8, 4], "top_mlp": [8, 1]}
+NO_TORCH = (
+    "import sys; sys.modules['adaptive'] = sys.modules['torch'] = None; import runpy; "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path) -> None:
+    """Bags of none to three values, and every batch size by one file."""
+    run, rows = trained(tmp_path), lines(300, seed=7)
+    write_csv(Path("new.csv"), rows)
+    predict_run(run, "scores.npy", data="new.csv")
+    result = export_run(run, "served", to="onnx")
+    model, expected = onnx_scoring.load("served"), np.load("scores.npy")
+    for first, last in ((0, 300), (0, 1), (5, 7), (100, 164)):
+        np.testing.assert_allclose(model.score(samples(rows)[first:last]), expected[first:last], atol=1e-6)
+    assert model.score([]) == []
+    assert sorted(path.name for path in Path("served").iterdir()) == [
+        "README.md", "ids", "model.json", "model.onnx", "model.onnx.data", "scoring.py", "values.py",
+    ]  # fmt: skip
+    assert (result["to"], result["tables"]) == ("onnx", 4)
+    onnx.checker.check_model("served/model.onnx", full_check=True)
+
+
+def test_it_takes_neither_torch_nor_a_package_of_ours(tmp_path: Path) -> None:
+    run, rows = trained(tmp_path), lines(40, seed=7)
+    write_csv(Path("new.csv"), rows)
+    predict_run(run, "scores.npy", data="new.csv")
+    export_run(run, "served", to="onnx")
+    text = "\n".join(map(json.dumps, samples(rows)))
+    command = [sys.executable, "-c", NO_TORCH, "served/scoring.py"]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, input=text, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.array(done.stdout.split(), float), np.load("scores.npy"), atol=1e-6)
+
+
+TOY: dict[str, tuple[str, dict[str, Any]]] = {
+    "dcn": ("dcn", {"deep_mlp": [8], "cross_rank": 2}),
+    "deepfm": ("deepfm", {"deep_mlp": [8]}),
+    "two-tower": ("two-tower", {"user_tables": ["user"], "item_dense": ["dense_1"], "unit_vectors": True}),
+    "multi-task": ("multi-task", {"shared_mlp": [8], "task_mlp": [4], "experts": 2}),
+    "shared bottom": ("multi-task", {"sharing": "bottom", "shared_mlp": [8], "task_mlp": [4]}),
+    "own": (OWN, {"hidden": 8}),
+    "own, widths": (OWN, {"hidden": 8, "widths": {"user": 2}}),
+    "dlrm, widths": ("dlrm", {**DLRM, "widths": {"user": 2, "hour": 8}}),
+    "dcn, batch norm": ("dcn", {"deep_mlp": [8], "feature_norm": "batch"}),
+}
+
+
+def some_slow(names: Iterable[str], fast: Collection[str]) -> list[Any]:
+    """Tracing a model takes a second."""
+    return [pytest.param(name, marks=[] if name in fast else [pytest.mark.slow]) for name in names]
+
+
+@pytest.mark.parametrize("name", some_slow(TOY, ("multi-task", "own, widths")))
+def test_every_model_gives_its_scores_again(data: Callable[..., ToyData], name: str) -> None:
+    model, options = TOY[name]
+    toy = data(labels=("click", "high") if model == "multi-task" else ())
+    train_run(toy_config(out="run", model=model, model_options={"embedding_dim": 4, **options}))
+    named = {"model": OWN} if model == OWN else {}
+    predict_run("run", "scores.npy", settings=named)
+    export_run("run", "served", to="onnx", settings=named)
+    served, expected = onnx_scoring.load("served"), np.load("scores.npy")
+    for size in (1000, 9):
+        found = [1 / (1 + np.exp(-served(batch.dense, list(bags_of(batch))))) for batch in toy.evaluation(size)]
+        np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-6)
+    assert expected.std() > 1e-3
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "dots": {},
+    "self": {"model_options": {"interaction_self": True}},
+    "cat, layer norm": {"model_options": {"interaction": "cat", "feature_norm": "layer"}},
+    "no dense": {"data_options": {"synthetic": {**SYNTHETIC, "num_dense": 0}}},
+    "tbsm": {"model": "tbsm", "data": "sequences", "model_options": {"bottom_mlp": [4], "top_mlp": [6]}},
+}
+
+
+@pytest.mark.parametrize("name", some_slow(SHAPES, ("tbsm",)))
+def test_bags_and_histories_of_dlrm_and_tbsm(name: str) -> None:
+    given: dict[str, Any] = {"data": "synthetic", **SHAPES[name]}
+    small = {"synthetic": SYNTHETIC, "sequences": {"num_train": 300, "num_eval": 100}, "history": 3}
+    given["data_options"] = {**small, **given.get("data_options", {})}
+    given["model_options"] = {"embedding_dim": 4, **DLRM, **given.get("model_options", {})}
+    train_run(toy_config(out="run", **given, tier={"device_rows": "100%"}))
+    export_run("run", "served", to="onnx")
+    served = onnx_scoring.load("served")
+    with load_run("run") as run:
+        for batch in data_of(run, None).evaluation(64):
+            (expected,) = predict(run.embeddings, run.model, [batch])
+            found = served(batch.dense, list(bags_of(batch)))
+            np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_empty_bags_everywhere(tmp_path: Path) -> None:
+    """At the beginning, at the end, and in all samples, as torch's export scores them."""
+    run = trained(tmp_path)
+    export_run(run, "torch")
+    export_run(run, "served", to="onnx")
+    plain, served = scoring.load("torch"), onnx_scoring.load("served")
+    for tags in (["", "t1|t2", ""], ["", "", ""], ["t1", "", "t2|t3|t1"], ["", "t1|t2|t3", "", "", "t4"]):
+        rows = samples([f"0,1.5,a,7,b,ff,{one}" for one in tags])
+        np.testing.assert_allclose(served.score(rows), plain.score(rows), atol=1e-7)
+
+
+# -- what is written -----------------------------------------------------------------------------------------------
+
+
+def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same files, however small the blocks; each table begins at a page."""
+    run, sizes = trained(tmp_path), list[int]()
+    export_run(run, "large", to="onnx")
+
+    def record(run: Any, name: str) -> Iterator[NDArray[np.float32]]:
+        for block in run.embeddings.table_blocks(name, 48):
+            sizes.append(block.nbytes)
+            yield block
+
+    monkeypatch.setattr(exporting, "_table", record)
+    export_run(run, "small", to="onnx")
+    assert max(sizes) == 48
+    for name in ("model.onnx", "model.onnx.data"):
+        assert Path("large", name).read_bytes() == Path("small", name).read_bytes()
+    model = onnx.load("large/model.onnx", load_external_data=False)
+    tables = [one for one in model.graph.initializer if one.name.startswith("tables.")]
+    assert [tuple(one.dims) for one in tables] == [(11, 4), (51, 4), (38, 4), (24, 4)]
+    offsets = [int(entry.value) for one in tables for entry in one.external_data if entry.key == "offset"]
+    assert offsets == [0, 4096, 8192, 12288]
+    assert str(Path.cwd()).encode() not in Path("large/model.onnx").read_bytes()
+    assert b"site-packages" not in Path("large/model.onnx").read_bytes()
+
+
+def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = trained(tmp_path)
+    monkeypatch.setattr(Disk, "sync", fail)
+    with pytest.raises(OutputError, match=r"served could not be written: .*No space left"):
+        export_run(run, "served", to="onnx")
+    assert not list(tmp_path.glob("served*"))
+
+
+def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained(tmp_path)
+    with monkeypatch.context() as changed:
+        changed.setattr(onnx_files, "_FILE_BYTES", 100)
+        with pytest.raises(ConfigError, match=r"the dense part takes .* bytes, and an ONNX file holds 100"):
+            export_run(run, "served", to="onnx")
+    with monkeypatch.context() as changed:
+        changed.setitem(sys.modules, "onnxscript", None)
+        with pytest.raises(ConfigError, match=r"--to onnx needs .*: pip install 'adaptive-train\[onnx\]'"):
+            export_run(run, "served", to="onnx")
+    assert not list(tmp_path.glob("served*"))
+    train_run(toy_config(out="half", data="synthetic", data_options={"synthetic": SYNTHETIC},
+                         model_options={"embedding_dim": 4, **DLRM, "bf16": True}))  # fmt: skip
+    with pytest.raises(ConfigError, match="half: the model computes in bfloat16"):
+        export_run("half", "served", to="onnx")
+
+
+def test_a_model_that_fixes_the_batch_size_is_told(data: Callable[..., ToyData]) -> None:
+    data()
+    Path("mine.py").write_text(
+        "import torch\n\n\nclass Mine(torch.nn.Module):\n    def __init__(self, embedding_dim: int) -> None:\n"
+        "        super().__init__()\n        self.last = torch.nn.Linear(3 * embedding_dim, 1)\n\n"
+        "    def forward(self, dense, pooled):\n        return self.last(pooled.reshape(len(pooled), -1)).squeeze(1)\n"
+    )
+    train_run(toy_config(out="run", model="mine.py:Mine", model_options={"embedding_dim": 4}))
+    with pytest.raises(
+        ConfigError, match=r"could not trace the model own for any batch size \(x.shape\[0\] stays free"
+    ):
+        export_run("run", "served", to="onnx", settings={"model": "mine.py:Mine"})
+    assert not list(Path.cwd().glob("served*"))
+
+
+def test_the_page_says_how_to_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Its example runs as it stands."""
+    run = trained(tmp_path)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_:
+        main(["export", str(run), "--to", "onnx", "--out", "served", "--json"])
+    assert not exit_.value.code and json.loads(capsys.readouterr().out)["to"] == "onnx"
+    page = Path("served/README.md").read_text()
+    for text in ("| `model.onnx.data` | the tables", "It needs onnxruntime and numpy, not", "`rows.n`"):
+        assert text in page, text
+    example = "\n".join(line[4:] for line in page.splitlines() if line.startswith("    "))
+    monkeypatch.chdir("served")
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "scoring", raising=False)
+    exec(compile(example, "README.md", "exec"), {})  # noqa: S102 (the page is ours)
+    monkeypatch.delitem(sys.modules, "scoring")
+    assert 0 < float(capsys.readouterr().out.strip("[]\n")) < 1

@@ -1,0 +1,66 @@
+"""One rank of a training in processes of their own: `python rank_process.py OUT BLOCKS STEPS OPTIMIZER`, as torchrun
+starts it. Rank 0 writes checksums of all that was trained to OUT."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from toy import SIZES, SMALL_DLRM, ToyData
+
+from adaptive.batch import Batch
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embedding import TieredEmbeddingBag
+from adaptive.evaluation import evaluate
+from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from adaptive.ranks.torch_transport import TorchRanks
+from adaptive.trainer import Trainer
+
+OPTIMIZERS = {
+    "sgd": SGD(lr=0.1),
+    "adagrad": Adagrad(lr=0.05),
+    "rowwise": RowwiseAdagrad(lr=0.05),
+    "adam": Adam(lr=0.01),
+}
+
+
+def digest(*arrays: np.ndarray) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()[:16]
+
+
+def main(out: str, blocks: int, steps: int, optimizer: str) -> None:
+    torch.set_num_threads(1)
+    ranks = TorchRanks(blocks=blocks, gradients="sum", timeout_s=60)
+    data = ToyData(num_train=64 * steps - 37)
+    tables = [TableConfig(name=name, num_embeddings=size, embedding_dim=4) for name, size in SIZES.items()]
+    embeddings = TieredEmbeddingBag(
+        tables, TierConfig(device_rows="90%"), policy="lfu", optimizer=OPTIMIZERS[optimizer], ranks=ranks
+    )
+    model = DLRM(DLRMConfig(**SMALL_DLRM), num_dense=2, num_features=3)
+    trainer = Trainer(embeddings, model, torch.optim.Adam(model.parameters(), lr=0.01))
+    batches: list[Batch] = list(data.train(64))
+    trainer.train(batches)
+    found = evaluate(embeddings, model, data.evaluation(100))
+    facts = {
+        "steps": trainer.recorder.steps,
+        "tables": {table.name: digest(embeddings.table_weights(table.name)) for table in tables},
+        "dense": digest(*(weight.detach().numpy() for weight in model.parameters())),
+        "log_loss": trainer.recorder.log_loss.value(),
+        "auc": found.auc,
+        "eval_log_loss": found.log_loss,
+        "lookups": int(trainer.recorder.totals.tables["user"].lookups),
+    }
+    ranks.require_equal(facts)
+    if ranks.is_first:
+        Path(out).write_text(json.dumps(facts))
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

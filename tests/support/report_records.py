@@ -1,0 +1,184 @@
+"""Records as commands leave them, written by hand: run directories with any names, a comparison, a browser to look."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import write_record
+
+from adaptive.compare.judge import judge
+from adaptive.compare.runs import Outcome
+from adaptive.storage.run_directory import SCHEMA
+from adaptive.telemetry.jsonl import MetricsFile
+from adaptive.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, RunRecord, TableCounts
+from adaptive.telemetry.report import RunTotals, run_summary
+
+HOSTILE = (
+    *("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a\x00b\x1b[31m", "\u202eexe.gpj", "</svg>&amp;"),
+    *("$\\frac{1}{0}$", "' onload='x", "#0a0a01", ' id="x_1"', "long " * 60, "\ud800", "表の名"),
+)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def interval(
+    number: int, tables: Sequence[str] = ("user", "item"), *, steps: int = 10, skips: bool = False
+) -> IntervalRecord:
+    """Interval `number` (1, 2, ...) of a run, of `steps` steps of 100 samples; its counts follow from the number."""
+    counts = TableCounts(
+        **{"lookups": 100 * number, "unique_rows": 50 * number, "lookup_hits": 90 * number, "row_hits": 40 * number},
+        **{"resident_rows": 10 * number, "promoted": 7 * number, "demoted": 3 * number, "fetched": 7 * number},
+        **{"written_back": 2 * number, "bytes_h2d": 1024 * number, "bytes_d2h": 512 * number},
+        **(
+            {"watched_rows": 20, "judged_rows": 10, "saturated_rows": number, "skipped_updates": number}
+            if skips
+            else {}
+        ),
+    )
+    return IntervalRecord(
+        step=steps * number,
+        samples=100 * steps * number,
+        loss=1 / number,
+        auc=0.5 + 0.1 * number / (number + 1),
+        log_loss=0.7 - 0.1 * number / (number + 1),
+        samples_per_s=1000.0,
+        time_ms={"plan": 1.0, "wait": 0.5, "forward": 2.0, "backward": 3.0, "other": 0.25},
+        hit_rate=0.9,
+        row_hit_rate=0.8,
+        tables=dict.fromkeys(tables, counts),
+        policy={"rate": float(number), "fixed": 1.0},
+        device_rows=1000,
+    )
+
+
+GUARDED = GuardRecord(
+    step=30, verdict="reduce", reason="the loss is too likely", trigger="warm-up is over", budget=0.0005,
+    allowance_before=1.0, allowance=0.25, from_step=31, samples=1000, skipped_share=0.2, auc_difference=-0.001,
+    auc_difference_ci=(-0.002, 0.0), auc_change=-0.004, auc_change_ci=(-0.006, -0.002),
+)  # fmt: skip
+
+
+def write_run(
+    path: Path,
+    *,
+    intervals: int = 4,
+    tables: Sequence[str] = ("user", "item"),
+    policy: str = "lfu",
+    finished: bool = True,
+    guard: bool = False,
+    skips: bool = False,
+    more: Mapping[str, Any] | None = None,
+) -> Path:
+    """A run directory as training leaves it; returns `path`. `more`: entries of its summary and of run.json."""
+    path.mkdir(parents=True)
+    totals, file = RunTotals(), MetricsFile(path / "metrics.jsonl")
+    file.write(RunRecord(policy=policy, table_rows=dict.fromkeys(tables, 1000)))
+    for number in range(1, intervals + 1):
+        file.write(one := interval(number, tables, skips=skips))
+        totals.add(one)
+        file.write(EvalRecord(step=one.step, samples=500, auc=0.7 + number / 100, log_loss=0.4))
+    if guard:
+        file.write(GUARDED)
+    file.close()
+    summary = {**run_summary(policy, totals, auc=0.7654, log_loss=0.4321), "auc_of": "evaluation", "eval_samples": 500}
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "status": "finished" if finished else "running",
+        "versions": {"torch": "2.0"},
+        "config": {
+            "policy": policy,
+            "seed": 3,
+            "tier": {"host": "memory"},
+            "guard": {"budget": 5e-4} if guard else None,
+        },
+        "data": {"source": "by hand"},
+        **({"summary": summary} if finished else {}),
+    }
+    for name, value in (more or {}).items():
+        record[name] = {**record.get(name, {}), **value} if isinstance(value, Mapping) else value
+    write_record(path, record)
+    return path
+
+
+def comparison(policies: Sequence[str] = ("hybrid", "lfu"), seeds: int = 2) -> dict[str, Any]:
+    """What `compare` keeps, of runs whose AUC differs a little."""
+    totals = RunTotals()
+    totals.add(interval(1))
+    outcomes = [
+        Outcome(
+            policy, seed, f"seed-{seed}/{policy}", summary=_ended(totals, policy, 0.7 + 0.001 * place + 0.01 * seed)
+        )
+        for seed in range(seeds)
+        for place, policy in enumerate(policies)
+    ]
+    return {**judge(outcomes, auc_budget=0.0005), "out": "there"}
+
+
+def _ended(totals: RunTotals, policy: str, auc: float) -> dict[str, Any]:
+    return {**run_summary(policy, totals, auc=auc, log_loss=0.5), "auc_of": "evaluation", "skipped_input_share": 0.0}
+
+
+class Seen(HTMLParser):
+    """A page as a parser sees it.
+
+    Attributes:
+        tags: names of all elements.
+        attributes: (element, name, value) of all.
+        text: what is read, not what is markup or style.
+        open: elements that were not closed; empty at the end of a whole page.
+    """
+
+    VOID = ("meta", "img", "br", "link", "input")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.open: list[str] = []
+        self._texts: list[str] = []
+        self.feed(page)
+        self.close()
+
+    @property
+    def text(self) -> str:
+        return " ".join(text for text in self._texts if text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, (tag, self.open)
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self._texts.append(data.strip())
+
+
+def browser() -> str:
+    """The path of a browser; the test is skipped with a reason where there is none."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
+    return found
+
+
+def browse(url: str, folder: Path, *, size: str = "1400,1000", options: Sequence[str] = ()) -> tuple[str, str]:
+    """Open a page without a window; returns its DOM at the end and what the browser's console said."""
+    quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
+    command = [
+        *(browser(), "--headless", "--no-sandbox", "--disable-gpu", *quiet, "--enable-logging=stderr"),
+        *(f"--user-data-dir={folder}", f"--window-size={size}", *options, "--dump-dom", url),
+    ]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    log = done.stderr.decode(errors="replace").splitlines()
+    return done.stdout.decode(errors="replace"), "\n".join(line for line in log if "CONSOLE" in line)

@@ -1,0 +1,121 @@
+"""Threads as ranks: a transport of lists and a condition, and a way to run one function on each of them."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from adaptive.ranks import Ranks
+from adaptive.ranks.transport import CHANNELS, Bytes, Transport, TransportError
+
+T = TypeVar("T")
+SECONDS = 60.0
+
+
+class _Meeting:
+    """Where the ranks of one channel meet, round after round."""
+
+    def __init__(self, size: int, seconds: float) -> None:
+        self._size, self._seconds = size, seconds
+        self._changed = threading.Condition()
+        self._rounds: dict[int, dict[int, Any]] = defaultdict(dict)
+        self._round = [0] * size
+        self._gone: set[int] = set()
+
+    def swap(self, rank: int, given: Any) -> list[Any]:
+        with self._changed:
+            number = self._round[rank]
+            self._round[rank] += 1
+            here = self._rounds[number]
+            here[rank] = given
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(here) == self._size or self._gone - set(here), self._seconds)
+            if len(here) < self._size:
+                raise TransportError("a rank is gone or late")
+            return [here[other] for other in range(self._size)]
+
+    def leave(self, rank: int) -> None:
+        with self._changed:
+            self._gone.add(rank)
+            self._changed.notify_all()
+
+
+@dataclass
+class Town:
+    """Where threads meet that are ranks. `spoil(rank, channel, message)` may change what a rank sends."""
+
+    size: int
+    seconds: float = SECONDS
+    spoil: Callable[[int, int, bytes], bytes] | None = None
+    meetings: list[_Meeting] = field(init=False)
+    sent: list[int] = field(init=False)  # bytes of parts for others, of each rank
+
+    def __post_init__(self) -> None:
+        self.meetings = [_Meeting(self.size, self.seconds) for _ in CHANNELS]
+        self.sent = [0] * self.size
+
+    def leave(self, rank: int) -> None:
+        for meeting in self.meetings:
+            meeting.leave(rank)
+
+
+class ThreadTransport(Transport):
+    """One thread's way to the others."""
+
+    def __init__(self, town: Town, rank: int) -> None:
+        self.rank, self.size = rank, town.size
+        self._town = town
+
+    def gather(self, channel: int, message: bytes) -> list[bytes]:
+        if self._town.spoil is not None:
+            message = self._town.spoil(self.rank, channel, message)
+        return self._town.meetings[channel].swap(self.rank, message)
+
+    def swap(self, channel: int, parts: Sequence[Bytes], sizes: Sequence[int], largest: int) -> list[Bytes]:
+        self._town.sent[self.rank] += sum(len(part) for to, part in enumerate(parts) if to != self.rank)
+        assert largest >= max(map(len, parts))
+        rows = self._town.meetings[channel].swap(self.rank, [part.copy() for part in parts])
+        found = [row[self.rank] for row in rows]
+        assert [len(part) for part in found] == list(sizes)
+        return found
+
+    def name_of(self, rank: int) -> str:
+        return f"thread {rank}"
+
+    def silent(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def on_ranks(size: int, work: Callable[[Ranks], T], *, town: Town | None = None, **options: Any) -> list[T]:
+    """`work(ranks)` in one thread for each rank; raises the error of the first rank that had one."""
+    found = outcomes(size, work, town=town, **options)
+    errors = [one for one in found if isinstance(one, BaseException)]
+    if errors:
+        raise errors[0]
+    return found
+
+
+def outcomes(size: int, work: Callable[[Ranks], Any], *, town: Town | None = None, **options: Any) -> list[Any]:
+    """`on_ranks`, with errors in the place of results."""
+    town = Town(size) if town is None else town
+    found: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = work(Ranks(ThreadTransport(town, rank), **options))
+        except BaseException as error:
+            found[rank] = error
+        finally:
+            town.leave(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * town.seconds)
+        assert not thread.is_alive(), "a rank hangs"
+    return found
