@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from adaptive import former_names
 
 if TYPE_CHECKING:
-    from adaptive.batch.batch import Batch, Origin, concatenate, one_hot_batch
+    from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
     from adaptive.counters import Counter
     from adaptive.data.dataset import Dataset, Feature
@@ -71,7 +71,7 @@ _HOMES = {
     "TorchRanks": "ranks.torch_transport",
     "TrainConfig": "config",
     "compare_policies": "own.comparing",
-    "concatenate": "batch.batch",
+    "concatenate": "batch.joining",
     "evaluate": "evaluation",
     "load_run": "runs.loading",
     "one_hot_batch": "batch.batch",
