@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
     from adaptive.ranks.ddp_hook import sum_in_order
     from adaptive.ranks.torch_transport import TorchRanks
+    from adaptive.ranks.traffic import RankTraffic
     from adaptive.runs.loading import LoadedRun, load_run
 
 _HOMES = {
@@ -52,6 +53,7 @@ _HOMES = {
     "Origin": "batch.batch",
     "Planned": "planned",
     "Policy": "policy",
+    "RankTraffic": "ranks.traffic",
     "Recording": "own.recording",
     "RowOptimizer": "optim",
     "RowStats": "policy",
@@ -102,6 +104,7 @@ __all__ = [
     "Origin",
     "Planned",
     "Policy",
+    "RankTraffic",
     "Recording",
     "RowOptimizer",
     "RowStats",

@@ -1,7 +1,7 @@
 """`Statistics`: what the tiers did since they were last asked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from adaptive.counters import Counter
 from adaptive.engine.pipeline import Pipeline
 from adaptive.planning.plan import GroupPlan
 from adaptive.ranks import Ranks
+from adaptive.ranks.traffic import RankTraffic
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Statistics:
     update_norm_sum: float
     batches_in_parts: int = 0  # of the batches
     batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
+    ranks: tuple[RankTraffic, ...] = ()  # of each rank that trains together
 
 
 SUMMED = ("counts", "resident_rows", "watched_rows", "judged_rows", "saturated_rows", "update_norm_counts")
@@ -37,6 +39,7 @@ SUMMED = ("counts", "resident_rows", "watched_rows", "judged_rows", "saturated_r
 
 def summed(ranks: Ranks, found: Statistics) -> Statistics:
     """Over all ranks. Times are this rank's."""
+    everyones = ranks.gather_arrays(np.array([astuple(one) for one in found.ranks], np.float64))
     numbers = np.concatenate([getattr(found, name).reshape(-1) for name in SUMMED] + [[found.device_rows]])
     total = np.sum(ranks.gather_arrays(numbers.astype(np.int64)), axis=0)
     norms = ranks.gather_arrays(np.array([found.update_norm_sum]))
@@ -46,7 +49,8 @@ def summed(ranks: Ranks, found: Statistics) -> Statistics:
         name: piece.reshape(getattr(found, name).shape) for name, piece in zip(SUMMED, pieces, strict=False)
     }
     norm_sum = sum(float(one[0]) for one in norms)
-    return replace(found, **shaped, device_rows=int(pieces[-1][0]), update_norm_sum=norm_sum)
+    traffic = tuple(RankTraffic.of(one.tolist()) for one in everyones)
+    return replace(found, **shaped, device_rows=int(pieces[-1][0]), update_norm_sum=norm_sum, ranks=traffic)
 
 
 class StatisticsInterval:
@@ -61,6 +65,12 @@ class StatisticsInterval:
         self._times: dict[str, float] = {}
         self._bins = np.zeros_like(self._all_bins())
         self._norm_sum = 0.0
+        self._traffic = self._all_traffic()
+
+    def _all_traffic(self) -> tuple[RankTraffic, ...]:
+        """Of this rank; nothing without ranks."""
+        exchange = self._pipeline.exchange
+        return () if exchange is None else (exchange.ranks.traffic(),)
 
     def _zeros(self) -> NDArray[np.int64]:
         tables = sum(len(lane.group.tables) for lane in self._pipeline.lanes)
@@ -97,6 +107,7 @@ class StatisticsInterval:
         times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
         watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
         bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
+        traffic = self._all_traffic()
         statistics = Statistics(
             batches=self._batches,
             batches_in_parts=self._in_parts,
@@ -111,8 +122,9 @@ class StatisticsInterval:
             update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
             update_norm_counts=bins - self._bins,
             update_norm_sum=norm_sum - self._norm_sum,
+            ranks=tuple(now.since(before) for now, before in zip(traffic, self._traffic, strict=True)),
         )
         self._counts, self._times = self._zeros(), times
         self._batches = self._in_parts = self._waited = 0
-        self._bins, self._norm_sum = bins, norm_sum
+        self._bins, self._norm_sum, self._traffic = bins, norm_sum, traffic
         return statistics

@@ -13,6 +13,7 @@ import numpy as np
 
 from adaptive import errors
 from adaptive.errors import AdaptiveError, RanksError
+from adaptive.ranks.traffic import Tally
 from adaptive.ranks.transport import CHANNELS, Bytes, Transport, TransportError
 from adaptive.ranks.wire import MOST_TEXT, Header, Kind, unpack
 
@@ -38,6 +39,7 @@ class Channel:
 
     Attributes:
         over: nothing more can be exchanged: the channel is broken, or a rank has failed.
+        tally: what this rank has sent, and how long it has waited.
     """
 
     def __init__(self, transport: Transport, number: int) -> None:
@@ -46,6 +48,7 @@ class Channel:
         self.heard = 0  # a signal that this rank was sent
         self.agreed = 0  # a signal that some rank had been sent at an exchange: known to all at the same one
         self.over = False
+        self.tally = Tally()
 
     def exchange(
         self,
@@ -72,7 +75,7 @@ class Channel:
                 f"{self._who(rank)}: {mine.text}: nothing can be exchanged any more after an earlier error"
             )
         try:
-            messages = self._transport.gather(self._number, mine.pack())
+            messages = self._headers(mine)
             headers = tuple(unpack(message, size, self._who(r)) for r, message in enumerate(messages))
             self._sequence += 1
             self.agreed = self.agreed or max(header.signal for header in headers)
@@ -84,7 +87,7 @@ class Channel:
             if failed and rank not in failed:
                 own = [NOTHING] * size
             largest = max(max(header.lengths) for header in headers)
-            found = self._transport.swap(self._number, own, sizes, largest) if crosses else [NOTHING] * size
+            found = self._parts(kind, own, sizes, largest) if crosses else [NOTHING] * size
         except TransportError as error:
             self.over = True
             raise self._broken(mine, error) from error
@@ -95,6 +98,20 @@ class Channel:
             self.over = True
             raise self._of_another(failed[0], headers[failed[0]].code, found[failed[0]])
         return Exchanged(headers, found)
+
+    def _headers(self, mine: Header) -> list[bytes]:
+        """Of all ranks."""
+        message = mine.pack()
+        with self.tally.timed(mine.kind, "wait_ms"):
+            found = self._transport.gather(self._number, message)
+        self.tally.add(headers=(self._transport.size - 1) * len(message))
+        return found
+
+    def _parts(self, kind: Kind, own: Sequence[Bytes], sizes: Sequence[int], largest: int) -> list[Bytes]:
+        with self.tally.timed(kind, "exchange_ms"):
+            found = self._transport.swap(self._number, own, sizes, largest)
+        self.tally.send(kind, sum(map(len, own)) - len(own[self._transport.rank]))
+        return found
 
     def tell_failure(self, batch: int, code: int, text: str) -> None:
         """Tell all other ranks, in the place of the next exchange, that this one ends with an error. Errors in telling

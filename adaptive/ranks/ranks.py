@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from adaptive.errors import AdaptiveError, ConfigError, RanksError
 from adaptive.ranks.channel import Channel
+from adaptive.ranks.traffic import RankTraffic, Tally
 from adaptive.ranks.transport import AHEAD, ROWS, Transport
 from adaptive.ranks.wire import Kind
 
@@ -65,6 +66,10 @@ class Ranks:
     def block_bounds(self, num_samples: int) -> list[int]:
         """Where the blocks of a global batch begin, and where the last one ends."""
         return [number * num_samples // self.blocks for number in range(self.blocks + 1)]
+
+    def traffic(self) -> RankTraffic:
+        """What this rank has sent since its start."""
+        return Tally.total([self.ahead.tally, self.rows.tally])
 
     # --- agreeing, between batches ---------------------------------------------------------------------------
 

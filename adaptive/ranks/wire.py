@@ -34,6 +34,7 @@ class Kind(IntEnum):
     READ = 10  # rows that are asked for, to be read only
     FACTS = 11  # whatever ranks tell each other between batches
     WAITING = 12  # nothing: this rank knows of a failure, and asks for its text
+    READ_ROWS = 13  # the answer to READ
 
 
 @dataclass(frozen=True)

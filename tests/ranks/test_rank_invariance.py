@@ -12,7 +12,7 @@ import pytest
 from helpers import LFU, Floats, LFUOnHost, Readout, Scattered, Windowed, random_batches
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from thread_ranks import Town, on_ranks
+from thread_ranks import on_ranks
 
 from adaptive.batch import Batch, OwnPart
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -163,26 +163,6 @@ def test_rows_saved_on_some_ranks_go_on_on_others() -> None:
         arrays = on_ranks(size, stretch(first, last, arrays), blocks=4, gradients="sum")[0]
     assert arrays is not None
     assert_same_rows(whole, arrays)
-
-
-def test_bytes_are_those_of_distinct_rows() -> None:
-    """Per batch and rank: 5 bytes for a request, one vector and one gradient for each row of another rank."""
-    town, samples = Town(2), 64
-    tables = [TableConfig(name="t", num_embeddings=500, embedding_dim=16)]
-    rng = np.random.default_rng(0)
-    ids = [rng.zipf(1.3, (2, samples)) % 500 for _ in range(8)]
-
-    def work(ranks: Ranks) -> None:
-        embeddings = TieredEmbeddingBag(tables, policy=LFU, optimizer=SGD(lr=0.1), ranks=ranks)
-        loader = [Batch.of(t=one[ranks.rank], labels=np.zeros(samples)) for one in ids]
-        for planned in embeddings.look_ahead(loader, depth=1):
-            embeddings.stack(planned).sum().backward()
-            embeddings.step()
-
-    on_ranks(2, work, town=town)
-    distinct = sum(len(np.unique(part)) for one in ids for part in one)
-    crossing = distinct / 2  # about half is owned by the other rank
-    assert sum(town.sent) <= 1.15 * crossing * (5 + 2 * 4 * 16)
 
 
 def test_tiers_of_a_gpu_are_refused() -> None:

@@ -96,8 +96,15 @@ class Exchange:
                 return
             whole = Asked(tuple(blocks), tuple(groups), self._ahead.serve(found), *self._samples(found))
             self._asked[self._next] = whole
+            self._count(whole)
             self._next += 1
             yield batch, lambda served=whole.served: [one.lookups for one in served]  # type: ignore[misc]
+
+    def _count(self, asked: Asked) -> None:
+        """Count what this rank asks of others, and what is asked of it."""
+        rank = self.ranks.rank
+        others = sum(group.num_rows - int(group.sizes[rank]) for group in asked.groups)
+        self.ranks.ahead.tally.add(rows_asked=others, rows_served=sum(int(one.sizes.sum()) for one in asked.served))
 
     def _check_not_left(self, found: Exchanged) -> None:
         """Check that no rank has left its loop. Where this rank is leaving, too, nobody hears of the error."""
@@ -170,7 +177,7 @@ class Exchange:
             rows[one.lookups.bags.vectors] = values(number, one.lookups.distinct.rows)[one.lookups.distinct.inverse]
             served.append(rows)
         parts = self._for_askers(asked.served, served)
-        return asked, self._from_owners(asked.groups, self.ranks.rows.exchange(Kind.VECTORS, parts=parts))
+        return asked, self._from_owners(asked.groups, self.ranks.rows.exchange(Kind.READ_ROWS, parts=parts))
 
     def leave(self, error: BaseException | None, next_number: int) -> int:
         """The look-ahead is over for this rank, its thread joined: tell the others, unless all know that the batches
