@@ -148,6 +148,9 @@ def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
 
     if is_rank():
         raise typer.BadParameter("--ranks starts processes itself; under torchrun leave it out")
+    from adaptive.runs.together import refuse_guard
+
+    refuse_guard(settings)  # once, and not by each rank
     raise typer.Exit(launch(ranks, _without_ranks(sys.argv[1:]), settings.ranks.blocks))
 
 

@@ -180,6 +180,16 @@ def test_compare_for_real(cli: Cli) -> None:
     assert cli("compare", *SMALL, *words).code == 0
 
 
+def test_ranks_are_refused_with_the_reason(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, given in ((["--ranks", "2"], "--ranks 2"), (["--set", "ranks.blocks=2"], "ranks.blocks=2")):
+        found = cli("compare", "--policies", "lru,lfu", *words)
+        assert found.code == 2 and f"{given}: compare trains in one process" in found.err
+        assert "adaptive-train run --ranks N --out DIR" in found.err
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert "torchrun: compare trains in one process" in cli("compare", "--policies", "lru,lfu").err
+
+
 # --- simulate --------------------------------------------------------------------------------------------------------
 
 
