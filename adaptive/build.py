@@ -149,6 +149,13 @@ def dense_flops(config: TrainConfig, dataset: Dataset | DataShape) -> float:
     return model_flops(make_model(config.model, shape, inputs, seed=config.seed), inputs.steps)
 
 
+def dense_weights(config: TrainConfig, dataset: Dataset | DataShape) -> int:
+    """How many weights of the dense part are trained."""
+    inputs = inputs_of(dataset)
+    model = make_model(config.model, model_config(config.model, config.model_options, inputs), inputs, seed=config.seed)
+    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+
+
 def model_flops(model: nn.Module, steps: int) -> float:
     """The same of a model that is there; `steps` of a sample, all of which a model of sequences computes."""
     repeats = steps if isinstance(model, TBSM) else 1

@@ -9,20 +9,64 @@ import stat
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
+
+import typer
 
 from adaptive.cli.output import AsJson, key_lines, print_result, size_text
 from adaptive.system import usable_cores
 
+TIMEOUT_S: Final = 60.0  # for ranks to find each other, and for an exchange
+
 PACKAGES = ("adaptive-train", "torch", "numpy", "numba", "scipy", "tensorboard", "typer", "pydantic")
 
 
-def doctor(as_json: AsJson = False) -> None:
-    """Report versions, processor, memory, GPU, disk, compiled-kernel cache and policies."""
+def doctor(
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="NUMBER",
+            min=2,
+            help="Start so many processes on this machine and measure what they exchange: interface, latency, "
+            "bandwidth. Under torchrun, which starts them itself, leave it out.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Report versions, processor, memory, GPU, disk, compiled-kernel cache and policies; of ranks their exchanges."""
+    from adaptive.ranks.launch import is_rank, launch
+
+    if ranks is not None:
+        if is_rank():
+            raise typer.BadParameter("--ranks starts processes itself; under torchrun leave it out")
+        raise typer.Exit(launch(ranks, ["doctor", *(["--json"] if as_json else [])], None))
+    together = _exchanges() if is_rank() else None
+    if together is not None and not together.pop("prints"):
+        return
     facts: dict[str, Any] = {name: examine() for name, examine in _EXAMINATIONS.items()}
-    problems = _problems(facts)
-    table = "\n".join([*key_lines(facts), "", *(problems or ["no problems found"])])
+    problems, lines = _problems(facts), []
+    if together is not None:
+        from adaptive.ranks.measure import verdicts
+
+        text, wrong = verdicts(together)
+        facts["ranks"], problems, lines = together, [*problems, *wrong], [text]
+    table = "\n".join([*key_lines(facts), "", *lines, *(problems or ["no problems found"])])
     print_result({"schema": 1, **facts, "problems": problems, "table": table}, as_json=as_json)
+
+
+def _exchanges() -> dict[str, Any]:
+    """Of the ranks that this process is one of; rank 0 prints."""
+    from adaptive.ranks import Ranks
+    from adaptive.ranks.measure import measure
+    from adaptive.ranks.torch_transport import TorchTransport
+
+    transport = TorchTransport(TIMEOUT_S)
+    try:
+        ranks = Ranks(transport)
+        ranks.require_equal({"versions": {"adaptive-train": version("adaptive-train"), "torch": version("torch")}})
+        return {**measure(ranks, transport), "prints": ranks.is_first}
+    finally:
+        transport.close()
 
 
 def _versions() -> dict[str, str]:

@@ -48,6 +48,15 @@ def run(
         bool,
         typer.Option("--overwrite", help="Replace the run directory if it is not empty.", rich_help_panel=OUTPUT),
     ] = False,
+    go_on: Annotated[
+        bool,
+        typer.Option(
+            "--go-on",
+            help="Begin the run in --out, or resume it if it is there, on as many ranks as there are: for launchers "
+            "that start the same command again (torchrun --max-restarts).",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -79,6 +88,7 @@ def run(
     taken: dict[str, Any] = {"take_over": True} if take_over else {}
     if resume is not None:
         others = {"--config": config, "--set": sets, "--dry-run": dry_run, "--overwrite": overwrite}
+        others |= {"--go-on": go_on}
         changed = _changed(texts, names, [flag for flag, value in others.items() if value])
         of_run = _settings_for_ranks(resume, ranks)
         if ranks is not None and of_run is not None:
@@ -96,9 +106,11 @@ def run(
     from adaptive.settings import load_settings
 
     settings, origins = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
+    if go_on and (overwrite or dry_run or settings.out is None):
+        raise typer.BadParameter("--go-on needs the directory of the run, --out DIR, and no --overwrite or --dry-run")
     if ranks is not None and not dry_run:
         _launch(ranks, settings)
-    from adaptive.runs import plan_run, train_run
+    from adaptive.runs import go_on_run, plan_run, train_run
     from adaptive.runs.together import these_ranks
 
     with own_stdout():
@@ -109,7 +121,10 @@ def run(
             with these_ranks(settings) as together:
                 is_first = together is None or together.is_first
                 stream = sys.stderr if is_first else None
-                found = train_run(settings, overwrite=overwrite, **taken, stream=stream, ranks=together)
+                if go_on:
+                    found = go_on_run(settings, **taken, stream=stream, ranks=together)
+                else:
+                    found = train_run(settings, overwrite=overwrite, **taken, stream=stream, ranks=together)
             if not is_first:
                 return
     print_result(found, as_json=as_json)
@@ -133,6 +148,9 @@ def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
 
     if is_rank():
         raise typer.BadParameter("--ranks starts processes itself; under torchrun leave it out")
+    from adaptive.runs.together import refuse_guard
+
+    refuse_guard(settings)  # once, and not by each rank
     raise typer.Exit(launch(ranks, _without_ranks(sys.argv[1:]), settings.ranks.blocks))
 
 

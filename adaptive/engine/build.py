@@ -1,5 +1,6 @@
 """Makes an engine of tables and settings: tiers and planner of every group, and the pipeline that drives them."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.exchange.exchange import Exchange
 from adaptive.engine.pipeline import Lane, Pipeline
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import RowOptimizer
 from adaptive.planning.layout import Group, make_groups, own_share
 from adaptive.planning.lookups import DistinctFinder
@@ -17,6 +18,7 @@ from adaptive.planning.planner import Planner
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
 from adaptive.policy import Policy, arranges
+from adaptive.policy_loading import installed_policies, make_policy
 from adaptive.ranks import Ranks
 from adaptive.tiers.cpu_device import CpuDevice
 from adaptive.tiers.device import DeviceTier
@@ -90,8 +92,18 @@ def refuse_with_ranks(policy: Policy, tier: TierConfig, ranks: Ranks) -> None:
         raise ConfigError(
             f"policy {type(policy).__name__} arranges or drops inputs, which {ranks.size} rank(s) with {ranks.blocks} "
             "block(s) cannot do together yet; train it on one process, or choose a policy that leaves batches as they "
-            "come"
+            f"come: {', '.join(_leaving_batches())}"
         )
+
+
+def _leaving_batches() -> list[str]:
+    """The installed policies that leave batches as they come, as they are by default."""
+    found = []
+    for name in installed_policies():
+        with contextlib.suppress(PolicyError):  # one that does not load, or needs parameters, is no advice
+            if not arranges(make_policy(name)):
+                found.append(name)
+    return found
 
 
 def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:

@@ -55,6 +55,11 @@ class Ranks:
         """A rank, its host and process."""
         return f"rank {rank} of {self.size} ({self._transport.name_of(rank)})"
 
+    @property
+    def places(self) -> list[str]:
+        """Host and process of each rank, as far as known."""
+        return [self._transport.name_of(rank) for rank in range(self.size)]
+
     def blocks_of(self, rank: int) -> range:
         """The blocks of a rank."""
         return range(rank * self.blocks // self.size, (rank + 1) * self.blocks // self.size)

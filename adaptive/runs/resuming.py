@@ -89,7 +89,8 @@ def resume_run(
                 left = ResumePoint(where, checkpoint, reached, dropped, damaged, path / directory.metrics.name)
                 run = Run(config, directory, dataset, components, stream, left)
                 directory.record = record
-                directory.go_on(step=checkpoint.meta["steps"], config=config.model_dump(mode="json"))
+                places = None if ranks is None else ranks.places
+                directory.go_on(step=checkpoint.meta["steps"], ranks=places, config=config.model_dump(mode="json"))
                 _tell(stream, left, record)
                 return run.train()
 

@@ -42,8 +42,21 @@ def refuse_alone(config: TrainConfig, ranks: Ranks | None) -> None:
     """
     if ranks is None and config.ranks.blocks is not None:
         raise ConfigError(f"ranks.blocks={config.ranks.blocks} is for runs of ranks; add --ranks 1, or more")
-    if ranks is not None and config.guard is not None:
-        raise ConfigError("guard: several ranks cannot be guarded yet; set guard=null, or train in one process")
+    if ranks is not None:
+        refuse_guard(config)
+
+
+def refuse_guard(config: TrainConfig) -> None:
+    """Refuse what several ranks cannot do, by the settings alone.
+
+    Raises:
+        ConfigError: for a guard.
+    """
+    if config.guard is not None:
+        raise ConfigError(
+            "guard: several ranks cannot be guarded yet, since the guard's copy of the run would be one process's; set "
+            "guard=null, or train in one process"
+        )
 
 
 def facts_of(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:

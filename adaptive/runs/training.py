@@ -66,6 +66,7 @@ def train_run(
                 data=dataset.fingerprint(),
                 **where_and_what(dataset),
                 device=str(components.embeddings.device),
+                **({} if ranks is None else {"ranks": ranks.places}),
             )
             return Run(config, directory, dataset, components, stream, keep_scores=keep_scores).train()
 

@@ -26,7 +26,7 @@ def least_device_rows(streams: "Sequence[SharedTrace]") -> int | None:
     return max(known, default=None)
 
 
-def _total(config: TrainConfig, dataset: Dataset) -> int | None:
+def total_batches(config: TrainConfig, dataset: Dataset) -> int | None:
     """Batches of all epochs, as far as they are asked for; None if nobody knows before reading them."""
     samples = dataset.num_train_samples()
     if samples is None:
@@ -54,7 +54,7 @@ class SharedTrace:
 
     def read(self, dataset: Dataset, config: TrainConfig, told: Told) -> None:
         """Plan the batches that training with `config` would train."""
-        self._total = _total(config, dataset)
+        self._total = total_batches(config, dataset)
         for epoch in range(config.epochs):
             left = None if config.steps is None else config.steps - self.batches
             if left == 0 or self.is_over:

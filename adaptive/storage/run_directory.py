@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -123,12 +123,14 @@ class RunDirectory:
         started = {"schema": SCHEMA, "status": "running", "start": now(), "versions": versions()}
         self.write(**started, **holder(), **facts)
 
-    def go_on(self, *, step: int, **facts: Any) -> None:
-        """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed."""
+    def go_on(self, *, step: int, ranks: Sequence[str] | None = None, **facts: Any) -> None:
+        """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed; `ranks`:
+        where each rank is that goes on."""
         over = ("end", "error", "summary", DIGEST)
         self.record = {**{name: one for name, one in self.record.items() if name not in over}, "schema": SCHEMA}
         earlier = self.record.get("resumed", [])
-        resumed = [*earlier, {"step": step, "start": now(), "versions": versions()}]
+        stretch = {"step": step, "start": now(), "versions": versions()}
+        resumed = [*earlier, stretch if ranks is None else {**stretch, "ranks": list(ranks)}]
         self.write(status="running", resumed=resumed, **holder(), **facts)
 
     def finish(self, summary: Mapping[str, Any]) -> None:

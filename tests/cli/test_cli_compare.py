@@ -180,6 +180,16 @@ def test_compare_for_real(cli: Cli) -> None:
     assert cli("compare", *SMALL, *words).code == 0
 
 
+def test_ranks_are_refused_with_the_reason(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, given in ((["--ranks", "2"], "--ranks 2"), (["--set", "ranks.blocks=2"], "ranks.blocks=2")):
+        found = cli("compare", "--policies", "lru,lfu", *words)
+        assert found.code == 2 and f"{given}: compare trains in one process" in found.err
+        assert "adaptive-train run --ranks N --out DIR" in found.err
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert "torchrun: compare trains in one process" in cli("compare", "--policies", "lru,lfu").err
+
+
 # --- simulate --------------------------------------------------------------------------------------------------------
 
 
@@ -236,9 +246,22 @@ def test_simulate_mistakes(cli: Cli) -> None:
         (["--optimizer", "sdg"], 2, "did you mean sgd?"),
         (["--png", "no/such.png"], 6, "there is no folder no"),
         (["--device-rows", "1", *SMALL[:-2]], 7, "none of the 2 runs"),
+        (["--ranks", "2,x"], 2, "whole numbers are needed"),
+        (["--ranks", "2", "--link", "1GB/s", "--policy", "lru"], 2, "--policy, --link has no influence"),
+        (["--ranks", "1", *SMALL[:-2]], 2, "2 ranks or more"),
+        (["--saturated", "0.2"], 2, "--saturated needs --ranks"),
     ]:
         result = cli("simulate", *words)
         assert result.code == code and text in result.err, result.err
+
+
+def test_simulate_counts_bytes_between_ranks(cli: Cli, tmp_path: Path) -> None:
+    table = tmp_path / "ranks.md"
+    found = cli("simulate", *SMALL[:-2], "--ranks", "2,4", "--batches", "2", "--json", "--markdown", str(table))
+    assert found.code == 0, found.err
+    result = json.loads(found.out)
+    assert result["batches"] == 2 and [one["ranks"] for one in result["ranks"]] == [2, 4]
+    assert table.read_text().count("\n| ") == 4
 
 
 def test_simulate_takes_shape_and_width_of_a_preset(cli: Cli) -> None:

@@ -90,6 +90,11 @@ class ThreadTransport(Transport):
         pass
 
 
+def transport_of(ranks: Ranks) -> Transport:
+    """The transport of this rank."""
+    return ranks._transport
+
+
 def on_ranks(size: int, work: Callable[[Ranks], T], *, town: Town | None = None, **options: Any) -> list[T]:
     """`work(ranks)` in one thread for each rank; raises the error of the first rank that had one."""
     found = outcomes(size, work, town=town, **options)

@@ -104,6 +104,10 @@ def compare(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(hidden=True, help="Refused: compare trains in one process.", rich_help_panel=COMPARISON),
+    ] = None,
     config: Config = None,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -120,6 +124,7 @@ def compare(
     """
     with own_stdout():
         rivals = _rivals(policies, vary or [], sets or [], flags, config)
+    _refuse_ranks(ranks, rivals)
     check_folders(markdown, csv)
     from adaptive.compare.runs import claim, trainings
 
@@ -140,6 +145,25 @@ def compare(
             tell(outcomes, stopped=[f"stopped after {done} of {seeds * len(rivals)} runs; the others are missing here"])
         raise
     _refuse_problems([outcome.error for outcome in outcomes], tell(outcomes))
+
+
+def _refuse_ranks(ranks: int | None, rivals: "Sequence[Contender]") -> None:
+    """One process trains all policies in turn.
+
+    Raises:
+        ConfigError: if several are to, or settings are only for those.
+    """
+    from adaptive.errors import ConfigError
+    from adaptive.ranks.launch import is_rank
+
+    blocks = next((one.config.ranks.blocks for one in rivals if one.config.ranks.blocks is not None), None)
+    said = {f"--ranks {ranks}": ranks is not None, "torchrun": is_rank(), f"ranks.blocks={blocks}": blocks is not None}
+    if given := [word for word, holds in said.items() if holds]:
+        raise ConfigError(
+            f"{', '.join(given)}: compare trains in one process: it holds runs against each other bit for bit, and one "
+            "that fails must not stop the others. Train each policy with `adaptive-train run --ranks N --out DIR`, and "
+            "see them side by side with `adaptive-train report DIR DIR`"
+        )
 
 
 def _rivals(

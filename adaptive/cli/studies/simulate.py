@@ -10,10 +10,11 @@ from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
 from adaptive.cli.studies.compare import Config, check_folders, load_contenders, without, write_text
 
 if TYPE_CHECKING:
+    from adaptive.config import TrainConfig
     from adaptive.simulate.machine import Machine
     from adaptive.simulate.simulation import MachineOf
 
-MACHINE = "Machine"
+MACHINE, RANKS = "Machine", "Ranks"
 RATES = {"link": "--link", "device": "--device-bandwidth", "host": "--host-bandwidth"}
 
 
@@ -25,22 +26,24 @@ def _rate(name: str, help: str, default: str) -> Any:
 def simulate(
     *,
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="LIST",
             help="Policies, such as lru,lfu+half_life=500,scratchpipe. --set policy.NAME=VALUE goes to all that have "
             "such a parameter.",
             rich_help_panel=POLICY,
+            show_default="lru,lfu",
         ),
-    ] = "lru,lfu",
+    ] = None,
     device_rows: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="SIZES",
             help="Sizes of the device tier: rows (100000), per cent of all rows (10%), bytes (512MiB) or auto.",
             rich_help_panel=TIERS,
+            show_default="1%,5%,10%,20%,50%",
         ),
-    ] = "1%,5%,10%,20%,50%",
+    ] = None,
     batches: Annotated[
         int | None,
         typer.Option(min=1, metavar="NUMBER", help="Stop after this many batches.", rich_help_panel=TRAINING),
@@ -81,14 +84,36 @@ def simulate(
         ),
     ] = None,
     dense_bytes: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             metavar="BYTES",
             help="Of all dense weights, as they cross at each step of XDL: adds its modelled step.",
             rich_help_panel=MACHINE,
+            show_default="0",
         ),
-    ] = 0,
+    ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Numbers of ranks, such as 2,8,64: tells the bytes that a rank would send in a step, by kind, in "
+            "place of hit rates (docs/ranks.md).",
+            rich_help_panel=RANKS,
+        ),
+    ] = None,
+    saturated: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="SHARE",
+            help="With --ranks: share of the requests that are for saturated rows, whose gradients are not sent; the "
+            "report of a run on ranks has the real one.",
+            rich_help_panel=RANKS,
+            show_default="0.5",
+        ),
+    ] = None,
     png: Annotated[
         Path | None,
         typer.Option(
@@ -108,8 +133,24 @@ def simulate(
 
     The planner keeps its books as in training, but no row has a value: policies see no movement, and what is skipped by
     movement is not. Deferral by visits is. A size into which the rows of a few batches do not fit is told as such.
+
+    With --ranks: bytes between ranks in place of all that.
     """
     more = {} if batches is None else {"steps": (str(batches), "--batches")}
+    if ranks is not None:
+        others: dict[str, Any] = {"--policy": policy, "--device-rows": device_rows, "--png": png}
+        others |= {"--machine": machine, "--link": link}
+        others |= {"--device-bandwidth": device_bandwidth, "--host-bandwidth": host_bandwidth, "--dense-ms": dense_ms}
+        _refuse_beside_ranks({**others, "--dense-bytes": dense_bytes})
+        with own_stdout():
+            (alone,) = load_contenders("lru", sets or [], flags, config, flag="--policy", more=more)
+        found = _crossing(alone.config, ranks, 0.5 if saturated is None else saturated, embedding_dim, markdown)
+        print_result(found, as_json=as_json)
+        return
+    if saturated is not None:
+        raise typer.BadParameter("--saturated needs --ranks")
+    policy = "lru,lfu" if policy is None else policy
+    device_rows = "1%,5%,10%,20%,50%" if device_rows is None else device_rows
     with own_stdout():
         rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
     check_folders(png, markdown)
@@ -120,7 +161,7 @@ def simulate(
     if png is not None:
         need_matplotlib()
     rates = {"link": link, "device": device_bandwidth, "host": host_bandwidth}
-    described = _machine(machine, rates, dense_ms, dense_bytes)
+    described = _machine(machine, rates, dense_ms, dense_bytes or 0)
     cases = [(rival.label, rival.config) for rival in rivals]
     width = embedding_dim or int(rivals[0].config.model_options.get("embedding_dim", 16))
     sizes = list(dict.fromkeys(size.strip() for size in device_rows.split(",") if size.strip()))
@@ -131,6 +172,32 @@ def simulate(
     if markdown is not None:
         write_text(markdown, simulation_markdown(result))
     print_result({**result, "table": simulation_text(result)}, as_json=as_json)
+
+
+def _refuse_beside_ranks(given: dict[str, Any]) -> None:
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise typer.BadParameter(f"--ranks counts bytes between ranks, on which {', '.join(wrong)} has no influence")
+
+
+def _crossing(
+    settings: "TrainConfig", ranks: str, saturated: float, embedding_dim: int | None, markdown: Path | None
+) -> dict[str, Any]:
+    check_folders(markdown)
+    words = [word.strip() for word in ranks.split(",") if word.strip()]
+    if not words or not all(word.isascii() and word.isdecimal() for word in words):
+        raise typer.BadParameter(f"--ranks {ranks}: whole numbers are needed, such as 2,8,64")
+    from adaptive.simulate.crossing import simulate_crossing
+    from adaptive.simulate.crossing_report import crossing_markdown, crossing_text
+    from adaptive.telemetry.countdown import Countdown
+
+    with own_stdout():
+        told = Countdown(note, "batches counted")
+        sizes = list(map(int, words))
+        found = simulate_crossing(settings, sizes, saturated=saturated, embedding_dim=embedding_dim, told=told)
+    if markdown is not None:
+        write_text(markdown, crossing_markdown(found))
+    return {**found, "table": crossing_text(found)}
 
 
 def _machine(

@@ -37,7 +37,7 @@ class Requests:
 
 def pack_requests(group: Group, counts: Int64s, tables: Int64s, rows: Int64s, lookups: Int64s) -> Bytes:
     """See the module; the arguments are those of `Requests`."""
-    index = (rows - group.table_starts[tables]).astype(_index_type(group))
+    index = (rows - group.table_starts[tables]).astype(index_type(group))
     few = np.minimum(lookups, MANY).astype(np.uint8)
     many = lookups[lookups >= MANY].astype(np.uint32)
     return np.concatenate([_bytes(counts.astype(np.int32)), _bytes(index), _bytes(few), _bytes(many)])
@@ -54,7 +54,7 @@ def unpack_requests(group: Group, message: Bytes, num_blocks: int, sender: str) 
     if (counts < 0).any():
         raise RanksError(f"{sender} sent requests of a negative number of rows")
     number = int(counts.sum())
-    index = reader.take(_index_type(group), number).astype(np.int64)
+    index = reader.take(index_type(group), number).astype(np.int64)
     lookups = reader.take(np.uint8, number).astype(np.int64)
     many = np.flatnonzero(lookups == MANY)
     lookups[many] = reader.take(np.uint32, len(many))
@@ -86,5 +86,6 @@ def _bytes(array: NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _index_type(group: Group) -> np.dtype[Any]:
+def index_type(group: Group) -> np.dtype[Any]:
+    """Of the index of a row in its table."""
     return np.dtype(np.uint32 if int(group.table_sizes.max()) <= WIDE else np.uint64)

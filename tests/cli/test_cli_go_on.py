@@ -1,0 +1,93 @@
+"""`run --go-on`: the same command begins a run, goes on with it after a kill, and does nothing once it is finished."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adaptive.trainer
+from adaptive.errors import InputError
+
+Cli = Callable[..., Any]
+SMALL = (
+    *("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_eval=500", "--set", "tensorboard=false"),
+    *("--set", "batch_size=64", "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4"),
+    *("--set", "model.top_mlp=8-1", "--set", "save_every=2", "--policy", "lfu", "--json"),
+)
+
+
+def go_on(cli: Cli, *words: str, steps: str = "6") -> Any:
+    return cli("run", "--go-on", "--out", "r", "--steps", steps, *SMALL, *words)
+
+
+def fails_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends in the middle of a step, as if it were killed there: nothing is saved."""
+    whole, done = adaptive.trainer.update, []
+
+    def update(optimizer: Any) -> None:
+        done.append(1)
+        if len(done) > steps:
+            raise InputError("gone")
+        whole(optimizer)
+
+    monkeypatch.setattr(adaptive.trainer, "update", update)
+
+
+@pytest.mark.parametrize("steps_before", [1, 3])  # before the first checkpoint, and behind it
+def test_it_begins_goes_on_and_is_done(cli: Cli, monkeypatch: pytest.MonkeyPatch, steps_before: int) -> None:
+    whole = cli("run", "--out", "whole", "--steps", "6", *SMALL)
+    with monkeypatch.context() as failing:
+        fails_after(steps_before, failing)
+        begun = go_on(cli)
+    assert begun.code == 3 and "--go-on: r holds no run yet" in begun.err
+    found = go_on(cli)
+    assert found.code == 0
+    expected = "resumed after step 2" if steps_before == 3 else "r holds a run without a checkpoint, which begins anew"
+    assert expected in found.err
+    assert json.loads(found.out)["auc"] == json.loads(whole.out)["auc"]
+    again = go_on(cli)
+    assert again.code == 0 and "--go-on: the run in r is finished after 6 steps; nothing is left to do" in again.err
+    assert json.loads(again.out)["auc"] == json.loads(whole.out)["auc"]
+    longer = go_on(cli, steps="8")
+    assert longer.code == 0 and "resumed after step 6" in longer.err and json.loads(longer.out)["steps"] == 8
+
+
+def test_a_run_with_other_settings_is_refused(cli: Cli) -> None:
+    assert go_on(cli, steps="2").code == 0
+    found = go_on(cli, "--set", "optimizer.lr=0.5")
+    assert found.code == 2 and "--go-on: the run in r has optimizer.lr=0.05, given is 0.5" in found.err
+
+
+def test_what_cannot_be_given_with_it(cli: Cli) -> None:
+    for words in (["--overwrite"], ["--dry-run"]):
+        assert "--go-on needs the directory of the run" in go_on(cli, *words).err
+    assert cli("run", "--go-on", *SMALL).code == 2
+    assert "--go-on cannot be given with it" in cli("run", "--resume", "r", "--go-on").err
+
+
+def test_files_that_no_run_writes_stay(cli: Cli) -> None:
+    Path("r").mkdir()
+    Path("r/mine.txt").write_text("mine")
+    found = go_on(cli)
+    assert found.code == 6 and "holds mine.txt, which no run writes" in found.err
+
+
+@pytest.mark.slow
+def test_after_a_kill_the_same_command_goes_on(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "adaptive", "run", "--go-on", "--out", "r", "--steps", "200", *SMALL]
+    words += ["--set", "log_every=1"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ADAPTIVE_")}
+    with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not [one for one in tmp_path.glob("r/checkpoint-*") if "tmp" not in one.name] and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    found = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    assert found.returncode == 0, found.stderr
+    assert "resumed after step" in found.stderr and json.loads(found.stdout)["steps"] == 200

@@ -1,0 +1,111 @@
+"""`simulate --ranks` counts the bytes that a training on ranks sends, and the owners that its rows have."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import asked_rows
+from thread_ranks import Town, on_ranks
+from toy import SIZES, SMALL_DLRM, ToyData, toy_config
+
+import adaptive.simulate.crossing
+from adaptive.build import build
+from adaptive.config import TrainConfig
+from adaptive.data.tables import by_table
+from adaptive.errors import ConfigError, InputError
+from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.ranks import Ranks
+from adaptive.simulate.crossing import simulate_crossing
+from adaptive.simulate.crossing_report import crossing_markdown, crossing_text
+from adaptive.trainer import Trainer
+
+DATA = by_table(ToyData(num_train=64 * 6 - 5))
+
+
+@pytest.fixture(autouse=True)
+def _data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive.simulate.crossing, "open_data", lambda config: DATA)
+
+
+def config(blocks: int | None = None, **changed: Any) -> TrainConfig:
+    return toy_config(batch_size=64, ranks={"blocks": blocks}, **changed)
+
+
+def sent_by_training(size: int, settings: TrainConfig) -> int:
+    """Bytes of the messages of all ranks, threads here, but for what is told once an interval."""
+    town = Town(size)
+
+    def work(ranks: Ranks) -> None:
+        made = build(settings.model_copy(update={"policy": "lfu"}), DATA, (), ranks)
+        with made.embeddings as embeddings:
+            trainer = Trainer(embeddings, made.model, made.optimizer)
+            trainer.recorder.write_interval = lambda: None  # type: ignore[method-assign]
+            trainer.train(DATA.train(64), depth=1)
+
+    on_ranks(size, work, town=town, blocks=settings.ranks.blocks, gradients="sum")
+    return sum(town.sent)
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(2, None), (2, 3), (3, None)])
+def test_bytes_are_those_of_a_training(size: int, blocks: int | None) -> None:
+    """All messages, to the byte; headers are told beside them."""
+    result = simulate_crossing(config(blocks), [size])
+    (found,) = result["ranks"]
+    told = sum(size for name, size in found["bytes"].items() if name != "headers")
+    sent = sent_by_training(size, config(blocks)) / result["batches"] / size
+    assert told == pytest.approx(sent, rel=1e-9)
+    assert found["bytes_in_all"] == pytest.approx(sent, rel=0.6)  # headers of a toy weigh as much as its rows
+
+
+@pytest.mark.parametrize("blocks", [None, 5])
+def test_rows_and_owners_are_those_of_the_slow_twin(blocks: int | None) -> None:
+    result = simulate_crossing(config(blocks), [2, 5])
+    for one in result["ranks"]:
+        size, batches = one["ranks"], list(DATA.train(64))
+        asked = [np.array(asked_rows(batch, list(SIZES), blocks or size, size)) for batch in batches]
+        crossing = sum(int(found.sum() - np.trace(found)) for found in asked)
+        assert one["bytes"]["vectors"] == one["bytes"]["gradients"]
+        assert one["bytes"]["vectors"] == pytest.approx(4 * 4 * crossing / len(batches) / size)
+        assert one["distinct_rows_per_rank"] == pytest.approx(
+            sum(int(found.sum()) for found in asked) / len(batches) / size
+        )
+        loads = [found.sum(axis=0) for found in asked]
+        assert one["owner_load"] == pytest.approx(np.mean([load.max() / load.mean() for load in loads]))
+
+
+def test_what_saturated_rows_save_and_what_pooling_would_take() -> None:
+    none, half = (simulate_crossing(config(), [2], saturated=share)["ranks"][0] for share in (0.0, 0.5))
+    assert none["bytes_in_all"] == none["bytes_saturated"] == half["bytes_in_all"]
+    saved = half["bytes_in_all"] - half["bytes_saturated"]
+    assert saved == pytest.approx(half["bytes"]["gradients"] / 2)
+    samples = DATA.num_train_samples() / 6 / 2  # of a rank and step
+    assert half["pooled_table_wise_bytes"] == pytest.approx(samples * 3 * 4 * 4)
+    assert half["pooled_row_wise_bytes"] == pytest.approx(2 * samples * 3 * 4 * 4)
+
+
+def test_the_text_names_all_and_says_where_whole_tables_would_pay() -> None:
+    result = simulate_crossing(config(), [2, 4])
+    text = crossing_text(result)
+    assert "50.0 % saturated" in text and "379 samples" not in text
+    assert crossing_markdown(result).count("\n| ") == 4
+    assert ("placement=whole" in text) == any(one["whole_tables_would_pay"] for one in result["ranks"])
+    assert "placement=whole" in crossing_text(
+        {**result, "ranks": [{**result["ranks"][0], "whole_tables_would_pay": 1}]}
+    )
+
+
+def test_numbers_of_ranks_that_cannot_be() -> None:
+    for blocks, size, told in ((None, 1, "2 ranks or more"), (2, 3, "ranks.blocks=2"), (None, 400, "would own none")):
+        with pytest.raises(ConfigError, match=told):
+            simulate_crossing(config(blocks), [size])
+
+
+def test_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive.simulate.crossing, "open_data", lambda config: by_table(ToyData(num_train=0)))
+    with pytest.raises(InputError, match="no training samples"):
+        simulate_crossing(config(), [2])
+
+
+def test_dense_weights_are_those_of_the_model() -> None:
+    model = DLRM(DLRMConfig(**SMALL_DLRM), num_dense=2, num_features=3)
+    assert simulate_crossing(config(), [2])["dense_weights"] == sum(w.numel() for w in model.parameters())
