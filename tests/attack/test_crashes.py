@@ -1,7 +1,6 @@
 """Runs that are killed and stopped at drawn instants and gone on with: the numbers are those of a run that was not, and
 nothing is left lying about."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attacks import SECONDS, Campaign, attack
-from forked import SIGNALS, ended, run_and_hit, server, trained
+from forked import SIGNALS, Nursery, run_and_hit, train, trained
 from interrupted import ALIKE, POLICIES, SKIP, assert_equal, numbers
 
 from adaptive.telemetry.jsonl import read_metrics
@@ -50,40 +49,42 @@ def curves(out: Path) -> dict[int, tuple[Any, ...]]:
     return found
 
 
-def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    context, campaign = server(), Campaign("crash and resume", 1)
-    expected: dict[str, Any] = {}
+def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(
+    tmp_path: Path, nursery: Nursery, cold_nursery: Nursery
+) -> None:
+    campaign = Campaign("crash and resume", 2)
     for seed, rng in campaign.tries():
         folder = tmp_path / str(seed)
         folder.mkdir()
         settings = drawn(rng, folder)
-        key = json.dumps({**settings, "tier": settings["tier"]["device_rows"]}, sort_keys=True)
-        if key not in expected:
-            assert run_and_hit(context, folder / "whole", settings, resume=False, hits=[]) == 0, log_of(
-                folder / "whole"
-            )
-            expected[key] = numbers(folder / "whole"), curves(folder / "whole")
-        out, seconds, resume, code = folder / "run", 1.5, False, -1
+        whole = folder / "whole"
+        seconds = nursery.here(train, str(whole), settings, False, str(whole.with_suffix(".log")))
+        expected, lines = numbers(whole), curves(whole)
+        parent = cold_nursery if SECONDS and rng.random() < 0.05 else nursery  # 0.05: hit also while kernels load
+        out, resume, code, begun = folder / "run", False, -1, 4 * seconds if parent is cold_nursery else seconds
         alike = any((settings["policy"], settings["policy_options"]) == POLICIES[name] for name in ALIKE)
         signals = SIGNALS if alike else SIGNALS[:1]  # where a look-ahead ends, some policies train otherwise
         for hit in range(MOST_HITS + 1):
-            hits = signals[int(rng.integers(len(signals)))](float(rng.uniform(0, seconds))) if hit < MOST_HITS else []
-            code = run_and_hit(context, out, settings, resume=resume, hits=hits)
-            campaign.came(f"exit {code}")
+            hits = signals[int(rng.integers(len(signals)))](float(rng.uniform(0, begun))) if hit < MOST_HITS else []
+            code = run_and_hit(parent, out, settings, resume=resume, hits=hits)
             assert code in (0, -9, -15, -2, -1, 129, 130, 143), (code, log_of(out))
             resume = bool((out.exists() and list(out.glob("checkpoint-*"))) or (out / "weights").exists())
+            if code:
+                campaign.came("killed" if code == -9 else "stopped")
+                campaign.came("saved by then" if resume else "nothing saved")
             if code == 0:
                 break
             if not resume and out.exists():  # nothing to go on from: as `--overwrite` would
                 shutil.rmtree(out)
         assert code == 0
-        whole, lines = expected[key]
-        assert_equal(numbers(out), whole)
+        assert_equal(numbers(out), expected)
         found = curves(out)
-        for step in sorted(found.keys() & lines.keys()):
-            assert found[step] == lines[step], step
+        assert found.keys() == lines.keys()
+        for step, line in lines.items():
+            assert found[step] == line, step
         assert {path.name for path in out.iterdir()} - FILES == set(), "litter"
-        assert not [path for path in out.rglob("*") if ".tmp-" in path.name], "litter"
+        assert not [path for path in folder.rglob("*") if ".tmp-" in path.name], "litter"
+        shutil.rmtree(folder)
 
 
 def log_of(out: Path) -> str:
@@ -91,19 +92,17 @@ def log_of(out: Path) -> str:
     return log.read_text()[-3000:] if log.exists() else "it ended before it wrote anything"
 
 
-def test_two_runs_in_one_directory_and_one_of_them_runs(tmp_path: Path) -> None:
+def test_two_runs_in_one_directory_and_one_of_them_runs(tmp_path: Path, nursery: Nursery) -> None:
     settings = {**drawn(np.random.default_rng(0), tmp_path), "epochs": 1}
-    context = server()
-    rivals = [
-        context.Process(target=trained, args=(str(tmp_path / "run"), settings, False, str(tmp_path / f"{n}.log")))
-        for n in range(4)
-    ]
-    for one in rivals:
-        one.start()
-    codes = [ended(one) for one in rivals]
-    assert codes.count(0) == 1 and set(codes) <= {0, 6}, codes
-    texts = [(tmp_path / f"{n}.log").read_text() for n, code in enumerate(codes) if code == 6]
-    assert all("is busy: process" in text or "is not empty" in text or "taken it" in text for text in texts)
+    campaign = Campaign("two runs at once", 1)
+    for seed, rng in campaign.tries():
+        out, rivals = tmp_path / f"run{seed}", int(rng.integers(2, 6))
+        logs = [tmp_path / f"{seed}-{n}.log" for n in range(rivals)]
+        children = [nursery.start(trained, str(out), settings, False, str(log)) for log in logs]
+        codes = [child.ended() for child in children]
+        assert codes.count(0) == 1 and set(codes) <= {0, 6}, codes
+        texts = [log.read_text() for log, code in zip(logs, codes, strict=True) if code == 6]
+        assert all("is busy: process" in text or "is not empty" in text or "taken it" in text for text in texts)
 
 
 @pytest.mark.parametrize("number", [15, 2, 1])

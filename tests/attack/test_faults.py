@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import pytest
 from attacks import Campaign, attack
-from forked import ended, server, trained
+from forked import Nursery, train, trained
 from interrupted import Killed, assert_equal, config_of, numbers, resume_run, run, small_world
 
 from adaptive.errors import AdaptiveError, CheckpointError
@@ -145,42 +145,73 @@ SETTINGS: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def lowered(what: str, by: int, out: str, log: str) -> None:
-    """In the child: a run whose limit of memory, descriptors or file size falls behind its first checkpoint."""
-    add = Checkpoints.add
+def lowered(what: str, by: int, checkpoint: int, out: str, log: str) -> None:
+    """In the child: a run whose limit of memory, descriptors or file size falls behind this checkpoint; 0: at once."""
+    add, added = Checkpoints.add, [0]
 
     def and_lower(self: Checkpoints, *arguments: Any) -> Any:
         found = add(self, *arguments)
-        Checkpoints.add = add  # type: ignore[method-assign]
-        if what == "memory":
-            pages = int(Path("/proc/self/statm").read_text().split()[0])
-            limit = pages * resource.getpagesize() + (by << 10)
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        elif what == "descriptors":
-            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + by - 1, by + 1000))
-        else:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (by << 10, by << 10))
+        added[0] += 1
+        if added[0] == checkpoint:
+            limit(what, by)
         return found
 
     Checkpoints.add = and_lower  # type: ignore[method-assign]
+    if checkpoint == 0:
+        limit(what, by)
     trained(out, SETTINGS, False, log)
 
 
-@pytest.mark.parametrize("what", ["memory", "descriptors", "file size"])
-def test_a_limit_that_falls_behind_the_first_checkpoint(tmp_path: Path, what: str) -> None:
-    context, campaign = server(), Campaign(f"limit of {what}", 1)
+def limit(what: str, by: int) -> None:
+    """Leave this process so many KiB of address space or of a file, or so many descriptors, beyond what it has."""
+    if what == "memory":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + (by << 10)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    elif what == "descriptors":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + by - 1, by + 1000))
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (by << 10, by << 10))
+
+
+LEFT: Final[dict[str, Callable[[np.random.Generator], float]]] = {
+    "memory": lambda rng: 2 ** rng.uniform(0, 17),  # KiB, to 128 MiB: most runs end, some do not
+    "descriptors": lambda rng: rng.integers(0, 12),
+    "file size": lambda rng: rng.choice([0, 4, 64, 300, 450, 4096, 2 ** rng.uniform(0, 12)]),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_a_limit_that_falls_at_once_or_behind_a_checkpoint_lets_nothing_hang(
+    tmp_path: Path, nursery: Nursery, what: str
+) -> None:
+    campaign = Campaign(f"limit of {what}", 2)
+    warm(nursery, tmp_path)
     for seed, rng in campaign.tries():
         out = tmp_path / f"run{seed}"
-        by = int(rng.integers(0, 3) if what == "descriptors" else rng.choice([0, 4, 64, 300, 450, 4096]))
-        process = context.Process(target=lowered, args=(what, by, str(out), f"{out}.log"))
-        process.start()
-        code = ended(process)
-        log = Path(f"{out}.log").read_text()
+        by, checkpoint, log = int(LEFT[what](rng)), int(rng.integers(0, 4)), tmp_path / f"{seed}.log"
+        code = nursery.start(lowered, what, by, checkpoint, str(out), str(log)).ended()
         campaign.came(f"exit {code}")
-        assert code in (0, 1, 5, 6, 143), (by, code, log[-2000:])
-        assert "bug" not in log, (by, log[-2000:])
-        again = context.Process(target=trained, args=(str(out), SETTINGS, True, f"{out}.log"))
-        again.start()
-        assert ended(again) in (0, 2), Path(f"{out}.log").read_text()[-2000:]
-        assert not [path for path in out.rglob("*") if ".tmp-" in path.name]
-        np.testing.assert_equal((out / "weights/manifest.json").exists(), True)
+        assert code in (0, 1, 5, 6, 143), (by, code, log.read_text()[-2000:])
+        assert "bug" not in log.read_text(), (by, checkpoint, log.read_text()[-2000:])
+        goes_on(nursery, out, is_whole=code == 0)
+
+
+def warm(nursery: Nursery, folder: Path) -> None:
+    """Kernels are loaded, where memory is not limited."""
+    nursery.here(train, str(folder / "warm"), SETTINGS, False, str(folder / "warm.log"))
+
+
+def goes_on(nursery: Nursery, out: Path, *, is_whole: bool) -> None:
+    """From what a run has left it goes on to its end, or, where it has saved nothing, begins anew."""
+    log, expected = out.with_suffix(".again"), numbers(out.parent / "warm")
+    if not is_whole:
+        saved = list(out.glob("checkpoint-*")) or (out / "weights").exists()
+        if not saved:
+            shutil.rmtree(out, ignore_errors=True)
+        code = nursery.start(trained, str(out), SETTINGS, bool(saved), str(log)).ended()
+        assert code == 0 or (code == 2 and "is finished" in log.read_text()), log.read_text()[-2000:]
+    assert_equal(numbers(out), expected)
+    assert not [path for path in out.rglob("*") if ".tmp-" in path.name]
+    assert not (out / "lock").exists()
+    shutil.rmtree(out)

@@ -1,15 +1,17 @@
-"""Runs in processes of their own, forked from one that has imported everything: starting one takes a tenth of a second,
-so hundreds can be killed."""
+"""Runs in processes of their own that can be killed by the hundred: forked by a nursery, which has run such runs before,
+so that what takes seconds at a start, imports and loading compiled kernels, is done."""
 
+import faulthandler
+import itertools
 import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from adaptive.__main__ import end_at_once
 from adaptive.config import TrainConfig
 
 PATIENCE = 300.0  # seconds after which a run hangs
+NEWBORN, READY, ENDED, DONE = range(4)  # what the nursery and its children say
 
 
 def server() -> ForkServerContext:
-    """What makes such processes; in the one that they come from only imports are done: its threads would be lost."""
+    """What makes processes in which only imports are done."""
     places = [
         str(Path(__file__).parent),
         str(Path(__file__).parent.parent),
@@ -32,34 +35,162 @@ def server() -> ForkServerContext:
     return context
 
 
-def trained(out: str, settings: dict[str, Any], resume: bool, log: str, ready: Event | None = None) -> None:
-    """In the child: train or resume a run of the toy data as the command line does, and exit as it does. It says when
-    it is `ready` to be hit: before, a signal meets what starts processes and not a run."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # before anything else, as `adaptive.__main__` does
-        signal.signal(number, end_at_once)
-    if ready:
-        ready.set()
+class Nursery:
+    """A process that forks children, each with all that it has loaded; to be closed."""
 
+    def __init__(self) -> None:
+        context = server()
+        self._line, theirs = context.Pipe()
+        self._process = context.Process(target=_nurse, args=(theirs,))
+        self._process.start()
+        theirs.close()
+        self._tags = itertools.count()
+        self._news: dict[tuple[int, int], Any] = {}
+
+    def close(self) -> None:
+        self._line.close()
+        self._process.join(PATIENCE)
+        self._process.kill()
+
+    def here(self, function: Callable[..., None], *arguments: Any) -> float:
+        """The function in the nursery itself: what it loads, later children have. Seconds that it took."""
+        tag = next(self._tags)
+        self._line.send((tag, False, function, arguments))
+        seconds, error = self.heard(tag, DONE)
+        assert not error, error
+        return float(seconds)
+
+    def start(self, function: Callable[..., None], *arguments: Any) -> "Child":
+        """A child that does this and ends; it has begun when this returns."""
+        tag = next(self._tags)
+        self._line.send((tag, True, function, arguments))
+        child = Child(self, tag, self.heard(tag, NEWBORN))
+        self.heard(tag, READY)
+        return child
+
+    def heard(self, tag: int, what: int, seconds: float = PATIENCE) -> Any:
+        """What was said about this child, waited for at most so long; None: nothing."""
+        until = time.monotonic() + seconds
+        while (tag, what) not in self._news:
+            if not self._line.poll(max(until - time.monotonic(), 0)):
+                return None
+            teller, about, found = self._line.recv()
+            self._news[teller, about] = found
+        return self._news[tag, what]
+
+
+class Child:
+    """A process made by a nursery."""
+
+    def __init__(self, nursery: Nursery, tag: int, pid: int) -> None:
+        self._nursery, self._tag, self.pid = nursery, tag, pid
+
+    def ends_within(self, seconds: float) -> bool:
+        return self._nursery.heard(self._tag, ENDED, seconds) is not None
+
+    def send(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(self.pid, number)
+
+    def ended(self, seconds: float = PATIENCE) -> int:
+        """Its exit code, negative for the signal that ended it."""
+        if not self.ends_within(seconds):
+            self.send(signal.SIGUSR1)  # its stack goes into its log
+            self.ends_within(2)
+            self.send(signal.SIGKILL)
+            raise AssertionError(f"it hangs: no end for {seconds} s")
+        return int(os.waitstatus_to_exitcode(self._nursery.heard(self._tag, ENDED)))
+
+
+def _nurse(line: Connection) -> None:
+    """In the nursery: do what is asked for. No thread may be left in it, since none would be in its children."""
+    import numba
     import torch
+
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    while True:
+        try:
+            tag, forks, function, arguments = line.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if forks:
+            if os.fork() == 0:
+                _midwife(line, tag, function, arguments)
+            continue
+        begun, error = time.monotonic(), ""
+        try:
+            function(*arguments)
+        except BaseException as found:
+            error = f"{type(found).__name__}: {found}"
+        line.send((tag, DONE, (time.monotonic() - begun, error)))
+
+
+def _midwife(line: Connection, tag: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Between the nursery and a child, to wait for it. Also, GNU OpenMP refuses to work in a direct child of a process
+    that has used it, for its threads would be lost; with one thread there are none."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # as `adaptive.__main__` does at first
+                signal.signal(number, end_at_once)
+            os.setpgid(0, 0)
+            line.send((tag, READY, True))
+            line.close()
+            function(*arguments)
+        finally:
+            os._exit(99)  # not reached by what ends by itself
+    line.send((tag, NEWBORN, pid))
+    line.send((tag, ENDED, os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+@contextmanager
+def toy_data() -> Iterator[None]:
+    """Inside, runs train on the toy data."""
     from toy import ToyData
 
-    from adaptive.cli.app import _terminable, _verdict
-    from adaptive.runs import resume_run, resuming, train_run, training
+    from adaptive.runs import resuming, training
 
-    os.setpgid(0, 0)
+    before = [(module, module.open_data) for module in (training, resuming)]
+    for module, _ in before:
+        module.open_data = lambda config, run_directory=None: ToyData()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module, found in before:
+            module.open_data = found  # type: ignore[attr-defined]
+
+
+def train(out: str, settings: dict[str, Any], resume: bool, log: str) -> None:
+    """Train or resume a run of the toy data."""
+    from adaptive.runs import resume_run, train_run
+
+    with toy_data(), open(log, "a") as stream:
+        if resume:
+            resume_run(out, stream=stream)
+        else:
+            train_run(TrainConfig.model_validate({**settings, "out": out}), stream=stream)
+
+
+def trained(out: str, settings: dict[str, Any], resume: bool, log: str) -> None:
+    """In a child: train or resume as the command line does, and exit as it does."""
+    import torch
+
+    from adaptive.cli.app import _terminable, _verdict
+
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    faulthandler.register(signal.SIGUSR1, file=2)
     torch.set_num_threads(1)
-    for module in (training, resuming):
-        module.open_data = lambda config, run_directory=None: ToyData()  # type: ignore[attr-defined]
     code, stopped = 0, list[int]()
     try:
         with _terminable(stopped):
-            if resume:
-                resume_run(out, stream=sys.stderr)
-            else:
-                train_run(TrainConfig.model_validate({**settings, "out": out}), stream=sys.stderr)
+            train(out, settings, resume, "/dev/stderr")
     except SystemExit as exit_:
         code = int(exit_.code or 0)
     except KeyboardInterrupt:
@@ -72,31 +203,16 @@ def trained(out: str, settings: dict[str, Any], resume: bool, log: str, ready: E
 
 
 def run_and_hit(
-    context: ForkServerContext, out: Path, settings: dict[str, Any], *, resume: bool, hits: list[tuple[float, int]]
+    nursery: Nursery, out: Path, settings: dict[str, Any], *, resume: bool, hits: list[tuple[float, int]]
 ) -> int:
     """Train, or resume, and send signals after so many seconds each; the exit code, negative for the signal."""
-    log = out.with_suffix(".log")
-    ready = context.Event()
-    process = context.Process(target=trained, args=(str(out), settings, resume, str(log), ready))
-    process.start()
-    assert ready.wait(PATIENCE), "it never began"
+    child = nursery.start(trained, str(out), settings, resume, str(out.with_suffix(".log")))
     begun = time.monotonic()
     for after, number in hits:
-        process.join(max(begun + after - time.monotonic(), 0))
-        if not process.is_alive() or process.pid is None:
+        if child.ends_within(max(begun + after - time.monotonic(), 0)):
             break
-        os.kill(process.pid, number)
-    return ended(process)
-
-
-def ended(process: BaseProcess) -> int:
-    process.join(PATIENCE)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        raise AssertionError("it hangs")
-    assert process.exitcode is not None
-    return process.exitcode
+        child.send(number)
+    return child.ended()
 
 
 SIGNALS: list[Callable[[float], list[tuple[float, int]]]] = [

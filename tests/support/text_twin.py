@@ -162,7 +162,7 @@ def time(text: str, column: Column) -> float:
         if number is None or not math.isfinite(number):
             raise RejectedError("time")
         return number
-    shape = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
+    shape = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-5][0-9])?)?"
     try:
         if not re.fullmatch(shape, text) or text < "1970":
             raise RejectedError("time")
