@@ -112,7 +112,7 @@ class Trainer:
         with look_ahead as coming, self.embeddings.telling_ranks():
             while (planned := self._next(coming)) is not None:
                 self.step(planned)
-                self._measure(planned)
+                self.measure(planned)
                 if stopped():
                     break
         self.recorder.write_interval()
@@ -225,8 +225,8 @@ class Trainer:
         with self.recorder.timed("wait"):
             return next(parts, None)
 
-    def _measure(self, planned: Planned) -> None:
-        """The loss on samples that the policy has held back."""
+    def measure(self, planned: Planned) -> None:
+        """The loss on samples of a trained batch that the policy has held back, if there are any."""
         if planned.batch.held_back is not None:
             found = evaluate(self.embeddings, self.model, [planned.batch.held_back])
             assert found.log_loss is not None

@@ -15,6 +15,7 @@ STAGES = {
     "embedding": "embeddings",
     "mlp_forward": "MLPs forward",
     "mlp_backward": "MLPs backward",
+    "check": "check",
     "row_update": "row update",
     "dense_update": "dense update",
     "read": "read",

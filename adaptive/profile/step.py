@@ -2,13 +2,14 @@
 
 Each policy is trained twice over the same few batches' worth of data: without look-ahead, where one stage runs after
 the other and each has its own time, and with it, where only the whole step can be told. What look-ahead hides is the
-difference. Times are medians over blocks of a few steps.
+difference. The trainer is that of a run, with all it does in a step: *check* is whether loss and gradients are finite,
+and quality so far is recorded. Times are medians over blocks of a few steps.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -24,11 +25,16 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.evaluation import vectors_of
 from adaptive.models.dropout import at_step
-from adaptive.models.tasks import labels_of, log_losses, tasks_of
+from adaptive.models.tasks import log_losses
 from adaptive.planned import Planned
+from adaptive.telemetry.record import IntervalRecord, Record, sum_tables
+from adaptive.telemetry.recorder import Recorder
+from adaptive.trainer import Trainer
 
-BLOCK: Final = 5  # steps of which one time is taken
-TRAINING: Final = ("embedding", "mlp_forward", "mlp_backward", "row_update", "dense_update")
+BLOCK: Final = 10  # steps of which one time is taken
+TRAINING: Final = ("embedding", "mlp_forward", "mlp_backward", "check", "row_update", "dense_update")
+NAMES: Final = {"backward": "check", "update": "dense_update"}  # the trainer's stages, of which only that is left here
+COUNTS: Final = tuple(counter.name.lower() for counter in Counter)
 BESIDE: Final = ("read", "plan", "move")  # by look-ahead, if there is any
 Case = tuple[str, TrainConfig]  # the policy as written, and the settings with it
 Told = Callable[[int], None]  # how many steps have been trained
@@ -94,76 +100,92 @@ def endless(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
     return (batch for batch in batches if batch.num_samples == first.num_samples)
 
 
+class _Stages(Recorder):
+    """A recorder whose stages are told apart as a profile wants them, and end when the device has done them.
+
+    Attributes:
+        latest: the record of the latest interval.
+    """
+
+    def __init__(self, embeddings: TieredEmbeddingBag) -> None:
+        self.latest: IntervalRecord | None = None
+        self.watch = Stopwatch()
+        super().__init__(embeddings, [self])
+
+    def timed(self, stage: str) -> AbstractContextManager[None]:
+        return _Synchronized(self.watch, NAMES.get(stage, stage), self._embeddings.device)
+
+    def write(self, record: Record) -> None:
+        assert isinstance(record, IntervalRecord), "nothing is evaluated here"
+        self.latest = record
+
+
+class _StagedTrainer(Trainer):
+    """The trainer that runs have, with the embeddings' part of the passes timed apart."""
+
+    def _learn(self, part: Planned) -> tuple[torch.Tensor, torch.Tensor]:
+        timed, samples = self.recorder.timed, part.num_samples_of_all
+        with timed("embedding"):
+            pooled = vectors_of(self.embeddings, self.model, part)
+            leaf = pooled.detach().requires_grad_()
+        with timed("mlp_forward"):
+            at_step(self.model, self.recorder.steps, first=part.first, samples=part.num_samples, whole=samples)
+            logits = self.model(part.dense, leaf)
+            loss = log_losses(logits, self._labels(part), self._tasks, samples=samples)
+        with timed("mlp_backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+            pooled.backward(leaf.grad)  # type: ignore[no-untyped-call]
+        return loss.detach(), logits.detach()
+
+
 class _Loop:
-    """Trains batches as `adaptive.trainer` does, with the embeddings' part of the passes timed apart."""
+    """Trains batches as a run does, in blocks."""
 
     def __init__(self, config: TrainConfig, components: Components, told: Told) -> None:
-        self._config, self._components, self._told = config, components, told
-        self._watch = Stopwatch()
-        self._tasks = tasks_of(components.model)
-        self._trained = 0
+        self._told = told
+        self._stages = _Stages(components.embeddings)
+        self._trainer = _StagedTrainer(
+            components.embeddings,
+            components.model,
+            components.optimizer,
+            recorder=self._stages,
+            set_rates=lambda step: set_rates(config, components, step),
+        )
 
     def run(self, batches: Iterator[Batch], depth: int, length: StepLength) -> dict[str, Any]:
         """Milliseconds a step by stage, medians of blocks, and counts a step."""
-        embeddings = self._components.embeddings
-        blocks: list[dict[str, float]] = []
-        counts, steps = None, 0
-        with closing(embeddings.look_ahead(batches, depth=depth)) as coming:
-            for _ in range(length.warmup):
-                self._step(coming)
-            embeddings.take_statistics()
-            while steps < length.steps:
-                size = min(BLOCK, length.steps - steps)
-                self._watch, started = Stopwatch(), time.perf_counter()
-                for _ in range(size):
-                    self._step(coming)
-                seconds = time.perf_counter() - started
-                found = embeddings.take_statistics()
-                counts = found.counts.sum(0) if counts is None else counts + found.counts.sum(0)
-                total = {**found.times_ms, **self._watch.total_ms(), "whole": 1e3 * seconds}
-                blocks.append({name: ms / size for name, ms in total.items()})
-                steps += size
-        assert counts is not None
+        blocks, counts = [], dict.fromkeys(COUNTS, 0)
+        with closing(self._trainer.embeddings.look_ahead(batches, depth=depth)) as coming:
+            self._block(coming, length.warmup)
+            for first in range(0, length.steps, BLOCK):
+                blocks.append(self._block(coming, min(BLOCK, length.steps - first)))
+                assert self._stages.latest is not None
+                found = sum_tables(list(self._stages.latest.tables.values()))
+                counts = {name: number + getattr(found, name) for name, number in counts.items()}
         names = {name for block in blocks for name in block}
         return {
             "ms": {name: statistics.median(block.get(name, 0.0) for block in blocks) for name in sorted(names)},
-            "counts": {counter.name.lower(): int(counts[counter]) / steps for counter in Counter},
+            "counts": {name: number / length.steps for name, number in counts.items()},
         }
 
-    def _step(self, coming: Iterator[Planned]) -> None:
-        embeddings, model = self._components.embeddings, self._components.model
-        with self._stage("wait"):
-            planned = next(coming)
-        self._components.optimizer.zero_grad()
-        for part in planned.parts():
-            with self._stage("embedding"):
-                pooled = vectors_of(embeddings, model, part)
-                leaf = pooled.detach().requires_grad_()
-            with self._stage("mlp_forward"):
-                whole = part.whole.num_samples
-                at_step(model, self._trained, first=part.first, samples=part.num_samples, whole=whole)
-                loss = log_losses(model(part.dense, leaf), self._labels(part), self._tasks, samples=whole)
-            with self._stage("mlp_backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
-                pooled.backward(leaf.grad)  # type: ignore[no-untyped-call]
-        set_rates(self._config, self._components, self._trained)
-        with self._stage("dense_update"):
-            self._components.optimizer.step()
-        with self._stage("row_update"):
-            embeddings.step()
-        self._trained += 1
-        self._told(self._trained)
-
-    def _labels(self, part: Planned) -> torch.Tensor:
-        if self._tasks is None:
-            return part.labels
-        return torch.from_numpy(labels_of(part.batch, self._tasks)).to(part.labels.device)
-
-    def _stage(self, name: str) -> "_Synchronized":
-        return _Synchronized(self._watch, name, self._components.embeddings.device)
+    def _block(self, coming: Iterator[Planned], steps: int) -> dict[str, float]:
+        """Milliseconds a step by stage. It ends with a record, as every so many steps of a run do."""
+        stages = self._stages
+        stages.watch = Stopwatch()
+        started = time.perf_counter()
+        for _ in range(steps):
+            with stages.timed("wait"):
+                planned = next(coming)
+            self._trainer.step(planned)
+            self._trainer.measure(planned)
+            self._told(stages.steps)
+        stages.write_interval()
+        whole = {"whole": 1e3 * (time.perf_counter() - started), **stages.watch.total_ms()}
+        beside = stages.latest.time_ms if stages.latest is not None else {}
+        return {**beside, **{name: ms / max(steps, 1) for name, ms in whole.items()}}
 
 
-class _Synchronized:
+class _Synchronized(AbstractContextManager[None]):
     """A stage of the stopwatch that ends when the device has done what was asked of it."""
 
     def __init__(self, watch: Stopwatch, name: str, device: torch.device) -> None:
