@@ -127,7 +127,7 @@ class RunDirectory:
         """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed."""
         over = ("end", "error", "summary", DIGEST)
         self.record = {**{name: one for name, one in self.record.items() if name not in over}, "schema": SCHEMA}
-        earlier = self.record.get("resumed", [])
+        earlier = self.record.get("resumed") or []
         resumed = [*earlier, {"step": step, "start": now(), "versions": versions()}]
         self.write(status="running", resumed=resumed, **holder(), **facts)
 
