@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.errors import PolicyError
+from adaptive.errors import CheckpointError, PolicyError
 from adaptive.guard.guard import Guard
 from adaptive.system import StopRequest
 from adaptive.trainer import Trainer
@@ -171,10 +171,20 @@ class Loop:
                 self._save()
 
     def _batches(self) -> Iterator[Batch]:
-        left, taken = self.place.left(self._config.steps), self.place.taken
+        left = self.place.left(self._config.steps)
         epoch = self._dataset.train(self._config.batch_size, epoch=self.place.epoch)
-        batches = islice(epoch, taken, None if left is None else taken + left)
+        batches = islice(self._behind(epoch), left)
         return self._guard.guarded(batches) if self._guard else batches
+
+    def _behind(self, epoch: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches behind those that are trained."""
+        for passed in range(self.place.taken):
+            if next(epoch, None) is None:
+                raise CheckpointError(
+                    f"the checkpoint says that {self.place.taken} batches of epoch {self.place.epoch} are trained, but "
+                    f"the data have {passed}: it is damaged, or the data are others now"
+                )
+        yield from epoch
 
     def _until_save(self) -> int | None:
         """Batches of the data to the next save, 0: it is due; None: there will be none."""

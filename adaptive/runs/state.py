@@ -63,13 +63,43 @@ RANDOM, CUDA = "torch_random", "cuda_random_"
 _GUARDED: Final = "the guard's copy of the run, and what it has judged, are in no checkpoint"
 
 
+class LossSums(BaseModel):
+    """Of a `StreamingLogLoss`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    num_samples: int = Field(ge=0)
+    num_positives: int = Field(ge=0)
+    loss_sum: float
+    probability_sum: float
+
+
+class SoFar(BaseModel):
+    """Of the record of all steps so far, what is relied on; the rest is for reports."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    step: int = Field(ge=0)
+    samples: int = Field(ge=0)
+
+
+class RecorderState(BaseModel):
+    """What `Recorder.state` gives."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    so_far: SoFar
+    log_loss: LossSums
+    each: dict[str, LossSums] = {}
+
+
 class SavedProgress(BaseModel):
     """How far a run had come; `progress` in a checkpoint's `meta`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     place: DataPosition
-    recorder: dict[str, Any]
+    recorder: RecorderState
     file_bytes: dict[str, int]
     device_rows: int | None = Field(default=None, ge=0)  # None, here and below: saved by an earlier version
     evaluations: list[dict[str, Any]] | None = None
@@ -89,7 +119,7 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
     """Arguments of `save_checkpoint`. Call it between two stretches of the loop."""
     reached = SavedProgress(
         place=loop.place,
-        recorder=recorder.state(),
+        recorder=RecorderState.model_validate(recorder.state()),
         file_bytes=loop.file_bytes,
         device_rows=components.embeddings.view.device_rows,
         evaluations=[to_json(record) for record in recorder.evaluations],
@@ -123,11 +153,29 @@ def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
             f"with --config {where.parent / RECORD}"
         )
     try:
-        return SavedProgress.model_validate(checkpoint.meta["progress"])
+        reached = SavedProgress.model_validate(checkpoint.meta["progress"])
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, ("meta", "progress", *first["loc"])))
         raise CheckpointError(f"{where}: {place}: {first['msg']}, found {str(first['input'])[:200]!r}") from error
+    _check_counts(reached, checkpoint.meta, where)
+    return reached
+
+
+def _check_counts(reached: SavedProgress, meta: Mapping[str, Any], where: Path) -> None:
+    """Check that what is counted in several places is the same everywhere: records of later steps are dropped, and
+    batches passed over, by it."""
+    place, so_far = reached.place, reached.recorder.so_far
+    pairs = {
+        "steps": (meta.get("steps"), so_far.step),
+        "samples": (meta.get("samples"), so_far.samples),
+        "samples of the log loss": (reached.recorder.log_loss.num_samples, so_far.samples),
+    }
+    if place.epoch == 0:
+        pairs |= {"batches of the first epoch": (place.taken, place.total), "steps before it": (place.before, 0)}
+    for name, (one, other) in pairs.items():
+        if one != other or isinstance(one, bool):
+            raise CheckpointError(f"{where}: {name}: {str(one)[:80]} in one place, {other} in another; it is damaged")
 
 
 def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None:
@@ -154,7 +202,7 @@ def restore_recorder(
         CheckpointError: if the checkpoint does not hold them.
     """
     try:
-        recorder.restore(reached.recorder, checkpoint.run)
+        recorder.restore(reached.recorder.model_dump(), checkpoint.run)
         evaluations = [_evaluation(data) for data in reached.evaluations or []]
         recorder.evaluations = [one for one in evaluations if not (again and one.step == recorder.steps)]
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:

@@ -128,7 +128,7 @@ class RunDirectory:
         where each rank is that goes on."""
         over = ("end", "error", "summary", DIGEST)
         self.record = {**{name: one for name, one in self.record.items() if name not in over}, "schema": SCHEMA}
-        earlier = self.record.get("resumed", [])
+        earlier = self.record.get("resumed") or []
         stretch = {"step": step, "start": now(), "versions": versions()}
         resumed = [*earlier, stretch if ranks is None else {**stretch, "ranks": list(ranks)}]
         self.write(status="running", resumed=resumed, **holder(), **facts)

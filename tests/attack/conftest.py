@@ -1,9 +1,11 @@
 """What the attacks on running processes share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from forked import Nursery
+from interrupted import config_of, interrupted, run, small_world
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +22,12 @@ def cold_nursery() -> Iterator[Nursery]:
     made = Nursery()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def cut_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed behind a checkpoint."""
+    folder = tmp_path_factory.mktemp("hostile") / "run"
+    with small_world(num_train=256) as patch, interrupted(patch, "kill", 6):
+        run(folder, config_of("lru", save_every=4, tensorboard=True))
+    return folder

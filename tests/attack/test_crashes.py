@@ -15,7 +15,7 @@ from forked import SIGNALS, Nursery, run_and_hit, train, trained
 from interrupted import ALIKE, POLICIES, SKIP, assert_equal, numbers
 
 from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import IntervalRecord
+from adaptive.telemetry.record import EvalRecord, IntervalRecord
 
 pytestmark = attack
 
@@ -39,11 +39,13 @@ def drawn(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
 
 
 def curves(out: Path) -> dict[int, tuple[Any, ...]]:
-    """Of each step at which an interval ends: what was learnt and counted by then."""
-    found = {}
-    for record in read_metrics(out / "metrics.jsonl"):
+    """Of each step at which an interval ends: what was learnt and counted by then. What a policy counts in `arrange` is
+    as of how far the look-ahead has read, which threads decide; before an evaluation all that was read is trained."""
+    found, records = {}, read_metrics(out / "metrics.jsonl")
+    evaluated = {record.step for record in records if isinstance(record, EvalRecord)}
+    for record in records:
         if isinstance(record, IntervalRecord):
-            reported = tuple(sorted((k, v) for k, v in record.policy.items() if k in ("seen_inputs", "dropped_inputs")))
+            reported = tuple(sorted(record.policy.items())) if record.step in evaluated else ()
             saturated = sum(counts.saturated_rows for counts in record.tables.values())
             found[record.step] = (record.samples, record.auc, record.log_loss, record.accuracy, saturated, reported)
     return found

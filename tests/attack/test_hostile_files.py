@@ -3,22 +3,14 @@ code for users; nothing is written outside the run directory, and no memory is t
 
 import io
 import json
-import os
-import resource
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pytest
-from attacks import Campaign, attack, copied, told
-from interrupted import config_of, interrupted, run, small_world
-from manifests import edit_manifest, edit_record
+from attacks import attack, copied, told
+from hostile import NOT_PLAIN, VALUES, at_once, is_json, paths_in, put
+from interrupted import small_world
 
 from adaptive.data.options import DataOptions
 from adaptive.data.text.delimited import open_csv
@@ -26,8 +18,7 @@ from adaptive.data.text.schema import load_schema
 from adaptive.data.text.source import find_files
 from adaptive.data.text.vocabulary import KeyCounter, load_vocabularies, load_vocabulary, save_vocabularies
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
-from adaptive.runs import evaluate_run, resume_run
-from adaptive.runs.loading import load_run
+from adaptive.runs import resume_run
 from adaptive.settings import load_settings
 from adaptive.storage.plain import DIGEST, signed_json
 from adaptive.storage.run_directory import read_record
@@ -35,125 +26,11 @@ from adaptive.telemetry.jsonl import read_metrics
 
 pytestmark = attack
 
-SECONDS, MOST_MEMORY = 5, 500 << 20
-VALUES: Final[list[Any]] = [
-    None, "", "text", "nul\0", "\ud800", -1, 0, 10**18, 2**70, -(2**70), 1.5, 1e300, 1e-300, True, [], {}, [[]],
-    {"a": {}}, [1, "2"], "/dev/zero", "/proc/self/mem", "../..", "x" * 5000, "file.py:Class",
-    "\N{ARABIC-INDIC DIGIT THREE}%",
-]  # fmt: skip
-
-
-class Hangs(BaseException):
-    pass
-
-
-@contextmanager
-def at_once() -> Iterator[None]:
-    """What is inside takes neither more than a few seconds nor much memory."""
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise Hangs
-
-    before = signal.signal(signal.SIGALRM, ring)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    signal.setitimer(signal.ITIMER_REAL, 4 * SECONDS)  # of the clock, where others use the machine, too
-    begun = time.process_time()
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert time.process_time() - begun < SECONDS
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024 < MOST_MEMORY
-
-
-@pytest.fixture(scope="module")
-def cut_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed behind a checkpoint."""
-    folder = tmp_path_factory.mktemp("hostile") / "run"
-    with small_world(num_train=256) as patch, interrupted(patch, "kill", 6):
-        run(folder, config_of("lru", save_every=4, tensorboard=True))
-    return folder
-
-
-def paths_in(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where every value of a JSON text lies, those that hold others too."""
-    if above:
-        yield above
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield from paths_in(inner, (*above, key))
-
-
-def put(value: Any, path: tuple[Any, ...], new: Any) -> None:
-    for key in path[:-1]:
-        value = value[key]
-    value[path[-1]] = new
-
-
-def is_json(value: Any) -> bool:
-    try:
-        signed_json({"value": value})
-    except (ValueError, UnicodeEncodeError):
-        return False
-    return True
-
-
-def opened(folder: Path) -> None:
-    with load_run(folder):
-        pass
-    evaluate_run(folder)
-
-
-@pytest.mark.parametrize("action", ["open", "resume"])
-def test_every_value_of_a_strangers_record(cut_run: Path, tmp_path: Path, action: str) -> None:
-    content = json.loads((cut_run / "run.json").read_text())
-    places = [path for path in paths_in(content) if path[0] != DIGEST]
-    campaign, act = Campaign(f"values of run.json, {action}", 40), opened if action == "open" else resume_run
-    with small_world(num_train=256):
-        for _, rng in campaign.tries():
-            place, value = places[int(rng.integers(len(places)))], VALUES[int(rng.integers(len(VALUES)))]
-            folder = copied(cut_run, tmp_path / "run")
-            edit_record(folder, lambda record: put(record, place, value))  # noqa: B023 (called at once)
-            with at_once():
-                message = told(partial(act, folder), codes=(2, 3, 4, 6, 7, 8, 9))
-            campaign.came("accepted" if message is None else "told")
-
-
-def test_every_value_of_a_strangers_checkpoint(cut_run: Path, tmp_path: Path) -> None:
-    manifest = json.loads((cut_run / "checkpoint-4/manifest.json").read_text())
-    places = [path for path in paths_in(manifest) if path[0] != DIGEST]
-    campaign = Campaign("values of a manifest", 30)
-    with small_world(num_train=256):
-        for _, rng in campaign.tries():
-            place, value = places[int(rng.integers(len(places)))], VALUES[int(rng.integers(len(VALUES)))]
-            folder = copied(cut_run, tmp_path / "run")
-            edit_manifest(folder / "checkpoint-4", lambda found: put(found, place, value))  # noqa: B023
-            with at_once():
-                message = told(partial(resume_run, folder), codes=(2, 3, 4, 7, 8, 9))
-            campaign.came("accepted" if message is None else "told")
-
-
-NOT_PLAIN: Final[dict[str, Callable[[Path], None]]] = {
-    "pipe": lambda path: os.mkfifo(path),
-    "folder": lambda path: path.mkdir(),
-    "zero": lambda path: path.symlink_to("/dev/zero"),
-    "link": lambda path: path.symlink_to("/etc/passwd"),
-    "dangling": lambda path: path.symlink_to("nowhere"),
-    "deep": lambda path: _write(path, b"[" * 100_000),
-    "nested": lambda path: _write(path, b'{"a":' * 900 + b"1" + b"}" * 900),
-    "digits": lambda path: _write(path, b'{"a": ' + b"9" * 1_000_000 + b"}"),
-    "huge": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 2**40),
-    "binary": lambda path: _write(path, bytes(range(256)) * 10),
-}
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
 
 @pytest.mark.parametrize("kind", NOT_PLAIN)
-@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "checkpoint-4/manifest.json", "lock"])
+@pytest.mark.parametrize(
+    "name", ["run.json", "metrics.jsonl", "checkpoint-4/manifest.json", "checkpoint-4/rows-1.npy", "lock"]
+)
 def test_what_is_no_plain_file_of_a_run(cut_run: Path, tmp_path: Path, name: str, kind: str) -> None:
     folder = copied(cut_run, tmp_path / "run")
     (folder / name).unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""Runs in processes of their own that can be killed by the hundred: forked by a nursery, which has run such runs before,
-so that what takes seconds at a start, imports and loading compiled kernels, is done."""
+"""Runs in processes of their own that can be killed by the hundred: forked by a nursery, which has run such runs, so
+that what takes seconds at a start, imports and loading compiled kernels, is done."""
 
 import faulthandler
 import itertools
