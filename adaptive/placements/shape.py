@@ -1,7 +1,7 @@
 """`Shape`: what of a model decides how long its step takes; those of papers come with the package."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -111,6 +111,37 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
     return key, values
 
 
+def swept_settings(point: Mapping[str, str], tables: int, width: int) -> list[str]:
+    """`KEY=VALUE` settings with which the built-in stream and its model have a point's shape.
+
+    Args:
+        point: swept keys and their values.
+        tables: of the stream where the point does not say.
+        width: of a row.
+    """
+    number = int(point.get("num_sparse", tables))
+    found = []
+    for key, value in point.items():
+        match key:
+            case "batch_size":
+                found.append(f"batch_size={value}")
+            case "mlp":
+                found += [f"model.{tower}={mlp}" for tower, mlp in mlps(value, width).items()]
+            case "hash_size":
+                found.append(f"data.synthetic.rows={int(value) * number}")
+            case _:
+                name = {"num_sparse": "tables"}.get(key, key)
+                found.append(f"data.synthetic.{name}={value}")
+    return found
+
+
+def mlps(text: str, width: int) -> dict[str, str]:
+    """Both towers of `512^3`: three layers of 512 before their last ones."""
+    size, _, depth = text.partition("^")
+    layers = "-".join([str(int(size))] * int(depth or 1))
+    return {"bottom_mlp": f"{layers}-{width}", "top_mlp": f"{layers}-1"}
+
+
 def varied(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Shape:
     """The shape with other values; `mlp=512^3` gives both MLPs three layers of 512 before their last ones.
 
@@ -121,9 +152,7 @@ def varied(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Shape:
     for key, value in zip(keys, values, strict=True):
         try:
             if key == "mlp":
-                size, _, depth = value.partition("^")
-                layers = "-".join([str(int(size))] * int(depth or 1))
-                changes |= {"bottom_mlp": f"{layers}-{shape.width}", "top_mlp": f"{layers}-1"}
+                changes |= mlps(value, shape.width)
             else:
                 changes[key] = int(value)
         except ValueError as error:

@@ -38,11 +38,13 @@ class Claim(Config):
     less: str | None = Field(default=None, description="path of a number that is taken off")
     more_than: float | str | None = None
     less_than: float | str | None = None
+    within: float | None = Field(default=None, gt=0, description="the number is at most so far from 0, either way")
+    why: str = Field(default="", description="said where it does not hold: what is to blame")
 
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
-        if (self.more_than is None) == (self.less_than is None):
-            raise ValueError("a claim needs one of more_than and less_than")
+        if sum(bound is not None for bound in (self.more_than, self.less_than, self.within)) != 1:
+            raise ValueError("a claim needs one of more_than, less_than and within")
         return self
 
 
@@ -130,6 +132,10 @@ def judge(claim: Claim, records: Mapping[str, Any]) -> tuple[bool, str]:
         if path is not None and value is not None:
             other = number_at(records, path)
             value = None if other is None else combine(value, other)
+    if claim.within is not None:
+        holds = value is not None and abs(value) <= claim.within
+        sign = "within" if holds else "not within"
+        return holds, "not known" if value is None else f"{value:.4g} {sign} {claim.within:.4g}"
     given = claim.more_than if claim.more_than is not None else claim.less_than
     bound = number_at(records, given) if isinstance(given, str) else given
     if value is None or bound is None:
