@@ -6,15 +6,15 @@ named by its path, `COMMAND.key.key`, where a list is entered by a position or b
 and no key has a dot in it.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from adaptive.config import Config
 from adaptive.errors import ConfigError
+from adaptive.storage.named import load_named, names_in
 
 RECIPES: Final = Path(__file__).parent / "recipes"
 
@@ -77,7 +77,7 @@ class Recipe(Config):
 
 
 def recipe_names() -> list[str]:
-    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+    return names_in(RECIPES)
 
 
 def load_recipe(name: str) -> Recipe:
@@ -86,16 +86,7 @@ def load_recipe(name: str) -> Recipe:
     Raises:
         ConfigError: if there is none, or it does not say what is needed.
     """
-    path = RECIPES / f"{name}.toml" if name in recipe_names() else Path(name)
-    try:
-        return Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise ConfigError(f"recipe {name!r}: neither a file nor one of {', '.join(recipe_names())}") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"recipe {path}: {error}") from error
-    except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"recipe {path}: {found}") from error
+    return load_named(Recipe, name, RECIPES, "recipe")
 
 
 def number_at(records: Mapping[str, Any], path: str) -> float | None:
