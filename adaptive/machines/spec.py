@@ -5,16 +5,14 @@ A file describes a machine by its parts (`[gpu]`, `[host]`, `[network]`, `[watts
 reached; it is a guess of ours unless the file says otherwise, and so is whatever is modelled with it.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from adaptive.config import Config, parse_size
-from adaptive.errors import ConfigError
 from adaptive.storage.durable import write_atomic
-from adaptive.storage.plain import read_plain
+from adaptive.storage.named import load_named, names_in
 
 PRESETS: Final = Path(__file__).parent / "presets"
 HERE: Final = "here"  # the machine this runs on, measured now
@@ -107,7 +105,7 @@ class MachineSpec(Config):
 
 def preset_names() -> list[str]:
     """The machines that come with the package."""
-    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+    return names_in(PRESETS)
 
 
 def load_machine(name: str) -> MachineSpec:
@@ -116,29 +114,7 @@ def load_machine(name: str) -> MachineSpec:
     Raises:
         ConfigError: if there is none, or it does not say what is needed.
     """
-    path = PRESETS / f"{name}.toml" if name in preset_names() else Path(name)
-    try:
-        if not path.exists():
-            raise ConfigError(f"machine {name!r}: neither a file nor one of {', '.join(preset_names())}")
-        content = tomllib.loads(read_plain(path, 2**20, error=ConfigError, follow=True).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"machine file {path}: {error}") from error
-    return parse_machine(content, where=str(path))
-
-
-def parse_machine(content: dict[str, Any], *, where: str) -> MachineSpec:
-    """Check what a machine file holds; `where` is for messages.
-
-    Raises:
-        ConfigError: naming the keys that are wrong.
-    """
-    try:
-        return MachineSpec.model_validate(content)
-    except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"machine file {where}: {found}") from error
+    return load_named(MachineSpec, name, PRESETS, "machine file")
 
 
 def machine_toml(spec: MachineSpec) -> str:

@@ -41,7 +41,7 @@ def compare_placements(
     lines = [
         _line(shape, machine, placement, locality, power[machine.name], point)
         for base in shapes
-        for point, shape in _points(base, sweeps)
+        for point, shape in points_of(base, sweeps)
         for machine in machines
         for placement in placements
     ]
@@ -56,7 +56,12 @@ def compare_placements(
     }
 
 
-def _points(shape: Shape, sweeps: Sequence[Sweep]) -> list[tuple[dict[str, str], Shape]]:
+def points_of(shape: Shape, sweeps: Sequence[Sweep]) -> list[tuple[dict[str, str], Shape]]:
+    """Every point of the sweeps, as its keys and values, with its shape; the shape itself where nothing is swept.
+
+    Raises:
+        ConfigError: for more than two keys, too many points, or a value that no shape has.
+    """
     if len(sweeps) > 2:
         raise ConfigError(f"--sweep: needed one or two keys, found {len(sweeps)}")
     keys = [key for key, _ in sweeps]

@@ -63,14 +63,16 @@ def lines_table(result: Found) -> Rows:
 
 def measured_table(result: Found) -> Rows:
     """What was trained here beside the model, head first."""
-    rows = [["placement", "measured ms", "modelled ms", "error", "samples/s", "rows on the device", "note"]]
+    swept = [key for key in result["sweep"] if any(key in one for one in result["measured"])]
+    rows = [["placement", *swept, "measured ms", "modelled ms", "error", "samples/s", "rows on the device", "note"]]
     for one in result["measured"]:
+        where = [one["placement"], *(str(one.get(key, "-")) for key in swept)]
         if not one["fits"]:
-            rows.append([one["placement"], "-", "-", "-", "-", "-", one["note"]])
+            rows.append([*where, "-", "-", "-", "-", "-", one["note"]])
             continue
         rows.append(
             [
-                one["placement"],
+                *where,
                 f"{one['ms']:.2f}",
                 "-" if one["modelled_ms"] is None else f"{one['modelled_ms']:.2f}",
                 "-" if one["error"] is None else f"{100 * one['error']:+.0f} %",
@@ -131,9 +133,12 @@ def _lines(figure: Any, result: Found) -> None:
     axes.legend(fontsize="x-small")
 
 
-def heat_map(result: Found) -> tuple[list[str], list[str], list[list[float | None]], str]:
-    """Values of both keys, and a number for each pair: throughput of the first machine's best placement, over that of
-    the last machine's if there are several."""
+SPEED, PER_WATT = "samples_per_s", "samples_per_s_per_watt"
+
+
+def heat_map(result: Found, what: str = SPEED) -> tuple[list[str], list[str], list[list[float | None]], str]:
+    """Values of both keys, and a number for each pair: throughput (or that per watt) of the first machine's best
+    placement, over that of the last machine's if there are several."""
     first, second = result["sweep"]
     rows = list(dict.fromkeys(str(one[first]) for one in result["lines"]))
     columns = list(dict.fromkeys(str(one[second]) for one in result["lines"]))
@@ -141,9 +146,9 @@ def heat_map(result: Found) -> tuple[list[str], list[str], list[list[float | Non
 
     def best(row: str, column: str, machine: str) -> float | None:
         found = [
-            one["samples_per_s"]
+            one[what]
             for one in result["lines"]
-            if (str(one[first]), str(one[second]), one["machine"]) == (row, column, machine) and one["samples_per_s"]
+            if (str(one[first]), str(one[second]), one["machine"]) == (row, column, machine) and one[what]
         ]
         return max(found, default=None)
 
@@ -153,20 +158,27 @@ def heat_map(result: Found) -> tuple[list[str], list[str], list[list[float | Non
             return top
         return top / base if base else None
 
-    label = f"samples/s of {machines[0]}" + (f" over {machines[-1]}" if len(machines) > 1 else "")
+    unit = "samples/s" if what == SPEED else "samples/s/W"
+    label = f"{unit} of {machines[0]}" + (f" over {machines[-1]}" if len(machines) > 1 else "")
     return rows, columns, [[number(row, column) for column in columns] for row in rows], label
 
 
 def _heat(figure: Any, result: Found) -> None:
-    axes = figure.subplots()
-    rows, columns, numbers, label = heat_map(result)
+    powered = all(one["watts"] for one in result["machines"])
+    panels = figure.subplots(1, 1 + powered, squeeze=False)[0]
+    for axes, what in zip(panels, (SPEED, PER_WATT), strict=False):
+        _panel(figure, axes, result, what)
+
+
+def _panel(figure: Any, axes: Any, result: Found, what: str) -> None:
+    rows, columns, numbers, label = heat_map(result, what)
     image = axes.imshow([[value or 0.0 for value in line] for line in numbers], cmap="viridis", aspect="auto")
     for y, line in enumerate(numbers):
         for x, value in enumerate(line):
             axes.text(x, y, "-" if value is None else f"{value:.3g}", ha="center", va="center", color="white")
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlabel=result["sweep"][1], ylabel=result["sweep"][0], title=f"{label}, best placement (modelled)")
+    axes.set(xlabel=result["sweep"][1], ylabel=result["sweep"][0], title=f"{label},\nbest placement (modelled)")
     figure.colorbar(image)
 
 

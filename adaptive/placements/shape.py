@@ -1,16 +1,16 @@
 """`Shape`: what of a model decides how long its step takes; those of papers come with the package."""
 
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from adaptive.config import Config
 from adaptive.errors import ConfigError
 from adaptive.models.dlrm import parse_mlp
+from adaptive.storage.named import checked, load_named, names_in
 
 SHAPES: Final = Path(__file__).parent / "shapes"
 STATE_BYTES: Final = 4  # of a row under row-wise Adagrad, as in DLRM's practice
@@ -65,7 +65,7 @@ class Shape(Config):
 
 def shape_names() -> list[str]:
     """The shapes that come with the package."""
-    return sorted(path.stem for path in SHAPES.glob("*.toml"))
+    return names_in(SHAPES)
 
 
 def load_shape(name: str) -> Shape:
@@ -74,25 +74,7 @@ def load_shape(name: str) -> Shape:
     Raises:
         ConfigError: if there is none, or it does not say what is needed.
     """
-    path = SHAPES / f"{name}.toml" if name in shape_names() else Path(name)
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        return checked(content, where=str(path))
-    except FileNotFoundError as error:
-        raise ConfigError(f"preset {name!r}: neither a file nor one of {', '.join(shape_names())}") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"shape {path}: {error}") from error
-
-
-def checked(content: dict[str, Any], *, where: str) -> Shape:
-    """A shape of plain values; `where` is for messages."""
-    try:
-        shape = Shape.model_validate(content)
-    except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"shape {where}: {found}") from error
-    assert shape.weights > 0
-    return shape
+    return load_named(Shape, name, SHAPES, "preset")
 
 
 SWEPT: Final = ("num_dense", "num_sparse", "hash_size", "lookups", "mlp", "batch_size")
@@ -111,6 +93,37 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
     return key, values
 
 
+def swept_settings(point: Mapping[str, str], tables: int, width: int) -> list[str]:
+    """`KEY=VALUE` settings with which the built-in stream and its model have a point's shape.
+
+    Args:
+        point: swept keys and their values.
+        tables: of the stream where the point does not say.
+        width: of a row.
+    """
+    number = int(point.get("num_sparse", tables))
+    found = []
+    for key, value in point.items():
+        match key:
+            case "batch_size":
+                found.append(f"batch_size={value}")
+            case "mlp":
+                found += [f"model.{tower}={mlp}" for tower, mlp in mlps(value, width).items()]
+            case "hash_size":
+                found.append(f"data.synthetic.rows={int(value) * number}")
+            case _:
+                name = {"num_sparse": "tables"}.get(key, key)
+                found.append(f"data.synthetic.{name}={value}")
+    return found
+
+
+def mlps(text: str, width: int) -> dict[str, str]:
+    """Both towers of `512^3`: three layers of 512 before their last ones."""
+    size, _, depth = text.partition("^")
+    layers = "-".join([str(int(size))] * int(depth or 1))
+    return {"bottom_mlp": f"{layers}-{width}", "top_mlp": f"{layers}-1"}
+
+
 def varied(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Shape:
     """The shape with other values; `mlp=512^3` gives both MLPs three layers of 512 before their last ones.
 
@@ -121,11 +134,11 @@ def varied(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Shape:
     for key, value in zip(keys, values, strict=True):
         try:
             if key == "mlp":
-                size, _, depth = value.partition("^")
-                layers = "-".join([str(int(size))] * int(depth or 1))
-                changes |= {"bottom_mlp": f"{layers}-{shape.width}", "top_mlp": f"{layers}-1"}
+                changes |= mlps(value, shape.width)
             else:
                 changes[key] = int(value)
         except ValueError as error:
             raise ConfigError(f"--sweep {key}={value!r}: needed a whole number, or 512^3 for mlp") from error
-    return checked(shape.model_dump() | changes, where=f"{shape.name} with {dict(zip(keys, values, strict=True))}")
+    return checked(
+        Shape, shape.model_dump() | changes, f"shape {shape.name} with {dict(zip(keys, values, strict=True))}"
+    )

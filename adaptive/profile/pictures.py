@@ -64,6 +64,8 @@ def _largest(data: Found) -> list[Found]:
 def _hot(figure: Any, what: Found) -> None:
     """Hot bytes (left) and hot inputs (right) over the threshold, with the budgets marked."""
     data = what["found"]
+    from matplotlib.ticker import LogLocator
+
     size, inputs = figure.subplots(1, 2)
     shares = [100 * point["threshold"] for point in data["thresholds"]]
     size.loglog(shares, [point["bytes"] / 2**20 for point in data["thresholds"]], "o-")
@@ -79,6 +81,7 @@ def _hot(figure: Any, what: Found) -> None:
     for axes in (size, inputs):
         axes.set(xlabel="threshold: share of a table's look-ups (%)")
         axes.invert_xaxis()
+        axes.xaxis.set_major_locator(LogLocator(numticks=5))
         _finish(axes)
 
 
@@ -93,6 +96,7 @@ def _tables(figure: Any, what: Found) -> None:
     for one in tables[:60]:
         axes.annotate(one["table"], (one["rows"], one["lookups_per_sample"]), fontsize="x-small")
     axes.set(xscale="log", xlabel="rows", ylabel="look-ups a sample", title="Tables; area: bytes")
+    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
 
 
@@ -123,10 +127,12 @@ def _step(figure: Any, what: Found) -> None:
     names = [one["policy"] for one in step]
     bottom = [0.0] * len(step)
     for stage in (*TRAINING, *BESIDE, "other"):
-        times = [(one["training_ms"] | one["beside_ms"] | {"other": one["other_ms"]})[stage] for one in step]
+        times = [(one["training_ms"] | one["beside_ms"] | {"other": one["other_ms"]}).get(stage, 0.0) for one in step]
         beside = stage in BESIDE
         label = STAGES.get(stage, stage) + (" (beside)" if beside else "")
-        axes.bar(names, times, bottom=bottom, label=label, alpha=0.55 if beside else 0.95, width=0.6)
+        look: dict[str, Any] = {"alpha": 0.55, "hatch": "//", "edgecolor": "0.6"} if beside else {"alpha": 0.95}
+        look |= {"color": "0.6"} if stage == "other" else {}
+        axes.bar(names, times, bottom=bottom, label=label, width=0.6, **look)
         bottom = [low + time for low, time in zip(bottom, times, strict=True)]
     if link and all(one["device"] == "cpu" for one in step):
         times = [1e3 * max(one["bytes_h2d"], one["bytes_d2h"]) / link for one in step]

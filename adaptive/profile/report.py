@@ -32,6 +32,7 @@ whose rows are hot; batches: mini-batches of consecutive inputs all of which are
 sample of the inputs chooses for the same memory, and FAE's estimate of its number of rows (99.9 %), beside which stands
 how many they truly are. Measured, but for the estimate.""",
     "reuse": "of a batch's distinct rows, those that one of so many batches before had looked up, too (measured)",
+    "times": "on one core (measured)",
     "step": """\
 Stages one after another, without look-ahead: milliseconds of a step, medians, measured. step: the same with look-ahead,
 which does what is right of the line beside training; hidden: how much of the shorter of the two sides that hides. row
@@ -61,6 +62,7 @@ TITLES = {
     "tables": "Rows and look-ups by table",
     "hot": "Hot rows and inputs by memory",
     "reuse": "Rows that come again",
+    "times": "How long counting takes",
     "step": "Milliseconds of a step",
     "movement": "How far hot rows move",
 }
@@ -70,7 +72,7 @@ def profile_tables(result: Found) -> dict[str, Rows]:
     """Name -> table, its head first; those of parts that were profiled."""
     found: dict[str, Rows] = {}
     if (data := result.get("data")) is not None:
-        found |= {"tables": _tables(data), "hot": _hot(data), "reuse": _reuse(data)}
+        found |= {"tables": _tables(data), "hot": _hot(data), "reuse": _reuse(data), "times": _times(data)}
     if result.get("step"):
         found["step"] = _step(result["step"])
     if (moved := result.get("movement")) is not None and moved["points"]:
@@ -152,8 +154,29 @@ def _reuse(data: Found) -> Rows:
     ]
 
 
+PARTS = {
+    "read": "read the data",
+    "count": "count all look-ups",
+    "count_sample": "count those of the sample",
+    "sort": "sort rows by look-ups",
+    "estimate": "estimate hot rows from chunks, all budgets",
+    "mark": "mark hot rows, all thresholds and budgets",
+    "classify": "classify inputs, all thresholds and budgets",
+    "reuse": "follow rows from batch to batch",
+}
+
+
+def _times(data: Found) -> Rows:
+    seconds = {name: ms for name, ms in data["seconds"].items() if name in PARTS}
+    return [["", "ms", "ns a look-up"]] + [
+        [PARTS[name], f"{1e3 * seconds[name]:.1f}", f"{1e9 * seconds[name] / data['lookups']:.1f}"]
+        for name in PARTS
+        if name in seconds
+    ]
+
+
 def _step(step: Sequence[Found]) -> Rows:
-    names = [*TRAINING, *BESIDE]
+    names = [name for name in (*TRAINING, *BESIDE) if name in step[0]["training_ms"] | step[0]["beside_ms"]]
     head = ["policy", "device rows", *(STAGES[name] for name in names), "other", "serial", "step", "hidden"]
     head += ["to device", "to host"]
     return [

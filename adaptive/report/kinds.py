@@ -7,13 +7,9 @@ from typing import Any, Final
 from adaptive.report.blocks import Section
 from adaptive.report.comparison_sections import comparison_sections, is_comparison
 from adaptive.report.load import Loaded
-from adaptive.report.placement_sections import (
-    is_placements,
-    is_reproduction,
-    placement_sections,
-    reproduction_sections,
-)
+from adaptive.report.placement_sections import is_placements, placement_sections
 from adaptive.report.profile_sections import is_profile, profile_sections
+from adaptive.report.reproduction_sections import is_reproduction, reproduction_sections
 from adaptive.report.run_sections import run_sections
 from adaptive.report.simulation_sections import is_simulation, simulation_sections
 

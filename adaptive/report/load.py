@@ -15,7 +15,8 @@ from adaptive.telemetry.record import Record
 MOST: Final = 16  # beside each other: more curves nobody tells apart
 MOST_LINE: Final = 1 << 16  # bytes of one of them
 MOST_REJECTS: Final = 50  # bad lines that are kept, to be shown
-FILES: Final = ("comparison.json", "profile.json", "placements.json", "reproduction.json")  # records that have a folder
+# Records that have a folder. The first that is there counts: a reproduction's commands leave records beside its own.
+FILES: Final = ("reproduction.json", "comparison.json", "profile.json", "placements.json")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The sections of a page of placements and of reproductions: tables, the picture, what comes out and what does not."""
+"""The sections of a page of placements: tables and the picture."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,10 +15,6 @@ SIZE: Final = (7.2, 4.4)
 
 def is_placements(record: Mapping[str, Any]) -> bool:
     return record.get("kind") == "placements"
-
-
-def is_reproduction(record: Mapping[str, Any]) -> bool:
-    return record.get("kind") == "reproduction"
 
 
 def placement_sections(loaded: Sequence[Loaded]) -> list[Section]:
@@ -48,30 +44,3 @@ def _visible(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _visible(one) for key, one in value.items()}
     return [_visible(one) for one in value] if isinstance(value, list) else value
-
-
-def reproduction_sections(loaded: Sequence[Loaded]) -> list[Section]:
-    """What comes out, what does not, what cannot be had; derived tables; the paper's numbers; the commands."""
-    return [section for one in loaded for section in _reproduction(one, f"{one.name}: " if len(loaded) > 1 else "")]
-
-
-def _reproduction(one: Loaded, where: str) -> list[Section]:
-    found = one.record
-    claims = [
-        ["claim", "comes out", "numbers"],
-        *([c["says"], "yes" if c["holds"] else "no", c["numbers"]] for c in found["claims"]),
-    ]
-    missing = [["cannot be had here", "why"], *([m["what"], m["why"]] for m in found["missing"])]
-    papers = [["the paper", "number", "source"], *([p["what"], p["number"], p["source"]] for p in found["papers"])]
-    commands = [["shows", "command"], *([c["shows"], f"adaptive-train {c['words']}"] for c in found["commands"])]
-    derived = [
-        Section(f"{where}{d['title']}", [Table([["", d["unit"]], *([n, f"{v:.4g}"] for n, v in d["values"].items())])])
-        for d in found["derived"].values()
-    ]
-    return [
-        Section(f"{where}{found['title']}", [Note(found["source"]), Table(claims, numbers=False)]),
-        *derived,
-        *([Section(f"{where}Numbers of the paper", [Table(papers, numbers=False)])] if found["papers"] else []),
-        Section(f"{where}What cannot be had here", [Table(missing, numbers=False)]),
-        Section(f"{where}Commands", [Table(commands, numbers=False)]),
-    ]

@@ -6,15 +6,15 @@ named by its path, `COMMAND.key.key`, where a list is entered by a position or b
 and no key has a dot in it.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from adaptive.config import Config
 from adaptive.errors import ConfigError
+from adaptive.storage.named import load_named, names_in
 
 RECIPES: Final = Path(__file__).parent / "recipes"
 
@@ -38,11 +38,13 @@ class Claim(Config):
     less: str | None = Field(default=None, description="path of a number that is taken off")
     more_than: float | str | None = None
     less_than: float | str | None = None
+    within: float | None = Field(default=None, gt=0, description="the number is at most so far from 0, either way")
+    why: str = Field(default="", description="said where it does not hold: what is to blame")
 
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
-        if (self.more_than is None) == (self.less_than is None):
-            raise ValueError("a claim needs one of more_than and less_than")
+        if sum(bound is not None for bound in (self.more_than, self.less_than, self.within)) != 1:
+            raise ValueError("a claim needs one of more_than, less_than and within")
         return self
 
 
@@ -75,7 +77,7 @@ class Recipe(Config):
 
 
 def recipe_names() -> list[str]:
-    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+    return names_in(RECIPES)
 
 
 def load_recipe(name: str) -> Recipe:
@@ -84,16 +86,7 @@ def load_recipe(name: str) -> Recipe:
     Raises:
         ConfigError: if there is none, or it does not say what is needed.
     """
-    path = RECIPES / f"{name}.toml" if name in recipe_names() else Path(name)
-    try:
-        return Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise ConfigError(f"recipe {name!r}: neither a file nor one of {', '.join(recipe_names())}") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"recipe {path}: {error}") from error
-    except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"recipe {path}: {found}") from error
+    return load_named(Recipe, name, RECIPES, "recipe")
 
 
 def number_at(records: Mapping[str, Any], path: str) -> float | None:
@@ -130,6 +123,10 @@ def judge(claim: Claim, records: Mapping[str, Any]) -> tuple[bool, str]:
         if path is not None and value is not None:
             other = number_at(records, path)
             value = None if other is None else combine(value, other)
+    if claim.within is not None:
+        holds = value is not None and abs(value) <= claim.within
+        sign = "within" if holds else "not within"
+        return holds, "not known" if value is None else f"{value:.4g} {sign} {claim.within:.4g}"
     given = claim.more_than if claim.more_than is not None else claim.less_than
     bound = number_at(records, given) if isinstance(given, str) else given
     if value is None or bound is None:

@@ -9,10 +9,11 @@ from typing import Any, Final
 from adaptive.compare.report import comparison_text
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.placements.report import placements_text
+from adaptive.profile.pictures import DPI
 from adaptive.profile.report import profile_text
 from adaptive.reproduce.derived import DERIVED
 from adaptive.reproduce.recipe import Command, Recipe, judge
-from adaptive.simulate.report import simulation_text
+from adaptive.simulate.report import simulation_text, write_figure
 from adaptive.storage.durable import write_atomic
 from adaptive.telemetry.wording import aligned
 
@@ -20,6 +21,7 @@ SCHEMA: Final = 1
 KIND: Final = "reproduction"
 WITH_FOLDER: Final = ("profile", "placements", "compare")  # commands that write a folder of their own
 SEEDED: Final = ("compare",)
+ADDING: Final = ("--set", "--vary", "--sweep")  # flags that may be given for several keys
 
 Run = Callable[[Sequence[str]], dict[str, Any]]  # a command line's result
 
@@ -45,15 +47,21 @@ def command_lines(
 
 
 def _last_of_each(words: Sequence[str]) -> list[str]:
-    """Of a flag with a value that is given twice the last one; `--set` and `--vary` and `--sweep` add up."""
-    kept: list[list[str]] = [[words[0]]]
+    """Of a flag with a value that is given twice the last one; of `--set`, `--vary` and `--sweep` that of each key."""
+    kept: list[list[str]] = []
     for word in words[1:]:
         if word.startswith("--"):
-            kept = [one for one in kept if one[0] != word or word in ("--set", "--vary", "--sweep")]
             kept.append([word])
         else:
             kept[-1].append(word)
-    return [word for one in kept for word in one]
+    last = {_what(one): one for one in kept}
+    return [words[0], *(word for one in kept if last[_what(one)] is one for word in one)]
+
+
+def _what(words: Sequence[str]) -> str:
+    """What a flag with its values sets."""
+    flag, *values = words
+    return f"{flag} {values[0].partition('=')[0]}" if flag in ADDING and values else flag
 
 
 def reproduce(
@@ -95,7 +103,8 @@ def reproduce(
         _write(out / f"{name}.json", json.dumps(records[name]))
     for name in recipe.derived:
         records[name] = DERIVED[name](records)
-    judged = [(claim.says, *judge(claim, records)) for claim in recipe.claims]
+    _draw_derived({name: records[name] for name in recipe.derived}, out)
+    judged = [(claim, *judge(claim, records)) for claim in recipe.claims]
     result = {
         "schema": SCHEMA,
         "kind": KIND,
@@ -105,7 +114,10 @@ def reproduce(
         "quick": quick,
         "commands": [{"id": name, "shows": one.shows, "words": shlex.join(words)} for name, one, words in lines],
         "derived": {name: records[name] for name in recipe.derived},
-        "claims": [{"says": says, "holds": holds, "numbers": numbers} for says, holds, numbers in judged],
+        "claims": [
+            {"says": claim.says, "holds": holds, "numbers": numbers, "why": "" if holds else claim.why}
+            for claim, holds, numbers in judged
+        ],
         "papers": [one.model_dump() for one in recipe.papers],
         "missing": [one.model_dump() for one in recipe.missing],
         "out": str(out),
@@ -135,7 +147,8 @@ def reproduction_text(result: Mapping[str, Any], tables: Mapping[str, str]) -> s
         parts.append(f"== {one['shows']} ({one['id']})\n\n{tables[one['id']]}")
     for derived in result["derived"].values():
         rows = [["", derived["unit"]], *([name, f"{value:.4g}"] for name, value in derived["values"].items())]
-        parts.append(f"== {derived['title']}\n\n" + "\n".join(aligned(rows)))
+        note = f"\n{derived['note']}" if derived.get("note") else ""
+        parts.append(f"== {derived['title']}\n\n" + "\n".join(aligned(rows)) + note)
     if result["papers"]:
         rows = [["paper", "number", "source"], *([p["what"], p["number"], p["source"]] for p in result["papers"])]
         parts.append("\n".join(aligned(rows)))
@@ -145,10 +158,31 @@ def reproduction_text(result: Mapping[str, Any], tables: Mapping[str, str]) -> s
 def last_lines(result: Mapping[str, Any]) -> str:
     claims = result["claims"]
     held = [f"{one['says']} ({one['numbers']})" for one in claims if one["holds"]]
-    others = [f"{one['says']} ({one['numbers']})" for one in claims if not one["holds"]]
+    others = [
+        f"{one['says']} ({one['numbers']}{'; ' + one['why'] if one['why'] else ''})"
+        for one in claims
+        if not one["holds"]
+    ]
     missing = [f"{one['what']} ({one['why']})" for one in result["missing"]]
     lines = (("comes out", held), ("does not", others), ("cannot here", missing))
     return "\n".join(f"{name}: {'; '.join(found) or 'nothing'}" for name, found in lines)
+
+
+def _draw_derived(derived: Mapping[str, Mapping[str, Any]], out: Path) -> None:
+    """A picture for each table that has curves."""
+    from matplotlib.figure import Figure
+
+    for name, one in derived.items():
+        if (drawn := one.get("curves")) is None:
+            continue
+        figure = Figure(figsize=(9, 5), layout="constrained")
+        axes = figure.subplots()
+        for label, points in drawn["lines"].items():
+            axes.plot([x for x, _ in points], [y for _, y in points], "o-", label=label)
+        axes.set(xlabel=drawn["x"], ylabel=drawn["y"], title=one["title"])
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+        write_figure(figure, out / f"{name}.png", dpi=DPI)
 
 
 def _markdown(result: Mapping[str, Any], text: str) -> str:

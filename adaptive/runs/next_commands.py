@@ -10,6 +10,7 @@ from adaptive.config import TrainConfig
 from adaptive.policy_loading import code_flags
 
 RIVALS = ("lru", "lfu", "slipstream")
+CUSTOM_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard begins with a tab of its own, whatever plug-ins say
 
 
 def code_of(config: TrainConfig) -> dict[str, str | None]:
@@ -23,8 +24,8 @@ def resume_command(directory: Path, config: TrainConfig) -> str:
 
 
 def next_commands(directory: Path, config: TrainConfig, *, which: Callable[[str], str | None] = shutil.which) -> str:
-    """A line for each command, with the paths of the run in `directory`. The first makes the others work, where their
-    programs are not on the path; `which` finds programs there."""
+    """A line for each command, with the paths of the run in `directory`, and where to look in TensorBoard. The first
+    makes the others work, where their programs are not on the path; `which` finds programs there."""
     run = shlex.quote(str(directory))
     policies = ",".join(dict.fromkeys((*RIVALS, config.policy)))
     lines = [] if which("adaptive-train") else [f"source {shlex.quote(f'{sys.prefix}/bin/activate')}"]
@@ -33,6 +34,8 @@ def next_commands(directory: Path, config: TrainConfig, *, which: Callable[[str]
     if config.save:
         model = f" --set model={shlex.quote(config.model)}" if code_flags({"model": config.model}) else ""
         lines.append(f"adaptive-train eval {run}{model}")
+    lines.append(f"adaptive-train report {run}")
     rule = code_flags({name: spec for name, spec in code_of(config).items() if name != "policy"})
     lines.append(f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}")
-    return "".join(f"\n  {line}" for line in lines)
+    page = f"\nthe page to begin with in TensorBoard: {CUSTOM_PAGE}" if config.tensorboard else ""
+    return "".join(f"\n  {line}" for line in lines) + page

@@ -12,6 +12,7 @@ from adaptive.planning.sizing import row_bytes
 from adaptive.simulate.machine import Machine, Traffic, expected_ms, step_ms
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.stream import SharedTrace, least_device_rows
+from adaptive.telemetry.recorder import reported_numbers
 
 SCHEMA: Final = 1
 AS_FAST: Final = 1.01  # a step that takes no longer than this many of those with all rows on the device
@@ -19,6 +20,7 @@ _FOUND: Final = (
     *("hit_rate", "row_hit_rate", "belady_row_hit_rate", "belady_hit_rate", "popular_input_share", "fetched_rows"),
     *("written_back_rows", "bytes_h2d", "bytes_d2h", "skipped_update_share", "deferred_update_share", "skips_unknown"),
     "skips_at_most",
+    "policy_numbers",
     *("lookups_per_s", "plan_ms", "read_ms", "step_ms", "expected_ms"),
 )
 
@@ -101,6 +103,7 @@ def _run_facts(
         "deferred_update_share": _share(total[Counter.DEFERRED_UPDATES], rows, run),
         "skips_unknown": run.skips_unknown,
         "skips_at_most": run.skips_at_most,
+        "policy_numbers": reported_numbers(run.policy),
         "lookups_per_s": lookups / (run.seconds + stream.seconds),
         "plan_ms": plan_ms,
         "read_ms": read_ms,

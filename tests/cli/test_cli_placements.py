@@ -1,6 +1,7 @@
 """`placements` from the command line."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,3 +45,36 @@ def test_sweep_and_mistakes(cli: Cli) -> None:
     ):
         bad = cli("placements", *small, *words)
         assert bad.code == 2 and needed in bad.err, bad.err
+
+
+def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> None:
+    words = [word if word != "--batch-size" else "--set" for word in SMALL]
+    words[words.index("64")] = "batch_size=64"
+    result = cli(
+        "placements", *words, "--machine", "here", "--placements", "host", "--measure", "--time-steps", "5",
+        "--sweep", "num_dense=4,8", "--sweep", "mlp=8^1,16^2", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    points = [("4", "8^1"), ("4", "16^2"), ("8", "8^1"), ("8", "16^2")]
+    assert [(one["num_dense"], one["mlp"]) for one in found["measured"]] == points
+    assert all(one["fits"] and one["modelled_ms"] > 0 for one in found["measured"])
+    (tmp_path / "a.csv").write_text("click,a\n1,2\n0,3\n")
+    (tmp_path / "a.toml").write_text(
+        'label = { column = "click" }\ncategorical = [{ columns = ["a"], hash_rows = 9 }]\n'
+    )
+    bad = cli(
+        "placements", "--data", "csv:a.csv", "--schema", "a.toml", "--machine", "h200", "--measure",
+        "--sweep", "num_dense=4,8", "--time-steps", "5", "--set", "batch_size=2",
+    )  # fmt: skip
+    assert bad.code == 2 and "data csv:a.csv are as they are" in bad.err, bad.err
+
+
+def test_pictures_that_cannot_be_drawn_are_told_before_the_work(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if matplotlib were not installed
+    for words in (("placements", "--out", "found"), ("reproduce", "zion", "--out", "found")):
+        found = cli(*words)
+        assert found.code == 2 and "matplotlib, which is not installed" in found.err
+        assert not (tmp_path / "found").exists() and "measuring" not in found.err

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adaptive.errors import ConfigError
-from adaptive.machines.spec import MachineSpec, load_machine, machine_toml, parse_machine, preset_names, write_machine
+from adaptive.machines.spec import MachineSpec, load_machine, machine_toml, preset_names, write_machine
 from adaptive.simulate.machine import Traffic, described, expected_ms, step_ms
 
 MEASURED = {
@@ -26,7 +26,7 @@ def test_every_preset_names_its_source() -> None:
 
 
 def test_a_file_reads_as_it_was_written(tmp_path: Path) -> None:
-    spec = parse_machine({"name": 'a "b" \\', "measured": MEASURED, "host": load_machine("zion").host}, where="x")
+    spec = MachineSpec.model_validate({"name": 'a "b" \\', "measured": MEASURED, "host": load_machine("zion").host})
     write_machine(tmp_path / "m.toml", spec)
     assert load_machine(str(tmp_path / "m.toml")) == spec
     for name in preset_names():

@@ -142,3 +142,20 @@ def test_every_placement_that_exists_here_is_a_policy() -> None:
     from adaptive.policy_loading import installed_policies
 
     assert set(POLICIES.values()) <= set(installed_policies()) and set(POLICIES) == set(PLACEMENTS) - {"remote"}
+
+
+def test_what_zion_gives_and_which_part_of_the_model_is_to_blame() -> None:
+    """The recipe `zion` says these numbers where its claim on figure 14 does not hold."""
+    shape, rates = load_shape("m2prod"), rates_of(load_machine("zion"))
+    over_host, parts = [], {}
+    for distinct in (0.02, 1.0):
+        flat = Locality("made up", (0.1,), (0.9,), (0.3,), (64.0, 65_536.0), (distinct, distinct))
+        model = StepModel(shape, rates, flat)
+        host, device = model.placed("host"), model.placed("device")
+        assert host.ms is not None and device.ms is not None and device.parts is not None
+        over_host.append(host.ms / device.ms)
+        parts = device.parts
+    assert [round(ratio, 2) for ratio in over_host] == [1.02, 1.25]
+    assert round(parts["exchange"], 1) == 3.3
+    wanted = 4.2 / 1.35 * host.ms - sum(ms for name, ms in parts.items() if name != "exchange")
+    assert wanted / parts["exchange"] > 10

@@ -76,7 +76,9 @@ def test_kinds_are_not_mixed(tmp_path: Path) -> None:
 
 def test_folders_of_none_and_paths_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "holds none of run.json, comparison.json, profile.json" in refused(InputError, tmp_path / "empty")
+    assert "holds none of run.json, reproduction.json, comparison.json, profile.json" in refused(
+        InputError, tmp_path / "empty"
+    )
     assert "there is no such file or folder" in refused(InputError, tmp_path / "nothing")
 
 

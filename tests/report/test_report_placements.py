@@ -34,8 +34,28 @@ def test_a_page_of_a_reproduction(tmp_path: Path) -> None:
         "papers": [], "missing": [{"what": "a machine", "why": "none"}],
         "commands": [{"id": "a", "shows": "figure 1", "words": "profile"}],
     }  # fmt: skip
+    record["derived"]["quality"] = {
+        "title": "AUC by step", "unit": "AUC", "values": {"a<b": 0.7}, "note": "of <one> seed",
+        "curves": {"x": "step", "y": "AUC", "lines": {"a<b": [[1, 0.5], [2, 0.7]]}},
+    }  # fmt: skip
+    record["claims"].append({"says": "it turns", "holds": False, "numbers": "1 not < 0", "why": "the <model>"})
+    record["commands"] += [
+        {"id": "placements", "shows": "figure <14>", "words": "placements"},
+        {"id": "../a", "shows": "a folder above", "words": "profile"},
+    ]
     (tmp_path / "reproduction.json").write_text(json.dumps(record))
+    shape, machine = load_shape("sweep"), load_machine("big-basin")
+    found = compare_placements([shape], [machine], ["device", "host"], LOCALITY)
+    (tmp_path / "placements.json").write_text(json.dumps(found))  # beside it: the folder is a reproduction all the same
     write_report([tmp_path], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     for text in ("T&lt;x&gt;", "it grows", "1 not &gt; 2", "depth 0", "a machine", "adaptive-train profile"):
         assert text in page
+    for text in (
+        "it turns: the &lt;model&gt;",
+        "figure &lt;14&gt;",
+        "placements: Placements, modelled",
+        "of &lt;one&gt;",
+    ):
+        assert text in page
+    assert page.count("<svg") == 3 and "a&lt;b" in page and "../a: " not in page

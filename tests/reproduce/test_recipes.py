@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_records import write_run
 
 from adaptive.errors import ConfigError, InputError
-from adaptive.reproduce.derived import DERIVED, slots, transfers
+from adaptive.reproduce.derived import DERIVED, designs, ratios, transfers, working_set
+from adaptive.reproduce.found import accuracy, logger_size, popular_inputs, quality, skipping, slots
 from adaptive.reproduce.recipe import Claim, Recipe, judge, load_recipe, number_at, recipe_names
 from adaptive.reproduce.reproduce import command_lines, reproduce
 
@@ -33,6 +35,9 @@ def test_paths_lead_to_numbers() -> None:
         ({"value": "a.list.0.n", "over": "a.list.1.n", "more_than": 0.7}, True, "0.75 > 0.7"),
         ({"value": "a.list.0.n", "less": "a.list.1.n", "more_than": 0}, False, "-1 not > 0"),
         ({"value": "a.list.1.b", "more_than": 0}, False, "not known"),
+        ({"value": "a.list.0.n", "less": "a.list.1.n", "within": 1}, True, "-1 within 1"),
+        ({"value": "a.list.0.n", "less": "a.list.1.n", "within": 0.5}, False, "-1 not within 0.5"),
+        ({"value": "a.list.1.b", "within": 1}, False, "not known"),
     ],
 )
 def test_claims_are_judged_by_their_numbers(claim: dict[str, Any], holds: bool, numbers: str) -> None:
@@ -66,6 +71,17 @@ def made_up(**more: Any) -> Recipe:
     return Recipe.model_validate({"name": "m", "title": "T", "source": "S", "commands": commands} | more)
 
 
+def test_of_flags_given_twice_the_last_counts_key_by_key() -> None:
+    command = {
+        "id": "p",
+        "words": "placements --sweep a=1,2 --sweep b=1 --time-steps 9",
+        "quick": "--sweep a=3 --time-steps 5",
+        "shows": "s",
+    }
+    ((_, _, words),) = command_lines(made_up(commands=[command]), Path("o"), quick=True, seeds=None)
+    assert shlex.join(words) == "placements --sweep b=1 --sweep a=3 --time-steps 5 --out o/p"
+
+
 def test_command_lines(tmp_path: Path) -> None:
     lines = command_lines(made_up(), Path("out"), quick=True, seeds=2, more=["--data", "csv:x"])
     assert [(name, shlex.join(words)) for name, _, words in lines] == [
@@ -86,7 +102,104 @@ def test_slots_and_transfers_written_out() -> None:
         {"policy": "fae", "bytes_h2d": 2**20, "bytes_d2h": 0, "steps": 2, "policy_numbers": {"two_home_bytes": 2**22}},
     ]
     records = {"compare": {"policies": policies}, "step": {"step": [{"dense_bytes": 2**19}]}}
-    assert transfers(records)["values"] == {"DLRM": 2.0, "XDL": 3.0, "FAE, two homes": 2.5, "fae here": 0.5}
+    found = transfers(records)
+    assert found["values"] == {"DLRM": 2.0, "XDL": 3.0, "fae, two homes": 2.5, "fae here": 0.5}
+    link = 15.8e9 * 0.8  # of v100-pcie3, with the share that is assumed
+    assert f"DLRM {1e3 * 2**21 / link:.3g}" in found["note"]
+
+
+def test_popular_inputs_by_learning_and_logger() -> None:
+    def run(policy: str, popular: int) -> dict[str, Any]:
+        return {"policy": policy, "error": None, "policy_numbers": {"popular_inputs": popular, "seen_inputs": 200}}
+
+    runs = [
+        run("hotline+learn=5%", 100),
+        run("hotline+logger=srrip+logger_bytes=4096", 40),
+        run("hotline+logger=srrip+logger_bytes=1024", 20),
+        {"policy": "hotline+learn=1%", "error": "too few slots", "policy_numbers": None},
+        {"policy": "hotline+learn=90%", "error": None, "policy_numbers": {"popular_inputs": 0, "seen_inputs": 0}},
+    ]
+    records = {"learning": {"runs": runs}}
+    assert popular_inputs(records)["values"] == {runs[0]["policy"]: 50, runs[1]["policy"]: 20, runs[2]["policy"]: 10}
+    found = logger_size(records)
+    assert found["values"] == {"1 KiB": 10, "4 KiB": 20, "exact counts": 50}
+    assert found["curves"]["lines"] == {"srrip": [[1, 10], [4, 20]], "exact": [[1, 50], [4, 50]]}
+
+
+def test_quality_by_step_is_that_of_the_first_seed(tmp_path: Path) -> None:
+    runs = [{"run_dir": str(write_run(tmp_path / name, intervals=3))} for name in ("first", "second")]
+    gone = {"policy": "b", "runs": [{"run_dir": str(tmp_path / "gone")}]}
+    records = {"compare": {"policies": [{"policy": "a", "runs": runs}, gone]}}
+    found = quality(records)
+    assert found["curves"]["lines"] == {"a": [[10.0, 0.71], [20.0, 0.72], [30.0, 0.73]]}
+    assert found["values"] == {"a": 0.73} and accuracy(records)["values"] == {}
+
+
+def test_skipping_stands_by_what_is_left_out() -> None:
+    def one(policy: str, inputs: float, updates: float, deferred: float, change: float | None) -> dict[str, Any]:
+        shares = {"skipped_input_share": inputs, "skipped_update_share": updates, "deferred_update_share": deferred}
+        return {"policy": policy, "auc_difference": change, **shares}
+
+    policies = [
+        one("lru", 0, 0, 0, 0.0),
+        one("slipstream", 0, 0.5, 0.5, 0.001),
+        one("u", 0, 0.25, 0, -0.002),
+        one("i2", 0.5, 0.3, 0, -0.004),
+        one("i1", 0.25, 0.1, 0, -0.003),
+        one("random_drop+share=0.5", 0.5, 0, 0, -0.005),
+        one("stopped", 0.5, 0, 0, None),
+    ]
+    found = skipping({"compare": {"policies": policies, "auc_budget": 0.0005}})
+    assert found["curves"]["lines"] == {
+        "updates deferred": [[50, 0.001]],
+        "updates left out": [[25, -0.002]],
+        "inputs dropped": [[25, -0.003], [50, -0.004]],
+        "inputs dropped at random": [[50, -0.005]],
+        "budget": [[0, -0.0005], [50, -0.0005]],
+    }
+    assert set(found["values"]) == {"slipstream", "u", "i1", "i2", "random_drop+share=0.5"}
+
+
+def test_designs_are_told_at_every_size_and_tabled_at_the_smallest() -> None:
+    def run(policy: str, share: float, **ms: float) -> dict[str, Any]:
+        return {"policy": policy, "device_share": share, "error": None, "step_ms": ms}
+
+    runs = [
+        run("static", 0.5, hybrid=9, serial=5),
+        run("static", 0.25, hybrid=9, serial=6),
+        run("lru", 0.25, serial=7),
+        run("scratchpipe", 0.25, look_ahead=3, device_only=2),
+        {"policy": "lru", "device_share": 0.1, "error": "too few slots", "step_ms": None},
+    ]
+    found = designs({"hits": {"runs": runs}})
+    assert list(found["values"].values()) == [9, 6, 7, 3, 2]
+    assert found["curves"]["lines"]["static cache, no overlap"] == [[50, 5], [25, 6]]
+    with pytest.raises(ConfigError, match="needs the policies static, lru and scratchpipe"):
+        designs({"hits": {"runs": runs[:2]}})
+
+
+SHARES = {"rows_that_fit": 100, "lookup_share": 0.9}
+
+
+@pytest.mark.parametrize(("hot", "dropped"), [(0.5, 0.0), (0.5, 0.2), (0.1, 0.3)])
+def test_ratios_and_the_working_set_follow_the_formulas(hot: float, dropped: float) -> None:
+    data = {
+        "lookups": 26_000, "samples": 1_000, "rows": 1_000, "hot": [{**SHARES, "hot_input_share": hot}],
+        "reuse": {"distinct_by_batch_size": {"1024": 10_000.0, "4096": 20_000.0}},
+    }  # fmt: skip
+    records = {"data": {"data": data}, "compare": {"policies": [{"skipped_input_share": dropped}]}}
+    found = ratios(records)
+    ms = found["step_ms"]
+    device = (ms["FAE"] - (1 - hot) * ms["DLRM"]) / hot  # FAE = h device + (1 - h) DLRM
+    kept, cold = max(hot - dropped, 0), 1 - max(hot, dropped)
+    assert ms["Slipstream"] == pytest.approx(kept * device + cold * ms["DLRM"])
+    assert ms["XDL"] > ms["DLRM"] > ms["ScratchPipe"] and found["values"]["DLRM"] == 1
+    assert (dropped > 0) == (found["values"]["Slipstream"] > found["values"]["FAE"])
+    sets = working_set(records)["values"]
+    gather = ms["Hotline"] - (1 - hot) * device if ms["Hotline"] > 1.0001 * device else None
+    one = ms["DLRM"] / (max(int(hot) * device, gather or 0.0) + device) if gather else None
+    assert one is None or sets["1 mini-batches"] == pytest.approx(one)  # no popular mini-batch: gathering stands alone
+    assert sets["16 mini-batches"] >= sets["1 mini-batches"]
 
 
 def test_a_run_writes_its_records_and_tells_three_lines(tmp_path: Path) -> None:
@@ -94,8 +207,8 @@ def test_a_run_writes_its_records_and_tells_three_lines(tmp_path: Path) -> None:
     recipe = made_up(
         commands=[{"id": "p", "words": "profile", "shows": "figure 1"}],
         claims=[
-            {"says": "it grows", "value": "p.n", "more_than": 1},
-            {"says": "it shrinks", "value": "p.n", "less_than": 1},
+            {"says": "it grows", "value": "p.n", "more_than": 1, "why": "nothing is"},
+            {"says": "it shrinks", "value": "p.n", "less_than": 1, "why": "the model is to blame"},
         ],
         missing=[{"what": "a machine", "why": "there is none"}],
         papers=[{"what": "speed", "number": "2x", "source": "abstract"}],
@@ -110,7 +223,7 @@ def test_a_run_writes_its_records_and_tells_three_lines(tmp_path: Path) -> None:
     assert asked == [["profile", "--out", str(tmp_path / "p")]]
     assert found["table"].splitlines()[-3:] == [
         "comes out: it grows (3 > 1)",
-        "does not: it shrinks (3 not < 1)",
+        "does not: it shrinks (3 not < 1; the model is to blame)",
         "cannot here: a machine (there is none)",
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"p.json", "reproduction.json", "report.md"}
@@ -123,7 +236,7 @@ def test_mistakes(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('name = "x"')
     with pytest.raises(ConfigError, match="commands"):
         load_recipe(str(tmp_path / "r.toml"))
-    with pytest.raises(ValueError, match="one of more_than and less_than"):
+    with pytest.raises(ValueError, match="one of more_than, less_than and within"):
         Claim.model_validate({"says": "x", "value": "a"})
     with pytest.raises(ConfigError, match="derived speed"):
         reproduce(made_up(derived=["speed"]), tmp_path, lambda words: {})

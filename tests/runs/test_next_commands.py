@@ -13,17 +13,22 @@ from adaptive.runs.next_commands import next_commands
 
 def test_each_names_the_run_as_a_shell_takes_it() -> None:
     text = next_commands(Path("runs/my run"), TrainConfig(policy="lfu"), which=lambda name: f"/bin/{name}")
-    assert [shlex.split(line) for line in text.splitlines()[1:]] == [
+    assert [shlex.split(line) for line in text.splitlines()[1:-1]] == [
         ["tensorboard", "--logdir", "runs"],
         ["adaptive-train", "eval", "runs/my run"],
+        ["adaptive-train", "report", "runs/my run"],
         ["adaptive-train", "compare", "--config", "runs/my run/run.json", "--policies", "lru,lfu,slipstream"],
     ]
+    assert text.splitlines()[-1] == "the page to begin with in TensorBoard: http://localhost:6006/#custom_scalars"
 
 
 def test_what_the_run_did_not_write_is_not_named_and_its_policy_is_compared() -> None:
     config = TrainConfig(policy="fae", save=False, tensorboard=False)
     text = next_commands(Path("runs/a"), config, which=lambda name: f"/bin/{name}")
-    assert text == "\n  adaptive-train compare --config runs/a/run.json --policies lru,lfu,slipstream,fae"
+    assert text.splitlines()[1:] == [
+        "  adaptive-train report runs/a",
+        "  adaptive-train compare --config runs/a/run.json --policies lru,lfu,slipstream,fae",
+    ]
 
 
 def test_where_programs_are_not_on_the_path_it_says_how_they_get_there() -> None:

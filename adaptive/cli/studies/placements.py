@@ -1,6 +1,8 @@
 """`adaptive-train placements`: which placement of the tables, which machine."""
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +63,11 @@ def placements(
     ] = None,
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Train the placements that exist here, too.", rich_help_panel=PLACEMENTS),
+        typer.Option(
+            "--measure",
+            help="Train the placements that exist here, too; with --sweep at each of its points.",
+            rich_help_panel=PLACEMENTS,
+        ),
     ] = False,
     time_steps: Annotated[
         int, typer.Option(min=5, metavar="STEPS", help="--measure: steps of each.", rich_help_panel=PLACEMENTS)
@@ -91,20 +97,21 @@ def placements(
     asked = flags.get("flag_device_rows") is not None or "tier.device_rows" in given or config is not None
     more = {} if asked else {"tier.device_rows": (TIERED, "placements")}
 
-    def load(policy: str) -> "tuple[str, TrainConfig]":
-        (one,) = load_contenders(policy, sets or [], flags, config, flag="--placements", more=more)
+    def load(policy: str, point: Sequence[str] = ()) -> "tuple[str, TrainConfig]":
+        (one,) = load_contenders(policy, [*(sets or []), *point], flags, config, flag="--placements", more=more)
         return one.label, one.config
 
     from adaptive.placements.locality import locality_of
-    from adaptive.placements.placements import compare_placements, measure_placements
+    from adaptive.placements.placements import compare_placements, measure_placements, points_of
     from adaptive.placements.report import draw_placements, lines_table, measured_table, placements_text
     from adaptive.placements.shape import load_shape, parse_sweep, varied
     from adaptive.profile.report import table_csv
     from adaptive.profile.step import StepLength
     from adaptive.simulate.report import need_matplotlib
 
-    if png is not None:
-        need_matplotlib()
+    pictures = png or out
+    if pictures is not None:
+        need_matplotlib(f"{'--png' if png is not None else '--out'} needs")
     power = _watts(watts or [])
     sweeps = [parse_sweep(text) for text in sweep or ()]
     with own_stdout():
@@ -119,7 +126,20 @@ def placements(
         result = compare_placements(shapes, machines, listed(placements), locality, sweeps=sweeps, watts=power)
         if measure and here is not None:
             length = StepLength(steps=time_steps)
-            result["measured"] = measure_placements(load, listed(placements), own, here, locality, length, told=note)
+            result["measured"] = []
+            for point, point_shape in points_of(own, sweeps):
+                words = _settings_of(point, settings, own)
+                at = ", ".join(f"{key}={value}" for key, value in point.items())
+                found = measure_placements(
+                    partial(load, point=words),
+                    listed(placements),
+                    point_shape,
+                    here,
+                    locality,
+                    length,
+                    told=partial(_told_at, at),
+                )
+                result["measured"] += [{**one, **point} for one in found]
     make_folders([folder for folder in (out, csv or out, png or out) if folder is not None])
     if out is not None:
         write_text(out / "placements.json", json.dumps(result, indent=1) + "\n")
@@ -127,8 +147,7 @@ def placements(
         write_text(tables / "placements.csv", table_csv(lines_table(result)))
         if measure:
             write_text(tables / "measured.csv", table_csv(measured_table(result)))
-    if (pictures := png or out) is not None:
-        need_matplotlib()
+    if pictures is not None:
         draw_placements(result, pictures)
     print_result({**result, "table": placements_text(result)}, as_json=as_json)
 
@@ -164,6 +183,24 @@ def _data(config: "TrainConfig") -> "tuple[Dataset, Shape, Any, int]":
         batch_size=config.batch_size,
     )
     return dataset, shape, group, row_bytes(group, row_optimizer(config.optimizer))
+
+
+def _told_at(at: str, line: str) -> None:
+    note(f"{line} {at}".rstrip())
+
+
+def _settings_of(point: dict[str, str], config: "TrainConfig", shape: "Shape") -> list[str]:
+    """Settings with which what is trained has the point's shape."""
+    from adaptive.errors import ConfigError
+    from adaptive.placements.shape import swept_settings
+
+    strange = sorted(set(point) - {"batch_size", "mlp"})
+    if strange and config.data != "synthetic":
+        raise ConfigError(
+            f"--measure with --sweep {strange[0]}: data {config.data} are as they are; needed batch_size or mlp, or "
+            "the built-in stream"
+        )
+    return swept_settings(point, shape.num_sparse, shape.width)
 
 
 def _here(load: Any, shape: "Shape", row_bytes: int, steps: int) -> "MachineSpec":

@@ -38,7 +38,7 @@ def reproduce(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Records, pictures and report.md; new or empty. Default runs/reproduce-RECIPE.",
+            help="Records, pictures, report.md and report.html; new or empty. Default runs/reproduce-RECIPE.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -46,15 +46,17 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Run a paper's recipe: print the commands it stands for, then tables, then what comes out, what does not, and what
-    cannot be had here and why.
+    cannot be had here and why. The folder has it all as a page, report.html.
 
     Every number says measured, modelled or paper. Claims are judged on the numbers found, so other data may answer
     otherwise.
     """
     from adaptive.errors import ConfigError, OutputError
+    from adaptive.report.writing import write_report
     from adaptive.reproduce.recipe import load_recipe, recipe_names
     from adaptive.reproduce.reproduce import command_lines
     from adaptive.reproduce.reproduce import reproduce as run_recipe
+    from adaptive.simulate.report import need_matplotlib
 
     if listing:
         found = [load_recipe(name) for name in recipe_names()]
@@ -67,6 +69,7 @@ def reproduce(
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not empty: name another folder with --out")
+    need_matplotlib("reproduce draws with")
     make_folders([folder])
     more = [*(["--data", data] if data else []), *(["--schema", str(schema)] if schema else [])]
     more += [word for text in sets or () for word in ("--set", text)]
@@ -79,7 +82,9 @@ def reproduce(
 
     with own_stdout():
         result = run_recipe(chosen, folder, run, quick=quick, seeds=seeds, more=more, told=note)
-    print_result(result, as_json=as_json)
+        page = write_report([folder], folder / "report.html")["page"]
+    note(f"page: {page}")
+    print_result({**result, "page": page}, as_json=as_json)
 
 
 def _run(command: Any, words: Sequence[str]) -> dict[str, Any]:
