@@ -31,13 +31,11 @@ class BlockWork(GroupWork):
         self._pooling = asked.pooling()
         self._group = lane.group.whole
 
-    def sums(self) -> Floats:
-        """(U, D) the gradients of the block's distinct rows; 0 if none has reached it."""
-        width = self._group.embedding_dim
-        if self.gradients is None:
-            return np.zeros((len(self._asked.places), width), np.float32)
+    def sums(self, vectors: NDArray[np.int32], num_vectors: int, left_out: NDArray[np.bool_] | None) -> Floats:
+        """(num_vectors, D) the gradients of the block's distinct rows, as `AskedBlock.sums` says."""
+        assert self.gradients is not None
         gradients = np.ascontiguousarray(self.gradients.cpu().numpy())
-        return self._lane.device.pool(self._asked.sums(), gradients).cpu().numpy()
+        return self._lane.device.pool(self._asked.sums(vectors, num_vectors, left_out), gradients).cpu().numpy()
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -52,7 +50,7 @@ class AskedWork(GroupWork):
 
     def __init__(self, lane: Lane, plan: GroupPlan | None, asked: AskedGroup, rows: Floats) -> None:
         self.blocks = tuple(None if one is None else BlockWork(lane, plan, one, rows) for one in asked.blocks)
-        self._width, self._num_rows = lane.group.embedding_dim, asked.num_rows
+        self._width, self._asked = lane.group.embedding_dim, asked
         self.plan, self.parts, self._lane, self._group = plan, (), lane, lane.group.whole
 
     @property
@@ -90,10 +88,22 @@ class AskedWork(GroupWork):
         raise NotImplementedError  # `PlannedBlocks` asks the blocks
 
     def sums(self) -> Floats:
-        """(n, D) the gradient of each row that was asked for, at its place."""
-        found = np.empty((self._num_rows, self._width), np.float32)
+        """(m, D) the gradient of each row that was asked for and is not left out, in the order of requests; 0 for rows
+        of a block that no gradient has reached."""
+        left_out = self._asked.left_out
+        places = np.arange(self._asked.num_rows) if left_out is None else np.cumsum(~left_out) - 1
+        size = self._asked.num_rows if left_out is None else int((~left_out).sum())
+        if len(self._there) == 1 and self._there[0].gradients is not None:
+            block = self._there[0]
+            own = None if left_out is None else left_out[block.places]
+            return block.sums(places[block.places].astype(np.int32), size, own)
+        found = np.zeros((size, self._width), np.float32)
         for block in self._there:
-            found[block.places] = block.sums()
+            if block.gradients is not None:
+                own = np.zeros(len(block.places), np.bool_) if left_out is None else left_out[block.places]
+                wanted = np.cumsum(~own) - 1
+                sums = block.sums(wanted.astype(np.int32), int((~own).sum()), own)
+                found[places[block.places[~own]]] = sums
         return found
 
     def take_in(self, gradients: Tensor | None) -> GroupWork:

@@ -73,6 +73,22 @@ def _carried_out(
     wait_until_trained: Callable[[int], None],
     start_early: Callable[[ReadyBatch], None] | None = None,
 ) -> Iterator[ReadyBatch]:
+    """`_each_carried_out`; other ranks are told of an error, in the place of what they next wait for."""
+    try:
+        yield from _each_carried_out(pipeline, batches, depth, wait_until_trained, start_early)
+    except Exception as error:
+        if pipeline.exchange is not None and not isinstance(error, _Stopped):
+            pipeline.exchange.tell_ahead(error)
+        raise
+
+
+def _each_carried_out(
+    pipeline: Pipeline,
+    batches: Iterator[Batch],
+    depth: int,
+    wait_until_trained: Callable[[int], None],
+    start_early: Callable[[ReadyBatch], None] | None,
+) -> Iterator[ReadyBatch]:
     """Plan and move batch after batch; yield each when its rows have moved.
 
     `start_early` is given a batch whose first part may be trained while rows for the others are on their way; such a
@@ -85,6 +101,8 @@ def _carried_out(
         if pipeline.watches_rows and any(map(len, leaving := no_longer_come(pipeline))):
             wait_until_trained(number - 1)
             let_go(pipeline, leaving)
+            if pipeline.exchange is not None:
+                pipeline.exchange.forget_kept()
         held = depth
         while True:
             try:
@@ -107,6 +125,7 @@ def _carried_out(
                 continue
             held -= 1
             wait_until_trained(number - held - 1)
+        pipeline.answer(ready)
         if not early:
             yield ready
 

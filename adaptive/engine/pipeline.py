@@ -145,7 +145,7 @@ class Pipeline:
         self.trained = self.next_number - 1
         self.mover.begin(self.trained)
         if self.exchange is not None:
-            self.exchange.begin(self.next_number, depth)
+            self.exchange.begin(self.next_number)
 
     def end(self) -> None:
         """A look-ahead is over, its thread joined: no batch is in flight."""
@@ -220,6 +220,13 @@ class Pipeline:
                 self.late.expect(plans)
         return ready
 
+    def answer(self, ready: ReadyBatch) -> None:
+        """Tell other ranks what of a planned batch need not cross. Not under the lock: they may be waited for."""
+        watched = [lane.planner.skipper.hot for lane in self.lanes if lane.planner.skipper is not None]
+        if self.exchange is not None and watched:
+            with self.stopwatch.stage("answer"):
+                self.exchange.answer(ready.number, ready.plans, watched)
+
     def move(self, ready: ReadyBatch) -> None:
         """Carry a plan out: write back, then fetch. Errors also go to `ready.arrived`. The caller holds the lock."""
         try:
@@ -246,7 +253,7 @@ class Pipeline:
     ) -> list[tuple[GroupPart, ...]]:
         """None, so that the batch is run in one pass, where none could start before all rows have come. That is decided
         by the kind of tier alone, never by depth or by what is lacking: a sum over parts rounds differently."""
-        if not batch.part_sizes or not all(lane.device.pools_parts for lane in self.lanes):
+        if not batch.part_sizes or self.exchange is not None or not all(lane.device.pools_parts for lane in self.lanes):
             return []
         return [
             describe_parts(lane.group, batch, plan, arrival)

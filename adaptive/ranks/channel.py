@@ -87,7 +87,7 @@ class Channel:
             if failed and rank not in failed:
                 own = [NOTHING] * size
             largest = max(max(header.lengths) for header in headers)
-            found = self._parts(kind, own, sizes, largest) if crosses else [NOTHING] * size
+            found = self._parts(kind, own, sizes, largest) if crosses and largest else [NOTHING] * size
         except TransportError as error:
             self.over = True
             raise self._broken(mine, error) from error
@@ -129,7 +129,9 @@ class Channel:
     def _check(self, headers: Sequence[Header], mine: Header) -> None:
         """Check that all ranks are about to do the same."""
         for rank, header in enumerate(headers):
-            same = header.kind == mine.kind or (mine.kind in MAY_END and header.kind in MAY_END)
+            same = (
+                header.kind == mine.kind or {header.kind, mine.kind} <= MAY_END or {header.kind, mine.kind} == LEAVING
+            )
             if not same and Kind.LEFT in (header.kind, mine.kind):
                 left, other = (rank, mine) if header.kind is Kind.LEFT else (self._transport.rank, header)
                 raise RanksError(
@@ -159,7 +161,8 @@ class Channel:
         return f"rank {rank} of {self._transport.size} ({self._transport.name_of(rank)})"
 
 
-MAY_END: Final = (Kind.REQUESTS, Kind.END, Kind.LEFT)
+MAY_END: Final = {Kind.REQUESTS, Kind.END, Kind.LEFT}
+LEAVING: Final = {Kind.ANSWERS, Kind.LEFT}
 
 
 def error_class(code: int) -> type[AdaptiveError]:

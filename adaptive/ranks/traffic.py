@@ -54,6 +54,7 @@ KINDS: Final = ("headers", "requests", "answers", "vectors", "gradients", "dense
 
 _OF_KIND: Final = {
     Kind.REQUESTS: "requests",
+    Kind.ANSWERS: "answers",
     Kind.VECTORS: "vectors",
     Kind.GRADIENTS: "gradients",
     Kind.DENSE: "dense",

@@ -35,6 +35,7 @@ class Kind(IntEnum):
     FACTS = 11  # whatever ranks tell each other between batches
     WAITING = 12  # nothing: this rank knows of a failure, and asks for its text
     READ_ROWS = 13  # the answer to READ
+    ANSWERS = 14  # of owners to requests, once a batch is planned: what need not cross
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
+from adaptive.engine.exchange.answers import Answer, Bools
 from adaptive.engine.exchange.requests import pack_requests
+from adaptive.kernels.planning.books import NOW, SKIPPED
 from adaptive.planning.layout import Group, OwnedGroup
 from adaptive.planning.lookups import DistinctFinder, Lookups
 from adaptive.planning.plan import Pooling, no_rows
+from adaptive.planning.skipping import group_updates
 from adaptive.ranks.transport import Bytes
 
 Int64s = NDArray[np.int64]
@@ -33,16 +36,24 @@ class AskedBlock:
         """The forward pass, from the rows that came."""
         return self.lookups.bags.pooling(self.lookups.distinct.inverse, self.places)
 
-    def sums(self) -> Pooling:
-        """The sums of the gradients of the block's vectors, as vectors (U, D) of their own: in order of look-ups."""
-        found, num_rows = self.lookups, len(self.places)
+    def sums(self, vectors: NDArray[np.int32], num_vectors: int, left_out: Bools | None) -> Pooling:
+        """The sums of the gradients of the block's vectors by row, in order of look-ups.
+
+        Args:
+            vectors: (U,) as which vector the sum of each distinct row is written.
+            num_vectors: that are written.
+            left_out: (U,) rows whose gradient nobody wants; None: there are none.
+        """
+        fates = np.zeros(0, np.uint8) if left_out is None else np.where(left_out, SKIPPED, NOW).astype(np.uint8)
+        chosen = group_updates(self.lookups, self.places, fates)
+        found = chosen.row_updates
         return Pooling(
-            num_vectors=num_rows,
-            bag_vectors=np.arange(num_rows, dtype=np.int32),
+            num_vectors=num_vectors,
+            bag_vectors=vectors[chosen.now],
             bag_starts=found.segments,
-            bag_tables=np.zeros(num_rows, np.int32),
+            bag_tables=np.zeros(len(found.rows), np.int32),
             inverse=found.vectors,
-            row_locations=np.arange(found.bags.num_vectors, dtype=np.int64),
+            row_locations=np.arange(self.lookups.bags.num_vectors, dtype=np.int64),
             scales=found.scales,
         )
 
@@ -52,11 +63,18 @@ class AskedGroup:
     """What a rank asks of all owners in one group."""
 
     blocks: tuple[AskedBlock | None, ...]  # of the rank; None: a block without a sample
+    rows: Int64s  # (n,) of the undivided group
     sizes: Int64s  # (W,) rows asked of each owner
+    answer: Answer | None = None  # of the owners; None: they have nothing to say
 
     @property
     def num_rows(self) -> int:
-        return int(self.sizes.sum())
+        return len(self.rows)
+
+    @property
+    def left_out(self) -> Bools | None:
+        """(n,) rows whose gradient is not wanted; None: there are none."""
+        return None if self.answer is None or not self.answer.left_out.any() else self.answer.left_out
 
 
 class Asker:
@@ -109,4 +127,4 @@ class Asker:
             None if one is None else AskedBlock(one, places[ends[number] : ends[number + 1]])
             for number, one in enumerate(blocks)
         ]
-        return AskedGroup(tuple(asked), sizes), parts
+        return AskedGroup(tuple(asked), rows[order], sizes), parts

@@ -3,14 +3,17 @@
     look-ahead thread, channel "ahead"             training thread, channel "rows"
     asked      rows that each rank's blocks        vectors    each owner sends the rows it was asked for
                ask of each owner                   gradients  each asker sends a gradient for each of them
+    answers    what need not cross, where rows
+               are watched: once a batch is planned
 
-Both happen once for each batch on every rank, in the order of batches, whatever a loop does with a batch. So no thread
+All happen once for each batch on every rank, in the order of batches, whatever a loop does with a batch. So no thread
 waits for a message that nobody sends.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart, cut
+from adaptive.engine.exchange.answers import Answer, Bools, pack_answers, unpack_answers
 from adaptive.engine.exchange.asking import AskedGroup, Asker
+from adaptive.engine.exchange.crossing import Crossing, count_chosen, spread
+from adaptive.engine.exchange.keeping import Copies, Holders
 from adaptive.engine.exchange.requests import unpack_requests
 from adaptive.engine.exchange.serving import ServedGroup, Server
 from adaptive.errors import AdaptiveError, RanksError
+from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Lookups
+from adaptive.planning.plan import GroupPlan
 from adaptive.ranks import Ranks
 from adaptive.ranks.channel import Channel, Exchanged
 from adaptive.ranks.transport import Bytes
@@ -43,6 +51,7 @@ class Asked:
     served: tuple[ServedGroup, ...]  # what it is asked
     samples: int  # of all ranks
     first: int  # samples of the ranks before this one
+    forget: tuple[int, ...] = ()  # owners whose rows this rank forgets first
 
 
 class Exchange:
@@ -57,16 +66,22 @@ class Exchange:
         self.ranks = ranks
         self._groups = tuple(groups)
         self._ahead, self._reading = _Party(ranks, groups), _Party(ranks, groups)  # of one thread each
+        self._crossing = Crossing(ranks, groups)
+        self._holders = [Holders(ranks.rank, ranks.size) for _ in groups]  # of the look-ahead thread
+        self._copies = [[Copies(group.embedding_dim) for _ in range(ranks.size)] for group in groups]
         self._asked: dict[int, Asked] = {}
         self._ended: Kind | None = None
 
     # --- the look-ahead thread -------------------------------------------------------------------------------
 
-    def begin(self, number: int, depth: int) -> None:
-        """A look-ahead starts with this batch."""
+    def begin(self, number: int) -> None:
+        """A look-ahead starts with this batch. What ranks kept is forgotten: rows may have been loaded, and
+        batches may have been answered and not trained."""
         self._asked.clear()
+        self.forget_kept()
+        for copies in (one for group in self._copies for one in group):
+            copies.forget()
         self._next, self._ended = number, None
-        self._one_thread, self._within = depth == 0, False
 
     def coming(
         self, batches: Iterator[Batch], check: Callable[[Any], Batch]
@@ -77,17 +92,12 @@ class Exchange:
             AdaptiveError: also if another rank's batches end with an error.
         """
         while True:
-            try:
-                batch = next(batches, None)
-                blocks = None if batch is None else self._blocks(batch, check)
-                asked = None if blocks is None else self._ahead.ask(blocks)
-            except Exception as error:
-                self.ranks.tell(self.ranks.ahead, error)
-                raise
-            if batch is None or blocks is None or asked is None:
+            batch = next(batches, None)
+            if batch is None:
                 self._see_end(self.ranks.ahead.exchange(Kind.END, self._next), has_more=False)
                 return
-            groups, messages = asked
+            blocks = self._blocks(batch, check)
+            groups, messages = self._ahead.ask(blocks)
             samples = sum(block.num_samples for block in blocks if block is not None)
             found = self.ranks.ahead.exchange(Kind.REQUESTS, self._next, messages, samples=samples)
             if found.ended:
@@ -100,11 +110,60 @@ class Exchange:
             self._next += 1
             yield batch, lambda served=whole.served: [one.lookups for one in served]  # type: ignore[misc]
 
+    def answer(self, number: int, plans: Sequence[GroupPlan], watched: Sequence[HotSet]) -> None:
+        """A batch is planned: tell the askers of its rows what need not cross, and hear the same from the owners.
+
+        Args:
+            plans: of each group.
+            watched: the rows watched in each group, as the plans know them.
+
+        Raises:
+            AdaptiveError: as `coming`.
+        """
+        asked, ranks = self._asked[number], range(self.ranks.size)
+        given = [
+            holders.answer(plan, served, hot)
+            for holders, plan, served, hot in zip(self._holders, plans, asked.served, watched, strict=True)
+        ]
+        ends = [np.cumsum(served.sizes) for served in asked.served]
+        messages = []
+        for rank in ranks:
+            spans = [slice(int(e[rank] - s.sizes[rank]), int(e[rank])) for e, s in zip(ends, asked.served, strict=True)]
+            own = [one.of(span) for one, span in zip(given, spans, strict=True)]
+            messages.append(pack_answers(own, bool(self._tells_to_forget[rank])))
+            self._tells_to_forget[rank] &= not len(messages[-1])
+        found = self.ranks.ahead.exchange(Kind.ANSWERS, number, messages)
+        if found.ended:
+            self._see_end(found, has_more=True)
+            self._check_not_left(found)
+        told = [
+            unpack_answers(part, [int(group.sizes[rank]) for group in asked.groups], f"rank {rank}")
+            for rank, part in enumerate(found.parts)
+        ]
+        got = [Answer.joined([answers[place] for answers, _ in told]) for place in range(len(asked.groups))]
+        self._asked[number] = replace(
+            asked,
+            groups=tuple(replace(one, answer=answer) for one, answer in zip(asked.groups, got, strict=True)),
+            served=tuple(replace(one, answer=answer) for one, answer in zip(asked.served, given, strict=True)),
+            forget=tuple(rank for rank in ranks if told[rank][1]),
+        )
+
+    def forget_kept(self) -> None:
+        """As far as this owner knows, no rank has any of its rows. No batch is in flight."""
+        for holders in self._holders:
+            holders.forget()
+        self._tells_to_forget = [True] * self.ranks.size
+
     def _count(self, asked: Asked) -> None:
         """Count what this rank asks of others, and what is asked of it."""
         rank = self.ranks.rank
         others = sum(group.num_rows - int(group.sizes[rank]) for group in asked.groups)
         self.ranks.ahead.tally.add(rows_asked=others, rows_served=sum(int(one.sizes.sum()) for one in asked.served))
+
+    def tell_ahead(self, error: Exception) -> None:
+        """Tell the others that reading or planning has failed, in the place of what they wait for next."""
+        if self._ended is None:
+            self.ranks.tell(self.ranks.ahead, error)
 
     def _check_not_left(self, found: Exchanged) -> None:
         """Check that no rank has left its loop. Where this rank is leaving, too, nobody hears of the error."""
@@ -143,21 +202,46 @@ class Exchange:
     def vectors(self, number: int, asked: Asked, served: Sequence[Tensor]) -> list[Floats]:
         """Give all ranks the rows they asked for, `served` (requests, D) of each group; returns the rows that this one
         asked for (n, D)."""
-        self._within = True
-        parts = self._for_askers(asked.served, [one.cpu().numpy() for one in served])
-        return self._from_owners(asked.groups, self.ranks.rows.exchange(Kind.VECTORS, number, parts))
+        here = [_opposite(one.answer, "kept") for one in asked.served]
+        rows = [one.cpu().numpy() for one in served]
+        sent = [one if chosen is None else one[chosen] for one, chosen in zip(rows, here, strict=True)]
+        counts = [count_chosen(one.sizes, chosen) for one, chosen in zip(asked.served, here, strict=True)]
+        found = self.ranks.rows.exchange(Kind.VECTORS, number, self._crossing.pack(sent, counts))
+        self._spare("vectors_spared", [one.sizes for one in asked.served], counts)
+        there = [_opposite(one.answer, "kept") for one in asked.groups]
+        counts = [count_chosen(one.sizes, chosen) for one, chosen in zip(asked.groups, there, strict=True)]
+        came = self._crossing.unpack(found, counts)
+        for rank in asked.forget:
+            for copies in self._copies:
+                copies[rank].forget()
+        found_rows = [spread(one, chosen) for one, chosen in zip(came, there, strict=True)]
+        for group, copies, vectors in zip(asked.groups, self._copies, found_rows, strict=True):
+            _use_copies(group, copies, vectors)
+        return found_rows
 
     def gradients(self, number: int, asked: Asked, sums: Sequence[Floats] | None) -> list[Floats] | None:
-        """Give the owners the gradients of the rows this rank asked for, `sums` (n, D) of each group, or none; returns
-        those for the requests of all ranks (requests, D). Ranks without gradients count as 0; None: no rank has any."""
-        parts = None
-        if sums is not None:
-            parts = [_joined(one) for one in zip(*map(_split, sums, (g.sizes for g in asked.groups)), strict=True)]
-        found = self.ranks.rows.exchange(Kind.GRADIENTS, number, parts)
-        self._within = False
-        if not any(header.samples or sum(header.lengths) for header in found.headers):
+        """Give the owners the gradients of the rows this rank asked for, `sums` (m, D) of each group without those that
+        are left out, or none; returns those for the requests of all ranks (requests, D), 0 where they are left out.
+        Ranks without gradients count as 0; None: no rank has any."""
+        wanted = [_opposite(one.answer, "left_out") for one in asked.groups]
+        counts = [count_chosen(one.sizes, chosen) for one, chosen in zip(asked.groups, wanted, strict=True)]
+        parts = None if sums is None else self._crossing.pack(sums, counts)
+        found = self.ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
+        self._spare("gradients_spared", [one.sizes for one in asked.groups], counts)
+        if not any(header.samples for header in found.headers):
             return None
-        return self._joined_by_group(found, [one.sizes for one in asked.served], may_be_empty=True)
+        wanted = [_opposite(one.answer, "left_out") for one in asked.served]
+        counts = [count_chosen(one.sizes, chosen) for one, chosen in zip(asked.served, wanted, strict=True)]
+        came = self._crossing.unpack(found, counts, may_be_empty=True)
+        return [spread(one, chosen) for one, chosen in zip(came, wanted, strict=True)]
+
+    def _spare(self, name: str, sizes: Sequence[Int64s], counts: Sequence[Int64s]) -> None:
+        """Count rows that would have gone to other ranks."""
+        rank, spared = self.ranks.rank, 0
+        for group, size, count in zip(self._groups, sizes, counts, strict=True):
+            left = size - count
+            spared += int(left.sum() - left[rank]) * 4 * group.embedding_dim
+        self.ranks.rows.tally.add(**{name: spared})
 
     def read(
         self, blocks: Sequence[Batch | None], values: Callable[[int, Int64s], Floats]
@@ -176,8 +260,9 @@ class Exchange:
             rows = np.empty((int(one.sizes.sum()), self._groups[number].embedding_dim), np.float32)
             rows[one.lookups.bags.vectors] = values(number, one.lookups.distinct.rows)[one.lookups.distinct.inverse]
             served.append(rows)
-        parts = self._for_askers(asked.served, served)
-        return asked, self._from_owners(asked.groups, self.ranks.rows.exchange(Kind.READ_ROWS, parts=parts))
+        parts = self._crossing.pack(served, [one.sizes for one in asked.served])
+        found = self.ranks.rows.exchange(Kind.READ_ROWS, parts=parts)
+        return asked, self._crossing.unpack(found, [one.sizes for one in asked.groups])
 
     def leave(self, error: BaseException | None, next_number: int) -> int:
         """The look-ahead is over for this rank, its thread joined: tell the others, unless all know that the batches
@@ -187,62 +272,30 @@ class Exchange:
             error: with which the loop ended, as far as known.
             next_number: of this rank, which may have planned more or fewer batches ahead than others.
         """
-        channels = [self.ranks.rows, self.ranks.ahead]
-        if self._one_thread and not self._within:
-            channels.reverse()  # where the others look first
-        for channel in channels:
-            if channel is self.ranks.ahead and self._ended is not None:
-                continue  # all know that nothing more comes there
-            if error is not None:
-                self.ranks.tell(channel, error)
-            elif self._ended is not Kind.END:
-                next_number = max(next_number, self._tell_leaving(channel, next_number))
-        return next_number
+        with ThreadPoolExecutor(1, "adaptive-leaving") as beside:
+            # On both channels at once: on either, others may wait for this rank, and reach the other one only then.
+            ahead = beside.submit(self._leave_channel, self.ranks.ahead, error, next_number)
+            agreed = self._leave_channel(self.ranks.rows, error, next_number)
+            ahead.result()
+        return agreed
 
-    def _tell_leaving(self, channel: Channel, next_number: int) -> int:
-        try:
-            if not channel.over:
-                return max(header.batch for header in channel.exchange(Kind.LEFT, next_number).headers)
-        except AdaptiveError as wrong:  # the loop is over here; ranks that go on are told by their own exchange
-            logger.warning("%s", wrong)
+    def _leave_channel(self, channel: Channel, error: BaseException | None, next_number: int) -> int:
+        if channel is self.ranks.ahead and self._ended is not None:
+            return next_number  # all know that nothing more comes there
+        if error is not None:
+            self.ranks.tell(channel, error)
+        elif self._ended is not Kind.END and not channel.over:
+            try:
+                headers = channel.exchange(Kind.LEFT, next_number).headers
+                return max(header.batch for header in headers if header.kind is Kind.LEFT)
+            except AdaptiveError as wrong:  # the loop is over here; ranks that go on are told by their own exchange
+                logger.warning("%s", wrong)
         return next_number
 
     def _samples(self, found: Exchanged) -> tuple[int, int]:
         """Samples of all ranks, and of those before this one."""
         numbers = [header.samples for header in found.headers]
         return sum(numbers), sum(numbers[: self.ranks.rank])
-
-    # --- rows as bytes ---------------------------------------------------------------------------------------
-
-    def _for_askers(self, served: Sequence[ServedGroup], rows: Sequence[Floats]) -> list[Bytes]:
-        """(requests, D) of each group -> the part for each rank."""
-        return [_joined(one) for one in zip(*map(_split, rows, (s.sizes for s in served)), strict=True)]
-
-    def _from_owners(self, groups: Sequence[AskedGroup], found: Exchanged) -> list[Floats]:
-        return self._joined_by_group(found, [group.sizes for group in groups])
-
-    def _joined_by_group(
-        self, found: Exchanged, sizes: Sequence[Int64s], *, may_be_empty: bool = False
-    ) -> list[Floats]:
-        """Rows (n, D) of each group, rank after rank; `sizes` (W,) of each group. A part may be empty for zeros."""
-        widths = [group.embedding_dim for group in self._groups]
-        result = [np.zeros((int(n.sum()), width), np.float32) for n, width in zip(sizes, widths, strict=True)]
-        starts = [np.cumsum(n) - n for n in sizes]
-        for rank, part in enumerate(found.parts):
-            needed = 4 * sum(int(n[rank]) * width for n, width in zip(sizes, widths, strict=True))
-            if may_be_empty and not len(part):
-                continue
-            if len(part) != needed:
-                raise RanksError(
-                    f"{self.ranks.name} needs {needed} bytes of rows from rank {rank}, found {len(part)}: "
-                    f"{found.headers[rank].text}"
-                )
-            values, place = np.frombuffer(part.tobytes(), np.float32), 0
-            for rows, first, n, width in zip(result, starts, sizes, widths, strict=True):
-                count = int(n[rank])
-                rows[first[rank] : first[rank] + count] = values[place : place + count * width].reshape(count, width)
-                place += count * width
-        return result
 
 
 class _Party:
@@ -268,10 +321,20 @@ class _Party:
         return tuple(server.serve(one) for server, one in zip(self._servers, asked, strict=True))
 
 
-def _split(rows: Floats, sizes: Int64s) -> list[Floats]:
-    """Rows of each rank."""
-    return np.split(rows, np.cumsum(sizes)[:-1])
+def _opposite(answer: Answer | None, plane: str) -> Bools | None:
+    """The requests (n,) that are not in a plane of an answer; None: all."""
+    there: Bools | None = None if answer is None else getattr(answer, plane)
+    return None if there is None or not there.any() else ~there
 
 
-def _joined(parts: Sequence[Floats]) -> Bytes:
-    return np.concatenate([np.ascontiguousarray(part).reshape(-1) for part in parts]).view(np.uint8)
+def _use_copies(group: AskedGroup, copies: Sequence[Copies], vectors: Floats) -> None:
+    """Fill in the vectors (n, D) that did not cross, and keep those that are not to cross again."""
+    if group.answer is None or not (group.answer.kept.any() or group.answer.keep.any()):
+        return
+    last = 0
+    for size, own in zip(group.sizes.tolist(), copies, strict=True):
+        span = slice(last, last + size)
+        answer, rows = group.answer.of(span), group.rows[span]
+        vectors[span][answer.kept] = own.get(rows[answer.kept])
+        own.put(rows[answer.keep], vectors[span][answer.keep])
+        last += size

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.engine.exchange.answers import Answer
 from adaptive.engine.exchange.requests import Requests
 from adaptive.errors import RanksError
 from adaptive.kernels.planning import lookups as kernels
@@ -28,6 +29,7 @@ class ServedGroup:
 
     lookups: Lookups  # as the planner takes it
     sizes: Int64s  # (W,) requests of each rank
+    answer: Answer | None = None  # to all of them; None: there is nothing to say
 
 
 class Server:

@@ -1,0 +1,81 @@
+"""Rows as bytes: those of all groups for one rank are one message, group after group, in the order of requests.
+
+Letters: m rows of a group that cross, rank after rank; W ranks; D width.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.errors import RanksError
+from adaptive.planning.layout import Group
+from adaptive.ranks import Ranks
+from adaptive.ranks.channel import Exchanged
+from adaptive.ranks.transport import Bytes
+
+Bools = NDArray[np.bool_]
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class Crossing:
+    """Rows of all groups, as they cross between ranks."""
+
+    def __init__(self, ranks: Ranks, groups: Sequence[Group]) -> None:
+        self._ranks = ranks
+        self._widths = [group.embedding_dim for group in groups]
+
+    def pack(self, rows: Sequence[Floats], counts: Sequence[Int64s]) -> list[Bytes]:
+        """The part for each rank of the rows (m, D) of each group; `counts` (W,) of them are for each rank."""
+        parts: list[list[Floats]] = [[] for _ in range(self._ranks.size)]
+        for one, numbers in zip(rows, counts, strict=True):
+            last = 0
+            for part, number in zip(parts, numbers.tolist(), strict=True):
+                part.append(np.ascontiguousarray(one[last : last + number]).reshape(-1))
+                last += number
+        return [(np.concatenate(part) if len(part) > 1 else part[0]).view(np.uint8) for part in parts]
+
+    def unpack(self, found: Exchanged, counts: Sequence[Int64s], *, may_be_empty: bool = False) -> list[Floats]:
+        """Rows (m, D) of each group. A part of a rank may be empty instead, for zeros, if it says so.
+
+        Raises:
+            RanksError: if a part is not as long as the rows that are expected.
+        """
+        numbers, widths = [one.tolist() for one in counts], self._widths
+        values = [
+            self._values_of(found, rank, [one[rank] for one in numbers], may_be_empty=may_be_empty)
+            for rank in range(self._ranks.size)
+        ]
+        pieces = [np.concatenate([of_rank[place] for of_rank in values]) for place in range(len(widths))]
+        return [piece.reshape(-1, width) for piece, width in zip(pieces, widths, strict=True)]
+
+    def _values_of(self, found: Exchanged, rank: int, counts: Sequence[int], *, may_be_empty: bool) -> list[Floats]:
+        """Values (rows * D,) of each group from one rank."""
+        sizes, part = [number * width for number, width in zip(counts, self._widths, strict=True)], found.parts[rank]
+        if may_be_empty and not len(part):
+            return [np.zeros(size, np.float32) for size in sizes]
+        if len(part) != 4 * sum(sizes):
+            raise RanksError(
+                f"{self._ranks.name} needs {4 * sum(sizes)} bytes of rows from rank {rank}, found {len(part)}: "
+                f"{found.headers[rank].text}"
+            )
+        return np.split(part.view(np.float32), np.cumsum(sizes)[:-1])
+
+
+def count_chosen(sizes: Int64s, chosen: Bools | None) -> Int64s:
+    """(W,) how many of each rank's requests (n,) are chosen; `sizes` of all; None: all are."""
+    if chosen is None:
+        return sizes
+    before, ends = np.concatenate([[0], np.cumsum(chosen)]), np.cumsum(sizes)
+    found: Int64s = before[ends] - before[ends - sizes]
+    return found
+
+
+def spread(rows: Floats, chosen: Bools | None) -> Floats:
+    """(n, D) rows (m, D) at the places that are chosen (n,); the others are 0. None: all are."""
+    if chosen is None:
+        return rows
+    found = np.zeros((len(chosen), rows.shape[1]), np.float32)
+    found[chosen] = rows
+    return found
