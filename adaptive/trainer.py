@@ -115,6 +115,7 @@ class Trainer:
                 self.measure(planned)
                 if stopped():
                     break
+        self._check_alike()
         self.recorder.write_interval()
         return self.recorder.steps - before
 
@@ -232,10 +233,16 @@ class Trainer:
             assert found.log_loss is not None
             self.embeddings.report_loss(planned, found.log_loss)
 
+    def _check_alike(self) -> None:
+        if self._together is not None and self.embeddings.ranks is not None and self.embeddings.ranks.size > 1:
+            self._together.check_alike(self.recorder.steps)
+
     def _next(self, coming: Iterator[Planned]) -> Planned | None:
         with self.recorder.timed("wait"):
             planned = next(coming, None)
-        self.recorder.write_if_due()  # only now does the last batch count as trained
+        if self.recorder.is_due:  # only now does the last batch count as trained
+            self._check_alike()
+            self.recorder.write_interval()
         return planned
 
 

@@ -4,6 +4,7 @@ Every rank then has the same numbers, in the order of one process: so each keeps
 of the dense weights alike.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch, OwnPart
 from adaptive.embedding.blocks import PlannedBlocks
+from adaptive.errors import RanksError
 from adaptive.ranks import Ranks
 from adaptive.ranks.dense import sum_blocks
 from adaptive.ranks.wire import Kind
@@ -37,6 +39,25 @@ class StepTogether:
 
     def own_parts(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         return (own_part(self._ranks, batch) for batch in batches)
+
+    def check_alike(self, step: int) -> None:
+        """Check that all ranks have the same dense weights; all call it together.
+
+        Raises:
+            RanksError: on all of them, if they have not.
+        """
+        digest = hashlib.blake2b(digest_size=8)
+        for weight in self._weights:
+            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        found = self._ranks.gather_facts(digest.hexdigest())
+        other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+        if other is not None:
+            raise RanksError(
+                f"dense weights differ after step {step}: those of {self._ranks.name_of(0)} have the digest {found[0]}"
+                f", those of {self._ranks.name_of(other)} {found[other]}. Every rank computes the same update, so "
+                "something else has changed them, or the machines round differently; all steps since the last record "
+                "are in doubt"
+            )
 
     def begin(self) -> None:
         self.blocks.clear()

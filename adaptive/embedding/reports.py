@@ -55,6 +55,12 @@ class Reports(Base):
         return {name: sum(count[name] for count in counts) for name in counts[0]}
 
     @property
+    def hot_set_is_full(self) -> bool:
+        """No more rows can be watched in some group, here; more may have wanted to be."""
+        skippers = [lane.planner.skipper for lane in self._pipeline.lanes]
+        return any(one is not None and one.hot.num_entries == one.hot.capacity for one in skippers)
+
+    @property
     def may_plan_again(self) -> bool:
         """Whether batches that were planned and not trained can be planned again without any change in what is trained:
         the policy leaves the batches as they come, follows no accesses, skips nothing and defers nothing."""

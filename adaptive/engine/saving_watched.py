@@ -23,6 +23,7 @@ from adaptive.engine.pipeline import Lane, Pipeline
 from adaptive.errors import CheckpointError
 from adaptive.kernels.planning.books import ON_HOST
 from adaptive.planning.hot_set import COLUMNS, ENTRY, LATER_COLUMNS
+from adaptive.planning.sizing import HOT_SHARE
 from adaptive.planning.skipping import Skipper
 from adaptive.storage.arrays import ArrayFile, whole
 from adaptive.tiers.device import WatchedValues
@@ -83,7 +84,7 @@ def check_watched(lane: Lane, part: Arrays) -> None:
         return
     assert lane.planner.skipper is not None
     rows, most = part["row"], lane.planner.skipper.hot.capacity
-    if len(rows) > most:
+    if len(rows) > HOT_SHARE * most and lane.group.whole is lane.group:
         raise CheckpointError(
             f"the checkpoint watches {len(rows)} rows of width {lane.group.embedding_dim}, there is room for {most}: "
             "raise skip.hot_rows to what it was"
@@ -150,6 +151,9 @@ def load_watched(lane: Lane, part: Arrays) -> None:
         return
     planner, none = lane.planner, np.zeros((0, lane.host.weights.shape[1]), np.float32)
     assert planner.skipper is not None
+    if (needed := len(part["row"])) > planner.skipper.hot.capacity:  # on other ranks they lay otherwise
+        planner.skipper.grow(needed)
+        lane.device.watch(needed, snapshots=planner.skipper.watches_movement, sums=planner.skipper.deferral is not None)
     planner.skipper.restore(part)
     book = planner.skipper.deferral
     no_squares = np.zeros((0, lane.device.squares_width), np.float32)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -10,10 +11,11 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig, parse_size
 from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.optim import RowOptimizer
-from adaptive.planning.layout import Group
+from adaptive.planning.layout import Group, OwnedGroup
 from adaptive.policy import Policy
 
 AUTO_SHARE = "10%"
+HOT_SHARE: Final = 1.25  # of a rank's even share of the watched rows
 LEAST_HOT_ROWS = 100_000
 RESERVE_SHARE = 0.2  # of a GPU's free memory, for model, activations and gradients
 RESERVE_LEAST = 1 << 30
@@ -217,11 +219,17 @@ def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], 
 def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
     """Rows of a group that are watched, so that their updates can be skipped.
 
-    5 % are plenty of millions of rows and too few of some thousands, hence the minimum; see docs/skipping.md.
+    5 % are plenty of millions of rows and too few of some thousands, hence the minimum; see docs/skipping.md. A rank
+    gets more than its even share of those of all ranks: hot rows are not dealt out evenly.
     """
+    whole = group.whole
     if skip.hot_rows == "auto":
-        return max(group.num_rows // 20, min(group.num_rows, LEAST_HOT_ROWS))
-    return max(1, parse_size(skip.hot_rows, row_bytes=row_bytes(group, optimizer), num_rows=group.num_rows))
+        number = max(whole.num_rows // 20, min(whole.num_rows, LEAST_HOT_ROWS))
+    else:
+        number = max(1, parse_size(skip.hot_rows, row_bytes=row_bytes(group, optimizer), num_rows=whole.num_rows))
+    if not isinstance(group, OwnedGroup):
+        return number
+    return max(1, min(int(HOT_SHARE * number / group.owners.size), group.num_rows))
 
 
 def watched_bytes(

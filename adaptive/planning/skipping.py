@@ -94,6 +94,11 @@ class Skipper:
         self.deferral = None if deferral is None else DeferralBook(self._capacity, deferral, self._optimizer)
         self.watched_counts = WatchedCounts.none(len(self._group.tables))
 
+    def grow(self, capacity: int) -> None:
+        """Begin anew, with room for more rows."""
+        self._capacity = max(capacity, self._capacity)
+        self.forget()
+
     @property
     def num_bytes(self) -> int:
         return self.hot.num_bytes + (0 if self.deferral is None else self.deferral.num_bytes)

@@ -8,7 +8,7 @@ from adaptive.report.load import Loaded
 from adaptive.report.pictures import Line, bars, curves
 from adaptive.report.runs import RunView, chart, run_legend, views
 from adaptive.report.runs_recorded import bad_lines, guard, origin, reported, settings
-from adaptive.report.runs_tiers import skipping, tiers, traffic
+from adaptive.report.runs_tiers import between_ranks, skipping, tiers, traffic
 from adaptive.telemetry.record import STAGES
 from adaptive.telemetry.wording import accuracy_text, count_text, percent_text, score_text
 
@@ -23,7 +23,20 @@ TOLD = (
 def run_sections(loaded: Sequence[Loaded]) -> list[Section]:
     """Quality first, then what it took, then what the run was."""
     runs = views(loaded)
-    parts = (quality, learning, stages, tiers, traffic, skipping, reported, guard, bad_lines, settings, origin)
+    parts = (
+        quality,
+        learning,
+        stages,
+        tiers,
+        traffic,
+        between_ranks,
+        skipping,
+        reported,
+        guard,
+        bad_lines,
+        settings,
+        origin,
+    )
     return [section for part in parts if (section := part(runs)) is not None]
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from adaptive.ranks.traffic import KINDS
 from adaptive.report.blocks import Block, Folded, Gallery, Legend, Note, Picture, Section, Table
 from adaptive.report.pictures import areas
 from adaptive.report.runs import RunView, Stretch, chart, per_step, run_legend
 from adaptive.report.style import COLOURS
+from adaptive.telemetry.crossing import SPARED, crossed_numbers
 from adaptive.telemetry.record import TableCounts, sum_tables
 from adaptive.telemetry.report import skipping_lines
 from adaptive.telemetry.wording import bytes_text, count_text, percent_text
@@ -88,6 +90,39 @@ def traffic(runs: Sequence[RunView]) -> Section | None:
     tables = [Folded(f"Tables of {run.name}", [Table(_table_rows(run))]) for run in shown]
     drawn = [one for one in pictures if one is not None]
     return Section("Traffic", [run_legend(shown), Gallery(drawn), Table(rows), *tables])
+
+
+def between_ranks(runs: Sequence[RunView]) -> Section | None:
+    """Bytes that ranks sent each other, whom they waited for, the load of owners; nothing of processes alone."""
+    shown = [run for run in runs if run.stretches and len(run.totals.ranks) > 1]
+    if not shown:
+        return None
+    found = [crossed_numbers(run.totals.ranks, run.totals.ranks_steps) for run in shown]
+    rows = [["", *(run.name for run in shown)], ["ranks", *(str(len(run.totals.ranks)) for run in shown)]]
+    for name, title in (("bytes", "sent by a rank a step"), *((f"bytes_{kind}", kind) for kind in KINDS)):
+        if any(one[name] for one in found):
+            rows.append([title, *(bytes_text(one[name]) for one in found)])
+    for kind in SPARED:
+        if any(one[f"{kind}_spared_share"] for one in found):
+            rows.append(
+                [f"{kind} that needed not cross", *(percent_text(one[f"{kind}_spared_share"]) for one in found)]
+            )
+    rows.append(["slowest rank", *(f"{one['slowest']:.0f}" for one in found)])
+    rows.append(["waiting for it, ms a step", *(f"{one['waited_for_slowest_ms']:.2f}" for one in found)])
+    rows.append(["most asked owner over the mean", *(f"{one['owner_load']:.2f}" for one in found)])
+    pictures = [
+        chart("KiB sent by a rank, per step", shown, _crossed("bytes", KIB), zero=True),
+        chart("Waiting for other ranks, ms per step", shown, _crossed("wait_ms", 1), zero=True),
+    ]
+    return Section("Between ranks", [run_legend(shown), Gallery([one for one in pictures if one]), Table(rows)])
+
+
+def _crossed(name: str, unit: float) -> Any:
+    def value(one: Any) -> float | None:
+        numbers = crossed_numbers(one.totals.ranks, one.totals.ranks_steps)
+        return numbers[name] / unit if numbers else None
+
+    return value
 
 
 def _kib(name: str) -> Any:

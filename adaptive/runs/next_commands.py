@@ -8,6 +8,7 @@ from pathlib import Path
 
 from adaptive.config import TrainConfig
 from adaptive.policy_loading import code_flags
+from adaptive.storage.run_directory import newest_first
 
 RIVALS = ("lru", "lfu", "slipstream")
 CUSTOM_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard begins with a tab of its own, whatever plug-ins say
@@ -21,6 +22,14 @@ def code_of(config: TrainConfig) -> dict[str, str | None]:
 def resume_command(directory: Path, config: TrainConfig) -> str:
     """What goes on with the run. Code of the user's own is named again, since what a file alone names is not run."""
     return f"adaptive-train run --resume {shlex.quote(str(directory))}{code_flags(code_of(config))}"
+
+
+def how_to_go_on(directory: Path, config: TrainConfig) -> str:
+    """What to do about a run on ranks that has broken off."""
+    there = [path for path in newest_first(directory) if path.exists()] if directory.is_dir() else []
+    if there:
+        return f"{there[0]} is whole: go on, on any number of ranks, with {resume_command(directory, config)} --ranks N"
+    return f"{directory} has no checkpoint yet (save_every={config.save_every}): start the run again"
 
 
 def next_commands(directory: Path, config: TrainConfig, *, which: Callable[[str], str | None] = shutil.which) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from adaptive.build import Components, set_rates
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.errors import ConfigError, InputError
+from adaptive.errors import ConfigError, InputError, RanksError
 from adaptive.evaluation import Evaluation, evaluate
 from adaptive.guard.guard import Guard
 from adaptive.guard.trained import TrainedRun
@@ -21,10 +21,10 @@ from adaptive.models.tasks import tasks_of
 from adaptive.policy import inputs_of
 from adaptive.runs.best import best_evaluation, best_summary, best_text, is_out_of_patience
 from adaptive.runs.loop import DataPosition, Loop
-from adaptive.runs.next_commands import next_commands, resume_command
+from adaptive.runs.next_commands import how_to_go_on, next_commands, resume_command
 from adaptive.runs.state import SavedProgress, content, is_guarded, restore_recorder
 from adaptive.runs.target import is_reached, target_summary
-from adaptive.runs.together import agreed_stop, checkpoints_of
+from adaptive.runs.together import agreed_stop, checkpoints_of, ranks_summary
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_directory import RunDirectory
 from adaptive.storage.scores import write_scores
@@ -69,6 +69,7 @@ class Run:
         self._keep = partial(write_scores, directory.path) if keep_scores else None
         self.config, self.directory, self.dataset, self.components = config, directory, dataset, components
         self.left, self.ranks = left, components.embeddings.ranks
+        self._where = directory.path if self.ranks is None else Path(self.ranks.gather_facts(str(directory.path))[0])
         self._seen_before = dataset.out_of_range()
         self.guard: Guard | None = None
         self._reached: Evaluation | None = None  # the evaluation that ended training
@@ -101,6 +102,8 @@ class Run:
         except SystemExit:
             self._tell_stopped()
             raise
+        except RanksError as error:
+            raise RanksError(f"{error}; {how_to_go_on(self._where, self.config)}") from error
         summary = self._summary(found)
         self.directory.finish(summary)
         text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.components))
@@ -225,6 +228,7 @@ class Run:
             **best_summary(self.config, self.recorder.evaluations),
             **(self.guard.summary() if self.guard else {}),
             **self._file_traffic(),
+            **ranks_summary(self.ranks, self.recorder.totals, full=self.components.embeddings.hot_set_is_full),
             "skipped_input_share": dropped / seen if dropped else 0.0,
             "device_rows": self.components.embeddings.view.device_rows,
             "seed": self.config.seed,

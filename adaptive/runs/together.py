@@ -19,6 +19,8 @@ from adaptive.storage.arrays import Blocks
 from adaptive.storage.run_checkpoints import Checkpoints
 from adaptive.storage.run_directory import RunDirectory
 from adaptive.system import StopRequest
+from adaptive.telemetry.crossing import crossed_numbers
+from adaptive.telemetry.report import RunTotals
 
 
 @contextlib.contextmanager
@@ -84,6 +86,20 @@ def scratch_directory() -> Iterator[RunDirectory]:
     """A run directory of a rank that writes nothing of the run."""
     with tempfile.TemporaryDirectory(prefix="adaptive-rank-") as folder, RunDirectory(Path(folder) / "run") as found:
         yield found
+
+
+def ranks_summary(ranks: Ranks | None, totals: RunTotals, *, full: bool) -> dict[str, Any]:
+    """What a report says of several ranks, which call it together; nothing of a process alone. `full`: the set of
+    watched rows is, on this rank."""
+    if ranks is None:
+        return {}
+    is_full = any(ranks.gather_facts(full))
+    hosts = {place.partition(",")[0] for place in ranks.places}
+    numbers = crossed_numbers(totals.ranks, totals.ranks_steps)
+    found: dict[str, Any] = {"number": ranks.size, "hosts": len(hosts), "blocks": ranks.blocks, **numbers}
+    step_ms = 1e3 * totals.seconds / totals.steps if totals.steps and totals.seconds else 0.0
+    waited = min(numbers["waited_for_slowest_ms"] / step_ms, 1.0) if numbers and step_ms else None
+    return {"ranks": {**found, "waited_share": waited, "full_hot_set": is_full and ranks.size > 1}}
 
 
 class AgreedStop(StopRequest):

@@ -139,6 +139,7 @@ class IntervalRecord:
     device_rows: int | None = None  # that the device tier has room for now; None in records of before it was told
     accuracy: float | None = None  # running, of training's predictions
     labels: dict[str, dict[str, float | None]] = field(default_factory=dict)  # of several labels each: running quality
+    ranks: list[dict[str, float]] = field(default_factory=list)  # of each rank what it sent, sums (`RankTraffic`)
     wall_time: float = field(default_factory=time.time, compare=False)  # seconds since 1970
 
 

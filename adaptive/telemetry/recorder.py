@@ -106,9 +106,14 @@ class Recorder:
         self._logits.append(logits.detach())
         self._labels.append(labels)
 
+    @property
+    def is_due(self) -> bool:
+        """The interval is full. Write it when the next batch has come: then the last one counts."""
+        return len(self._losses) >= self._log_every
+
     def write_if_due(self) -> None:
-        """Write a record if the interval is full. Call it when the next batch has come: then the last one counts."""
-        if len(self._losses) >= self._log_every:
+        """Write a record if the interval is full."""
+        if self.is_due:
             self.write_interval()
 
     def write_interval(self) -> None:
@@ -140,12 +145,13 @@ class Recorder:
         assert not self._losses
         so_far = self._record(
             loss=self.loss, samples_per_s=self.totals.samples_per_s or 0.0, time_ms=self.totals.time_ms,
-            tables=self.totals.tables, policy=self.totals.policy,
+            tables=self.totals.tables, policy=self.totals.policy, ranks=self.totals.ranks,
         )  # fmt: skip
         each = {name: vars(losses).copy() for name, (_, losses) in self.each.streams.items()}
         return {
             "so_far": to_json(so_far),
             "first": self.totals.first,
+            "ranks_steps": self.totals.ranks_steps,
             "log_loss": vars(self.log_loss).copy(),
             **({"each": each} if each else {}),
         }
@@ -176,6 +182,7 @@ class Recorder:
         self.totals.add(so_far)
         samples, seconds = state.get("first") or (0, 0.0)  # checkpoints of earlier versions do not know
         self.totals.first = int(samples), float(seconds)
+        self.totals.ranks_steps = int(state.get("ranks_steps", self.totals.ranks_steps))
 
     def close(self) -> None:
         """Close every sink, whatever one of them raises."""
@@ -199,6 +206,7 @@ class Recorder:
             tables=tables,
             update_norms=_update_norms(found),
             device_rows=found.device_rows,
+            ranks=[asdict(one) for one in found.ranks],
             policy=_policy_numbers(found, self._embeddings.policy),
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from adaptive.telemetry.crossing import add_crossed, crossed_lines
 from adaptive.telemetry.jsonl import plain
 from adaptive.telemetry.record import IntervalRecord, TableCounts, add_counts, sum_tables
 from adaptive.telemetry.wording import (
@@ -30,6 +31,7 @@ class RunTotals:
         first: samples and seconds of the first interval, in which kernels are compiled.
         tables: counts by table; "now" fields are those of the latest interval.
         policy: the numbers of the policy as it last reported them; of batches in parts, those of all intervals.
+        ranks: what each rank sent in the latest `ranks_steps` steps, in which there were as many ranks.
     """
 
     def __init__(self, *, first_step: int = 0, first_samples: int = 0) -> None:
@@ -40,6 +42,8 @@ class RunTotals:
         self.first: tuple[int, float] | None = None
         self.tables: dict[str, TableCounts] = {}
         self.policy: dict[str, float] = {}
+        self.ranks: list[dict[str, float]] = []
+        self.ranks_steps = 0
         self._in_parts = self._waited = 0.0  # batches
         self._first_step, self._first_samples = first_step, first_samples
         self._stage_ms: dict[str, float] = {}
@@ -58,6 +62,10 @@ class RunTotals:
         for name, counts in record.tables.items():
             self.tables[name] = add_counts(self.tables.get(name, TableCounts()), counts)
         self._add_policy(record.policy, steps)
+        if len(record.ranks) == len(self.ranks):
+            self.ranks, self.ranks_steps = add_crossed(self.ranks, record.ranks), self.ranks_steps + steps
+        else:  # the run goes on with others
+            self.ranks, self.ranks_steps = list(record.ranks), steps
         return seconds
 
     def _add_policy(self, numbers: Mapping[str, float], steps: int) -> None:
@@ -176,6 +184,7 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         f"moved: {count_text(summary['fetched_rows'])} rows ({bytes_text(summary['bytes_h2d'])}) to the device, "
         f"{count_text(summary['written_back_rows'])} rows ({bytes_text(summary['bytes_d2h'])}) to the host",
         *_files(summary),
+        *crossed_lines(summary),
         *skipping_lines(summary),
         *_guard(summary),
         *_policy(summary),

@@ -12,7 +12,7 @@ from adaptive.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, T
 from adaptive.telemetry.wording import guard_text
 
 TRAINING, EVALUATION, TIERS, SKIPPING = "1_training", "2_evaluation", "3_tiers", "4_skipping"
-TIME, POLICY, GUARD, TABLES = "5_time", "6_policy", "7_guard", "8_tables"
+TIME, POLICY, GUARD, TABLES, RANKS = "5_time", "6_policy", "7_guard", "8_tables", "9_ranks"
 UPDATE_NORM: Final = "update_norm"
 OTHER: Final = "other"  # tables that have no tags of their own, together
 PERCENTILES: Final = (5, 50, 95)  # of a share over tables

@@ -11,6 +11,7 @@ import numpy as np
 
 from adaptive.errors import InputError, OutputError
 from adaptive.telemetry import events, tags
+from adaptive.telemetry.crossing import crossed_numbers
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import (
     EvalRecord,
@@ -92,6 +93,8 @@ class TensorBoardView:
         numbers |= {f"{tags.POLICY}/{name}": value for name, value in record.policy.items()}
         if self._skips:
             numbers |= tags.skipping(whole)
+        if len(record.ranks) > 1:
+            numbers |= {f"{tags.RANKS}/{name}": value for name, value in crossed_numbers(record.ranks, steps).items()}
         for name, counts in self._by_tag(record.tables).items():
             numbers |= tags.table(name, counts, steps, skips=self._skips)
         values = events.scalars(numbers)

@@ -294,5 +294,5 @@ def test_every_option_has_a_panel_and_a_help(cli: Cli, command: str) -> None:
     assert all(option.rich_help_panel and option.help for option in found.values())
     result = cli(command, "--help")
     assert result.code == 0 and "Exit codes" in result.out
-    for name in found:
-        assert name in result.out
+    for name, option in found.items():
+        assert name in result.out or option.hidden

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_processes import ROOT
+from rank_pool import ROOT, RankPool
 
 SMALL = [
     "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
@@ -35,11 +35,28 @@ def quality(found: dict[str, Any]) -> tuple[float, float]:
     return found["auc"], found["log_loss"]
 
 
-def test_a_run_on_two_ranks_is_evaluated_by_one_process(tmp_path: Path) -> None:
+def test_a_run_on_two_ranks_is_evaluated_by_one_process(pool: RankPool, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     found = run("run", *SMALL, "--steps", "6", "--ranks", "2", "--out", out)
     assert found["steps"] == 6
-    assert quality(run("eval", out)) == pytest.approx(quality(found), abs=1e-6)
+    assert found["ranks"]["number"] == 2 and found["ranks"]["hosts"] == 1 and found["ranks"]["bytes_vectors"] > 0
+    (evaluated,) = pool.run(1, ["-m", "adaptive", "eval", out, "--json"])
+    assert quality(json.loads(evaluated.out)) == pytest.approx(quality(found), abs=1e-6)
+
+
+def test_doctor_measures_what_ranks_exchange(pool: RankPool) -> None:
+    first, second = pool.run(2, ["-m", "adaptive", "doctor", "--json"])
+    assert (first.code, second.code, second.out) == (0, 0, "")
+    found = json.loads(first.out)["ranks"]
+    assert found["ranks"] == 2 and found["of_each_rank"]["rank 1"]["interface"] == "lo"
+    assert 0 < found["exchange_ms"] < 1e4 and found["bytes_per_s"] > 1e4
+
+
+def test_a_guard_is_refused_once() -> None:
+    words = ["-m", "adaptive", "run", *SMALL, "--policy", "slipstream", "--set", "guard.budget=0.001", "--ranks", "2"]
+    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    found = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert found.returncode == 2 and found.stderr.count("several ranks cannot be guarded yet") == 1
 
 
 @pytest.mark.slow

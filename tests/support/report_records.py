@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def write_run(
     finished: bool = True,
     guard: bool = False,
     skips: bool = False,
+    ranks: Sequence[Mapping[str, float]] = (),
     more: Mapping[str, Any] | None = None,
 ) -> Path:
     """A run directory as training leaves it; returns `path`. `more`: entries of its summary and of run.json."""
@@ -77,7 +79,7 @@ def write_run(
     totals, file = RunTotals(), MetricsFile(path / "metrics.jsonl")
     file.write(RunRecord(policy=policy, table_rows=dict.fromkeys(tables, 1000)))
     for number in range(1, intervals + 1):
-        file.write(one := interval(number, tables, skips=skips))
+        file.write(one := replace(interval(number, tables, skips=skips), ranks=[dict(rank) for rank in ranks]))
         totals.add(one)
         file.write(EvalRecord(step=one.step, samples=500, auc=0.7 + number / 100, log_loss=0.4))
     if guard:

@@ -1,0 +1,167 @@
+"""What goes wrong on one rank ends all of them, with its exit code, its name, and what to do; nobody hangs.
+
+Two processes run the command line under what torchrun puts into the environment (`pool`). Trouble comes on one of them
+at a stage of a step (`rank_trouble`).
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_pool import ROOT, Outcome, RankPool
+
+from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.storage.run_directory import newest_first
+
+TROUBLE = str(ROOT / "tests/support/rank_trouble.py")
+STAGES = ("reading", "asking", "serving", "forward", "backward", "update", "saving")
+SMALL = [
+    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
+    "--set", "data.synthetic.num_eval=200", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",
+    "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4", "--set", "model.top_mlp=8-1",
+    "--set", "save_every=2", "--set", "log_every=2", "--depth", "1",
+]  # fmt: skip
+
+
+def troubled(pool: RankPool, out: Path, rank: int, stage: str, after: int, how: str, *words: str) -> list[Outcome]:
+    """A run of 8 steps on two ranks, of which one gets into trouble."""
+    job = [TROUBLE, str(rank), stage, str(after), how, "run", *SMALL, "--steps", "8", "--out", str(out), *words]
+    return pool.run(2, job)
+
+
+def codes(found: Sequence[Outcome]) -> list[int]:
+    return [one.code for one in found]
+
+
+def assert_whole(out: Path) -> None:
+    """The newest checkpoint is whole; there is one."""
+    newest = next(path for path in newest_first(out) if path.exists())
+    assert load_checkpoint(newest).meta["steps"] > 0
+
+
+@pytest.mark.parametrize("code", range(2, 10))
+def test_an_error_ends_all_with_its_exit_code(pool: RankPool, tmp_path: Path, code: int) -> None:
+    """From either rank, and from every stage."""
+    rank, stage = code % 2, STAGES[code - 2] if code - 2 < len(STAGES) else "evaluating"
+    after = 1 if stage in ("saving", "evaluating") else 3
+    found = troubled(pool, tmp_path / "run", rank, stage, after, f"code-{code}")
+    assert codes(found) == [code, code], found
+    assert f"error: trouble {code}" in found[rank].err
+    assert re.search(rf"error: rank {rank} of 2 \(.*, process {found[rank].pid}\): trouble {code}", found[1 - rank].err)
+
+
+def test_a_bug_ends_the_others_with_10(pool: RankPool, tmp_path: Path) -> None:
+    found = troubled(pool, tmp_path / "run", 1, "update", 3, "bug")
+    assert codes(found) == [10, 1]
+    assert "bug: KeyError" in found[1].err
+    assert "rank 1 of 2" in found[0].err and "KeyError: 'a bug'" in found[0].err
+    assert "checkpoint-2 is whole: go on, on any number of ranks, with adaptive-train run --resume" in found[0].err
+
+
+def test_a_full_disk_while_saving_ends_all_and_the_last_checkpoint_is_whole(pool: RankPool, tmp_path: Path) -> None:
+    """Rank 0 writes. At the second save its files may hold 1,000 bytes each."""
+    found = troubled(pool, tmp_path / "run", 0, "writing", 2, "full")
+    assert codes(found) == [6, 6], found
+    assert "checkpoint-4 could not be written" in found[0].err and "rank 0 of 2" in found[1].err
+    assert_whole(tmp_path / "run")
+
+
+def test_sigterm_to_one_stops_all_after_the_same_step(pool: RankPool, tmp_path: Path) -> None:
+    found = troubled(pool, tmp_path / "run", 1, "update", 3, "term")
+    assert codes(found) == [143, 143], found
+    assert re.search(r"stopped after step [34]: saved; go on with", found[0].err)
+    assert_whole(tmp_path / "run")
+
+
+def test_dense_weights_that_drift_apart_stop_all_at_the_next_record(pool: RankPool, tmp_path: Path) -> None:
+    found = troubled(pool, tmp_path / "run", 1, "update", 3, "drift")
+    assert codes(found) == [10, 10], found
+    for one in found:
+        assert "dense weights differ after step 4: those of rank 0 of 2" in one.err
+
+
+def test_collectives_out_of_step_name_both(pool: RankPool, tmp_path: Path) -> None:
+    found = troubled(pool, tmp_path / "run", 1, "backward", 3, "out-of-step")
+    assert codes(found) == [10, 10], found
+    assert "out of step: rank 0 of 2" in found[0].err and "gradients of batch 77" in found[0].err
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (["--lr", "0.5"], "settings.optimizer.lr is 0.05 on rank 0"),
+        (["--set", "data.synthetic.seed=7"], "data.seed is 0 on rank 0"),
+        (["VERSION"], "versions.adaptive-train is '"),
+    ],
+)
+def test_settings_data_and_versions_that_differ_are_named_before_anything_is_written(
+    pool: RankPool, tmp_path: Path, changed: list[str], told: str
+) -> None:
+    job = [str(ROOT / "tests/support/rank_differs.py"), *changed, "--", "run", *SMALL, "--out", str(tmp_path / "run")]
+    found = pool.run(2, job)
+    assert codes(found) == [2, 2], found
+    for one in found:
+        assert "ranks differ: " in one.err and told in one.err
+    assert not (tmp_path / "run/run.json").exists()
+
+
+def test_a_rank_that_stands_still_is_given_up_after_the_timeout(pool: RankPool, tmp_path: Path) -> None:
+    found = troubled(pool, tmp_path / "run", 1, "update", 3, "stand-6", "--set", "ranks.timeout_s=2")
+    assert codes(found) == [10, 10], found
+    assert "rank 0 of 2" in found[0].err and "batch 2" in found[0].err
+
+
+@pytest.mark.parametrize(
+    ("rank", "stage"),
+    [(1, "update"), *(pytest.param(n % 2, stage, marks=pytest.mark.slow) for n, stage in enumerate(STAGES))],
+)
+def test_a_killed_rank_ends_the_others_which_say_who_and_what_to_do(
+    pool: RankPool, tmp_path: Path, rank: int, stage: str
+) -> None:
+    out = tmp_path / "run"
+    after = 1 if stage == "saving" else 4
+    found = troubled(pool, out, rank, stage, after, "kill")
+    left = found[1 - rank]
+    assert found[rank].code == -9 and left.code == 10, found
+    assert f"rank {1 - rank} of 2" in left.err and f"not heard any more: rank {rank} of 2" in left.err
+    if stage == "saving":
+        assert "has no checkpoint yet" in left.err
+    else:
+        assert_whole(out)
+        assert f"go on, on any number of ranks, with adaptive-train run --resume {out}" in left.err
+
+
+def test_after_a_kill_the_same_command_goes_on_with_the_bits_of_a_run_that_lost_nobody(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    """`--go-on` on two ranks, killed, then on one."""
+    words = ["-m", "adaptive", "run", *SMALL, "--steps", "8", "--json", "--out"]
+    whole = json.loads(pool.run(1, [*words, str(tmp_path / "whole")])[0].out)
+    out = tmp_path / "run"
+    assert troubled(pool, out, 1, "update", 4, "kill", "--go-on")[1].code == -9
+    (found,) = pool.run(1, [*words, str(out), "--go-on"])
+    assert found.code == 0 and "resumed after step 2" in found.err, found
+    assert _quality(json.loads(found.out)) == _quality(whole)
+    record = json.loads((out / "run.json").read_text())
+    assert len(record["ranks"]) == 2 and [len(one["ranks"]) for one in record["resumed"]] == [1]
+
+
+@pytest.mark.slow
+def test_after_fifty_kills_the_last_checkpoint_is_whole(pool: RankPool, tmp_path: Path) -> None:
+    """While it saves every second step, at another moment each time."""
+    for number in range(50):
+        out = tmp_path / "run"
+        stage = STAGES[number % len(STAGES)]
+        after = 3 + number // 7 if stage != "saving" else 15 + 7 * number // 3
+        found = troubled(pool, out, number % 2, stage, after, "kill")
+        assert found[number % 2].code == -9 and found[1 - number % 2].code == 10, found
+        assert_whole(out)
+        shutil.rmtree(out)
+
+
+def _quality(found: dict[str, Any]) -> tuple[float, float]:
+    return found["auc"], found["log_loss"]

@@ -1,0 +1,88 @@
+"""Trouble on one of several ranks: `python rank_trouble.py RANK STAGE AFTER HOW WORD...` runs `adaptive-train WORD...`,
+and on that rank, from the AFTER-th call of a stage on, something goes wrong.
+
+HOW: kill, stand-N (still, for N seconds), term, full (disk), drift (of dense weights), out-of-step, code-N (an error
+with exit code N), bug (an error of no class of ours).
+"""
+
+import functools
+import importlib
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from adaptive.cli.app import main as command_line
+from adaptive.ranks.channel import error_class
+from adaptive.ranks.wire import Kind
+
+STAGES = {
+    "reading": ("adaptive.embedding.dense", "own_part"),
+    "asking": ("adaptive.engine.exchange.asking", "Asker.ask"),
+    "serving": ("adaptive.engine.exchange.serving", "Server.serve"),
+    "forward": ("adaptive.trainer", "logits_of"),
+    "backward": ("adaptive.embedding.dense", "StepTogether.take_gradients"),
+    "update": ("adaptive.trainer", "update"),
+    "saving": ("adaptive.engine.exchange.gathering", "Gatherer.merged"),
+    "writing": ("adaptive.runs.together", "CheckpointsOfRanks._save"),
+    "evaluating": ("adaptive.evaluation", "own_part"),
+}
+
+
+def happen(how: str, arguments: tuple[Any, ...]) -> None:
+    """Go wrong."""
+    match how.split("-"):
+        case ["kill"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case ["stand", seconds]:
+            time.sleep(float(seconds))
+        case ["term"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        case ["full"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        case ["drift"]:
+            with torch.no_grad():
+                arguments[0].param_groups[0]["params"][0].add_(1.0)
+        case ["out", "of", "step"]:
+            arguments[0]._ranks.rows.exchange(Kind.GRADIENTS, 77)
+        case ["code", code]:
+            raise error_class(int(code))(f"trouble {code}")
+        case ["bug"]:
+            raise KeyError("a bug")
+
+
+def trouble(stage: str, after: int, how: str) -> Callable[[], None]:
+    """Replace the stage; returns what puts it back."""
+    module, path = STAGES[stage]
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    whole, calls = getattr(owner, name), []
+
+    @functools.wraps(whole)
+    def replaced(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == after:
+            happen(how, arguments)
+        return whole(*arguments, **named)
+
+    setattr(owner, name, replaced)
+    return lambda: setattr(owner, name, whole)
+
+
+def main(rank: str, stage: str, after: str, how: str, *words: str) -> None:
+    back = trouble(stage, int(after), how) if os.environ["RANK"] == rank else lambda: None
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        command_line(words)
+    finally:
+        back()
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
