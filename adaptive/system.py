@@ -1,4 +1,5 @@
-"""The machine and its signals: usable cores, free memory, memory that ran out, requests to stop.
+"""The machine and its signals: usable cores and how threads wait on them, free memory, memory that ran out, requests
+to stop.
 
 It is loaded for `--help`, so it imports torch only where an error of torch's is at hand.
 
@@ -17,6 +18,11 @@ from types import FrameType
 
 from adaptive.errors import DeviceMemoryError
 
+FEW_CORES = 4
+SPINS = (
+    1000  # what GNU's OpenMP itself takes where its threads, of which the look-ahead thread is none, outnumber cores
+)
+
 STOPPED = {129: "hung up", 130: "interrupted", 143: "terminated"}  # exit codes by SIGHUP, SIGINT, SIGTERM
 
 # What libraries say that ask CUDA for memory themselves: Triton and torch ("CUDA error: out of memory"), cuBLAS.
@@ -28,6 +34,17 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def spin_briefly() -> None:
+    """Have the threads that share out torch's and our loops sleep soon when they wait for each other, on a few cores.
+
+    They would spin for some milliseconds: faster by 6 % for a dense part alone, but on two cores the look-ahead thread
+    plans meanwhile, and waits for a core that does nothing. OpenMP reads this when torch is loaded, not later. What the
+    environment says already stays, and where there are more cores one of them is no loss.
+    """
+    if usable_cores() <= FEW_CORES and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
 def available_bytes() -> int:
