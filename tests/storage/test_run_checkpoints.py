@@ -406,7 +406,10 @@ def test_weights_alone_can_be_evaluated_but_not_gone_on_from(world: pytest.Monke
     [
         (lambda meta: meta["progress"]["place"].update(taken=-1), r"meta\.progress\.place\.taken: Input should be"),
         (lambda meta: meta["progress"].update(more=1), r"meta\.progress\.more: Extra"),
-        (lambda meta: meta["progress"]["recorder"].pop("log_loss"), r"meta\.progress\.recorder\.log_loss: Field required"),
+        (
+            lambda meta: meta["progress"]["recorder"].pop("log_loss"),
+            r"meta\.progress\.recorder\.log_loss: Field required",
+        ),
         (lambda meta: meta["progress"]["recorder"]["so_far"].update(kind="run"), r"meta\.progress\.recorder: "),
         (lambda meta: meta["tables"].pop(), "saved for other tables"),
     ],
