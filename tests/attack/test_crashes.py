@@ -40,8 +40,9 @@ def drawn(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
 
 def curves(out: Path, settings: dict[str, Any]) -> dict[int, tuple[Any, ...]]:
     """Of each step at which an interval ends: what was learnt and counted by then. How many rows may wait under a rule
-    that is not asked (by visits) is counted every `skip.interval` batches, 0 from a resume on. What a policy counts in `arrange` is
-    as of how far the look-ahead has read, which threads decide; before an evaluation all that was read is trained."""
+    that is not asked (by visits) is counted every `skip.interval` batches, 0 from a resume on. What a policy
+    counts in `arrange` is as of how far the look-ahead has read, which threads decide; before an evaluation all that
+    was read is trained."""
     found, records = {}, read_metrics(out / "metrics.jsonl")
     evaluated = {record.step for record in records if isinstance(record, EvalRecord)}
     for record in records:
