@@ -10,6 +10,7 @@ data and the model. In the environment a key is `ADAPTIVE_` and capitals, with `
 import difflib
 import inspect
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,7 +203,7 @@ def _from_file(file: Path | None) -> list[Given]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if not file.exists():
+    if not os.path.exists(file):  # which takes names that the system refuses, too
         raise ConfigError(f"configuration file {file} not found; give a .toml or .json file with --config")
     what, is_json = f"configuration file {file}", file.suffix == ".json"
     raw = read_plain(file, error=ConfigError, follow=True)

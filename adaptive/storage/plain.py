@@ -31,7 +31,7 @@ def open_plain(path: Path, *, error: type[AdaptiveError] = CheckpointError, foll
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     except (OSError, ValueError) as failed:
-        found = "a link" if not follow and _is_link(path) else getattr(failed, "strerror", None) or str(failed)
+        found = "a link" if not follow and os.path.islink(path) else getattr(failed, "strerror", None) or str(failed)
         raise error(f"{path}: expected a plain file, found: {found}") from failed
     found = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if found != stat.S_IFREG:
@@ -39,13 +39,6 @@ def open_plain(path: Path, *, error: type[AdaptiveError] = CheckpointError, foll
         kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device"}.get(found, "none")
         raise error(f"{path}: expected a plain file, found: {kind}")
     return os.fdopen(descriptor, "rb")
-
-
-def _is_link(path: Path) -> bool:
-    try:
-        return path.is_symlink()
-    except ValueError:
-        return False
 
 
 def read_plain(

@@ -47,6 +47,8 @@ class Checkpoints:
         path = self._directory / name
         if path in self._damaged:
             self._remove([path], path)
+        if not self._directory.is_dir():  # made anew it would lack all that was written so far
+            raise OutputError(f"run directory {self._directory} is gone: {path} could not be written")
         if not path.exists():  # or else nothing has been trained since
             save_checkpoint(path, **content, disk=self._disk)
         return path

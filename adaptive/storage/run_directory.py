@@ -19,7 +19,7 @@ from typing import Any, Final
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.durable import DISK, write_atomic
 from adaptive.storage.plain import DIGEST, check_signature, parse_json, read_plain, signed_json
-from adaptive.storage.run_lock import holder, now, take_lock
+from adaptive.storage.run_lock import holder, is_at, now, take_lock
 
 SCHEMA: Final = 2
 UNSIGNED: Final = 1  # schema of records of earlier versions, which carry no digest
@@ -110,10 +110,12 @@ class RunDirectory:
         """Add facts (JSON values) to `run.json` and write it.
 
         Raises:
-            OutputError: if it cannot be written.
+            OutputError: if it cannot be written, or the directory is not the one any more that is locked.
         """
         self.record |= facts
         try:
+            if not is_at(self._lock, self.path / LOCK):
+                raise OutputError(f"run directory {self.path} is gone, or another one is in its place: it was moved?")
             write_atomic(self.path / RECORD, signed_json(self.record))
         except OSError as error:
             raise OutputError(f"{self.path / RECORD} could not be written: {error}") from error
@@ -171,7 +173,8 @@ class RunDirectory:
 
     def _release(self) -> None:
         with contextlib.suppress(OSError):
-            (self.path / LOCK).unlink()
+            if is_at(self._lock, self.path / LOCK):  # and no other run's, where ours was moved away
+                (self.path / LOCK).unlink()
         os.close(self._lock)
         if self._made:
             with contextlib.suppress(OSError):  # goes only while empty: a run that never began leaves nothing

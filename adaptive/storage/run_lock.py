@@ -41,7 +41,7 @@ def take_lock(path: Path, *, take_over: bool = False) -> int:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OutputError(f"{path}: expected a plain file, found a pipe or device; remove it")
             _take(descriptor, path, take_over)
-            if not _is_at(descriptor, path):  # its last holder removed it between our open and our lock
+            if not is_at(descriptor, path):  # its last holder removed it between our open and our lock
                 os.close(descriptor)
                 continue
             os.truncate(descriptor, 0)
@@ -85,7 +85,8 @@ def _holder_text(holder: Mapping[str, Any]) -> str:
     return f"process {told['pid']} on {told['host']}, since {told['start']}"
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at this path."""
     try:
         found = path.stat(follow_symlinks=False)
     except FileNotFoundError:

@@ -3,6 +3,7 @@ code for users; nothing is written outside the run directory, and no memory is t
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ import pytest
 from attacks import attack, copied, told
 from hostile import NOT_PLAIN, VALUES, at_once, is_json, paths_in, put
 from interrupted import small_world
+from manifests import signed_whatever
 
 from adaptive.data.options import DataOptions
 from adaptive.data.text.delimited import open_csv
@@ -18,7 +20,7 @@ from adaptive.data.text.schema import load_schema
 from adaptive.data.text.source import find_files
 from adaptive.data.text.vocabulary import KeyCounter, load_vocabularies, load_vocabulary, save_vocabularies
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
-from adaptive.runs import resume_run
+from adaptive.runs import evaluate_run, resume_run
 from adaptive.settings import load_settings
 from adaptive.storage.plain import DIGEST, signed_json
 from adaptive.storage.run_directory import read_record
@@ -122,10 +124,10 @@ def test_every_value_of_a_vocabularys_index(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "vocabulary.json").read_text())
     del content[DIGEST]
     for place in paths_in(content):
-        for value in filter(is_json, VALUES):
+        for value in [*filter(is_json, VALUES), math.inf, -math.inf]:
             changed = json.loads(json.dumps(content))
             put(changed, place, value)
-            (tmp_path / "vocabulary.json").write_bytes(signed_json(changed))
+            (tmp_path / "vocabulary.json").write_bytes(signed_whatever(changed))
             for read in (lambda: load_vocabularies(tmp_path, {"user": 1}), lambda: load_vocabulary(tmp_path, "user")):
                 with at_once():
                     told(read, codes=(2,), names=str(tmp_path))
@@ -148,7 +150,7 @@ def test_a_vocabulary_that_cannot_be_written_names_its_place(tmp_path: Path) -> 
             open_csv(str(tmp_path / "data.csv"), options)
 
 
-def test_a_resumed_run_without_its_vocabulary_is_told(tmp_path: Path) -> None:
+def test_a_run_without_its_vocabulary_is_neither_resumed_nor_evaluated(tmp_path: Path) -> None:
     from adaptive.config import TrainConfig
     from adaptive.runs import train_run
 
@@ -163,12 +165,14 @@ def test_a_resumed_run_without_its_vocabulary_is_told(tmp_path: Path) -> None:
     (tmp_path / "run/vocabulary").rmdir()
     with pytest.raises(CheckpointError, match=r"trained with vocabularies of c, which .*vocabulary does not hold"):
         resume_run(tmp_path / "run", epochs=2)
+    assert told(lambda: evaluate_run(tmp_path / "run"), codes=(3, 4), names="vocabulary")
     assert not (tmp_path / "run/vocabulary").exists()
 
 
 BIG: Final = {
     "batch_size": 10**18, "eval_batch_size": 2**70, "steps": 2**70, "skip.interval": 10**18, "skip.min_accesses": 2**70,
-    "model.top_mlp": [10**9, 1], "model.bottom_mlp": [4] * 5000, "tier.policy_timeout_s": 1e300, "data": "csv:a\0b",
+    "model.top_mlp": [10**9, 1], "model.bottom_mlp": [4] * 5000, "tier.policy_timeout_s": 1e300,
+    "data": "csv:a\0b", "out": "a\0b", "data.schema_path": "a\0b", "tier.host": "mmap:a\0b",
     "tier.device_rows": "\N{ARABIC-INDIC DIGIT THREE}%", "epochs": 2**70, "policy": "lru\0",
 }  # fmt: skip
 
@@ -192,6 +196,32 @@ def test_a_header_of_300_000_columns(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text('label = {column = "y"}\ncategorical = [{columns = ["c*"]}]\n')
     with at_once(), pytest.raises(ConfigError, match=r"has 1[0-9]{2},[0-9]{3} columns; at most 10,000"):
         open_csv(str(tmp_path / "data.csv"), DataOptions(schema_path=tmp_path / "s.toml"))
+
+
+@pytest.mark.parametrize("text", ["9" * 1_000_000, "-" + "9" * 1_000_000, "1e999", "0x" + "f" * 1_000_000])
+def test_a_number_of_a_million_digits_in_a_schema(tmp_path: Path, text: str) -> None:
+    (tmp_path / "s.toml").write_text(f'[[categorical]]\ncolumns = ["c"]\nkind = "int"\nnum_embeddings = {text}\n')
+    with at_once(), pytest.raises(ConfigError, match=r"s\.toml|num_embeddings") as caught:
+        load_schema(tmp_path / "s.toml")
+    assert len(str(caught.value)) < 2000
+
+
+UNREADABLE: Final = {"memory": "/proc/self/mem", "long": "/tmp/" + "x" * 300, "longer": "/tmp/" + "x/" * 3000}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_the_system_refuses_is_told_with_its_name(kind: str) -> None:
+    path = Path(UNREADABLE[kind])
+    for read in (
+        lambda: load_settings(file=path),
+        lambda: load_schema(path),
+        lambda: load_vocabulary(path, "user"),
+        lambda: open_csv(str(path), DataOptions(schema_path=path)),
+        lambda: resume_run(path),
+    ):
+        with at_once():
+            message = told(read, codes=(2, 3, 4, 6), names=str(path)[:40])
+        assert message is not None
 
 
 def test_a_schema_of_2_to_the_40_rows(tmp_path: Path) -> None:

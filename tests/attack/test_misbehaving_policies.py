@@ -1,5 +1,7 @@
 """Policies that raise, hang, lie, exit or meddle in every hook: exit code 9, policy and hook named, or no effect."""
 
+import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from attacks import attack
+from forked import Nursery, trained
 from interrupted import SKIP, small_world
 from numpy.typing import NDArray
 from toy import toy_config
@@ -97,7 +100,10 @@ class Arranges(Misbehaves):
 
 
 KINDS: Final = {"saturated": Saturates, "arrange": Arranges}
-NAMES: Final = "test_misbehaving_policies"
+SMALL: Final = {
+    "model_options": {"embedding_dim": 4, "bottom_mlp": (8, 4), "top_mlp": (8, 1)}, "batch_size": 32, "log_every": 4,
+    "tensorboard": False, "tier": {"device_rows": "60%"},
+}  # fmt: skip
 
 
 def train(monkeypatch: pytest.MonkeyPatch, out: Path, kind: type[LRU], **changed: Any) -> dict[str, Any]:
@@ -218,6 +224,43 @@ class Reseeds(LRU):
 def test_seeding_torch_anew_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small_world(), pytest.raises(PolicyError, match=r"random numbers were seeded anew .* torch.Generator"):
         train(monkeypatch, tmp_path / "run", Reseeds)
+
+
+class SaturatesAll(LRU):
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        return np.ones(len(rows), np.bool_)
+
+
+def test_a_policy_that_calls_every_row_saturated_leaves_out_what_it_says_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are still change what dense layers learn; that is no fault."""
+    with small_world():
+        found = train(monkeypatch, tmp_path / "run", SaturatesAll)
+        honest = train(monkeypatch, tmp_path / "honest", LRU)
+    assert 0 < found["skipped_update_share"] < 1 and honest["skipped_update_share"] == 0
+    assert (found["steps"], found["samples"]) == (honest["steps"], honest["samples"])
+    assert weights_of(tmp_path / "run") != weights_of(tmp_path / "honest")
+
+
+class Ends(LRU):
+    def score(self, rows: RowStats) -> NDArray[Any]:
+        os._exit(0)
+
+
+def trained_under_ends(out: str, log: str) -> None:
+    """In a child."""
+    from adaptive import build
+
+    build.make_policy = lambda spec, options: Ends()  # type: ignore[attr-defined]
+    trained(out, SMALL, False, log)
+
+
+def test_a_run_that_a_policy_ends_does_not_look_like_one_that_came_to_its_end(tmp_path: Path, nursery: Nursery) -> None:
+    assert nursery.start(trained_under_ends, str(tmp_path / "run"), str(tmp_path / "log")).ended() == 0
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert record["status"] == "running" and "summary" not in record
+    assert not (tmp_path / "run/weights").exists()
 
 
 class Reports(LRU):

@@ -152,7 +152,7 @@ def test_a_criteo_file_whose_first_line_has_no_label_says_which_line_decides(tmp
         next(dataset.train(1))
 
 
-def test_a_line_of_256_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_64_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
     form = TextFormat(FORMATS["criteo"].columns, max_line_bytes=1 << 26)

@@ -21,6 +21,12 @@ def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], None]) -> 
     (directory / MANIFEST).write_text(raw.replace('"sha256": ""', f'"sha256": "{digest}"', 1))
 
 
+def signed_whatever(content: dict[str, Any]) -> bytes:
+    """As `signed_json`, also of infinite numbers, which we never write but Python reads."""
+    unsigned = json.dumps({DIGEST: "", **content}, indent=1).encode() + b"\n"
+    return unsigned.replace(b'"sha256": ""', f'"sha256": "{hashlib.sha256(unsigned).hexdigest()}"'.encode(), 1)
+
+
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write `run.json`, signed."""
     (folder / RECORD).write_bytes(signed_json({name: value for name, value in record.items() if name != DIGEST}))

@@ -175,7 +175,7 @@ def load_schema(path: Path) -> Schema:
     """
     path = _found(path)
     try:
-        if not path.exists():
+        if not os.path.exists(path):  # which takes names that the system refuses, too
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         text = read_plain(path, MOST_BYTES, error=ConfigError, follow=True).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -206,7 +206,9 @@ def schema_of(values: Mapping[str, Any], what: str) -> Schema:
 def _found(path: Path) -> Path:
     """The file itself, or the installed schema of that name."""
     named = INSTALLED / f"{path}.toml"
-    return named if not path.is_file() and path.name == str(path) and not path.suffix and named.is_file() else path
+    return (
+        named if not os.path.isfile(path) and path.name == str(path) and not path.suffix and named.is_file() else path
+    )
 
 
 def _why(error: OSError | UnicodeDecodeError) -> str:
@@ -217,7 +219,14 @@ def _problem(found: ErrorDetails) -> str:
     known = {"extra_forbidden": "unknown key", "missing": "needed, and not there"}
     message = known.get(found["type"], found["msg"].removeprefix("Value error, "))
     is_told = found["type"] in known or isinstance(found["input"], dict)
-    return message if is_told else f"{message}, found {found['input']!r}"
+    return message if is_told else f"{message}, found {_shown(found['input'])}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:200]
+    except ValueError:  # Python shows no whole number of more than 4300 digits
+        return "a number of thousands of digits"
 
 
 def _key(location: tuple[int | str, ...]) -> str:

@@ -7,6 +7,7 @@ doubled without notice.
 
 import glob
 import gzip
+import os
 import stat
 import zlib
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def find_files(spec: str) -> tuple[TextFile, ...]:
         if not part.strip():
             raise InputError(f"data {spec!r}: a path is empty; give PATH or PATH,PATH or a pattern such as 'day_*.gz'")
         path = Path(part.strip()).expanduser()
-        is_pattern = glob.has_magic(part) and not path.exists()
+        is_pattern = glob.has_magic(part) and not os.path.exists(path)
         paths = [Path(match) for match in sorted(glob.glob(str(path)))] if is_pattern else [path]
         if not paths:
             raise InputError(
@@ -66,7 +67,7 @@ def find_files(spec: str) -> tuple[TextFile, ...]:
 
 
 def _find_file(path: Path) -> TextFile:
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{path} is a folder; name its files, for example '{path}/*'")
     try:
         found = path.stat()

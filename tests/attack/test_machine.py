@@ -1,0 +1,264 @@
+"""A machine that gives out: no threads, no address space, small disks, a directory that is gone or read-only, files of
+rows that fail. The run ends with its exit code or goes on; from what it left it goes on to the same numbers."""
+
+import _thread
+import ctypes
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from attacks import SECONDS, Campaign, attack
+from forked import PATIENCE, Nursery, trained
+from interrupted import assert_equal, config_of, interrupted, numbers, resume_run, run, small_world
+from test_faults import SETTINGS, failed_with, goes_on, warm
+from torch import Tensor
+from toy_runs import Hooked, in_model
+
+from adaptive.build import first_batches
+from adaptive.errors import OutputError, StorageError
+from adaptive.runs import resuming
+from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.storage.run_checkpoints import Checkpoints
+from adaptive.tiers import host_file
+
+pytestmark = attack
+
+NOBODY: Final = 65534
+is_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be somebody else or to mount a small disk")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that others may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+def without_threads(most: int, behind: int, out: str, log: str) -> None:
+    """In a child: no more than so many threads can be started, at once or behind the first checkpoint."""
+    start, started, begins = _thread.start_new_thread, [0], [behind == 0]
+
+    def limited(*arguments: Any, **options: Any) -> Any:
+        started[0] += begins[0]
+        if started[0] > most:
+            raise RuntimeError("can't start new thread")
+        return start(*arguments, **options)
+
+    threading._start_new_thread = limited  # type: ignore[attr-defined]
+    after_a_checkpoint(lambda: begins.__setitem__(0, True), behind)
+    trained(out, SETTINGS, False, log)
+
+
+def become_nobody(folder: Path) -> None:
+    """From here on this process is somebody else, whom limits and permissions bind, and who owns this folder."""
+    os.chown(folder, NOBODY, NOBODY)
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+def as_nobody(most: int, behind: int, out: str, log: str) -> None:
+    """The same by the kernel's limit, which does not bind root."""
+    become_nobody(Path(out).parent)
+    count = 1 + most  # this process, and nobody else's
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (count, count))
+
+    if behind == 0:
+        limit()
+    after_a_checkpoint(limit, behind)
+    trained(out, SETTINGS, False, log)
+
+
+def after_a_checkpoint(action: Callable[[], None], number: int) -> None:
+    """This is done when the checkpoint of this number, from 1, has been added."""
+    add, added = Checkpoints.add, [0]
+
+    def and_act(self: Checkpoints, *arguments: Any) -> Any:
+        found = add(self, *arguments)
+        added[0] += 1
+        if added[0] == number:
+            action()
+        return found
+
+    Checkpoints.add = and_act  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("how", [without_threads, pytest.param(as_nobody, marks=is_root)])
+def test_out_of_threads(open_folder: Path, nursery: Nursery, how: Callable[..., None]) -> None:
+    campaign = Campaign(f"out of threads, {how.__name__}", 3)
+    warm(nursery, open_folder)
+    for seed, rng in campaign.tries():
+        folder = open_folder / f"{seed}"
+        folder.mkdir()
+        out, log, most, behind = folder / "run", folder / "log", int(rng.integers(0, 4)), int(rng.integers(0, 3))
+        code = nursery.start(how, most, behind, str(out), str(log)).ended()
+        text = log.read_text() if log.exists() else "it did not begin"
+        campaign.came(f"exit {code}")
+        assert code in (0, 1), (most, behind, text)
+        assert code == 0 or "no more threads can be started" in text, (most, behind, text)
+        assert "bug" not in text and "Traceback" not in text, (most, behind, text)
+        (folder / "warm").symlink_to(open_folder / "warm")
+        goes_on(nursery, out, is_whole=code == 0)
+
+
+@pytest.mark.parametrize("mib", [600] if not SECONDS else [100, 300, 600, 900, 1500, 2500])
+def test_too_little_address_space_to_load_libraries_is_told(tmp_path: Path, mib: int) -> None:
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({mib << 20}, {mib << 20}))\n"
+    words = [sys.executable, "-c", code + "from adaptive.__main__ import main; main()", "run", "--dry-run"]
+    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert found.returncode in (0, 1), found.stderr
+    if found.returncode:
+        assert "not enough memory" in found.stderr or "no more threads" in found.stderr, found.stderr
+        assert "bug" not in found.stderr, found.stderr
+
+
+def on_a_small_disk(kib: int, settings: dict[str, Any], out: str, log: str) -> None:
+    """In a child: the run's directory lies on a disk of this size; what it left is then copied to `out`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    disk = Path(out).parent / "disk"
+    disk.mkdir()
+    private, new_namespace = 1 << 14 | 1 << 18, 1 << 17  # MS_REC | MS_PRIVATE, CLONE_NEWNS
+    if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
+        os._exit(77)
+    if libc.mount(b"none", str(disk).encode(), b"tmpfs", 0, f"size={kib}k".encode()):
+        os._exit(77)
+    pid = os.fork()
+    if pid == 0:
+        trained(str(disk / "run"), settings, False, log)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if (disk / "run").exists():
+        shutil.copytree(disk / "run", out)
+    os._exit(code)
+
+
+@is_root
+def test_a_disk_of_64_kib_to_enough(tmp_path: Path, nursery: Nursery) -> None:
+    campaign = Campaign("small disks", 3)
+    warm(nursery, tmp_path)
+    for seed, rng in campaign.tries():
+        kib = int((64, 300, 450)[seed % 3] if seed < 3 else 64 * 2 ** rng.uniform(0, 4))
+        folder = tmp_path / f"{seed}"
+        folder.mkdir()
+        log = folder / "log"
+        code = nursery.start(on_a_small_disk, kib, SETTINGS, str(folder / "run"), str(log)).ended()
+        if code == 77:
+            pytest.skip("no disk can be mounted here")
+        campaign.came(f"exit {code}")
+        assert code in (0, 6), (kib, log.read_text())
+        assert code == 0 or str(folder / "disk/run") in log.read_text()
+        assert "bug" not in log.read_text()
+        (folder / "warm").symlink_to(tmp_path / "warm")
+        goes_on(nursery, folder / "run", is_whole=code == 0)
+
+
+@pytest.mark.parametrize("what", ["gone", "renamed"])
+def test_a_directory_that_goes_away(tmp_path: Path, what: str) -> None:
+    out = tmp_path / "run"
+
+    def away(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if model.training and model.calls == 3 and out.exists():
+            shutil.rmtree(out) if what == "gone" else out.rename(tmp_path / "elsewhere")
+
+    with small_world(num_train=256) as patch:
+        in_model(patch, away)
+        with pytest.raises(OutputError, match=str(out)):
+            run(out, config_of("lru", save_every=4, tensorboard=True))
+        in_model(patch, lambda model, dense, pooled: None)
+
+
+@is_root
+def test_a_directory_that_becomes_read_only(open_folder: Path, nursery: Nursery) -> None:
+    campaign = Campaign("read-only", 2)
+    warm(nursery, open_folder)
+    for seed, _ in campaign.tries():
+        folder = open_folder / f"{seed}"
+        folder.mkdir()
+        out, log, behind = folder / "run", folder / "log", 1 + seed % 2
+        code = nursery.start(read_only, behind, str(out), str(log)).ended()
+        campaign.came(f"exit {code}")
+        assert code == 6 and str(out) in log.read_text(), (behind, log.read_text())
+        os.chmod(out, 0o755)
+        (folder / "warm").symlink_to(open_folder / "warm")
+        goes_on(nursery, out, is_whole=False)
+
+
+def read_only(behind: int, out: str, log: str) -> None:
+    """In a child: nothing can be made in the run's directory any more."""
+    become_nobody(Path(out).parent)
+    after_a_checkpoint(lambda: os.chmod(out, 0o555), behind)
+    trained(out, SETTINGS, False, log)
+
+
+class Shim:
+    """The module `os` as one module sees it, with some calls of its own."""
+
+    def __init__(self, **calls: Callable[..., Any]) -> None:
+        vars(self).update(calls)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+@pytest.mark.parametrize("policy", ["lru", "hybrid"])
+@pytest.mark.parametrize("call", ["preadv", "pwrite"])
+def test_files_of_rows_that_fail_from_the_nth_call_on_end_with_5_or_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, policy: str
+) -> None:
+    tier = {"device_rows": "60%" if policy == "lru" else "auto", "host": f"mmap:{tmp_path / 'rows'}"}
+    config = config_of(policy, save_every=4, tier=tier)
+    campaign, real = Campaign(f"files of rows, {call}, {policy}", 3), getattr(os, call)
+    with small_world(num_train=256):
+        run(tmp_path / "whole", config)
+        expected = numbers(tmp_path / "whole")
+        for seed, rng in campaign.tries():
+            out, left = tmp_path / "run", [0 if seed == 0 else int(rng.integers(0, 80))]
+            shutil.rmtree(out, ignore_errors=True)
+
+            def failing(*arguments: Any, left: list[int] = left) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return real(*arguments)
+
+            with pytest.MonkeyPatch.context() as own:
+                own.setattr(host_file, "os", Shim(**{call: failing}))
+                error = failed_with(lambda: run(out, config))  # noqa: B023 (called at once)
+            campaign.came(type(error).__name__)
+            if error is None:
+                assert_equal(numbers(out), expected)
+                continue
+            assert isinstance(error, StorageError) and error.exit_code == 5, error
+            if list(out.glob("checkpoint-*")):
+                resume_run(out)
+                assert_equal(numbers(out), expected)
+
+
+def test_a_resumed_run_keeps_its_number_of_device_rows(tmp_path: Path) -> None:
+    config = config_of("lru", save_every=4, tier={"device_rows": "auto"})
+    with small_world(num_train=256) as patch:
+        with interrupted(patch, "kill", 6):
+            run(tmp_path / "run", config)
+        before = load_checkpoint(tmp_path / "run/checkpoint-4").meta["progress"]["device_rows"]
+        patch.setattr(
+            resuming, "first_batches", lambda config, dataset: _few(config, dataset)
+        )  # of which less is needed
+        resume_run(tmp_path / "run")
+        after = load_checkpoint(tmp_path / "run/weights").meta["progress"]["device_rows"]
+    assert before and after == before
+
+
+def _few(config: Any, dataset: Any) -> list[Any]:
+    return [batch.take(np.arange(2)) for batch in first_batches(config, dataset)[:1]]
