@@ -138,7 +138,7 @@ def build(
 def inputs_of(dataset: Dataset | DataShape) -> Inputs:
     """What a model is told of the data."""
     shape = shape_of(dataset) if isinstance(dataset, Dataset) else dataset
-    return Inputs(shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels)
+    return Inputs(shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels, shape.widths)
 
 
 def dense_flops(config: TrainConfig, dataset: Dataset | DataShape) -> float:

@@ -1,10 +1,13 @@
 """`Dataset`: what every source of training data offers, whatever its format."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from adaptive.batch import Batch
+
+NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class DataShape:
     steps: int = 1
     dense_names: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    widths: Mapping[str, int] = field(default_factory=dict)
 
 
 class Dataset(ABC):
@@ -47,6 +51,9 @@ class Dataset(ABC):
     labels: tuple[str, ...] = ()
     """Names of the labels where samples have several: the first is `Batch.labels`, the others are `Batch.extras` under
     their names, float32 of 0 and 1."""
+
+    widths: Mapping[str, int] = NO_WIDTHS
+    """Table -> width of its rows, where the data say so (a schema's `width`); what the model says of a table wins."""
 
     epochs_differ: bool = False
     """Whether an epoch has other samples than the one before, apart from their order."""

@@ -69,6 +69,13 @@ class DataOptions(Config):
         default=0, ge=0, le=2**26, description="training rows shuffled together; 0: the order of the files"
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="of the shuffle and of negative samples")
+    readers: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="threads that read files (of Parquet: row groups) side by side, in order; "
+        "prepare takes as many as there are cores",
+    )
     max_bad_fraction: float = Field(default=1e-4, ge=0, le=1, description="share of the lines that may be bad")
     max_bad_label_fraction: float = Field(default=0.0, ge=0, le=1, description="share of lines with a bad label")
     max_line_bytes: int = Field(default=1 << 20, ge=1, le=2**28, description="longer lines are bad")

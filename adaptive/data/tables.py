@@ -17,7 +17,13 @@ def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
 def shape_of(dataset: Dataset) -> DataShape:
     """What a model must know of a data set."""
     return DataShape(
-        dataset.features, dataset.num_dense, tables_of(dataset), dataset.steps, dataset.dense_names, dataset.labels
+        dataset.features,
+        dataset.num_dense,
+        tables_of(dataset),
+        dataset.steps,
+        dataset.dense_names,
+        dataset.labels,
+        dict(dataset.widths),
     )
 
 
@@ -36,6 +42,7 @@ class _Reordered(Dataset):
         self.features = tuple(dataset.features[position] for position in order)
         self.tables = tuple(tables_of(dataset)[position] for position in order)
         self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
+        self.widths = dataset.widths
         self._dataset, self._order = dataset, order
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:

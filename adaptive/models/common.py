@@ -1,6 +1,8 @@
 """What models have in common: settings, what they are told of the data, and the checks of their arguments."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from pydantic import Field
@@ -30,6 +32,10 @@ class ModelConfig(Config):
         lt=1,
         description="share of the values behind each hidden layer that a step sets to 0; follows from seed and step",
     )
+    bf16: bool = Field(
+        default=False,
+        description="compute matrix products of the dense part in bfloat16; weights and logits stay float32",
+    )
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Inputs:
         dense_names: (num_dense,) their names; empty where they have none.
         steps: of a sample that is a sequence.
         labels: names of the labels, where samples have several; the first is the one that is reported.
+        widths: table -> width of its rows, where the data say so.
     """
 
     tables: tuple[str, ...]
@@ -49,6 +56,7 @@ class Inputs:
     dense_names: tuple[str, ...] = ()
     steps: int = 1
     labels: tuple[str, ...] = ()
+    widths: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_features(self) -> int:
@@ -68,7 +76,7 @@ class CheckedModel(nn.Module):
 
     def __init__(self, config: ModelConfig, inputs: Inputs) -> None:
         super().__init__()
-        self.inputs = inputs
+        self.inputs, self.settings = inputs, config
         self.embedding_dim = config.embedding_dim
         self.feature_norm = feature_norm(
             config.feature_norm, num_features=inputs.num_features, width=config.embedding_dim
@@ -83,7 +91,10 @@ class CheckedModel(nn.Module):
             ValueError: if a shape does not fit the model.
         """
         self._check_shapes(dense, pooled)
-        return self.logits(dense, self.feature_norm(pooled))
+        vectors = self.feature_norm(pooled)
+        with precision(dense, self.settings):
+            found = self.logits(dense, vectors)
+        return found.to(pooled.dtype)
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """As `forward`, of normalised vectors and arguments that fit."""
@@ -96,6 +107,11 @@ class CheckedModel(nn.Module):
         if found != needed:
             name = type(self).__name__
             raise ValueError(f"{name} needs dense {needed[0]} and pooled {needed[1]}, found {found[0]} and {found[1]}")
+
+
+def precision(dense: Tensor, config: ModelConfig) -> AbstractContextManager[object]:
+    """In which layers are computed in bfloat16, if the settings say so."""
+    return torch.autocast(dense.device.type, dtype=torch.bfloat16) if config.bf16 else nullcontext()
 
 
 def side_by_side(dense: Tensor, pooled: Tensor) -> Tensor:

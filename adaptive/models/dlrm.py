@@ -4,7 +4,7 @@ Letters: B samples, F features, D = `embedding_dim`.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
-from adaptive.models.common import ModelConfig
+from adaptive.models.common import ModelConfig, precision
 from adaptive.models.dropout import DroppedReLU
 from adaptive.models.feature_norm import feature_norm
 from adaptive.models.interaction import aligned, concatenation, dot_interaction, num_dots
@@ -66,7 +66,6 @@ class TowerConfig(ModelConfig):
         default="dot", description="dot: pairwise dot products; cat: vectors side by side"
     )
     interaction_self: bool = Field(default=False, description="dot: also each vector's product with itself")
-    bf16: bool = Field(default=False, description="compute the MLPs in bfloat16; weights and logits stay float32")
 
     @model_validator(mode="before")
     @classmethod
@@ -159,7 +158,7 @@ class DLRM(nn.Module):
 
     def mlp_precision(self, dense: Tensor) -> AbstractContextManager[object]:
         """In which MLPs are computed in bfloat16, if the settings say so."""
-        return torch.autocast(dense.device.type, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
+        return precision(dense, self.config)
 
     def _top_inputs(self) -> int:
         """Columns of the interaction's output before padding."""

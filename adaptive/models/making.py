@@ -42,7 +42,7 @@ def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyCo
     kind, given = options_of(name), dict(options)
     if isinstance(given.get("bottom_mlp"), str):  # may begin with the number of inputs, as dlrm's flag does
         given["bottom_mlp"] = parse_mlp(given["bottom_mlp"], num_inputs=inputs.num_dense // inputs.steps)
-    config = checked(kind, "model", given)
+    config = checked(kind, "model", {**given, "widths": _widths(given, inputs)})
     unknown = sorted(set(config.widths) - set(inputs.tables))
     if unknown:
         known = ", ".join(dict.fromkeys(inputs.tables))
@@ -50,6 +50,12 @@ def model_config(name: str, options: Mapping[str, Any], inputs: Inputs) -> AnyCo
     if bad := [f"{table}={width}" for table, width in config.widths.items() if not 1 <= width <= 4096]:
         raise ConfigError(f"model.widths: {', '.join(bad)}: a width is from 1 to 4096")
     return config
+
+
+def _widths(given: Mapping[str, Any], inputs: Inputs) -> Any:
+    """The widths of tables: those that the data ask for, and the model's own, which win."""
+    own = given.get("widths", {})
+    return {**inputs.widths, **own} if isinstance(own, Mapping) else own
 
 
 def make_model(name: str, config: AnyConfig, inputs: Inputs, *, seed: int) -> nn.Module:

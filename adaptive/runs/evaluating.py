@@ -165,7 +165,9 @@ def lacks_vocabulary(run: LoadedRun, folder: Path) -> InputError:
 
 
 def _check_shape(run: LoadedRun, found: DataShape) -> None:
-    found = replace(found, labels=run.shape.labels)  # without them samples can be scored all the same
+    found = replace(
+        found, labels=run.shape.labels, widths=run.shape.widths
+    )  # without them samples can be scored all the same
     if not (found.dense_names and run.shape.dense_names):  # a run from before they were recorded
         found = replace(found, dense_names=run.shape.dense_names)
     if found != run.shape:

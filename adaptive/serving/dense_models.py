@@ -27,13 +27,17 @@ def side_by_side(dense: Tensor, pooled: Tensor) -> Tensor:
 class Dense(nn.Module):
     """A dense part behind the normalisation of its vectors."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm: nn.Module, shape: Shape) -> None:
         super().__init__()
-        self.feature_norm = norm
+        self.feature_norm, self.is_rounded = norm, bool(shape.get("bf16"))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Logits (B,), of several labels (B, T), of dense (B, dense inputs) and pooled (B, F, D)."""
-        return self.logits(dense, self.feature_norm(pooled))
+        vectors = self.feature_norm(pooled)
+        if not self.is_rounded:
+            return self.logits(dense, vectors)
+        with torch.autocast(dense.device.type, dtype=torch.bfloat16):
+            return self.logits(dense, vectors).to(pooled.dtype)
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         raise NotImplementedError
@@ -56,7 +60,7 @@ class DCN(Dense):
     """A cross network beside an MLP."""
 
     def __init__(self, shape: Shape, inputs: Shape, norm: nn.Module, layers: Layers) -> None:
-        super().__init__(norm)
+        super().__init__(norm, shape)
         width = inputs["num_dense"] + len(inputs["tables"]) * shape["embedding_dim"]
         self.cross = nn.ModuleList(Cross(width, shape["cross_rank"]) for _ in range(shape["cross_layers"]))
         self.deep = nn.Sequential(*layers([width, *shape["deep_mlp"]]), nn.ReLU())
@@ -74,7 +78,7 @@ class DeepFM(Dense):
     """A factorisation machine and an MLP. The first value of a vector is its first-order weight."""
 
     def __init__(self, shape: Shape, inputs: Shape, norm: nn.Module, layers: Layers) -> None:
-        super().__init__(norm)
+        super().__init__(norm, shape)
         dense, factors = inputs["num_dense"], shape["embedding_dim"] - 1
         self.bias = nn.Parameter(torch.empty(()))
         self.dense_weights = nn.Parameter(torch.empty(dense))
@@ -94,7 +98,7 @@ class TwoTower(Dense):
     """An MLP for the user, one for the item, and the dot product of both."""
 
     def __init__(self, shape: Shape, inputs: Shape, norm: nn.Module, layers: Layers) -> None:
-        super().__init__(norm)
+        super().__init__(norm, shape)
         self.shape, users = shape, set(shape["user_tables"])
         names = inputs["dense_names"]
         self.features = [[n for n, t in enumerate(inputs["tables"]) if (t in users) == user] for user in (True, False)]
@@ -124,7 +128,7 @@ class MultiTask(Dense):
     """Several labels from a shared MLP, or from mixtures of experts."""
 
     def __init__(self, shape: Shape, inputs: Shape, norm: nn.Module, layers: Layers) -> None:
-        super().__init__(norm)
+        super().__init__(norm, shape)
         width = inputs["num_dense"] + len(inputs["tables"]) * shape["embedding_dim"]
         mixed, count = shape["sharing"] == "mmoe", len(inputs["labels"])
         experts = shape["experts"] if mixed else 1

@@ -39,9 +39,17 @@ def make_loggers(names: str | None, directory: Path, config: Mapping[str, Any]) 
     """The sinks for `log_to`: names with commas between them; None: none.
 
     Raises:
-        ConfigError: see `load_loggers`.
+        ConfigError: see `load_loggers`; and for a logger that cannot be started.
     """
-    return [LoggerSink(name, maker(directory, config)) for name, maker in load_loggers(names).items()]
+    return [LoggerSink(name, _made(name, maker, directory, config)) for name, maker in load_loggers(names).items()]
+
+
+def _made(name: str, maker: LoggerMaker, directory: Path, config: Mapping[str, Any]) -> Logger:
+    try:
+        return maker(directory, config)
+    except Exception as error:  # of a package of others, at the start of a run: nothing is lost
+        advice = getattr(maker, "ADVICE", "leave it out of log_to, or mend what it says")
+        raise ConfigError(f"log_to: {name} cannot be started: {type(error).__name__}: {error}; {advice}") from error
 
 
 def load_loggers(names: str | None) -> dict[str, LoggerMaker]:

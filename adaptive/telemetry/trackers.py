@@ -43,6 +43,10 @@ class MlflowLogger:
     """A run of MLflow in `RUN/mlflow.db`, unless MLFLOW_TRACKING_URI says otherwise."""
 
     PACKAGE: ClassVar[str] = "mlflow"
+    ADVICE: ClassVar[str] = (
+        "the package mlflow-skinny alone has no database: pip install mlflow, or name a server or a folder by "
+        "MLFLOW_TRACKING_URI"
+    )
 
     def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
         import mlflow

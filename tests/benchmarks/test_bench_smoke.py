@@ -15,6 +15,7 @@ from benchmarks import (
     bench_mmap,
     bench_plan,
     bench_reader,
+    bench_side_by_side,
     bench_startup,
     bench_step,
     bench_tiers,
@@ -216,6 +217,11 @@ def test_reader() -> None:
     report = bench_reader.run(bench_reader.SETTINGS["smoke"])
     assert report.figures["reader_mb_per_s"] > 0 and report.ratios["reader_prepared_vs_text"] > 0
     assert "reader_vs_polars_per_core" in report.ratios or "polars" in report.absent["reader_vs_polars_per_core"]
+
+
+def test_side_by_side() -> None:
+    report = bench_side_by_side.run(bench_side_by_side.SETTINGS["smoke"])
+    assert report.ratios["side_by_side_tsv"] > 0 and report.ratios["side_by_side_gz"] > 0
 
 
 def test_memory() -> None:

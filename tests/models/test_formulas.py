@@ -179,6 +179,23 @@ def test_tables_of_other_widths_pass_their_matrix(name: str) -> None:
     torch.testing.assert_close(model(dense, side_by_side), plain(dense, wide))
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_bf16_rounds_matrix_products_and_gives_float32(name: str) -> None:
+    settings = {"embedding_dim": WIDTH, **SETTINGS[name]}
+    exact, rounded = (
+        make_model(name, model_config(name, {**settings, "bf16": bf16}, INPUTS), INPUTS, seed=0)
+        for bf16 in (False, True)
+    )
+    dense, pooled = (tensor.float() for tensor in arguments())
+    pooled.requires_grad_()
+    logits = rounded(dense, pooled)
+    logits.sum().backward()
+    assert logits.dtype == pooled.grad.dtype == torch.float32
+    assert all(weight.dtype == torch.float32 for weight in rounded.parameters())
+    torch.testing.assert_close(logits, exact(dense, pooled), rtol=0.05, atol=0.05)
+    assert not torch.equal(logits, exact(dense, pooled))
+
+
 REFUSED: list[tuple[str, dict[str, Any], Inputs, str]] = [
     (
         "two-tower",

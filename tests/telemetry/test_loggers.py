@@ -110,6 +110,17 @@ def test_what_is_missing_is_told(names: str, message: str, tmp_path: Path, monke
     assert not (tmp_path / "run").exists()
 
 
+def test_one_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As mlflow-skinny, which has no database."""
+
+    def refuses(self: Kept, directory: Path, config: Any) -> None:
+        raise RuntimeError("unsupported sqlite")
+
+    monkeypatch.setattr(Kept, "__init__", refuses)
+    with pytest.raises(ConfigError, match="kept cannot be started: RuntimeError: unsupported sqlite; leave it out"):
+        make_loggers("kept", tmp_path, {})
+
+
 def test_nobody_asked() -> None:
     assert make_loggers(None, Path(), {}) == [] and make_loggers(" ", Path(), {}) == []
 

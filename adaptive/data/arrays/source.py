@@ -4,8 +4,8 @@ A sample's line is its number in its file, from 1. Letters: R samples, D dense i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,9 @@ class ArraySource(RowSource):
 
     def size(self, piece: int) -> int:
         return self.samples[piece].num_bytes
+
+    def noted_in(self, log: RejectLog) -> Self:
+        return replace(self, log=log)
 
     def reader(
         self,

@@ -3,14 +3,15 @@
 """
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adaptive.data.arrow import types
 from adaptive.data.arrow.describe import describe_columns, readable
-from adaptive.data.arrow.reader import BATCH_ROWS, ArrowSource, Piece
+from adaptive.data.arrow.reader import ArrowSource
+from adaptive.data.arrow.row_group import RowGroup, parquet_file
 from adaptive.data.dataset import Dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.text.assemble import limits, open_text
@@ -96,7 +97,7 @@ class _Opened:
 
     @classmethod
     def of(cls, file: TextFile) -> "_Opened":
-        with _parquet_file(file) as found:
+        with parquet_file(file) as found:
             groups = [found.metadata.row_group(number) for number in range(found.num_row_groups)]
             sizes = [sum(g.column(c).total_compressed_size for c in range(g.num_columns)) for g in groups]
             schema = found.schema_arrow
@@ -111,48 +112,7 @@ class _Opened:
     def num_groups(self) -> int:
         return len(self.rows)
 
-    def row_groups(self, keys: Sequence[str]) -> list["RowGroup"]:
+    def row_groups(self, keys: Sequence[str]) -> list[RowGroup]:
         """Its pieces. Texts in the columns `keys` are read as dictionaries, each text once."""
         texts = tuple(name for name in keys if name in self.types and types.is_text(self.types[name]))
         return [RowGroup(self.file, number, size, texts) for number, size in enumerate(self.sizes)]
-
-
-class RowGroup(Piece):
-    """A row group of a Parquet file."""
-
-    def __init__(self, file: TextFile, number: int, num_bytes: int, texts: tuple[str, ...]) -> None:
-        self.name, self.num_bytes = f"{file.path}[row group {number}]", num_bytes
-        self._file, self._number, self._texts = file, number, texts
-
-    def batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        pyarrow = types.pyarrow_or_error("parquet:")
-        try:
-            with _parquet_file(self._file, texts=self._texts) as found:
-                yield from found.iter_batches(BATCH_ROWS, row_groups=[self._number], columns=columns, use_threads=False)
-        except (OSError, pyarrow.ArrowException) as error:
-            raise InputError(f"{self.name}: damaged or cut off ({_first_line(error)}); write the file again") from error
-
-
-def _parquet_file(file: TextFile, texts: Sequence[str] = ()) -> Any:
-    """The file, opened.
-
-    Raises:
-        InputError: if it is gone, another than when the data set was opened, or no Parquet file.
-    """
-    pyarrow = types.pyarrow_or_error("parquet:")
-    from pyarrow import parquet
-
-    try:
-        size = file.path.stat().st_size
-        if size != file.size:
-            raise InputError(
-                f"{file.path}: has {size} bytes, had {file.size} when the data set was opened; data must not change "
-                "during a run"
-            )
-        return parquet.ParquetFile(file.path, read_dictionary=list(texts))
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"{file.path}: cannot be read as Parquet ({_first_line(error)}); check the file") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

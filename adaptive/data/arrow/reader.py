@@ -5,9 +5,9 @@ its piece, from 1.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -27,8 +27,8 @@ class Piece(ABC):
     num_bytes: int
 
     @abstractmethod
-    def batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of these columns, in this order, of any size.
+    def batches(self, columns: Sequence[str], bags: Container[str]) -> Iterator[Any]:
+        """Record batches of these columns, in this order, of any size; of those but `bags` perhaps undecoded.
 
         Raises:
             InputError: if it cannot be read.
@@ -50,6 +50,9 @@ class ArrowSource(RowSource):
 
     def size(self, piece: int) -> int:
         return self.pieces[piece].num_bytes
+
+    def noted_in(self, log: RejectLog) -> Self:
+        return replace(self, log=log)
 
     def reader(
         self,
@@ -93,7 +96,7 @@ class ArrowReader(RowReader):
     def read(self, block: Block) -> int:
         row, room = 0, len(block.file_index)
         while row < room and (self._batch is not None or self._next_batch()):
-            size = min(room - row, self._batch.num_rows - self._at)
+            size = min(room - row, self._batch.num_rows - self._at, BATCH_ROWS)
             part = self._batch.slice(self._at, size)
             lines = np.arange(self._used + 1, self._used + size + 1)
             filled = self._fillers[self._source.formats[self._piece]].fill(part, block, row)
@@ -133,8 +136,9 @@ class ArrowReader(RowReader):
         self._piece = self._left.pop(0)
         self._used = self._start.offset if self._piece == self._start.file else 0
         self._skipped = self._used
-        names = [column.name for column in self._source.formats[self._piece].columns]
-        self._batches = self._source.pieces[self._piece].batches(names)
+        columns = self._source.formats[self._piece].columns
+        bags = {column.name for column in columns if column.kind == kernels.KEY_BAG}
+        self._batches = self._source.pieces[self._piece].batches([column.name for column in columns], bags)
         return True
 
 

@@ -40,6 +40,7 @@ class Values:
 
 
 _NO_KEYS, _NO_NUMBERS, _NO_STATES = np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.int8)
+NOTHING = Values(_NO_KEYS, _NO_NUMBERS)
 
 
 class ValueReader:
@@ -73,7 +74,8 @@ class ValueReader:
         elif sort == types.NOTHING:
             array = array.cast(pa.int64())
         if self._keeper is not None:
-            self._keep(*text_buffers(array.cast(pa.large_string())))
+            data, ends = text_buffers(array.cast(pa.large_string()))
+            self._keep(data, ends[:-1], ends[1:])
         if sort == types.BOOL:
             return self._flags(array)
         is_float = sort in (types.FLOAT, types.DECIMAL)
@@ -99,21 +101,25 @@ class ValueReader:
 
     def _texts(self, array: Any) -> Values:
         data, ends = text_buffers(array)
-        self._keep(data, ends)
-        count = len(array)
+        found, nulls = self.texts(data, ends[:-1], ends[1:]), missing(array)
+        if nulls is None:
+            return found
+        return Values(found.keys, found.numbers, np.where(nulls != 0, np.int8(kernels.MISSING_VALUE), found.state()))
+
+    def texts(self, data: NDArray[np.uint8], starts: Ids, stops: Ids) -> Values:
+        """The values of texts: text v is `data[starts[v] : stops[v]]`."""
+        self._keep(data, starts, stops)
+        count = len(starts)
         keys, numbers, states = np.empty(count, np.int64), np.empty(count, np.float64), np.empty(count, np.int8)
         kind = text.KEY_TEXT if self._kind == text.LABEL_SET else self._kind
         scratch = np.empty(_SCRATCH, np.uint8)
-        kernels.parse_texts(data, ends, kind, self._longest, scratch, keys, numbers, states)
-        nulls = missing(array)
-        if nulls is not None:
-            states[nulls != 0] = kernels.MISSING_VALUE
+        kernels.parse_texts(data, starts, stops, kind, self._longest, scratch, keys, numbers, states)
         return Values(keys, numbers, states if states.any() else None)
 
-    def _keep(self, data: NDArray[np.uint8], ends: Ids) -> None:
+    def _keep(self, data: NDArray[np.uint8], starts: Ids, stops: Ids) -> None:
         if self._keeper is not None:
-            there = np.flatnonzero(np.diff(ends))
-            self._keeper.add(data, np.stack([ends[there], ends[there + 1], np.full(len(there), -1)], axis=1))
+            there = np.flatnonzero(stops > starts)
+            self._keeper.add(data, np.stack([starts[there], stops[there], np.full(len(there), -1)], axis=1))
 
     def _flags(self, array: Any) -> Values:
         import pyarrow as pa

@@ -17,7 +17,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,9 @@ class Manifest(Config):
     num_dense: int = Field(ge=0)
     steps: int = Field(default=1, ge=1)
     labels: tuple[str, ...] = Field(default=(), description="names, where samples have several labels")
+    widths: dict[str, Annotated[int, Field(ge=1, le=4096)]] = Field(
+        default_factory=dict, description="table -> width of its rows, where the schema gave one"
+    )
     files: tuple[str, ...] | None = Field(description="names for the origin of samples; null: not known")
     train: StoredPart
     evaluation: StoredPart | None
@@ -77,7 +80,9 @@ class Manifest(Config):
 
     def text(self) -> bytes:
         """The content of the file, with its checksum."""
-        content = self.model_dump(mode="json", exclude={"sha256", *(() if self.labels else ("labels",))})
+        content = self.model_dump(
+            mode="json", exclude={"sha256", *(name for name in ("labels", "widths") if not getattr(self, name))}
+        )
         content["sha256"] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         return json.dumps(content, indent=1).encode()
 

@@ -60,7 +60,7 @@ class Prepared(Dataset):
         self.features = tuple(Feature(one.name, one.rows) for one in self._manifest.features)
         self.tables = tuple(one.table for one in self._manifest.features)
         self.num_dense, self.steps = self._manifest.num_dense, self._manifest.steps
-        self.labels = self._manifest.labels
+        self.labels, self.widths = self._manifest.labels, self._manifest.widths
         self._shuffle_buffer, self._seed = options.shuffle_buffer, options.seed
         self._train = _Part(folder, "train", self._manifest, self._manifest.train)
         stored = self._manifest.evaluation

@@ -28,6 +28,7 @@ from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.kernels.data.checksum import checksum
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new
+from adaptive.system import usable_cores
 
 
 def prepare(
@@ -54,7 +55,10 @@ def prepare(
     written = list[Manifest]()
 
     def fill(folder: Path) -> None:
-        dataset = open_dataset(spec, options.model_copy(update={"shuffle_buffer": 0}), run_dir=folder)
+        changed = {"shuffle_buffer": 0}
+        if "readers" not in options.model_fields_set:
+            changed["readers"] = usable_cores()
+        dataset = open_dataset(spec, options.model_copy(update=changed), run_dir=folder)
         if dataset.epochs_differ:
             raise ConfigError(f"data {spec!r} draw other samples in every epoch, so they cannot be prepared once")
         written.append(_Writer(dataset, spec, folder, told, disk).write())
@@ -96,6 +100,7 @@ class _Writer:
             num_dense=dataset.num_dense,
             steps=dataset.steps,
             labels=dataset.labels,
+            widths=dict(dataset.widths),
             files=first.origin.files if first.origin is not None else None,
             train=nothing,
             evaluation=None,

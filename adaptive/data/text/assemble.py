@@ -1,7 +1,7 @@
 """What all text formats do when they are opened: fit or load vocabularies, split, put the data set together."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +55,8 @@ class FeaturePlan:
 @dataclass(frozen=True)
 class TextPlan:
     """What a format says about its data. `is_log`: dense columns to scale, further labels among them. `time_cut`: see
-    `split_time`. `labels`: names of all labels, where there are several, and where the further ones are."""
+    `split_time`. `labels`: names of all labels, where there are several, and where the further ones are.
+    `widths`: see `Dataset`."""
 
     features: tuple[FeaturePlan, ...]
     is_log: NDArray[np.bool_]
@@ -63,6 +64,7 @@ class TextPlan:
     identity: dict[str, object]
     labels: tuple[str, ...] = ()
     more_labels: tuple[LabelSource, ...] = ()
+    widths: Mapping[str, int] = field(default_factory=dict)
 
 
 def open_source(
@@ -133,6 +135,8 @@ def open_text(
         identity={**plan.identity, **settings_identity(options), "vocabularies": checksums},
         labels=plan.labels,
         more_labels=plan.more_labels,
+        widths=plan.widths,
+        threads=options.readers,
     )
 
 

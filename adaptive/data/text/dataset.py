@@ -1,13 +1,14 @@
 """`TextDataset`: batches from text files with one line per sample, whatever the format."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.dataset import NO_WIDTHS, Dataset, Feature
 from adaptive.data.shuffle import block_rows, in_blocks
 from adaptive.data.subsampling import without_negatives
 from adaptive.data.text.row_source import RowSource
@@ -38,6 +39,8 @@ class TextDataset(Dataset):
         drop_negatives: share of the training rows with label 0 that is left out.
         identity: what else identifies the data, for the fingerprint.
         labels, more_labels: names of all labels, where there are several, and where the further ones are.
+        widths: as in `Dataset`.
+        threads: that read files side by side.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class TextDataset(Dataset):
         identity: dict[str, object] | None = None,
         labels: tuple[str, ...] = (),
         more_labels: tuple[LabelSource, ...] = (),
+        widths: Mapping[str, int] = NO_WIDTHS,
+        threads: int = 1,
     ) -> None:
         self.features = tuple(Feature(feature.name, feature.rows.num_embeddings) for feature in features)
         self.tables = tuple(feature.table for feature in features)
         self.num_dense, self.dense_names = len(is_log) - len(more_labels), source.formats[0].dense_names
-        self.labels = labels
+        self.labels, self.widths, self._threads = labels, dict(widths), threads
         self._source = source
         self._batcher = Batcher(source.names(), tuple(features), is_log, more_labels)
         self._parts = parts
@@ -107,8 +112,10 @@ class TextDataset(Dataset):
         return without_negatives(read, self._drop_negatives, self._seed) if self._drop_negatives else read
 
     def _in_order(self, part: Split, batch_size: int) -> Iterator[Batch]:
-        for block in read_part(self._source, part, block_rows(self._source.READ_ROWS, batch_size)):
-            yield from self._batcher.batches(block, batch_size)
+        rows = block_rows(self._source.READ_ROWS, batch_size)
+        with closing(read_part(self._source, part, rows, threads=self._threads)) as blocks:
+            for block in blocks:
+                yield from self._batcher.batches(block, batch_size)
 
     def num_train_samples(self) -> int | None:
         """Rows of the training part; files of more than 64 MiB together are not counted just for this, nor those

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,12 +84,31 @@ def describe(
     identity["rows"] = {feature.name: f"{feature.rule.kind} {feature.rule.size}" for feature in features}
     labels = () if label is None or not schema.more_labels else (label.column, *(m.column for m in schema.more_labels))
     more = tuple(LabelSource(one.column, form.slot(one.column), one.threshold) for one in schema.more_labels)
-    return form, TextPlan(features, is_log, _time_cut(schema.time, options), identity, labels, more)
+    widths, cut = _widths(schema, names, options), _time_cut(schema.time, options)
+    return form, TextPlan(features, is_log, cut, identity, labels, more, widths)
 
 
 def _identity(schema: DelimitedSchema) -> dict[str, object]:
-    """The schema as JSON values; without more labels as before there were such."""
-    return schema.model_dump(mode="json", exclude=None if schema.more_labels else {"more_labels"})
+    """The schema as JSON values; without more labels as before there were such. Widths are no data."""
+    left_out: dict[str, Any] = {"categorical": {"__all__": {"width"}}}
+    return schema.model_dump(mode="json", exclude=left_out if schema.more_labels else {**left_out, "more_labels": True})
+
+
+def _widths(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> dict[str, int]:
+    """Table -> width of its rows, where the schema gives one."""
+    found: dict[str, tuple[str, int]] = {}
+    for group in schema.categorical:
+        for name in _matching(group.columns, names) if group.width is not None else ():
+            assert group.width is not None
+            other, width = found.setdefault(group.table or name, (name, group.width))
+            if width != group.width:
+                where = "" if options.schema_path is None else f" {options.schema_path}"
+                raise ConfigError(
+                    f"schema{where}: table {group.table or name!r}: column {name!r} has width {group.width}, column "
+                    f"{other!r} width {width}; "
+                    "columns that share a table have one width: give it once"
+                )
+    return {table: width for table, (_, width) in found.items()}
 
 
 def _feature(name: str, group: Categorical, slot: int, is_bag: bool, options: DataOptions) -> FeaturePlan:

@@ -5,7 +5,8 @@ Memory is bounded by a chunk and the longest line allowed, whatever a file holds
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,9 @@ class TextSource(RowSource):
 
     def size(self, piece: int) -> int:
         return self.files[piece].size
+
+    def noted_in(self, log: RejectLog) -> Self:
+        return replace(self, log=log)
 
     def reader(
         self,

@@ -75,6 +75,10 @@ class RowSource(ABC):
         """Bytes of a piece on disk; 0 where it is in memory."""
 
     @abstractmethod
+    def noted_in(self, log: RejectLog) -> Self:
+        """The same pieces; what is bad in them is told to another log."""
+
+    @abstractmethod
     def reader(
         self,
         pieces: Sequence[int],

@@ -24,6 +24,7 @@ num_embeddings = 5000      # ids are rows; or hash_rows = 100000; or vocabulary 
 columns = ["genres"]
 inner_separator = "|"      # several values, perhaps none: a bag
 table = "genre"            # features that name the same table share it
+width = 8                  # of its rows; default: model.embedding_dim
 
 [time]
 column = "timestamp"       # for time_split
@@ -101,6 +102,9 @@ class Categorical(Config):
     min_count: int | None = Field(default=None, ge=1, description="times an id must come to get a row")
     inner_separator: Separator | None = Field(default=None, description="between the values of a bag")
     table: str | None = Field(default=None, description="table, if shared; default: one per column")
+    width: int | None = Field(
+        default=None, ge=1, le=4096, description="values of a row of these tables; default: model.embedding_dim"
+    )
     missing: Literal["row", "reject"] = Field(
         default="row", description="an empty field: a row of its own, or a bad line; an empty bag is never bad"
     )

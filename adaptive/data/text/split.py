@@ -5,13 +5,15 @@ passing this notes where every 65,536th row lies, so that evaluation starts ther
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptive.data.text.format import Block
-from adaptive.data.text.row_source import EVERYTHING, Keepers, Position, RowSource
+from adaptive.data.text.parallel import Together
+from adaptive.data.text.row_source import EVERYTHING, Keepers, Position, RowReader, RowSource
 from adaptive.errors import InputError
 
 MARK_ROWS = 1 << 16
@@ -95,10 +97,19 @@ def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
     return Split(files, window=(-np.inf, cut)), Split(files, window=(cut, np.inf))
 
 
-def read_part(source: RowSource, part: Split, rows: int) -> Iterator[Block]:
-    """The rows of a part in blocks of `rows`; only the last one may be smaller. A block is valid until the next."""
+def read_part(source: RowSource, part: Split, rows: int, *, threads: int = 1) -> Generator[Block, None, None]:
+    """The rows of a part in blocks of `rows`; only the last one may be smaller. A block is valid until the next.
+
+    Args:
+        threads: that read pieces side by side; the blocks are the same.
+    """
     form = source.formats[part.files[0]]
-    with source.reader(part.files, start=part.start, window=part.window) as reader:
+    reader: RowReader | Together
+    if threads > 1 and len(part.files) > 1:
+        reader = Together(source, part.files, start=part.start, window=part.window, threads=threads)
+    else:
+        reader = source.reader(part.files, start=part.start, window=part.window)
+    with closing(reader):
         if part.skip:
             reader.read(Block.empty(form, part.skip))
         left = math.inf if part.limit is None else part.limit

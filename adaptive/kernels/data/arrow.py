@@ -38,7 +38,8 @@ _MINUS, _ZERO = np.uint64(45), np.uint64(48)
 @kernel()
 def parse_texts(
     data: Bytes,
-    ends: Ids,
+    starts: Ids,
+    stops: Ids,
     kind: int,
     longest: int,
     scratch: Bytes,
@@ -49,13 +50,13 @@ def parse_texts(
     """Read V texts as `kind`, one of `kernels.data.text`'s: into `keys` for the kinds of keys, else into `numbers`.
 
     Args:
-        ends: (V + 1,) text v is `data[ends[v] : ends[v + 1]]`; an empty one is missing.
+        starts, stops: (V,) text v is `data[starts[v] : stops[v]]`; an empty one is missing.
         longest: bytes; longer texts are OVERLONG.
         scratch: longer than any text that is read as a number.
         out: (V,) states.
     """
     for v in range(len(out)):
-        start, stop = ends[v], ends[v + 1]
+        start, stop = starts[v], stops[v]
         size = stop - start
         keys[v], numbers[v] = 0, 0.0
         if size == 0:

@@ -1,0 +1,133 @@
+"""The rows of a part read by several threads, piece by piece, in the order in which one reader gives them.
+
+Each thread fills blocks of its own from a piece (a file of text, a row group) and takes note of bad rows. Rows and
+notes are taken over in order, so batches, bad rows and errors are those of one reader.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from adaptive.data.side_by_side import side_by_side
+from adaptive.data.text.format import Block
+from adaptive.data.text.rejects import BadLine, RejectLog
+from adaptive.data.text.row_source import Position, RowSource
+
+BLOCK_ROWS = 1 << 14
+_MOST_ROWS = 1 << 18  # of a piece that are held ahead
+
+
+class _Notes(RejectLog):
+    """Takes down what a reader of one piece would count."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int, list[BadLine]]] = []
+
+    def count(self, file: int, last_line: int, bad: list[BadLine]) -> None:
+        self.taken.append((file, last_line, bad))
+
+    def check(self) -> None:
+        """The shares are checked where all is counted."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Some rows of a piece, and what is to be counted before they are used."""
+
+    block: Block
+    notes: list[tuple[int, int, list[BadLine]]]
+
+
+class Together:
+    """Reads the rows of some pieces as one reader would; see `RowSource.reader`.
+
+    Args:
+        threads: that read.
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        pieces: Sequence[int],
+        *,
+        start: Position | None,
+        window: tuple[float, float],
+        threads: int,
+    ) -> None:
+        self._log, form = source.log, source.formats[pieces[0]]
+        self._num_bags = form.layout().num_bags
+        first = start.file if start is not None else pieces[0]
+        works: list[Callable[[], Iterator[_Read]]] = [
+            partial(_read_piece, source, piece, start if piece == first else None, window)
+            for piece in pieces
+            if piece >= first
+        ]
+        self._results = side_by_side(works, threads=threads, most=_MOST_ROWS // BLOCK_ROWS)
+        self._now: Block | None = None
+        self._at = 0  # row of it that comes next
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._results.close()
+
+    def read(self, block: Block) -> int:
+        """As `RowReader.read`."""
+        row, room = 0, len(block.file_index)
+        while row < room and (self._now is not None or self._next()):
+            assert self._now is not None
+            size = min(room - row, self._now.num_rows - self._at)
+            _copy(self._now, self._at, size, block, row, self._num_bags)
+            row, self._at = row + size, self._at + size
+            if self._at == self._now.num_rows:
+                self._now = None
+        block.num_rows = row
+        return row
+
+    def _next(self) -> bool:
+        """Bring the next block that has rows; count what was read with it."""
+        for found in self._results:
+            for note in found.notes:
+                self._log.count(*note)
+            if found.block.num_rows:
+                self._now, self._at = found.block, 0
+                return True
+        self._log.check()
+        return False
+
+
+def _read_piece(source: RowSource, piece: int, start: Position | None, window: tuple[float, float]) -> Iterator[_Read]:
+    notes = _Notes()
+    with closing(source.noted_in(notes).reader([piece], start=start, window=window)) as reader:
+        rows = BLOCK_ROWS
+        while rows == BLOCK_ROWS:
+            block = Block.empty(source.formats[piece], BLOCK_ROWS)
+            try:
+                rows = reader.read(block)
+            except BaseException:
+                yield _Read(replace(block, num_rows=0), notes.taken)  # what is bad is counted before
+                raise
+            yield _Read(block, notes.taken)
+            notes.taken = []
+
+
+def _copy(source: Block, at: int, size: int, target: Block, row: int, num_bags: int) -> None:
+    """Rows of a block into another one, which has room for all but values of bags."""
+    here, there, found, wanted = slice(at, at + size), slice(row, row + size), source.columns, target.columns
+    for one, other in (
+        (found.labels, wanted.labels), (found.dense, wanted.dense), (found.times, wanted.times),
+        (found.lines, wanted.lines), (source.file_index, target.file_index),
+    ):  # fmt: skip
+        other[there] = one[here]
+    wanted.keys[:, there] = found.keys[:, here]
+    wanted.present[:, there] = found.present[:, here]
+    if not num_bags:
+        return
+    ends = found.bag_ends[at * num_bags : (at + size) * num_bags + 1]
+    first, count = int(wanted.bag_ends[row * num_bags]), int(ends[-1] - ends[0])
+    while len(target.columns.bag_keys) < first + count:
+        target.grow_bags()
+    target.columns.bag_keys[first : first + count] = found.bag_keys[ends[0] : ends[-1]]
+    np.add(ends[1:], first - ends[0], out=wanted.bag_ends[row * num_bags + 1 : (row + size) * num_bags + 1])

@@ -1,0 +1,160 @@
+"""Work done by threads comes in order; files read side by side give the batches, the bad rows and the errors of one
+reader; threads are gone however it ends."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.side_by_side import side_by_side
+from adaptive.errors import InputError
+
+SCHEMA = """
+label = { column = "click" }
+dense = [{ columns = ["price"] }]
+
+[[categorical]]
+columns = ["user"]
+hash_rows = 50
+
+[[categorical]]
+columns = ["tags"]
+inner_separator = "|"
+hash_rows = 50
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader-")]
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=12), threads=st.integers(1, 4), most=st.integers(1, 3),
+    fails=st.none() | st.integers(0, 11),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_results_come_in_order_and_an_error_in_its_place(
+    sizes: list[int], threads: int, most: int, fails: int | None
+) -> None:
+    def work(number: int) -> Iterator[tuple[int, int]]:
+        yield from ((number, i) for i in range(sizes[number]))
+        if number == fails:
+            raise ValueError(f"work {number}")
+
+    def one_after_another() -> Iterator[tuple[int, int]]:
+        for number in range(len(sizes)):
+            yield from work(number)
+
+    def drained(results: Iterator[tuple[int, int]]) -> list[object]:
+        found = list[object]()
+        try:
+            found.extend(iter(lambda: next(results, None), None))
+        except ValueError as error:
+            found.append(str(error))
+        return found
+
+    works = [lambda number=number: work(number) for number in range(len(sizes))]
+    assert drained(side_by_side(works, threads=threads, most=most)) == drained(one_after_another())
+
+
+def test_no_more_waits_than_may() -> None:
+    made, enough, is_read = list[int](), threading.Event(), threading.Event()
+
+    def work() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            if len(made) == 4:  # one was taken, two wait, one has no room
+                enough.set()
+            yield number
+
+    results = side_by_side([work], threads=2, most=2)
+    assert next(results) == 0
+    assert enough.wait(60)
+    is_read.wait(0.05)
+    assert len(made) == 4
+    assert next(results) == 1
+    results.close()
+    assert len(made) <= 5
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def rows(count: int, seed: int, bad: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    found = [
+        f"{rng.integers(2)},{rng.random():.2f},u{rng.integers(30)},{'|'.join(f't{t}' for t in range(rng.integers(4)))}"
+        for _ in range(count)
+    ]
+    for number in range(bad):
+        found[rng.integers(count)] = f"1,x{number},u,"
+    return found
+
+
+def opened(folder: Path, readers: int, *, bad: int = 0, kind: str = "csv", **options: object):
+    """Five files of 0 to 90 rows."""
+    (folder / "schema.toml").write_text(SCHEMA)
+    for number, count in enumerate((90, 7, 0, 64, 33)):
+        text = "click,price,user,tags\n" + "".join(f"{row}\n" for row in rows(count, number, bad if count else 0))
+        (folder / f"{number}.csv").write_text(text)
+        if kind == "parquet":
+            pytest.importorskip("pyarrow")
+            from pyarrow import csv, parquet
+
+            table = csv.read_csv(folder / f"{number}.csv", convert_options=csv.ConvertOptions(
+                column_types={"price": "string", "tags": "string"}, strings_can_be_null=True))  # fmt: skip
+            parquet.write_table(table, folder / f"{number}.parquet", row_group_size=20)
+    given = DataOptions(schema_path=folder / "schema.toml", readers=readers, **options)
+    return open_dataset(f"{kind}:{folder}/*.{kind}", given)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("options", [{}, {"holdout": 0.3}, {"shuffle_buffer": 50}], ids=str)
+def test_batches_and_bad_rows_are_those_of_one_reader(tmp_path: Path, kind: str, options: dict[str, object]) -> None:
+    allowed = {"max_bad_fraction": 1.0, **options}
+    one, several = (opened(tmp_path, readers, bad=3, kind=kind, **allowed) for readers in (1, 3))
+    assert one.fingerprint() == several.fingerprint()
+    for size in (16, 50):
+        for part in ("train", "evaluation"):
+            for batch, twin in zip(getattr(several, part)(size), getattr(one, part)(size), strict=True):
+                for name in ("dense", "ids", "offsets", "labels"):
+                    np.testing.assert_array_equal(getattr(batch, name), getattr(twin, name), err_msg=name)
+                np.testing.assert_array_equal(batch.origin.file_index, twin.origin.file_index)
+                np.testing.assert_array_equal(batch.origin.lines, twin.origin.lines)
+    assert one.rejects() == several.rejects() and one.rejects()["number"] > 3
+    assert one.num_train_samples() == several.num_train_samples()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_an_error_names_the_same_place(tmp_path: Path, kind: str) -> None:
+    found = []
+    for readers in (1, 3):
+        data = opened(tmp_path, readers, bad=1, kind=kind)
+        with pytest.raises(InputError) as error:
+            list(data.train(16))
+        found.append(str(error.value).splitlines()[1])
+    assert found[0] == found[1] and "number in column price" in found[0]
+
+
+def test_whoever_stops_early_leaves_no_thread(tmp_path: Path) -> None:
+    batches = opened(tmp_path, 3).train(8)
+    next(batches)
+    batches.close()
+
+
+def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    data = opened(tmp_path, 3)
+    (tmp_path / "3.csv").unlink()
+    with pytest.raises(InputError, match=r"3\.csv: cannot be opened"):
+        list(data.train(8))

@@ -1,0 +1,96 @@
+"""Widths of tables in the schema: through every way to read, to the model, the export; the model's own settings win."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from served import bags_of
+from toy import toy_config
+
+from adaptive.build import inputs_of
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.prepared.write import prepare
+from adaptive.data.tables import by_table, shape_of
+from adaptive.data.text.schema import load_schema
+from adaptive.errors import ConfigError
+from adaptive.evaluation import predict
+from adaptive.models.making import model_config
+from adaptive.runs import train_run
+from adaptive.runs.evaluating import data_of
+from adaptive.runs.loading import load_run
+from adaptive.serving import export_run, scoring
+
+SCHEMA = """
+label = { column = "click" }
+
+[[categorical]]
+columns = ["a", "c"]
+hash_rows = 40
+width = 3
+table = "shared"
+
+[[categorical]]
+columns = ["b"]
+hash_rows = 40
+"""
+ROWS = ["click,a,b,c", *(f"{i % 2},{i % 7},{i % 5},{i % 3}" for i in range(64))]
+
+
+def options(folder: Path, schema: str = SCHEMA) -> DataOptions:
+    (folder / "schema.toml").write_text(schema)
+    (folder / "data.csv").write_text("\n".join(ROWS) + "\n")
+    return DataOptions(schema_path=folder / "schema.toml")
+
+
+def test_they_reach_the_tables_and_the_model_wins(tmp_path: Path) -> None:
+    given = options(tmp_path)
+    data = open_dataset(f"csv:{tmp_path / 'data.csv'}", given)
+    prepare(f"csv:{tmp_path / 'data.csv'}", given, tmp_path / "prepared")
+    for found in (data, by_table(data), open_dataset(f"prepared:{tmp_path / 'prepared'}", DataOptions())):
+        assert shape_of(found).widths == {"shared": 3}
+        assert model_config("dcn", {"embedding_dim": 8}, inputs_of(found)).widths == {"shared": 3}
+        assert model_config("dcn", {"widths": {"shared": 5}}, inputs_of(found)).widths == {"shared": 5}
+
+
+def test_the_data_are_the_same_whatever_the_widths(tmp_path: Path) -> None:
+    given = options(tmp_path)
+    with_them = open_dataset(f"csv:{tmp_path / 'data.csv'}", given).fingerprint()
+    without = open_dataset(f"csv:{tmp_path / 'data.csv'}", options(tmp_path, SCHEMA.replace("width = 3\n", "")))
+    assert with_them == without.fingerprint()
+
+
+def test_a_run_in_bf16_is_loaded_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options(tmp_path)
+    train_run(
+        toy_config(
+            out="run",
+            data="csv:data.csv",
+            data_options={"schema_path": "schema.toml"},
+            model="dcn",
+            model_options={"embedding_dim": 4, "deep_mlp": [8], "bf16": True},
+        )
+    )
+    export_run("run", "served")
+    with load_run("run") as run:
+        assert {table.name: table.embedding_dim for table in run.components.tables} == {"shared": 3, "b": 4}
+        model, (batch,) = scoring.load(Path("served")), list(data_of(run, "csv:data.csv").evaluation(64))
+        rows = [(torch.from_numpy(ids), torch.from_numpy(starts)) for ids, starts in bags_of(batch)]
+        with torch.no_grad():
+            found = model(torch.from_numpy(batch.dense), rows).numpy()
+        expected = np.concatenate(list(predict(run.embeddings, run.model, [batch])))
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_what_cannot_be_is_told_with_file_and_column(tmp_path: Path) -> None:
+    two = SCHEMA + 'width = 4\ntable = "shared"\n'
+    given = options(tmp_path, two)
+    with pytest.raises(
+        ConfigError, match=r"schema .*schema\.toml: table 'shared': column 'b' has width 4, column 'a' width 3"
+    ):
+        open_dataset(f"csv:{tmp_path / 'data.csv'}", given)
+    options(tmp_path, SCHEMA.replace("width = 3", "width = 0"))
+    with pytest.raises(ConfigError, match=r"schema\.toml:\n  categorical\.0\.width: .*found 0"):
+        load_schema(tmp_path / "schema.toml")
