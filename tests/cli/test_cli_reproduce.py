@@ -93,6 +93,25 @@ def test_a_recipe_that_is_shipped_has_its_numbers(cli: Cli, tmp_path: Path) -> N
     assert "the model is to blame" in page and "mlp: Placements, modelled" in page and page.count("<svg") == 2
 
 
+def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.toml").write_text(
+        'name = "own"\ntitle = "Own"\nsource = "me"\n'
+        '[[commands]]\nid = "first"\nshows = "skew"\nwords = "profile --what data --samples 300"\n'
+        '[[commands]]\nid = "second"\nshows = "hits"\nwords = "simulate --policy lru --batches 2"\n'
+        '[[claims]]\nsays = "counted"\nvalue = "first.data.lookups"\nmore_than = 1\n'
+    )
+
+    def interrupted(*words: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("adaptive.simulate.simulation.simulate", interrupted)
+    result = cli("reproduce", "own.toml", "--out", "found", "--set", "data.synthetic.rows=100000")
+    assert result.code == 130 and "found has what was done by then" in result.err
+    assert "comes out: counted" in result.out
+    page = (tmp_path / "found/report.html").read_text()
+    assert "first: Rows and look-ups by table" in page and "second" not in page
+
+
 def test_the_list_and_mistakes(cli: Cli, tmp_path: Path) -> None:
     listed = cli("reproduce", "--list")
     assert listed.code == 0 and all(name in listed.out for name in HOLDS)
