@@ -51,7 +51,9 @@ def compare_placements(
         "locality": locality.source,
         "sweep": [key for key, _ in sweeps],
         "shapes": [{**shape.model_dump(), "table_bytes": shape.table_bytes} for shape in shapes],
-        "machines": [{"name": one.name, "source": one.source, "watts": power[one.name]} for one in machines],
+        "machines": [
+            {"name": one.name, "source": one.source, "note": one.note, "watts": power[one.name]} for one in machines
+        ],
         "lines": _against_host(lines),
     }
 

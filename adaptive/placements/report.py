@@ -12,16 +12,21 @@ Found = Mapping[str, Any]
 Rows = list[list[str]]
 LEGEND = """\
 of host: throughput over that of all tables in main memory on the same machine; limited by: the largest part of the
-step; samples/s/W: for the watts of the whole machine, as given. *modelled* from peaks and assumed shares of them orders
-placements; it does not predict milliseconds. With --measure, *measured* stands beside it, with the model's error."""
+step; samples/s/W: for the watts of the whole machine, as given. Modelled: from peaks and assumed shares of them, which
+orders placements and predicts no milliseconds. With --measure, measured stands beside it, with the model's error."""
 
 
 def placements_text(result: Found) -> str:
     parts = [_head(result), "\n".join(aligned(lines_table(result)))]
     if result.get("measured"):
         parts.append("\n".join(aligned(measured_table(result))))
-    machines = [f"{one['name']}: {one['source'] or 'no source given'}" for one in result["machines"]]
+    machines = [f"{one['name']}: {_told(one)}" for one in result["machines"]]
     return "\n\n".join([*parts, "\n".join(_notes(result["lines"])), LEGEND, "\n".join(machines)])
+
+
+def _told(machine: Found) -> str:
+    """Where its numbers come from, and which are not from there."""
+    return "; ".join(text for text in (machine["source"] or "no source given", machine.get("note")) if text)
 
 
 def _head(result: Found) -> str:
@@ -134,6 +139,7 @@ def _lines(figure: Any, result: Found) -> None:
 
 
 SPEED, PER_WATT = "samples_per_s", "samples_per_s_per_watt"
+LIGHT: Final = 0.65  # of the colours' range, from which on they are light
 
 
 def heat_map(result: Found, what: str = SPEED) -> tuple[list[str], list[str], list[list[float | None]], str]:
@@ -167,19 +173,24 @@ def _heat(figure: Any, result: Found) -> None:
     powered = all(one["watts"] for one in result["machines"])
     panels = figure.subplots(1, 1 + powered, squeeze=False)[0]
     for axes, what in zip(panels, (SPEED, PER_WATT), strict=False):
-        _panel(figure, axes, result, what)
+        _panel(axes, result, what)
 
 
-def _panel(figure: Any, axes: Any, result: Found, what: str) -> None:
+def _panel(axes: Any, result: Found, what: str) -> None:
     rows, columns, numbers, label = heat_map(result, what)
-    image = axes.imshow([[value or 0.0 for value in line] for line in numbers], cmap="viridis", aspect="auto")
+    values = [[value or 0.0 for value in line] for line in numbers]
+    axes.pcolormesh(values, cmap="viridis", edgecolors="none")  # cells, no pixels: a page takes no image
+    low, high = min(map(min, values)), max(map(max, values))
     for y, line in enumerate(numbers):
         for x, value in enumerate(line):
-            axes.text(x, y, "-" if value is None else f"{value:.3g}", ha="center", va="center", color="white")
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(rows)), rows)
+            light = (value or 0.0) - low > LIGHT * (high - low)
+            text = "-" if value is None else f"{value:.3g}"
+            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color="#111111" if light else "#ffffff")
+    axes.set_xticks([x + 0.5 for x in range(len(columns))], columns)
+    axes.set_yticks([y + 0.5 for y in range(len(rows))], rows)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
     axes.set(xlabel=result["sweep"][1], ylabel=result["sweep"][0], title=f"{label},\nbest placement (modelled)")
-    figure.colorbar(image)
 
 
 DRAW: Final[tuple[Callable[[Any, Found], None], ...]] = (_bars, _lines, _heat)

@@ -172,6 +172,7 @@ def drawn_figure(title: str, draw: Callable[[Any], None], *, size: tuple[float, 
                 _number_ticks(axis)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=nothing)
+    assert "<image" not in text.getvalue(), "a picture of pixels, which the page's policy keeps out"
     return Picture(title, Svg(_inline(text.getvalue())))
 
 

@@ -5,12 +5,13 @@ from functools import partial
 from typing import Any, Final
 
 from adaptive.placements.report import DRAW, LEGEND, lines_table, measured_table
-from adaptive.report.blocks import Block, Gallery, Note, Section, Table
+from adaptive.report.blocks import Block, Folded, Gallery, Note, Section, Table
 from adaptive.report.load import Loaded
 from adaptive.report.page import visible
 from adaptive.report.pictures import drawn_figure
 
 SIZE: Final = (7.2, 4.4)
+MOST_LINES: Final = 32  # of a table that stands open
 
 
 def is_placements(record: Mapping[str, Any]) -> bool:
@@ -25,11 +26,16 @@ def placement_sections(loaded: Sequence[Loaded]) -> list[Section]:
 def _placements(one: Loaded, where: str) -> list[Section]:
     record = _visible(one.record)
     picture = drawn_figure("Throughput (modelled)", partial(_drawn, record), size=SIZE)
-    first: list[Block] = [Table(lines_table(one.record)), Note(" ".join(LEGEND.split())), Gallery([picture], wide=True)]
+    rows = lines_table(one.record)
+    lines: Block = Table(rows)
+    if len(rows) > MOST_LINES:
+        lines = Folded(f"All {len(rows) - 1} lines", [lines])
+    first: list[Block] = [Gallery([picture], wide=True), lines, Note(" ".join(LEGEND.split()))]
     sections = [Section(f"{where}Placements, modelled", first)]
     if one.record.get("measured"):
         sections.append(Section(f"{where}Trained here beside the model", [Table(measured_table(one.record))]))
-    machines = [["machine", "where its numbers come from"], *([m["name"], m["source"]] for m in one.record["machines"])]
+    machines = [["machine", "where its numbers come from", "and what is not from there"]]
+    machines += [[m["name"], m["source"], m.get("note") or ""] for m in one.record["machines"]]
     return [*sections, Section(f"{where}Machines", [Table(machines, numbers=False)])]
 
 

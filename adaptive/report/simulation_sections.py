@@ -84,7 +84,8 @@ def _times(value: float | None, factor: float) -> float | None:
 
 def _machine(machine: Mapping[str, Any]) -> list[list[str]]:
     texts = {"link": "between the tiers, each way", "device": "memory of the device", "host": "memory of the host"}
-    rates = [[text, f"{bytes_text(machine[f'{name}_bytes_per_s'])}/s"] for name, text in texts.items()]
+    found = {text: machine[f"{name}_bytes_per_s"] for name, text in texts.items()}
+    rates = [[text, "nothing crosses" if rate is None else f"{bytes_text(rate)}/s"] for text, rate in found.items()]
     dense = [
         ["dense part of a step", f"{machine['dense_ms']:g} ms"],
         ["dense weights", bytes_text(machine["dense_bytes"])],

@@ -12,7 +12,7 @@ from adaptive.placements.report import placements_text
 from adaptive.profile.pictures import DPI
 from adaptive.profile.report import profile_text
 from adaptive.reproduce.derived import DERIVED
-from adaptive.reproduce.recipe import Command, Recipe, judge
+from adaptive.reproduce.recipe import Claim, Command, Recipe, judge
 from adaptive.simulate.report import simulation_text, write_figure
 from adaptive.storage.durable import write_atomic
 from adaptive.telemetry.wording import aligned
@@ -24,6 +24,14 @@ SEEDED: Final = ("compare",)
 ADDING: Final = ("--set", "--vary", "--sweep")  # flags that may be given for several keys
 
 Run = Callable[[Sequence[str]], dict[str, Any]]  # a command line's result
+
+
+class StoppedError(Exception):
+    """A command was stopped by a signal; `code` is the exit code that says which."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def command_lines(
@@ -79,7 +87,8 @@ def reproduce(
     Args:
         recipe: what to do.
         out: a folder that is there.
-        run: runs a command line of this program and returns what it prints with `--json`.
+        run: runs a command line of this program and returns what it prints with `--json`; raises `StoppedError` if a
+            signal stopped it, after which no command is run, and what was found by then is told (`stopped_by`).
         quick: with the recipe's words for a short run.
         seeds: trainings of each policy, where policies are compared.
         more: words that every command gets.
@@ -94,17 +103,12 @@ def reproduce(
     lines = command_lines(recipe, out, quick=quick, seeds=seeds, more=more)
     assert not {name for name, _, _ in lines} & set(recipe.derived), "a derived record in the place of a command's"
     records: dict[str, Any] = {}
-    for name, command, words in lines:
-        told(f"{command.shows}: adaptive-train {shlex.join(words)}")
-        try:
-            records[name] = run(words)
-        except AdaptiveError as error:
-            raise type(error)(f"adaptive-train {shlex.join(words)}: {error}") from error
-        _write(out / f"{name}.json", json.dumps(records[name]))
-    for name in recipe.derived:
-        records[name] = DERIVED[name](records)
-    _draw_derived({name: records[name] for name in recipe.derived}, out)
-    judged = [(claim, *judge(claim, records)) for claim in recipe.claims]
+    stopped_by = _run_all(lines, run, out, records, told)
+    lines = [line for line in lines if line[0] in records]
+    derived = _derive(recipe, records, whole=stopped_by is None)
+    records |= derived
+    _draw_derived(derived, out)
+    judged = [(claim, *_judged(claim, records, whole=stopped_by is None)) for claim in recipe.claims]
     result = {
         "schema": SCHEMA,
         "kind": KIND,
@@ -113,7 +117,8 @@ def reproduce(
         "source": recipe.source,
         "quick": quick,
         "commands": [{"id": name, "shows": one.shows, "words": shlex.join(words)} for name, one, words in lines],
-        "derived": {name: records[name] for name in recipe.derived},
+        "stopped_by": stopped_by,
+        "derived": derived,
         "claims": [
             {"says": claim.says, "holds": holds, "numbers": numbers, "why": "" if holds else claim.why}
             for claim, holds, numbers in judged
@@ -126,6 +131,47 @@ def reproduce(
     text = reproduction_text(result, {name: record_text(records[name]) for name, _, _ in lines})
     _write(out / "report.md", _markdown(result, text))
     return {**result, "table": text}
+
+
+def _run_all(
+    lines: Sequence[tuple[str, Command, list[str]]],
+    run: Run,
+    out: Path,
+    records: dict[str, Any],
+    told: Callable[[str], None],
+) -> int | None:
+    """Run the commands, each one's record into `records` and a file; the exit code of a signal that stopped them."""
+    for name, command, words in lines:
+        told(f"{command.shows}: adaptive-train {shlex.join(words)}")
+        try:
+            records[name] = run(words)
+        except StoppedError as stopped:
+            return stopped.code
+        except AdaptiveError as error:
+            raise type(error)(f"adaptive-train {shlex.join(words)}: {error}") from error
+        _write(out / f"{name}.json", json.dumps(records[name]))
+    return None
+
+
+def _derive(recipe: Recipe, records: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
+    """The derived tables; of a recipe that was stopped those whose commands were run."""
+    found: dict[str, Any] = {}
+    for name in recipe.derived:
+        try:
+            found[name] = DERIVED[name](records)
+        except KeyError:
+            if whole:
+                raise
+    return found
+
+
+def _judged(claim: Claim, records: Mapping[str, Any], *, whole: bool) -> tuple[bool, str]:
+    try:
+        return judge(claim, records)
+    except ConfigError:
+        if whole:
+            raise
+        return False, "stopped before"
 
 
 def record_text(record: Mapping[str, Any]) -> str:

@@ -59,15 +59,15 @@ def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> N
     points = [("4", "8^1"), ("4", "16^2"), ("8", "8^1"), ("8", "16^2")]
     assert [(one["num_dense"], one["mlp"]) for one in found["measured"]] == points
     assert all(one["fits"] and one["modelled_ms"] > 0 for one in found["measured"])
-    (tmp_path / "a.csv").write_text("click,a\n1,2\n0,3\n")
+    (tmp_path / "a.csv").write_text("click,a,b\n1,2,2\n0,3,4\n")
     (tmp_path / "a.toml").write_text(
-        'label = { column = "click" }\ncategorical = [{ columns = ["a"], hash_rows = 9 }]\n'
+        'label = { column = "click" }\ncategorical = [{ columns = ["a", "b"], hash_rows = 9 }]\n'
     )
     bad = cli(
         "placements", "--data", "csv:a.csv", "--schema", "a.toml", "--machine", "h200", "--measure",
         "--sweep", "num_dense=4,8", "--time-steps", "5", "--set", "batch_size=2",
     )  # fmt: skip
-    assert bad.code == 2 and "data csv:a.csv are as they are" in bad.err, bad.err
+    assert bad.code == 2 and "data csv:a.csv are as they are" in bad.err and "measuring" not in bad.err, bad.err
 
 
 def test_pictures_that_cannot_be_drawn_are_told_before_the_work(

@@ -1,22 +1,42 @@
 """`reproduce` from the command line: every recipe with --quick, and its numbers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Result
 
+from adaptive.report.writing import write_report
+from adaptive.reproduce.recipe import load_recipe
+from adaptive.reproduce.reproduce import reproduce
+
 Cli = Callable[..., Result]
 
+CURVES = {
+    # derived tables with a picture, and the least number of points of their longest line
+    "tutorial": {},
+    "fae": {"quality": 4, "accuracy": 4},
+    "hotline": {"quality": 4, "accuracy": 4, "logger_size": 4, "working_set": 5},
+    "scratchpipe": {"slots": 5, "designs": 2},
+    "slipstream": {"skipping": 2},
+    "zion": {},
+}
 HOLDS = {
     # claims that follow from the built-in stream and the model, on any machine; those by measured times are left out
     "tutorial": ["one row of a table", "512 MiB", "a sample of 10 %", "fae moves less"],
-    "fae": ["a tenth of the rows", "hot inputs grow", "a mini-batch of 1024", "FAE is faster"],
-    "hotline": ["learning on 20 %", "a small logger", "Hotline is faster"],
+    "fae": [
+        "a tenth of the rows",
+        "hot inputs grow",
+        "a mini-batch of 1024",
+        "quality rises",
+        "FAE moves",
+        "FAE is faster",
+    ],
+    "hotline": ["learning on 20 %", "the larger the logger", "Hotline is faster", "a working set"],
     "scratchpipe": ["knowing what comes", "and no more than", "rows shared", "more look-ahead", "a step at the speed"],
-    "slipstream": ["a higher threshold", "the default mode writes fewer"],
+    "slipstream": ["a higher threshold", "the default mode writes fewer", "Slipstream is faster"],
     "zion": ["M2 on Big Basin", "4096 dense", "Zion holds", "M3 does not fit", "larger batches", "wider MLPs"],
 }
 
@@ -34,7 +54,62 @@ def test_a_quick_run_has_the_numbers_that_it_claims(cli: Cli, tmp_path: Path, na
     for one in found["commands"]:
         assert json.loads((tmp_path / "found" / f"{one['id']}.json").read_text())
     assert "cannot here: " in (tmp_path / "found/report.md").read_text()
+    for derived, points in CURVES[name].items():
+        lines = found["derived"][derived]["curves"]["lines"]
+        assert max(map(len, lines.values())) >= points, lines
+        assert (tmp_path / "found" / f"{derived}.png").exists()
+    for one in found["derived"].values():
+        assert one["values"] and all(isinstance(value, float | int) for value in one["values"].values())
+    ratios = found["derived"].get("ratios", {"values": {"XDL": 0.5, "DLRM": 1, "ScratchPipe": 2}})["values"]
+    assert ratios["XDL"] < ratios["DLRM"] == 1 < ratios["ScratchPipe"]
+    page = (tmp_path / "found/report.html").read_text()
+    assert len(page) < 2_000_000 and "<image" not in page and found["page"].endswith("report.html")
+    for one in found["commands"]:
+        assert f"{one['id']}: " in page
     assert list((tmp_path / "found").rglob("*.png"))
+
+
+def test_a_recipe_that_is_shipped_has_its_numbers(cli: Cli, tmp_path: Path) -> None:
+    """As the slow test, for two commands that train nothing, on small data: their claims, and the page of the whole."""
+    zion, kept = load_recipe("zion"), ("placements", "mlp")
+    claims = tuple(claim for claim in zion.claims if claim.value.split(".")[0] in kept)
+    part = {"commands": tuple(one for one in zion.commands if one.id in kept), "claims": claims}
+    small = ("data.synthetic.rows=100000", "data.synthetic.num_train=20000", "data.synthetic.num_eval=0")
+
+    def run(words: Sequence[str]) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(cli(*words, "--json").out)
+        return found
+
+    (tmp_path / "found").mkdir()
+    more = [word for one in small for word in ("--set", one)]
+    found = reproduce(zion.model_copy(update=part), tmp_path / "found", run, quick=True, more=more)
+    judged = {one["says"]: one for one in found["claims"]}
+    assert len(judged) == 5
+    for says, one in judged.items():
+        assert one["holds"] == (not says.startswith("on Zion")), one
+    assert "the model is to blame, not the data" in found["table"].splitlines()[-2]
+    write_report([tmp_path / "found"], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "the model is to blame" in page and "mlp: Placements, modelled" in page and page.count("<svg") == 2
+
+
+def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.toml").write_text(
+        'name = "own"\ntitle = "Own"\nsource = "me"\n'
+        '[[commands]]\nid = "first"\nshows = "skew"\nwords = "profile --what data --samples 300"\n'
+        '[[commands]]\nid = "second"\nshows = "hits"\nwords = "simulate --policy lru --batches 2"\n'
+        '[[claims]]\nsays = "counted"\nvalue = "first.data.lookups"\nmore_than = 1\n'
+    )
+
+    def interrupted(*words: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("adaptive.simulate.simulation.simulate", interrupted)
+    result = cli("reproduce", "own.toml", "--out", "found", "--set", "data.synthetic.rows=100000")
+    assert result.code == 130 and "found has what was done by then" in result.err
+    assert "comes out: counted" in result.out
+    page = (tmp_path / "found/report.html").read_text()
+    assert "first: Rows and look-ups by table" in page and "second" not in page
 
 
 def test_the_list_and_mistakes(cli: Cli, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from adaptive.report.writing import write_report
 LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.0), (0.6, 0.4))
 
 
-@pytest.mark.parametrize("sweeps", [(), (("num_dense", ["64", "256"]),)])
+@pytest.mark.parametrize(
+    "sweeps", [(), (("num_dense", ["64", "256"]),), (("num_dense", ["64"]), ("mlp", ["8^1", "9^2"]))]
+)
 def test_a_page_of_placements(tmp_path: Path, sweeps: tuple[tuple[str, list[str]], ...]) -> None:
     machine = load_machine("big-basin").model_copy(update={"name": "<b>$x$"})
     record = compare_placements([load_shape("sweep")], [machine], ["device", "host"], LOCALITY, sweeps=sweeps)
@@ -23,7 +25,7 @@ def test_a_page_of_placements(tmp_path: Path, sweeps: tuple[tuple[str, list[str]
     write_report([tmp_path], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Placements, modelled" in page and "&lt;b&gt;$x$" in page and "<b>$x$" not in page
-    assert "&lt;i&gt;no room" in page and "<svg" in page
+    assert "&lt;i&gt;no room" in page and "<svg" in page and "<image" not in page
 
 
 def test_a_page_of_a_reproduction(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from adaptive.errors import ConfigError, InputError
 from adaptive.reproduce.derived import DERIVED, designs, ratios, transfers, working_set
 from adaptive.reproduce.found import accuracy, logger_size, popular_inputs, quality, skipping, slots
 from adaptive.reproduce.recipe import Claim, Recipe, judge, load_recipe, number_at, recipe_names
-from adaptive.reproduce.reproduce import command_lines, reproduce
+from adaptive.reproduce.reproduce import StoppedError, command_lines, reproduce
 
 RECORDS = {"a": {"list": [{"name": "x", "n": 3, "b": 1}, {"name": "x", "n": 4, "b": None}], "flag": True}}
 
@@ -228,6 +228,28 @@ def test_a_run_writes_its_records_and_tells_three_lines(tmp_path: Path) -> None:
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"p.json", "reproduction.json", "report.md"}
     assert "abstract" in found["table"] and "figure 1" in found["table"]
+
+
+def test_a_signal_keeps_what_was_done(tmp_path: Path) -> None:
+    recipe = made_up(
+        derived=["slots", "quality"],
+        claims=[
+            {"says": "first", "value": "c.n", "more_than": 1},
+            {"says": "later", "value": "depth-2.n", "more_than": 1},
+        ],
+    )
+    simulated = {"least_device_rows": 5, "distinct_rows": 8, "batches": 2, "runs": [], "machine": {}}
+
+    def run(words: Sequence[str]) -> dict[str, Any]:
+        if "2" in words:
+            raise StoppedError(130)
+        return {"kind": "profile", "n": 3, **simulated}
+
+    found = reproduce(recipe, tmp_path, run)
+    assert found["stopped_by"] == 130 and [one["id"] for one in found["commands"]] == ["c", "depth-0"]
+    assert [(one["holds"], one["numbers"]) for one in found["claims"]] == [(True, "3 > 1"), (False, "stopped before")]
+    assert set(found["derived"]) == {"slots"}  # quality needs a comparison
+    assert {path.name for path in tmp_path.glob("*.json")} == {"c.json", "depth-0.json", "reproduction.json"}
 
 
 def test_mistakes(tmp_path: Path) -> None:

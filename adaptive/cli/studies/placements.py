@@ -120,6 +120,8 @@ def placements(
         bases = [load_shape(name) for name in listed(preset)] if preset else [own]
         shapes = [varied(base, ["batch_size"], [size]) for base in bases for size in listed(batch_size or "")] or bases
         names = listed(machine)
+        points = points_of(own, sweeps) if measure else []
+        trained = [(point, one, _settings_of(point, settings, own)) for point, one in points]
         here = _here(load, own, row_bytes, time_steps) if "here" in names or measure else None
         machines = [_machine(name, here) for name in names]
         locality = locality_of(dataset, group, row_bytes, f"data {settings.data}")
@@ -127,8 +129,7 @@ def placements(
         if measure and here is not None:
             length = StepLength(steps=time_steps)
             result["measured"] = []
-            for point, point_shape in points_of(own, sweeps):
-                words = _settings_of(point, settings, own)
+            for point, point_shape, words in trained:
                 at = ", ".join(f"{key}={value}" for key, value in point.items())
                 found = measure_placements(
                     partial(load, point=words),

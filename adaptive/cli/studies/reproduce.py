@@ -3,12 +3,14 @@
 import io
 import json
 import shlex
+import signal
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Abort
 
 from adaptive.cli.flags import DATA, OUTPUT
 from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
@@ -46,7 +48,7 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Run a paper's recipe: print the commands it stands for, then tables, then what comes out, what does not, and what
-    cannot be had here and why. The folder has it all as a page, report.html.
+    cannot be had here and why. The folder has it all as a page, report.html. Ctrl-C keeps what is done.
 
     Every number says measured, modelled or paper. Claims are judged on the numbers found, so other data may answer
     otherwise.
@@ -85,12 +87,33 @@ def reproduce(
         page = write_report([folder], folder / "report.html")["page"]
     note(f"page: {page}")
     print_result({**result, "page": page}, as_json=as_json)
+    if result["stopped_by"] is not None:
+        note(f"stopped: {folder} has what was done by then")
+        raise SystemExit(result["stopped_by"])
+
+
+FAILURES = 128  # exit codes above it are of signals
 
 
 def _run(command: Any, words: Sequence[str]) -> dict[str, Any]:
-    """What the command prints with `--json`."""
+    """What the command prints with `--json`.
+
+    Raises:
+        StoppedError: if a signal ended it.
+    """
+    from adaptive.reproduce.reproduce import StoppedError
+
     printed = io.StringIO()
-    with redirect_stdout(printed):
-        command.main([*words, "--json"], prog_name="adaptive-train", standalone_mode=False)
+    try:
+        with redirect_stdout(printed):
+            code = command.main([*words, "--json"], prog_name="adaptive-train", standalone_mode=False)
+    except (KeyboardInterrupt, Abort) as interrupted:
+        raise StoppedError(128 + signal.SIGINT) from interrupted
+    except SystemExit as ended:
+        if not isinstance(ended.code, int) or ended.code <= FAILURES:
+            raise
+        code = ended.code
+    if isinstance(code, int) and code > FAILURES:
+        raise StoppedError(code)
     found: dict[str, Any] = json.loads(printed.getvalue())
     return found
