@@ -46,7 +46,7 @@ class Crossing:
     def _to_wire(self, values: Floats) -> Bytes:
         if not self._rounds:
             return values.view(np.uint8)
-        rounded: Bytes = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint8).numpy()
+        rounded: Bytes = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint8)
         return rounded
 
     def _from_wire(self, part: Bytes) -> Floats:
