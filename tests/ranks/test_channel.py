@@ -1,5 +1,6 @@
 """Ranks that disagree stop, all of them, and are told why; nobody waits for a message that does not come."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ from helpers import LFU, bags, step_all
 from thread_ranks import Town, on_ranks, outcomes
 
 from adaptive.batch import Batch
-from adaptive.config import TableConfig, TierConfig
+from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.errors import ConfigError, InputError, NonFiniteError, RanksError
+from adaptive.errors import ConfigError, DeviceMemoryError, InputError, NonFiniteError, RanksError
+from adaptive.policies.slipstream import Slipstream
 from adaptive.ranks import Ranks
 from adaptive.ranks.wire import Header, Kind, unpack
 
@@ -84,6 +86,29 @@ def test_a_bad_id_on_one_rank_ends_all_with_its_message(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 2])
+def test_a_failure_in_planning_is_told_in_the_place_of_answers(depth: int) -> None:
+    """The others wait for the answers of a batch that one rank cannot plan."""
+    skip = SkipConfig(interval=1, min_accesses=1)
+
+    def work(ranks: Ranks) -> None:
+        policy = Slipstream(by="visits", warmup=0)
+        embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=skip, ranks=ranks)
+        plan = embeddings._pipeline.plan
+
+        def failing(coming: Any, held: int) -> Any:
+            if ranks.rank == 1 and embeddings._pipeline.next_number == 2:
+                raise DeviceMemoryError("it does not fit")
+            return plan(coming, held)
+
+        embeddings._pipeline.plan = failing  # type: ignore[method-assign]
+        step_all(embeddings, BATCHES, depth=depth)
+
+    found = outcomes(3, work)
+    assert all(isinstance(one, DeviceMemoryError) and "it does not fit" in str(one) for one in found)
+    assert str(found[0]).startswith("rank 1 of 3 (thread 1): ")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
 def test_an_error_in_one_loop_ends_the_others_with_its_class(depth: int) -> None:
     def work(ranks: Ranks) -> None:
         embeddings = made(ranks)
@@ -119,6 +144,30 @@ def test_leaving_together_is_fine_and_the_next_loop_begins(depth: int) -> None:
         return steps
 
     assert len(set(on_ranks(2, work))) == 1
+
+
+def test_a_rank_that_has_read_less_far_leaves_with_the_others() -> None:
+    """The look-ahead of rank 0 waits for requests that rank 1 will not make: it is told on that channel, not only on
+    the one of training, to which rank 0 comes after its look-ahead has ended."""
+
+    def work(ranks: Ranks) -> int:
+        embeddings, leaving = made(ranks), threading.Event()
+        learn = embeddings._pipeline.learn
+
+        def late() -> None:
+            if ranks.rank == 1 and embeddings._pipeline.next_number == 1:
+                leaving.wait(10)
+            learn()
+
+        embeddings._pipeline.learn = late  # type: ignore[method-assign]
+        coming = embeddings.look_ahead(BATCHES, depth=1)
+        embeddings.stack(next(coming)).sum().backward()
+        embeddings.step()
+        threading.Timer(0.3, leaving.set).start()  # once `close` has told the thread to end
+        coming.close()
+        return len(step_all(embeddings, BATCHES))
+
+    assert on_ranks(2, work) == [4, 4]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
