@@ -243,6 +243,11 @@ class RanksConfig(Config):
         description="parts of a batch whose sums are taken in order: any number of ranks up to it gives the same bits; "
         "null: one for each rank",
     )
+    wire: Literal["fp32", "bf16"] = Field(
+        default="fp32",
+        description="how rows and their gradients cross between ranks: bf16 halves the bytes and rounds, also where a "
+        "rank owns what it asks for",
+    )
     timeout_s: float = Field(default=600.0, gt=0, description="seconds that a rank waits for the others")
 
 

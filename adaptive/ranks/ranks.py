@@ -26,19 +26,28 @@ class Ranks:
         blocks: into which a global batch is cut; at least as many as ranks. None: as many.
         gradients: `mean`: of the ranks' gradients, as DistributedDataParallel takes it; `sum`: losses are divided by
             the samples of all ranks already.
+        wire: how values of rows and of their gradients cross: `fp32` as they are, `bf16` rounded, also where a rank
+            owns what it asks for. Half the bytes; not the numbers of fp32, but the same on any number of ranks.
 
     Raises:
-        ConfigError: if there are fewer blocks than ranks.
+        ConfigError: if there are fewer blocks than ranks, or no such wire.
     """
 
     def __init__(
-        self, transport: Transport, *, blocks: int | None = None, gradients: Literal["mean", "sum"] = "mean"
+        self,
+        transport: Transport,
+        *,
+        blocks: int | None = None,
+        gradients: Literal["mean", "sum"] = "mean",
+        wire: Literal["fp32", "bf16"] = "fp32",
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.blocks = self.size if blocks is None else blocks
         if self.blocks < self.size:
             raise ConfigError(f"ranks.blocks={self.blocks}: {self.size} ranks need at least {self.size} blocks")
-        self.gradients = gradients
+        if wire not in ("fp32", "bf16"):
+            raise ConfigError(f"ranks.wire must be fp32 or bf16, found {wire!r}")
+        self.gradients, self.wire = gradients, wire
         self.ahead, self.rows = Channel(transport, AHEAD), Channel(transport, ROWS)
         self._transport = transport
 

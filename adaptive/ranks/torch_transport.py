@@ -35,6 +35,7 @@ class TorchRanks(Ranks):
     Args:
         blocks: of `Ranks`.
         gradients: of `Ranks`.
+        wire: of `Ranks`.
         timeout_s: how long a rank waits for the others.
 
     Raises:
@@ -47,9 +48,10 @@ class TorchRanks(Ranks):
         *,
         blocks: int | None = None,
         gradients: Literal["mean", "sum"] = "mean",
+        wire: Literal["fp32", "bf16"] = "fp32",
         timeout_s: float = 600.0,
     ) -> None:
-        super().__init__(TorchTransport(timeout_s), blocks=blocks, gradients=gradients)
+        super().__init__(TorchTransport(timeout_s), blocks=blocks, gradients=gradients, wire=wire)
 
 
 class TorchTransport(Transport):

@@ -29,7 +29,8 @@ def these_ranks(config: TrainConfig) -> Iterator[Ranks | None]:
     if not is_rank():
         yield None
         return
-    ranks = TorchRanks(blocks=config.ranks.blocks, gradients="sum", timeout_s=config.ranks.timeout_s)
+    settings = config.ranks
+    ranks = TorchRanks(blocks=settings.blocks, gradients="sum", wire=settings.wire, timeout_s=settings.timeout_s)
     try:
         yield ranks
     finally:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract import EagerlySaturating
 from helpers import random_batches
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -64,6 +65,7 @@ def test_drawn_skipping(data: st.DataObject) -> None:
         [draw(st.integers(2, blocks))] if hot == "100%" else [],
         blocks,
         Case(batches, draw(st.sampled_from(OPTIMIZERS)), POLICIES[draw(st.sampled_from(sorted(POLICIES)))], skip=skip),
+        wire=draw(st.sampled_from(["fp32", "bf16"])),
         depth=draw(st.integers(0, 4)),
         tier=TierConfig(device_rows=draw(st.sampled_from(["60%", "100%"])), poison=True),
     )
@@ -168,6 +170,32 @@ def test_an_asker_that_keeps_old_vectors_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def test_half_of_the_rows_saturated_halves_the_gradients() -> None:
+    """All rows are watched after their second look-up and half of them saturated, by a policy that looks at nothing."""
+    tables = [TableConfig(name="t", num_embeddings=200, embedding_dim=16)]
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, 200, (60, 2, 256))
+
+    def work(ranks: Ranks) -> RankTraffic:
+        skip = replace_skip(min_accesses=1, interval=1, lag=2)
+        embeddings = TieredEmbeddingBag(
+            tables, policy=EagerlySaturating(), optimizer=SGD(lr=0.1), skip=skip, ranks=ranks
+        )
+        loader = [Batch.of(t=one[ranks.rank], labels=np.zeros(256)) for one in ids]
+        before = RankTraffic()
+        for planned in embeddings.look_ahead(loader, depth=1):
+            embeddings.stack(planned).sum().backward()
+            embeddings.step()
+            if planned.number == 9:
+                before = ranks.traffic()
+        return ranks.traffic().since(before)
+
+    traffic = on_ranks(2, work)
+    share = 0.5  # of the rows, each as likely as any other
+    whole = of_all(traffic, "gradients") + of_all(traffic, "gradients_spared")
+    assert abs(of_all(traffic, "gradients") / whole - (1 - share)) < 0.02 * (1 - share) + 0.02
 
 
 def test_bytes_of_gradients_fall_by_the_share_that_is_left_out() -> None:

@@ -6,17 +6,21 @@ a real one, processes are compared (`test_rank_processes.py`).
 
 from typing import Any
 
+import numpy as np
 import pytest
+from contract import POLICIES
 from helpers import LFU, LFUOnHost, Readout, Scattered, Windowed, random_batches
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on, assert_same_rows, own_part
 from thread_ranks import on_ranks
 
-from adaptive.config import TierConfig
+from adaptive.config import SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
-from adaptive.optim import SGD, Adam, RowOptimizer
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
+from adaptive.policy import Policy, arranges
+from adaptive.policy_loading import make_policy
 from adaptive.ranks import Ranks
 
 BATCHES = tuple(random_batches(TABLES, 10, samples=11))
@@ -25,6 +29,19 @@ BATCHES = tuple(random_batches(TABLES, 10, samples=11))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
 def test_one_to_four_ranks_give_the_same_bits(optimizer: RowOptimizer) -> None:
     assert_equal_on([2, 3, 4], 4, Case(BATCHES, optimizer))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:3], ids=lambda one: type(one).__name__)
+def test_rounding_to_bf16_does_not_depend_on_who_owns_a_row(optimizer: RowOptimizer) -> None:
+    """Half the bytes; not the numbers of fp32, but those of one rank that rounds."""
+    case = Case(BATCHES, optimizer)
+    halved = assert_equal_on([2, 4], 4, case, wire="bf16")
+    exact = on_ranks(2, case.train, blocks=4, gradients="sum")
+    assert [2 * one.vectors for one in halved[2]] == [one[3].vectors for one in exact]
+    assert [2 * one.gradients for one in halved[2]] == [one[3].gradients for one in exact]
+    rounded = on_ranks(1, case.train, blocks=4, gradients="sum", wire="bf16")[0][0]
+    assert any(not np.array_equal(rounded[name], exact[0][0][name]) for name in rounded)
+    assert all(np.allclose(rounded[name], exact[0][0][name], atol=0.1) for name in rounded)
 
 
 def test_batches_smaller_than_the_blocks_leave_ranks_without_a_sample() -> None:
@@ -48,6 +65,7 @@ def test_drawn_trainings(data: st.DataObject) -> None:
         [draw(st.integers(1, blocks))],
         blocks,
         case,
+        wire=draw(st.sampled_from(["fp32", "bf16"])),
         depth=draw(st.integers(0, 4)),
         policy=draw(st.sampled_from([LFU, Scattered, Windowed, LFUOnHost])),
         tier=TierConfig(device_rows=rows, poison=True),
@@ -88,3 +106,20 @@ def test_tiers_of_a_gpu_are_refused() -> None:
             TieredEmbeddingBag(TABLES, TierConfig(device="cpu-torch"), policy=LFU(), optimizer=SGD(lr=0.5), ranks=ranks)
 
     on_ranks(2, build)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [(cls, options) for cls, options in POLICIES if not arranges(make_policy(cls, options))],
+    ids=lambda one: (
+        one.__name__ if isinstance(one, type) else "-".join(f"{name}={value}" for name, value in one.items())
+    ),
+)
+def test_every_policy_that_keeps_the_order_of_samples(policy: type[Policy], options: dict[str, Any]) -> None:
+    """200 steps on one to four ranks; nothing is watched where a policy skips nothing."""
+    batches = tuple(random_batches(TABLES, 200, samples=9, seed=5))
+    skip = SkipConfig(interval=5, min_visits=2, hot_rows="100%", min_accesses=3, lag=6)
+    tier = TierConfig(device_rows=policy.device_rows or "60%", poison=True)
+    case = Case(batches, Adagrad(lr=0.05), lambda: make_policy(policy, options), skip=skip, depth=3, tier=tier)
+    assert_equal_on([2, 3, 4], 4, case)

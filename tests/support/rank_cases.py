@@ -54,12 +54,14 @@ def own_part(batch: Batch, ranks: Ranks) -> OwnPart:
     return OwnPart.of_batch(batch, ranks.block_bounds(batch.num_samples)[own.start : own.stop + 1])
 
 
-def assert_equal_on(sizes: list[int], blocks: int, case: Case, **other: Any) -> dict[int, list[RankTraffic]]:
+def assert_equal_on(
+    sizes: list[int], blocks: int, case: Case, *, wire: str = "fp32", **other: Any
+) -> dict[int, list[RankTraffic]]:
     """On every number of ranks, the bits of one rank with these blocks; returns what its ranks sent."""
     sent = {}
-    (tables, arrays, losses, _) = on_ranks(1, case.train, blocks=blocks, gradients="sum")[0]
+    (tables, arrays, losses, _) = on_ranks(1, case.train, blocks=blocks, gradients="sum", wire=wire)[0]
     for size in sizes:
-        found = on_ranks(size, Case(**{**vars(case), **other}).train, blocks=blocks, gradients="sum")
+        found = on_ranks(size, Case(**{**vars(case), **other}).train, blocks=blocks, gradients="sum", wire=wire)
         assert sorted(loss for one in found for loss in one[2]) == sorted(losses)
         sent[size] = [one[3] for one in found]
         for its_tables, its_arrays, _, _ in found:

@@ -1,11 +1,15 @@
 """Rows as bytes: those of all groups for one rank are one message, group after group, in the order of requests.
 
+With `wire="bf16"` values cross as bfloat16, rounded to nearest, ties to even. What a rank gives to itself is rounded,
+too: so what is trained does not depend on who owns a row. Rows and sums stay float32.
+
 Letters: m rows of a group that cross, rank after rank; W ranks; D width.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from adaptive.errors import RanksError
@@ -22,9 +26,12 @@ Floats = NDArray[np.float32]
 class Crossing:
     """Rows of all groups, as they cross between ranks."""
 
-    def __init__(self, ranks: Ranks, groups: Sequence[Group]) -> None:
+    def __init__(self, ranks: Ranks, groups: Sequence[Group], *, rounds: bool) -> None:
+        """`rounds`: to bfloat16."""
         self._ranks = ranks
         self._widths = [group.embedding_dim for group in groups]
+        self._rounds = rounds
+        self.value_bytes = 2 if self._rounds else 4
 
     def pack(self, rows: Sequence[Floats], counts: Sequence[Int64s]) -> list[Bytes]:
         """The part for each rank of the rows (m, D) of each group; `counts` (W,) of them are for each rank."""
@@ -34,7 +41,19 @@ class Crossing:
             for part, number in zip(parts, numbers.tolist(), strict=True):
                 part.append(np.ascontiguousarray(one[last : last + number]).reshape(-1))
                 last += number
-        return [(np.concatenate(part) if len(part) > 1 else part[0]).view(np.uint8) for part in parts]
+        return [self._to_wire(np.concatenate(part) if len(part) > 1 else part[0]) for part in parts]
+
+    def _to_wire(self, values: Floats) -> Bytes:
+        if not self._rounds:
+            return values.view(np.uint8)
+        rounded: Bytes = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint8).numpy()
+        return rounded
+
+    def _from_wire(self, part: Bytes) -> Floats:
+        if not self._rounds:
+            return part.view(np.float32)
+        bits = part.view(np.uint16).astype(np.uint32)
+        return np.left_shift(bits, 16, out=bits).view(np.float32)
 
     def unpack(self, found: Exchanged, counts: Sequence[Int64s], *, may_be_empty: bool = False) -> list[Floats]:
         """Rows (m, D) of each group. A part of a rank may be empty instead, for zeros, if it says so.
@@ -55,12 +74,13 @@ class Crossing:
         sizes, part = [number * width for number, width in zip(counts, self._widths, strict=True)], found.parts[rank]
         if may_be_empty and not len(part):
             return [np.zeros(size, np.float32) for size in sizes]
-        if len(part) != 4 * sum(sizes):
+        needed = self.value_bytes * sum(sizes)
+        if len(part) != needed:
             raise RanksError(
-                f"{self._ranks.name} needs {4 * sum(sizes)} bytes of rows from rank {rank}, found {len(part)}: "
+                f"{self._ranks.name} needs {needed} bytes of rows from rank {rank}, found {len(part)}: "
                 f"{found.headers[rank].text}"
             )
-        return np.split(part.view(np.float32), np.cumsum(sizes)[:-1])
+        return np.split(self._from_wire(part), np.cumsum(sizes)[:-1])
 
 
 def count_chosen(sizes: Int64s, chosen: Bools | None) -> Int64s:

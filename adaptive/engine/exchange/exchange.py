@@ -66,7 +66,8 @@ class Exchange:
         self.ranks = ranks
         self._groups = tuple(groups)
         self._ahead, self._reading = _Party(ranks, groups), _Party(ranks, groups)  # of one thread each
-        self._crossing = Crossing(ranks, groups)
+        self._crossing = Crossing(ranks, groups, rounds=ranks.wire == "bf16")
+        self._exactly = Crossing(ranks, groups, rounds=False)
         self._holders = [Holders(ranks.rank, ranks.size) for _ in groups]  # of the look-ahead thread
         self._copies = [[Copies(group.embedding_dim) for _ in range(ranks.size)] for group in groups]
         self._asked: dict[int, Asked] = {}
@@ -240,7 +241,7 @@ class Exchange:
         rank, spared = self.ranks.rank, 0
         for group, size, count in zip(self._groups, sizes, counts, strict=True):
             left = size - count
-            spared += int(left.sum() - left[rank]) * 4 * group.embedding_dim
+            spared += int(left.sum() - left[rank]) * self._crossing.value_bytes * group.embedding_dim
         self.ranks.rows.tally.add(**{name: spared})
 
     def read(
@@ -260,9 +261,9 @@ class Exchange:
             rows = np.empty((int(one.sizes.sum()), self._groups[number].embedding_dim), np.float32)
             rows[one.lookups.bags.vectors] = values(number, one.lookups.distinct.rows)[one.lookups.distinct.inverse]
             served.append(rows)
-        parts = self._crossing.pack(served, [one.sizes for one in asked.served])
+        parts = self._exactly.pack(served, [one.sizes for one in asked.served])
         found = self.ranks.rows.exchange(Kind.READ_ROWS, parts=parts)
-        return asked, self._crossing.unpack(found, [one.sizes for one in asked.groups])
+        return asked, self._exactly.unpack(found, [one.sizes for one in asked.groups])
 
     def leave(self, error: BaseException | None, next_number: int) -> int:
         """The look-ahead is over for this rank, its thread joined: tell the others, unless all know that the batches

@@ -40,6 +40,7 @@ class Server:
         self._group, self._name = group, name
         self._finder = DistinctFinder(group)
         self._tables = np.arange(len(group.tables), dtype=np.int32)
+        self._small = np.min_scalar_type(len(group.tables))
 
     def serve(self, asked: Sequence[Requests]) -> ServedGroup:
         """What all ranks ask, in order of ranks.
@@ -53,7 +54,7 @@ class Server:
         if len(rows) and rows.min() < 0:
             wrong = int(whole_rows[rows.argmin()])
             raise RanksError(f"{self._name} was asked for row {wrong}, which another rank owns")
-        order = np.argsort(tables, kind="stable")
+        order = np.argsort(tables.astype(self._small), kind="stable")  # by digits, if they are few
         ids = rows[order] - self._group.table_starts[tables[order]]
         distinct = self._distinct(ids, tables)
         num_requests, num_rows = len(rows), len(distinct.rows)
