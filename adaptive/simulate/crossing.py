@@ -140,9 +140,9 @@ class _Counted:
             crossing = int(of_group.sum() - np.trace(of_group))
             counts = 4 * len(group.tables) * self.blocks * (self.size - 1)
             self.sent["requests"] += counts + crossing * (index_type(group).itemsize + 1) + 4 * many
-            rows = self.row_value * group.embedding_dim * crossing
-            self.sent["vectors"] += rows
-            self.sent["gradients"] += rows
+            size = self.row_value * group.embedding_dim * crossing
+            self.sent["vectors"] += size
+            self.sent["gradients"] += size
         self.rows += int(asked.sum())
         load = asked.sum(axis=0)
         self.load += float(load.max() / load.mean())
