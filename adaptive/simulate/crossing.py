@@ -63,7 +63,10 @@ def simulate_crossing(
     width = shape.embedding_dim if embedding_dim is None else embedding_dim
     groups = make_groups(build_tables(dataset, width, {} if embedding_dim else shape.widths), config.seed)
     weights, labels = dense_weights(config, dataset), len(inputs.labels) or 1
-    counted = [_Counted(size, config.ranks.blocks or size, groups, weights, labels) for size in dict.fromkeys(sizes)]
+    row_value = VALUE // 2 if config.ranks.wire == "bf16" else VALUE
+    counted = [
+        _Counted(size, config.ranks.blocks or size, groups, weights, labels, row_value) for size in dict.fromkeys(sizes)
+    ]
     finders = [DistinctFinder(group) for group in groups]
     batches = samples = lookups = 0
     distinct = np.zeros(len(groups), np.int64)
@@ -104,6 +107,7 @@ class _Counted:
     groups: Sequence[Group]
     weights: int
     labels: int
+    row_value: int  # bytes, of rows and their gradients
     owners: list[Owners] = field(init=False)
     sent: dict[str, int] = field(init=False)  # bytes, of all ranks and batches
     rows: int = 0  # asked for, of oneself, too
@@ -136,8 +140,9 @@ class _Counted:
             crossing = int(of_group.sum() - np.trace(of_group))
             counts = 4 * len(group.tables) * self.blocks * (self.size - 1)
             self.sent["requests"] += counts + crossing * (index_type(group).itemsize + 1) + 4 * many
-            self.sent["vectors"] += VALUE * group.embedding_dim * crossing
-            self.sent["gradients"] += VALUE * group.embedding_dim * crossing
+            size = self.row_value * group.embedding_dim * crossing
+            self.sent["vectors"] += size
+            self.sent["gradients"] += size
         self.rows += int(asked.sum())
         load = asked.sum(axis=0)
         self.load += float(load.max() / load.mean())

@@ -5,8 +5,11 @@ at a stage of a step (`rank_trouble`).
 """
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -151,13 +154,35 @@ def test_after_a_kill_the_same_command_goes_on_with_the_bits_of_a_run_that_lost_
 
 
 @pytest.mark.slow
+def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        "--max-restarts",
+        "1",
+    ]
+    words += [TROUBLE, "1", "update", "4", "kill", "run", *SMALL, "--steps", "8", "--go-on", "--out", str(out)]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "GLOO_SOCKET_IFNAME": "lo"}
+    found = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    assert found.returncode == 0, found.stderr
+    assert "holds no run yet" in found.stderr and "resumed after step 2" in found.stderr
+    record = json.loads((out / "run.json").read_text())
+    assert record["status"] == "finished" and len(record["resumed"]) == 1
+
+
+@pytest.mark.slow
 def test_after_fifty_kills_the_last_checkpoint_is_whole(pool: RankPool, tmp_path: Path) -> None:
     """While it saves every second step, at another moment each time."""
     for number in range(50):
         out = tmp_path / "run"
         stage = STAGES[number % len(STAGES)]
-        after = 3 + number // 7 if stage != "saving" else 15 + 7 * number // 3
-        found = troubled(pool, out, number % 2, stage, after, "kill")
+        after = 3 + number // 7 if stage != "saving" else 15 + 2 * number
+        found = troubled(pool, out, number % 2, stage, after, "kill", "--steps", "80")
         assert found[number % 2].code == -9 and found[1 - number % 2].code == 10, found
         assert_whole(out)
         shutil.rmtree(out)

@@ -2,7 +2,7 @@
 and on that rank, from the AFTER-th call of a stage on, something goes wrong.
 
 HOW: kill, stand-N (still, for N seconds), term, full (disk), drift (of dense weights), out-of-step, code-N (an error
-with exit code N), bug (an error of no class of ours).
+with exit code N), bug (an error of no class of ours). Nothing goes wrong when torchrun starts the processes again.
 """
 
 import functools
@@ -75,7 +75,8 @@ def trouble(stage: str, after: int, how: str) -> Callable[[], None]:
 
 
 def main(rank: str, stage: str, after: str, how: str, *words: str) -> None:
-    back = trouble(stage, int(after), how) if os.environ["RANK"] == rank else lambda: None
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    back = trouble(stage, int(after), how) if os.environ["RANK"] == rank and first else lambda: None
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         command_line(words)

@@ -28,8 +28,8 @@ def _data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive.simulate.crossing, "open_data", lambda config: DATA)
 
 
-def config(blocks: int | None = None, **changed: Any) -> TrainConfig:
-    return toy_config(batch_size=64, ranks={"blocks": blocks}, **changed)
+def config(blocks: int | None = None, wire: str = "fp32", **changed: Any) -> TrainConfig:
+    return toy_config(batch_size=64, ranks={"blocks": blocks, "wire": wire}, **changed)
 
 
 def sent_by_training(size: int, settings: TrainConfig) -> list[RankTraffic]:
@@ -43,15 +43,18 @@ def sent_by_training(size: int, settings: TrainConfig) -> list[RankTraffic]:
             trainer.train(DATA.train(64), depth=1)
         return ranks.traffic()
 
-    return on_ranks(size, work, blocks=settings.ranks.blocks, gradients="sum")
+    return on_ranks(size, work, blocks=settings.ranks.blocks, wire=settings.ranks.wire, gradients="sum")
 
 
-@pytest.mark.parametrize(("size", "blocks"), [(2, None), (2, 3), (3, None)])
-def test_bytes_are_those_of_a_training(size: int, blocks: int | None) -> None:
+@pytest.mark.parametrize(
+    ("size", "blocks", "wire"), [(2, None, "fp32"), (2, 3, "fp32"), (3, None, "fp32"), (2, None, "bf16")]
+)
+def test_bytes_are_those_of_a_training(size: int, blocks: int | None, wire: str) -> None:
     """Of every kind, to the byte; headers but for those of what ranks agree on between steps."""
-    result = simulate_crossing(config(blocks), [size])
+    settings = config(blocks, wire)
+    result = simulate_crossing(settings, [size])
     (found,) = result["ranks"]
-    sent = sent_by_training(size, config(blocks))
+    sent = sent_by_training(size, settings)
     for kind, told in found["bytes"].items():
         mean = sum(getattr(one, kind) for one in sent) / result["batches"] / size
         assert told == pytest.approx(mean, rel=0.25 if kind == "headers" else 1e-9), kind
