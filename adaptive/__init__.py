@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from adaptive import former_names, system
+from adaptive import former_names
 
 if TYPE_CHECKING:
     from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
@@ -133,7 +133,6 @@ __all__ = [
 __version__ = "0.1.0"
 
 former_names.register()
-system.spin_briefly()
 
 
 def __getattr__(name: str) -> Any:

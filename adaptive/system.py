@@ -19,9 +19,7 @@ from types import FrameType
 from adaptive.errors import DeviceMemoryError
 
 FEW_CORES = 4
-SPINS = (
-    1000  # what GNU's OpenMP itself takes where its threads, of which the look-ahead thread is none, outnumber cores
-)
+SHARED = 1 << 17  # items: so many are shared out among torch's threads
 
 STOPPED = {129: "hung up", 130: "interrupted", 143: "terminated"}  # exit codes by SIGHUP, SIGINT, SIGTERM
 
@@ -36,15 +34,17 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def spin_briefly() -> None:
-    """Have the threads that share out torch's and our loops sleep soon when they wait for each other, on a few cores.
+def count_as_thread() -> None:
+    """Have OpenMP count the calling thread among those that need a core, until it ends; where cores are few.
 
-    They would spin for some milliseconds: faster by 6 % for a dense part alone, but on two cores the look-ahead thread
-    plans meanwhile, and waits for a core that does nothing. OpenMP reads this when torch is loaded, not later. What the
-    environment says already stays, and where there are more cores one of them is no loss.
+    Threads that share out torch's loops spin for milliseconds when they wait for each other, as long as GNU's OpenMP
+    knows of no more threads than cores. It knows of those that have shared out work themselves. A thread that plans
+    beside them on one of two cores would wait for one that only spins. Where there are more cores one is no loss.
     """
-    if usable_cores() <= FEW_CORES and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+    import torch
+
+    if usable_cores() <= FEW_CORES and torch.get_num_threads() > 1:
+        torch.zeros(SHARED).add_(1)
 
 
 def available_bytes() -> int:

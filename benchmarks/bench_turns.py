@@ -58,7 +58,8 @@ class Settings:
         for dim, hot, optimizer, small in (
             (16, 20, "sgd", True), (16, 20, "rowwise_adagrad", True), (16, 20, "sgd", False),
             (16, 20, "rowwise_adagrad", False), (64, 20, "sgd", True), (64, 20, "sgd", False),
-            (64, 20, "rowwise_adagrad", True), (64, 20, "rowwise_adagrad", False), (16, 1, "sgd", True), (16, 1, "sgd", False),
+            (64, 20, "rowwise_adagrad", True), (64, 20, "rowwise_adagrad", False), (16, 1, "sgd", True),
+            (16, 1, "sgd", False),
             (16, 1, "rowwise_adagrad", True), (16, 1, "rowwise_adagrad", False),
         )
     )  # fmt: skip

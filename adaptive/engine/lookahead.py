@@ -30,6 +30,7 @@ from adaptive.engine.sharing import find_slots, share_anew, too_few
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.planning.lookups import Lookups
 from adaptive.policy import arranges
+from adaptive.system import count_as_thread
 
 logger = logging.getLogger("adaptive.engine")
 
@@ -229,6 +230,7 @@ class _Worker:
 
     def _run(self) -> None:
         try:
+            count_as_thread()
             carried_out = _carried_out(
                 self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over
             )

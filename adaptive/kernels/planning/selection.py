@@ -105,8 +105,9 @@ def border_of(keys, size, count, rest, tallies):
 
 
 @kernel()
-def likely_low(keys, count, rest, tallies):
-    """Move the keys up to a bound to the front of `rest`; returns how many they are, at least `count`, or 0.
+def likely_low(keys, count, rest, spots, tallies):
+    """Move the keys up to a bound to the front of `rest`, and their positions to that of spots (n,) int32; returns how
+    many they are, at least `count`, or 0.
 
     The bound is guessed from a sample, so that counting, which few high keys would make coarse, sees little more than
     it must.
@@ -118,24 +119,27 @@ def likely_low(keys, count, rest, tallies):
     bound, _ = border_of(rest, num_sampled, rank, rest, tallies)
     kept = 0
     for i in range(keys.size):
-        rest[kept] = keys[i]
+        rest[kept], spots[kept] = keys[i], i
         kept += keys[i] <= bound
     return kept if kept >= count else 0
 
 
 @kernel()
-def choose_lowest(keys, count, rest, tallies, chosen):
-    """Positions of the `count` lowest keys, ascending; 0 < count <= n. chosen int64 has room for count + 1; for rest
-    and tallies see `border_of`."""
-    size = likely_low(keys, count, rest, tallies) if keys.size >= MANY else 0
-    border, level = (
-        border_of(rest, size, count, rest, tallies) if size else border_of(keys, keys.size, count, rest, tallies)
-    )
+def choose_lowest(keys, count, rest, spots, tallies, chosen):
+    """Positions of the `count` lowest keys, ascending; 0 < count <= n. chosen int64 has room for count + 1; for rest,
+    spots and tallies see `likely_low`."""
+    size = likely_low(keys, count, rest, spots, tallies) if keys.size >= MANY else 0
+    if size == 0:
+        size = keys.size
+        for i in range(size):
+            rest[i], spots[i] = keys[i], i
+    border, level = border_of(rest, size, count, rest, tallies)
     found = 0
-    for i in range(keys.size):
-        is_level = (keys[i] == border) & (level > 0)
-        chosen[found] = i
-        found += (keys[i] < border) | is_level
+    for i in range(size):
+        spot = at(spots[i])
+        is_level = (keys[spot] == border) & (level > 0)
+        chosen[found] = spot
+        found += (keys[spot] < border) | is_level
         level -= is_level
 
 
@@ -165,13 +169,18 @@ class _Scratch:
 
     def __init__(self, size: int, count: int, memory: LentMemory) -> None:
         self._count = min(count, size)
-        self.keys, self._rest, self._tallies, self._chosen = carve(
-            memory, (np.uint64, size), (np.uint64, size), (np.int64, TALLIES), (np.int64, self._count + 1)
+        self.keys, self._rest, self._spots, self._tallies, self._chosen = carve(
+            memory,
+            (np.uint64, size),
+            (np.uint64, size),
+            (np.int32, size),
+            (np.int64, TALLIES),
+            (np.int64, self._count + 1),
         )
 
     def chosen(self) -> NDArray[np.int64]:
         if self._count == len(self.keys):
             return np.arange(self._count)
         if self._count:
-            choose_lowest(self.keys, self._count, self._rest, self._tallies, self._chosen)
+            choose_lowest(self.keys, self._count, self._rest, self._spots, self._tallies, self._chosen)
         return self._chosen[: self._count].copy()  # without the memory behind it

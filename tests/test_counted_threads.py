@@ -1,0 +1,70 @@
+"""`system.count_as_thread`: OpenMP knows of the look-ahead thread; threads that wait for each other then sleep soon."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive import TableConfig, TierConfig, TieredEmbeddingBag, one_hot_batch, system
+from adaptive.engine import lookahead
+
+TEAMS = """
+import os, threading
+import torch
+from adaptive import system
+
+system.usable_cores = lambda: {cores}
+torch.set_num_threads(2)
+torch.zeros(1 << 20).add_(1)  # the main thread's own team
+tasks = lambda: len(os.listdir("/proc/self/task"))
+before, inside = tasks(), []
+
+
+def work():
+    system.count_as_thread()
+    inside.append(tasks())
+
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(inside[0] - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+@pytest.mark.parametrize(("cores", "threads"), [(2, 2), (4, 2), (5, 1)])
+def test_a_counted_thread_has_a_team_of_its_own_where_cores_are_few(cores: int, threads: int) -> None:
+    """The thread itself and, where cores are few, one that shares its loops: OpenMP counts teams."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
+    found = subprocess.run(
+        [sys.executable, "-c", TEAMS.format(cores=cores)], env=plain, capture_output=True, text=True, check=True
+    )
+    assert int(found.stdout) == threads
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_look_ahead_thread_is_counted(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a look-ahead the training thread plans, and is counted as it is."""
+    counted: list[str] = []
+    monkeypatch.setattr(lookahead, "count_as_thread", lambda: counted.append(threading.current_thread().name))
+    bag = TieredEmbeddingBag([TableConfig(name="a", num_embeddings=9, embedding_dim=4)], TierConfig(), policy="lru")
+    batch = one_hot_batch(np.zeros((3, 0), np.float32), np.array([[1], [2], [1]]), np.zeros(3, np.float32))
+    for planned in bag.look_ahead([batch, batch], depth=depth):
+        bag.stack(planned).sum().backward()
+        bag.step()
+    bag.close()
+    assert counted == ["adaptive-look-ahead"] * depth
+
+
+def test_one_thread_shares_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(system, "usable_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "zeros", lambda *_: pytest.fail("a loop was shared out"))
+    system.count_as_thread()
