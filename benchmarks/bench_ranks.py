@@ -181,7 +181,7 @@ def _kept_rows(settings: Settings, report: Report) -> None:
         f"{settings.kept_batch} samples, 2 ranks",
         "", "vectors MB", "of all", "gradients MB", "of all", "1 - s", "answers MB", "tables",
     )  # fmt: skip
-    for skip in ("defer", "updates"):
+    for skip in ("defer", "least", "updates"):
         job = {
             "kind": "kept",
             "skip": skip,

@@ -180,9 +180,9 @@ def kept_rows(job: Job) -> dict[str, Any]:
     tables = [
         TableConfig(name=one.name, num_embeddings=one.num_embeddings, embedding_dim=job["dim"]) for one in data.features
     ]
-    policies = {"defer": lambda: Slipstream(), "updates": lambda: Slipstream(skip="updates")}
+    policies: dict[str, dict[str, Any]] = {"defer": {"by": "visits"}, "least": {}, "updates": {"skip": "updates"}}
     embeddings = TieredEmbeddingBag(
-        tables, TierConfig(device_rows="100%"), policy=policies[job["skip"]](), optimizer=Adagrad(lr=RATE),
+        tables, TierConfig(device_rows="100%"), policy=Slipstream(**policies[job["skip"]]), optimizer=Adagrad(lr=RATE),
         skip=SkipConfig(), ranks=ranks,
     )  # fmt: skip
     checks = hashlib.sha256()
