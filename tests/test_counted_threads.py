@@ -47,9 +47,12 @@ def test_a_counted_thread_has_a_team_of_its_own_where_cores_are_few(cores: int, 
     assert int(found.stdout) == threads
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_the_look_ahead_thread_is_counted(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("depth", "many", "times"), [(0, 3, 0), (1, 3, 1), (1, 4, 0)])
+def test_the_look_ahead_thread_is_counted_once_if_batches_have_many_look_ups(
+    depth: int, many: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a look-ahead the training thread plans, and is counted as it is."""
+    monkeypatch.setattr(lookahead, "MANY_LOOKUPS", many)
     counted: list[str] = []
     monkeypatch.setattr(lookahead, "count_as_thread", lambda: counted.append(threading.current_thread().name))
     bag = TieredEmbeddingBag([TableConfig(name="a", num_embeddings=9, embedding_dim=4)], TierConfig(), policy="lru")
@@ -58,7 +61,7 @@ def test_the_look_ahead_thread_is_counted(depth: int, monkeypatch: pytest.Monkey
         bag.stack(planned).sum().backward()
         bag.step()
     bag.close()
-    assert counted == ["adaptive-look-ahead"] * depth
+    assert counted == ["adaptive-look-ahead"] * times
 
 
 def test_one_thread_shares_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:

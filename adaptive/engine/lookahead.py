@@ -34,6 +34,7 @@ from adaptive.system import count_as_thread
 
 logger = logging.getLogger("adaptive.engine")
 
+MANY_LOOKUPS = 1 << 18  # of a batch: planning takes milliseconds, and must not wait for threads that only spin
 JOIN_SECONDS = 60.0  # a source that does not return within this time is reported instead of waited for
 
 
@@ -197,6 +198,7 @@ class _Worker:
         self._error: BaseException | None = None
         self._done = False
         self._stopping = False
+        self._counted = False
         self._thread = threading.Thread(target=self._run, name="adaptive-look-ahead", daemon=True)
         self._thread.start()
 
@@ -230,7 +232,6 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            count_as_thread()
             carried_out = _carried_out(
                 self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over
             )
@@ -248,6 +249,9 @@ class _Worker:
                 self._changed.notify_all()
 
     def _hand_over(self, ready: ReadyBatch) -> None:
+        if not self._counted and len(ready.batch.ids) >= MANY_LOOKUPS:
+            count_as_thread()
+            self._counted = True
         with self._changed:
             self._queue.append(ready)
             self._changed.notify_all()
