@@ -31,12 +31,18 @@ ENTRY = np.dtype(
         ("waits", np.uint8),  # a rule's answer: visits that a gradient waits for another
         ("num_snapshots", np.uint8),  # taken so far, as far as that decides how long the next interval is
         ("drift_visits", np.uint16),  # batches that looked the row up between the two snapshots behind `drift`
+        ("counted", np.uint8),  # as what, at the latest question: bits of `WatchedCounts`
     ],
     align=True,
 )
 assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none lies in two cache lines
 COLUMNS = ENTRY.names or ()
-LATER_COLUMNS = ("waits", "num_snapshots", "drift_visits")  # that checkpoints of earlier versions lack: zeros
+LATER_COLUMNS = (
+    "waits",
+    "num_snapshots",
+    "drift_visits",
+    "counted",
+)  # that checkpoints of earlier versions lack: zeros
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class HotSet:
         self.drift_accesses: NDArray[np.uint32] = self._records["drift_accesses"]
         self.drift_visits: NDArray[np.uint16] = self._records["drift_visits"]
         self.waits: NDArray[np.uint8] = self._records["waits"]
+        self.counted: NDArray[np.uint8] = self._records["counted"]
         self._accesses: NDArray[np.uint32] = self._records["accesses"]
         self._num_snapshots: NDArray[np.uint8] = self._records["num_snapshots"]
         self._epoch: NDArray[np.int32] = self._records["epoch"]

@@ -29,6 +29,7 @@ Int64s = NDArray[np.int64]
 LET_GO_EVERY: Final = 16  # questions between two looks for watched rows that no longer come
 PATIENCE: Final = 8  # such a row has been away so many times as long as usual
 FEW: Final = 16  # fewer than this part of the set are not worth that training waits for it
+WATCHED, JUDGED, SATURATED = 1, 2, 4  # bits of `HotSet.counted`, in the order of `WatchedCounts`
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,7 @@ class Skipper:
     def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
         """Watch the rows of a checkpoint again, with their verdicts: `columns` of the hot set, in order of entry."""
         self.hot.restore(columns, self._tracker.accesses)
-        entries = slice(0, self.hot.num_entries)
-        self._adopt(self.hot.saturated[entries].copy(), self.hot.waits[entries].copy())
+        self._sum_counted()
 
     def _obey_guard(self) -> None:
         """Drop verdicts that a guard has forbidden since the policy was asked; the others stand."""
@@ -194,17 +194,20 @@ class Skipper:
 
     def _count_watched(self) -> None:
         hot, entries = self.hot, slice(0, self.hot.num_entries)
-        tables, everyone = self._group.tables_of(hot.rows[entries]), np.ones(hot.num_entries, np.bool_)
-        judged = hot.drift_visits[entries] > 0 if self.watches_movement else everyone
         saturated = hot.saturated[entries] | (hot.waits[entries] > 0)
         if self.deferral is not None and not self._policy_caller.asks:
             saturated = self.deferral.may_wait(hot.num_entries)
-        self.watched_counts = WatchedCounts(
-            *(
-                np.bincount(tables[chosen], minlength=len(self._group.tables))
-                for chosen in (everyone, judged, saturated)
-            )
-        )
+        counted = hot.counted[entries]
+        counted[:] = WATCHED
+        counted[hot.drift_visits[entries] > 0 if self.watches_movement else slice(None)] |= JUDGED
+        counted[saturated] |= SATURATED
+        self._sum_counted()
+
+    def _sum_counted(self) -> None:
+        hot, entries = self.hot, slice(0, self.hot.num_entries)
+        tables, size = self._group.tables_of(hot.rows[entries]), len(self._group.tables)
+        counted = [hot.counted[entries] & bit > 0 for bit in (WATCHED, JUDGED, SATURATED)]
+        self.watched_counts = WatchedCounts(*(np.bincount(tables[chosen], minlength=size) for chosen in counted))
 
 
 @dataclass(frozen=True)

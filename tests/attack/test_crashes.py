@@ -38,18 +38,15 @@ def drawn(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def curves(out: Path, settings: dict[str, Any]) -> dict[int, tuple[Any, ...]]:
-    """Of each step at which an interval ends: what was learnt and counted by then. How many rows may wait under a rule
-    that is not asked (by visits) is counted every `skip.interval` batches, 0 from a resume on. What a policy
-    counts in `arrange` is as of how far the look-ahead has read, which threads decide; before an evaluation all that
-    was read is trained."""
+def curves(out: Path) -> dict[int, tuple[Any, ...]]:
+    """Of each step at which an interval ends: what was learnt and counted by then. What a policy counts in `arrange` is
+    as of how far the look-ahead has read, which threads decide; before an evaluation all that was read is trained."""
     found, records = {}, read_metrics(out / "metrics.jsonl")
     evaluated = {record.step for record in records if isinstance(record, EvalRecord)}
     for record in records:
         if isinstance(record, IntervalRecord):
             reported = tuple(sorted(record.policy.items())) if record.step in evaluated else ()
-            is_counted = settings["policy_options"].get("by") != "visits"
-            saturated = sum(counts.saturated_rows for counts in record.tables.values()) if is_counted else 0
+            saturated = sum(counts.saturated_rows for counts in record.tables.values())
             found[record.step] = (record.samples, record.auc, record.log_loss, record.accuracy, saturated, reported)
     return found
 
@@ -66,7 +63,7 @@ def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(
         seconds = nursery.here(train, str(whole), settings, False, str(whole.with_suffix(".log")))
         if seconds > 2:  # kernels were compiled or loaded
             seconds = nursery.here(train, str(folder / "again"), settings, False, str(folder / "again.log"))
-        expected, lines = numbers(whole), curves(whole, settings)
+        expected, lines = numbers(whole), curves(whole)
         parent = cold_nursery if SECONDS and rng.random() < 0.05 else nursery  # 0.05: hit also while kernels load
         out, resume, code, begun = folder / "run", False, -1, 4 * seconds if parent is cold_nursery else seconds
         alike = any((settings["policy"], settings["policy_options"]) == POLICIES[name] for name in ALIKE)
@@ -88,7 +85,7 @@ def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(
                 shutil.rmtree(out)
         assert code == 0
         assert_equal(numbers(out), expected)
-        found = curves(out, settings)
+        found = curves(out)
         assert found.keys() == lines.keys()
         for step, line in lines.items():
             assert found[step] == line, step
