@@ -54,9 +54,12 @@ def read_plain(
         if size > most:
             raise error(f"{path}: expected at most {most:,} bytes, found {size:,}")
         try:
-            return file.read(size)
+            found = file.read(size or 1)
         except OSError as failed:
             raise error(f"{path}: cannot be read: {failed.strerror or failed}") from failed
+        if len(found) > size:
+            raise error(f"{path}: the system says that it is empty, and gives bytes of it: it is no file on a disk")
+        return found
 
 
 def parse_json(raw: bytes | str, where: str, *, error: type[AdaptiveError] = CheckpointError) -> Any:
