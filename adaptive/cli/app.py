@@ -22,6 +22,7 @@ from adaptive.cli import config, doctor, policies, prepare, run, vocabulary
 from adaptive.cli.output import note, show_anything
 from adaptive.cli.studies import compare, placements, profile, report, reproduce, simulate
 from adaptive.cli.trained import eval, export, predict
+from adaptive.data.progress import Told, told_of_reading
 from adaptive.errors import AdaptiveError
 from adaptive.system import STOPPED, is_hangup_heard
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _need_folder()
     stopped: list[int] = []
     try:
-        with _terminable(stopped):
+        with _terminable(stopped), told_of_reading(_reading_begins):
             app([word for word in words if word != DEBUG], prog_name="adaptive-train")
     except SystemExit as exit_:
         if exit_.code in STOPPED:
@@ -109,6 +110,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         note(f"adaptive-train: {message}")
         sys.exit(code)
     raise AssertionError("typer exits by itself")
+
+
+def _reading_begins() -> Told:
+    """Tells how long it takes to read all files before a command begins; of several ranks the first one does."""
+    from adaptive.ranks.launch import is_rank
+    from adaptive.telemetry.countdown import Countdown
+    from adaptive.telemetry.wording import bytes_text
+
+    if is_rank() and os.environ["RANK"] != "0":
+        return lambda done, total: None
+    return Countdown(note, "read to count rows or fit vocabularies", text=bytes_text)
 
 
 def _need_folder() -> None:

@@ -3,15 +3,17 @@
 import os
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from adaptive.cli.flags import DATA
 from adaptive.cli.output import SETTINGS, AsJson, Sets, note, own_stdout, print_result, size_text
 
-SECONDS = 5  # between two lines of progress
+if TYPE_CHECKING:
+    from adaptive.data.progress import PartRead
 
 
 def prepare(
@@ -31,8 +33,8 @@ def prepare(
     """Store a data set with its ids already rows, so that each later run and epoch reads it several times as fast.
 
     How it is split, and how ids become rows, is settled here (--set data.holdout=0.1, data.vocabulary=true ...).
-    data.shuffle_buffer and data.seed count when it is read: --data prepared:DIR. If it is stopped, nothing is left
-    under that name.
+    data.shuffle_buffer and data.seed count when it is read: --data prepared:DIR. Stopped by Ctrl-C, it leaves nothing
+    behind: neither DIR nor a part of it.
     """
     from adaptive.data.options import DataOptions
     from adaptive.data.prepared.write import prepare as write
@@ -43,7 +45,7 @@ def prepare(
     settings, _ = load_settings(file=config, sets=sets or (), flags=flags, flag_names=names, environ=os.environ)
     begun = time.monotonic()
     with own_stdout():
-        found = write(settings.data, DataOptions.model_validate(settings.data_options), path, told=_Progress())
+        found = write(settings.data, DataOptions.model_validate(settings.data_options), path, begins=_part_begins)
     seconds = time.monotonic() - begun
     parts = [part for part in (found.train, found.evaluation) if part is not None]
     num_bytes = sum(part.bytes for part in parts)
@@ -68,14 +70,15 @@ def prepare(
     print_result({**result, "table": "\n".join(lines)}, as_json=as_json)
 
 
-class _Progress:
-    """Tells now and then how many samples are written."""
+def _part_begins(part: str) -> "Callable[[PartRead], None]":
+    """Tells how long it takes to write a part."""
+    from adaptive.telemetry.countdown import Countdown
+    from adaptive.telemetry.wording import bytes_text
 
-    def __init__(self) -> None:
-        self._latest = time.monotonic()
+    samples = Countdown(note, f"samples written ({part})")
+    size = Countdown(note, f"read and written ({part})", text=bytes_text)
 
-    def __call__(self, samples: int) -> None:
-        now = time.monotonic()
-        if now - self._latest >= SECONDS:
-            self._latest = now
-            note(f"{samples:,} samples written")
+    def told(read: "PartRead") -> None:
+        (size if read.in_bytes else samples)(read.done, read.total)
+
+    return told

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from adaptive.batch import Batch
+from adaptive.data.progress import PartRead
 
 NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
@@ -73,6 +74,10 @@ class Dataset(ABC):
     @abstractmethod
     def fingerprint(self) -> dict[str, object]:
         """What identifies the data in a run's record: names, sizes, checksums, seeds; JSON values only."""
+
+    def part_read(self) -> PartRead | None:
+        """How much is read of the part that was begun last, for an estimate of the time left; None: it is not known."""
+        return None
 
     def rejects(self) -> dict[str, int]:
         """Bad lines so far, by cause; empty for data without lines."""

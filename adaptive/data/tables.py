@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, DataShape
+from adaptive.data.progress import PartRead
 
 
 def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
@@ -56,6 +57,9 @@ class _Reordered(Dataset):
 
     def fingerprint(self) -> dict[str, object]:
         return self._dataset.fingerprint()
+
+    def part_read(self) -> PartRead | None:
+        return self._dataset.part_read()
 
     def rejects(self) -> dict[str, int]:
         return self._dataset.rejects()

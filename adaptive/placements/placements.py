@@ -127,6 +127,7 @@ def measure_placements(
     locality: Locality,
     length: StepLength,
     *,
+    stopped: Callable[[], bool] = lambda: False,
     told: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Train the placements that exist here, and put the model's answer beside what was measured.
@@ -138,12 +139,15 @@ def measure_placements(
         machine: with this machine's rates.
         locality: of the data that are trained.
         length: of each training.
+        stopped: the placements that are not begun when it says yes are left out.
         told: called with a line before each training.
     """
     found = []
     for placement in placements:
         if placement not in POLICIES:
             continue
+        if stopped():
+            break
         told(f"training {placement}")
         label, config = make_case(POLICIES[placement])
         try:

@@ -15,11 +15,15 @@ of host: throughput over that of all tables in main memory on the same machine; 
 step; samples/s/W: for the watts of the whole machine, as given. Modelled: from peaks and assumed shares of them, which
 orders placements and predicts no milliseconds. With --measure, measured stands beside it, with the model's error."""
 
+STOPPED: Final = "Stopped on the way: placements that are not among the measured ones were not trained."
+
 
 def placements_text(result: Found) -> str:
     parts = [_head(result), "\n".join(aligned(lines_table(result)))]
     if result.get("measured"):
         parts.append("\n".join(aligned(measured_table(result))))
+    if result.get("was_stopped"):
+        parts.append(STOPPED)
     machines = [f"{one['name']}: {_told(one)}" for one in result["machines"]]
     return "\n\n".join([*parts, "\n".join(_notes(result["lines"])), LEGEND, "\n".join(machines)])
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from adaptive.placements.report import DRAW, LEGEND, lines_table, measured_table
+from adaptive.placements.report import DRAW, LEGEND, STOPPED, lines_table, measured_table
 from adaptive.report.blocks import Block, Folded, Gallery, Note, Section, Table
 from adaptive.report.load import Loaded
 from adaptive.report.page import visible
@@ -34,6 +34,8 @@ def _placements(one: Loaded, where: str) -> list[Section]:
     sections = [Section(f"{where}Placements, modelled", first)]
     if one.record.get("measured"):
         sections.append(Section(f"{where}Trained here beside the model", [Table(measured_table(one.record))]))
+    if one.record.get("was_stopped"):
+        sections.append(Section(f"{where}Not all was trained", [Note(STOPPED)]))
     machines = [["machine", "where its numbers come from", "and what is not from there"]]
     machines += [[m["name"], m["source"], m.get("note") or ""] for m in one.record["machines"]]
     return [*sections, Section(f"{where}Machines", [Table(machines, numbers=False)])]

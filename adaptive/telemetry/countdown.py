@@ -15,6 +15,7 @@ class Countdown:
         told: called with each line.
         what: what is counted, such as `samples counted`.
         total: of it; None: unknown, unless it is told later. Then nothing is said of the time left.
+        text: of a number of what is counted.
         now: seconds; tests give their own clock.
     """
 
@@ -24,9 +25,10 @@ class Countdown:
         what: str,
         total: int | None = None,
         *,
+        text: Callable[[int], str] = count_text,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._told, self._what, self._total, self._now = told, what, total, now
+        self._told, self._what, self._total, self._text, self._now = told, what, total, text, now
         self._started = self._latest = now()
 
     def __call__(self, done: int, total: int | None = None) -> None:
@@ -37,7 +39,7 @@ class Countdown:
             return
         self._latest = now
         if self._total is None or not done:
-            self._told(f"{count_text(done)} {self._what}")
+            self._told(f"{self._text(done)} {self._what}")
             return
         left = max((now - self._started) * (self._total - done) / done, 0.0)
-        self._told(f"{count_text(done)} of {count_text(self._total)} {self._what}, about {duration_text(left)} left")
+        self._told(f"{self._text(done)} of {self._text(self._total)} {self._what}, about {duration_text(left)} left")

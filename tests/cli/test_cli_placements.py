@@ -1,13 +1,17 @@
 """`placements` from the command line."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Result
 from test_cli_profile import SMALL
+
+from adaptive.machines.spec import load_machine
 
 Cli = Callable[..., Result]
 
@@ -68,6 +72,26 @@ def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> N
         "--sweep", "num_dense=4,8", "--time-steps", "5", "--set", "batch_size=2",
     )  # fmt: skip
     assert bad.code == 2 and "data csv:a.csv are as they are" in bad.err and "measuring" not in bad.err, bad.err
+
+
+def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*arguments: Any) -> dict[str, Any]:
+        signal.raise_signal(signal.SIGINT)
+        return {"device_share": 0.5, "step_ms": 2.0}
+
+    monkeypatch.setattr("adaptive.placements.placements.measure", measure)
+    monkeypatch.setattr("adaptive.cli.studies.placements._here", lambda *_: load_machine("h200"))
+    words = [word if word != "--batch-size" else "--set" for word in SMALL]
+    words[words.index("64")] = "batch_size=64"
+    result = cli(
+        "placements", *words, "--machine", "h200", "--placements", "device,host", "--measure",
+        "--sweep", "num_dense=4,8", "--out", "found",
+    )  # fmt: skip
+    assert result.code == 130 and "Stopped on the way" in result.out and "interrupted" in result.err, result.err
+    record = json.loads((tmp_path / "found/placements.json").read_text())
+    assert [(one["placement"], one["num_dense"]) for one in record["measured"]] == [("device", "4")]
+    assert record["was_stopped"] and len((tmp_path / "found/measured.csv").read_text().splitlines()) == 2
+    assert (tmp_path / "found/placements.png").exists()
 
 
 def test_pictures_that_cannot_be_drawn_are_told_before_the_work(

@@ -135,3 +135,22 @@ def test_simulate_tells_its_progress_and_runs_a_size_once(cli: Cli, monkeypatch:
     assert [run["size"] for run in json.loads(result.out)["runs"]] == ["20%", "100%"]
     told = [line.split(", about")[0] for line in result.err.splitlines()]
     assert told == [f"{n} of 80 batches planned" for n in (32, 40, 72, 80)]
+
+
+def test_reading_and_writing_tell_how_long_they_take(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_text("click,a\n" + "1,x\n0,y\n" * 50)
+    (tmp_path / "a.toml").write_text('label = { column = "click" }\ncategorical = [{ columns = ["a"] }]\n')
+    words = ("--data", "csv:a.csv", "--schema", "a.toml", "--set", "data.holdout=0.5", "--set", "data.vocabulary=true")
+    quiet = cli("prepare", "quiet", *words)
+    assert quiet.code == 0 and quiet.err == "", quiet.err  # small data: nothing before five seconds
+    monkeypatch.setattr("adaptive.telemetry.countdown.EVERY", 0.0)
+    told = cli("prepare", "out", *words)
+    assert told.code == 0 and "written" not in told.out, told.err
+    assert told.err.splitlines() == [
+        "408 B of 408 B read to count rows or fit vocabularies, about 0:00:00 left",
+        "50 of 50 samples written (train), about 0:00:00 left",
+        "50 of 50 samples written (evaluation), about 0:00:00 left",
+    ]
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert "count rows" not in cli("prepare", "other", *words).err  # the first rank says it

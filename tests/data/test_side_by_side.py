@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.side_by_side import side_by_side
+from adaptive.data.text.split import survey
 from adaptive.errors import InputError
 
 SCHEMA = """
@@ -117,6 +118,34 @@ def opened(folder: Path, readers: int, *, bad: int = 0, kind: str = "csv", **opt
             parquet.write_table(table, folder / f"{number}.parquet", row_group_size=20)
     given = DataOptions(schema_path=folder / "schema.toml", readers=readers, **options)
     return open_dataset(f"{kind}:{folder}/*.{kind}", given)
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_bytes_that_are_read_rise_to_those_of_the_files(tmp_path: Path, readers: int) -> None:
+    data = opened(tmp_path, readers)
+    assert data.part_read() is None
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.csv"))]
+    for batch_size in (16, 7):
+        reads = [data.part_read() for _ in data.train(batch_size)]
+        assert {(read.total, read.in_bytes) for read in reads} == {(sum(sizes), True)}
+        done = [read.done for read in reads]
+        assert done == sorted(done) and done[0] == sizes[0] and done[-1] == sum(sizes)
+
+
+def test_bytes_of_row_groups_are_told_by_the_share_of_their_rows(tmp_path: Path) -> None:
+    data = opened(tmp_path, 1, kind="parquet")
+    groups = data._source.pieces
+    assert [piece.num_rows for piece in groups] == [20, 20, 20, 20, 10, 7, 0, 20, 20, 20, 4, 20, 13]
+    found: list[tuple[int, int]] = []
+    survey(data._source, tuple(range(len(groups))), mark_rows=15, told=lambda done, total: found.append((done, total)))
+    sizes = [piece.num_bytes for piece in groups]
+    assert [done for done, _ in found[:4]] == [
+        sizes[0] * 15 // 20,
+        sizes[0] + sizes[1] // 2,
+        sum(sizes[:2]) + sizes[2] * 5 // 20,
+        sum(sizes[:3]),
+    ]
+    assert found == sorted(found) and found[-1] == (sum(sizes), sum(sizes))
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

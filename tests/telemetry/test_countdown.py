@@ -1,6 +1,7 @@
 """Lines of progress with an estimate."""
 
 from adaptive.telemetry.countdown import Countdown
+from adaptive.telemetry.wording import bytes_text
 
 
 def test_it_tells_every_five_seconds_how_long_is_left() -> None:
@@ -19,3 +20,11 @@ def test_without_a_total_it_estimates_nothing_and_a_total_may_come_later() -> No
     countdown(3)
     countdown(4, 8)
     assert lines == ["3 batches", "4 of 8 batches, about 0:00:12 left"]
+
+
+def test_sizes_are_told_in_units() -> None:
+    lines: list[str] = []
+    seconds = iter([0.0, 6.0])
+    countdown = Countdown(lines.append, "read", text=bytes_text, now=lambda: next(seconds))
+    countdown(1 << 20, 3 << 20)
+    assert lines == ["1.0 MiB of 3.0 MiB read, about 0:00:12 left"]

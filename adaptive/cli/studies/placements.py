@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,7 +92,7 @@ def placements(
     """Throughput, its limit, and throughput per watt of placements on machines that need not exist.
 
     Modelled from rates of the machines and from the skew of the data (the built-in stream's, or --data). --measure
-    trains on this machine what can be trained here and tells how far the model was off.
+    trains on this machine what can be trained here and tells how far the model was off; Ctrl-C keeps what is trained.
     """
     given = {text.partition("=")[0].strip() for text in sets or []}
     asked = flags.get("flag_device_rows") is not None or "tier.device_rows" in given or config is not None
@@ -108,6 +109,7 @@ def placements(
     from adaptive.profile.report import table_csv
     from adaptive.profile.step import StepLength
     from adaptive.simulate.report import need_matplotlib
+    from adaptive.system import StopRequest, stop_request
 
     pictures = png or out
     if pictures is not None:
@@ -126,31 +128,36 @@ def placements(
         machines = [_machine(name, here) for name in names]
         locality = locality_of(dataset, group, row_bytes, f"data {settings.data}")
         result = compare_placements(shapes, machines, listed(placements), locality, sweeps=sweeps, watts=power)
+    with stop_request() if measure else nullcontext(StopRequest()) as stop:
         if measure and here is not None:
             length = StepLength(steps=time_steps)
             result["measured"] = []
-            for point, point_shape, words in trained:
-                at = ", ".join(f"{key}={value}" for key, value in point.items())
-                found = measure_placements(
-                    partial(load, point=words),
-                    listed(placements),
-                    point_shape,
-                    here,
-                    locality,
-                    length,
-                    told=partial(_told_at, at),
-                )
-                result["measured"] += [{**one, **point} for one in found]
-    make_folders([folder for folder in (out, csv or out, png or out) if folder is not None])
-    if out is not None:
-        write_text(out / "placements.json", json.dumps(result, indent=1) + "\n")
-    if (tables := csv or out) is not None:
-        write_text(tables / "placements.csv", table_csv(lines_table(result)))
-        if measure:
-            write_text(tables / "measured.csv", table_csv(measured_table(result)))
-    if pictures is not None:
-        draw_placements(result, pictures)
-    print_result({**result, "table": placements_text(result)}, as_json=as_json)
+            with own_stdout():
+                for point, point_shape, words in trained:
+                    at = ", ".join(f"{key}={value}" for key, value in point.items())
+                    found = measure_placements(
+                        partial(load, point=words),
+                        listed(placements),
+                        point_shape,
+                        here,
+                        locality,
+                        length,
+                        stopped=lambda: bool(stop),
+                        told=partial(_told_at, at),
+                    )
+                    result["measured"] += [{**one, **point} for one in found]
+            result["was_stopped"] = bool(stop)
+        make_folders([folder for folder in (out, csv or out, png or out) if folder is not None])
+        if out is not None:
+            write_text(out / "placements.json", json.dumps(result, indent=1) + "\n")
+        if (tables := csv or out) is not None:
+            write_text(tables / "placements.csv", table_csv(lines_table(result)))
+            if measure:
+                write_text(tables / "measured.csv", table_csv(measured_table(result)))
+        if pictures is not None:
+            draw_placements(result, pictures)
+        print_result({**result, "table": placements_text(result)}, as_json=as_json)
+        stop.raise_exit()
 
 
 def _data(config: "TrainConfig") -> "tuple[Dataset, Shape, Any, int]":

@@ -93,12 +93,19 @@ class ArrayReader(RowReader):
     def __init__(self, source: ArraySource, pieces: tuple[int, ...], start: Position) -> None:
         self._source, self._left = source, list(pieces)
         self._piece, self._at = start.file, start.offset
+        self._behind = 0  # bytes on disk of the files that are used up
 
     def close(self) -> None:
         self._left = []
 
     def position(self) -> Position:
         return Position(self._piece, self._at, self._at + 1)
+
+    def bytes_read(self) -> int:
+        if not self._left or self._piece != self._left[0]:
+            return self._behind
+        samples = self._source.samples[self._piece]
+        return self._behind + samples.num_bytes * self._at // max(samples.num_rows, 1)
 
     def read(self, block: Block) -> int:
         row, room = 0, len(block.file_index)
@@ -110,6 +117,7 @@ class ArrayReader(RowReader):
             if size:
                 row += self._fill(samples.rows(self._at, self._at + size), block, row)
             else:
+                self._behind += samples.num_bytes
                 self._left.pop(0)
                 if not self._left:
                     self._source.log.check()

@@ -67,6 +67,7 @@ class _Frame(Piece):
 
     name: str
     table: Any
+    num_rows: int
     num_bytes: int = 0
 
     @classmethod
@@ -85,7 +86,7 @@ class _Frame(Piece):
         twice = sorted({one for one in names if names.count(one) > 1})
         if twice:
             raise ConfigError(f"{name}: columns come twice: {', '.join(twice)}")
-        return cls(name, frame)
+        return cls(name, frame, frame.num_rows)
 
     @property
     def types(self) -> dict[str, Any]:

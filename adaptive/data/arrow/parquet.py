@@ -115,4 +115,5 @@ class _Opened:
     def row_groups(self, keys: Sequence[str]) -> list[RowGroup]:
         """Its pieces. Texts in the columns `keys` are read as dictionaries, each text once."""
         texts = tuple(name for name in keys if name in self.types and types.is_text(self.types[name]))
-        return [RowGroup(self.file, number, size, texts) for number, size in enumerate(self.sizes)]
+        groups = enumerate(zip(self.rows, self.sizes, strict=True))
+        return [RowGroup(self.file, number, rows, size, texts) for number, (rows, size) in groups]

@@ -24,6 +24,7 @@ class Piece(ABC):
     """Some rows with one set of columns."""
 
     name: str
+    num_rows: int
     num_bytes: int
 
     @abstractmethod
@@ -83,6 +84,8 @@ class ArrowReader(RowReader):
         self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
         self._piece = start.file
+        self._behind = 0  # bytes on disk of the pieces that are used up
+        self._is_open = False
         self._used = start.offset  # rows of the piece that were read
         self._at = 0  # of which in the batch
         self._skipped = 0  # rows that are still to be passed over
@@ -92,6 +95,12 @@ class ArrowReader(RowReader):
 
     def position(self) -> Position:
         return Position(self._piece, self._used, self._used + 1)
+
+    def bytes_read(self) -> int:
+        if not self._is_open:
+            return self._behind
+        piece = self._source.pieces[self._piece]
+        return self._behind + piece.num_bytes * self._used // max(piece.num_rows, 1)
 
     def read(self, block: Block) -> int:
         row, room = 0, len(block.file_index)
@@ -130,6 +139,9 @@ class ArrowReader(RowReader):
                 self._skipped -= batch.num_rows
 
     def _next_piece(self) -> bool:
+        if self._is_open:
+            self._behind += self._source.size(self._piece)
+        self._is_open = bool(self._left)
         if not self._left:
             self._source.log.check()
             return False

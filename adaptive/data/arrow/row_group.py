@@ -19,8 +19,8 @@ class RowGroup(Piece):
         texts: columns that pyarrow, where it reads them, is to read as dictionaries.
     """
 
-    def __init__(self, file: TextFile, number: int, num_bytes: int, texts: tuple[str, ...]) -> None:
-        self.name, self.num_bytes = f"{file.path}[row group {number}]", num_bytes
+    def __init__(self, file: TextFile, number: int, num_rows: int, num_bytes: int, texts: tuple[str, ...]) -> None:
+        self.name, self.num_rows, self.num_bytes = f"{file.path}[row group {number}]", num_rows, num_bytes
         self._file, self._number, self._texts = file, number, texts
 
     def batches(self, columns: Sequence[str], bags: Container[str]) -> Iterator[Any]:

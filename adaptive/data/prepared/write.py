@@ -23,6 +23,7 @@ from adaptive.data.prepared.layout import (
     StoredPart,
     block_samples,
 )
+from adaptive.data.progress import PartRead
 from adaptive.data.tables import tables_of
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.kernels.data.checksum import checksum
@@ -30,20 +31,23 @@ from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new
 from adaptive.system import usable_cores
 
+Told = Callable[[PartRead], None]
+
 
 def prepare(
     spec: str,
     options: DataOptions,
     path: Path,
     *,
-    told: Callable[[int], None] = lambda samples: None,
+    begins: Callable[[str], Told] = lambda part: lambda read: None,
     disk: Disk = DISK,
 ) -> Manifest:
     """Write the samples of a data set to the folder `path`, in their order: `data.shuffle_buffer` counts when they are
     read.
 
     Args:
-        told: is called now and then with the number of samples so far.
+        begins: is called with the name of each part, `train` or `evaluation`, before it is written; what it returns is
+            told now and then how much of the part is read and written.
 
     Raises:
         ConfigError: if the data set cannot be opened, is prepared already, or has other samples in every epoch.
@@ -61,7 +65,7 @@ def prepare(
         dataset = open_dataset(spec, options.model_copy(update=changed), run_dir=folder)
         if dataset.epochs_differ:
             raise ConfigError(f"data {spec!r} draw other samples in every epoch, so they cannot be prepared once")
-        written.append(_Writer(dataset, spec, folder, told, disk).write())
+        written.append(_Writer(dataset, spec, folder, begins, disk).write())
         _sync(folder / "rejects.jsonl", disk)
 
     try:
@@ -83,9 +87,8 @@ def _sync(path: Path, disk: Disk) -> None:
 class _Writer:
     """Writes one data set into a folder."""
 
-    def __init__(self, dataset: Dataset, spec: str, folder: Path, told: Callable[[int], None], disk: Disk) -> None:
-        self._dataset, self._folder, self._told, self._disk = dataset, folder, told, disk
-        self._samples = 0
+    def __init__(self, dataset: Dataset, spec: str, folder: Path, begins: Callable[[str], Told], disk: Disk) -> None:
+        self._dataset, self._folder, self._begins, self._disk = dataset, folder, begins, disk
         self._rows = block_samples(dataset.num_dense + len(dataset.features))
         train = dataset.train(self._rows)
         first = next(train)
@@ -124,21 +127,23 @@ class _Writer:
 
     def _part(self, name: str, batches: Iterator[Batch]) -> StoredPart | None:
         """The samples of a part in blocks; nothing if there are none."""
+        told = self._begins(name)
         first = next(batches, None)
         if first is None:
             return None
-        entries, offset = list[Index](), 0
+        total = self._dataset.num_train_samples() if name == "train" and self._dataset.part_read() is None else None
+        entries, offset, samples = list[Index](), 0, 0
         path = self._folder / f"{name}.bin"
 
         def write(file: BinaryIO) -> None:
-            nonlocal offset
+            nonlocal offset, samples
             for batch in _chained(first, batches):
                 block, entry = self._block(batch, offset)
                 self._disk.write(file, memoryview(block))
                 entries.append(entry)
                 offset += len(block)
-                self._samples += batch.num_samples
-                self._told(self._samples)
+                samples += batch.num_samples
+                told(self._dataset.part_read() or PartRead(samples, total))
 
         write_new(path, write, disk=self._disk)
         index = np.stack(entries)

@@ -229,4 +229,4 @@ def _parts(
     kept = Split(evaluation) if evaluation else None
     if kept is not None and part != "all":
         kept = half(survey(source, evaluation), kept, part)
-    return Splits(Split(train), kept, num_train)
+    return Splits(Split(train, known=num_train), kept, num_train)

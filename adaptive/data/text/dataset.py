@@ -1,6 +1,6 @@
 """`TextDataset`: batches from text files with one line per sample, whatever the format."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.data.dataset import NO_WIDTHS, Dataset, Feature
+from adaptive.data.progress import PartRead
 from adaptive.data.shuffle import block_rows, in_blocks
 from adaptive.data.subsampling import without_negatives
+from adaptive.data.text.format import Block
 from adaptive.data.text.row_source import RowSource
 from adaptive.data.text.rows import Batcher, FeatureSource, LabelSource
 from adaptive.data.text.split import Split, read_part, survey
@@ -69,6 +71,7 @@ class TextDataset(Dataset):
         self._drop_negatives = drop_negatives
         self._identity = identity or {}
         self._num_train = parts.num_train
+        self._part_read: PartRead | None = None
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         """Batches of the training part.
@@ -113,9 +116,18 @@ class TextDataset(Dataset):
 
     def _in_order(self, part: Split, batch_size: int) -> Iterator[Batch]:
         rows = block_rows(self._source.READ_ROWS, batch_size)
-        with closing(read_part(self._source, part, rows, threads=self._threads)) as blocks:
+        with closing(self._blocks(part, rows)) as blocks:
             for block in blocks:
                 yield from self._batcher.batches(block, batch_size)
+
+    def _blocks(self, part: Split, rows: int) -> Generator[Block, None, None]:
+        def note(read: PartRead) -> None:
+            self._part_read = read
+
+        return read_part(self._source, part, rows, threads=self._threads, told=note)
+
+    def part_read(self) -> PartRead | None:
+        return self._part_read
 
     def num_train_samples(self) -> int | None:
         """Rows of the training part; files of more than 64 MiB together are not counted just for this, nor those

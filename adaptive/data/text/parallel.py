@@ -39,6 +39,7 @@ class _Read:
 
     block: Block
     notes: list[tuple[int, int, list[BadLine]]]
+    num_bytes: int  # on disk, for these rows
 
 
 class Together:
@@ -68,10 +69,15 @@ class Together:
         self._results = side_by_side(works, threads=threads, most=_MOST_ROWS // BLOCK_ROWS)
         self._now: Block | None = None
         self._at = 0  # row of it that comes next
+        self._bytes = 0  # on disk, of what was taken over
 
     def close(self) -> None:
         """Stop the threads."""
         self._results.close()
+
+    def bytes_read(self) -> int:
+        """As `RowReader.bytes_read`."""
+        return self._bytes
 
     def read(self, block: Block) -> int:
         """As `RowReader.read`."""
@@ -91,6 +97,7 @@ class Together:
         for found in self._results:
             for note in found.notes:
                 self._log.count(*note)
+            self._bytes += found.num_bytes
             if found.block.num_rows:
                 self._now, self._at = found.block, 0
                 return True
@@ -101,16 +108,17 @@ class Together:
 def _read_piece(source: RowSource, piece: int, start: Position | None, window: tuple[float, float]) -> Iterator[_Read]:
     notes = _Notes()
     with closing(source.noted_in(notes).reader([piece], start=start, window=window)) as reader:
-        rows = BLOCK_ROWS
+        rows, before = BLOCK_ROWS, 0
         while rows == BLOCK_ROWS:
             block = Block.empty(source.formats[piece], BLOCK_ROWS)
             try:
                 rows = reader.read(block)
             except BaseException:
-                yield _Read(replace(block, num_rows=0), notes.taken)  # what is bad is counted before
+                yield _Read(replace(block, num_rows=0), notes.taken, 0)  # what is bad is counted before
                 raise
-            yield _Read(block, notes.taken)
-            notes.taken = []
+            now = reader.bytes_read()
+            yield _Read(block, notes.taken, now - before)
+            notes.taken, before = [], now
 
 
 def _copy(source: Block, at: int, size: int, target: Block, row: int, num_bags: int) -> None:

@@ -79,6 +79,7 @@ class TextReader(RowReader):
         self._start = start or Position(file=files[0] if files else 0)
         self._files = [file for file in files if file >= self._start.file]
         self._file = -1
+        self._behind = 0  # bytes on disk of the files that are used up
         self._stream: ByteStream | None = None
         longest = max((form.max_line_bytes for form in source.formats), default=0)
         self._bytes = bytearray(longest + len(_BOM) + source.chunk_bytes + 1)
@@ -100,6 +101,9 @@ class TextReader(RowReader):
             return self._start
         position, line = int(self._cursor[kernels.POSITION]), int(self._cursor[kernels.LINE])
         return Position(self._file, self._base + min(position, self._filled - self._added), line)
+
+    def bytes_read(self) -> int:
+        return self._behind + (self._stream.bytes_read() if self._stream is not None else 0)
 
     def read(self, block: Block) -> int:
         cursor = self._cursor
@@ -154,6 +158,7 @@ class TextReader(RowReader):
         while self._stream is not None or self._next_file():
             if self._fill():
                 return True
+            self._behind += self._source.size(self._file)
             self.close()
         return False
 

@@ -49,6 +49,10 @@ class RowReader(ABC):
         """Where the next row is."""
 
     @abstractmethod
+    def bytes_read(self) -> int:
+        """Bytes on disk of its pieces up to where it reads, for estimates only: in the end all of them."""
+
+    @abstractmethod
     def read(self, block: Block) -> int:
         """Fill a block from its first row on -> its rows, fewer than there is room for at the end of the data only.
 

@@ -166,6 +166,10 @@ class ByteStream:
             if not self.readinto(scratch[: min(len(scratch), offset - self.offset)]):
                 raise InputError(f"{self.file.path}: ends before offset {offset}; it changed since it was counted")
 
+    def bytes_read(self) -> int:
+        """Bytes of the file on disk up to where it is read; decompression reads a little ahead."""
+        return self._raw.tell()
+
     def close(self) -> None:
         if self._gzip is not None:
             self._gzip.close()

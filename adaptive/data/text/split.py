@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adaptive.data.progress import PartRead, Told, reading_begins
 from adaptive.data.text.format import Block
 from adaptive.data.text.parallel import Together
 from adaptive.data.text.row_source import EVERYTHING, Keepers, Position, RowReader, RowSource
@@ -21,13 +22,18 @@ MARK_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of some files: from `start`, without the first `skip`, at most `limit`, with a time in `window`."""
+    """Rows of some files: from `start`, without the first `skip`, at most `limit`, with a time in `window`.
+
+    Attributes:
+        known: how many these are, where that is known and `limit` does not say it; for estimates.
+    """
 
     files: tuple[int, ...]
     start: Position | None = None
     skip: int = 0
     limit: int | None = None
     window: tuple[float, float] = EVERYTHING
+    known: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,18 @@ def survey(
     window: tuple[float, float] = EVERYTHING,
     look: Callable[[Block], None] | None = None,
     keepers: Keepers | None = None,
+    told: Told | None = None,
 ) -> Survey:
     """Read everything once: count rows, let `look` see them and `keepers` the texts of their columns.
+
+    Args:
+        told: is called after each block of `mark_rows`; None: who listens (`adaptive.data.progress`).
 
     Raises:
         InputError: if a file cannot be read, too many lines are bad, or there is no good row.
     """
+    told = told or reading_begins()
+    num_bytes = sum(map(source.size, files))
     block, num_rows, marks = Block.empty(source.formats[files[0]], mark_rows), 0, []
     with source.reader(files, window=window, keepers=keepers) as reader:
         while True:
@@ -60,6 +72,7 @@ def survey(
             num_rows += rows
             if look is not None and rows:
                 look(block)
+            told(reader.bytes_read(), num_bytes)
             if rows < mark_rows:
                 break
     if not num_rows:
@@ -74,7 +87,8 @@ def split_last(found: Survey, files: tuple[int, ...], fraction: float) -> tuple[
     if not num_train:
         raise InputError(f"data.holdout = {fraction:g} of {found.num_rows:,} rows leaves none for training; lower it")
     before, start = max(mark for mark in found.marks if mark[0] <= num_train)
-    return Split(files, limit=num_train), Split(files, start=start, skip=num_train - before)
+    last = Split(files, start=start, skip=num_train - before, known=found.num_rows - num_train)
+    return Split(files, limit=num_train), last
 
 
 def half(found: Survey, whole: Split, which: str) -> Split:
@@ -87,9 +101,9 @@ def half(found: Survey, whole: Split, which: str) -> Split:
     first += whole.skip
     middle = first + (found.num_rows - first + 1) // 2
     if which == "first_half":
-        return replace(whole, limit=middle - first)
+        return replace(whole, limit=middle - first, known=None)
     before, start = max(mark for mark in found.marks if mark[0] <= middle)
-    return Split(whole.files, start=start, skip=middle - before)
+    return Split(whole.files, start=start, skip=middle - before, known=found.num_rows - middle)
 
 
 def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
@@ -97,11 +111,19 @@ def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
     return Split(files, window=(-np.inf, cut)), Split(files, window=(cut, np.inf))
 
 
-def read_part(source: RowSource, part: Split, rows: int, *, threads: int = 1) -> Generator[Block, None, None]:
+def read_part(
+    source: RowSource,
+    part: Split,
+    rows: int,
+    *,
+    threads: int = 1,
+    told: Callable[[PartRead], None] = lambda read: None,
+) -> Generator[Block, None, None]:
     """The rows of a part in blocks of `rows`; only the last one may be smaller. A block is valid until the next.
 
     Args:
         threads: that read pieces side by side; the blocks are the same.
+        told: is called before each block is given.
     """
     form = source.formats[part.files[0]]
     reader: RowReader | Together
@@ -113,8 +135,12 @@ def read_part(source: RowSource, part: Split, rows: int, *, threads: int = 1) ->
         if part.skip:
             reader.read(Block.empty(form, part.skip))
         left = math.inf if part.limit is None else part.limit
+        known = part.known if part.limit is None else part.limit
+        num_bytes, done = sum(map(source.size, part.files)), 0
         block = Block.empty(form, int(min(rows, left)))
         while left and reader.read(block):
+            done += block.num_rows
+            told(PartRead(reader.bytes_read(), num_bytes, in_bytes=True) if known is None else PartRead(done, known))
             yield block
             left -= block.num_rows
             block = block.renewed() if left >= rows else Block.empty(form, int(left))

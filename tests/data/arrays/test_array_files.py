@@ -10,6 +10,7 @@ import pytest
 from adaptive.batch import Batch
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
+from adaptive.data.text.split import survey
 from adaptive.errors import ConfigError, InputError
 
 ROWS = 50
@@ -152,3 +153,14 @@ def test_settings_that_exclude_each_other(tmp_path: Path) -> None:
         opened(f"mlperf:{records(tmp_path / 'b', arrays())}", counts_path=path, vocabulary=True)
     with pytest.raises(InputError, match="2 dense inputs and 26 features, but"):
         opened(f"dlrm:{path}", eval_data=str(npz(tmp_path / "c.npz", X_int=np.zeros((ROWS, 2)))))
+
+
+def test_bytes_that_are_read_rise_to_those_of_the_arrays(tmp_path: Path) -> None:
+    for name in "ab":
+        records(tmp_path / name, arrays())
+    data = opened(f"mlperf:{tmp_path}/a,{tmp_path}/b")
+    reads = [(data.part_read().done, data.part_read().total) for _ in data.train(40)]
+    assert reads == [(100 * 4 * 40, 100 * 4 * 40)] * 3  # one block of 16,384 rows
+    found: list[tuple[int, int]] = []
+    survey(data._source, (0, 1), mark_rows=40, told=lambda done, total: found.append((done, total)))
+    assert found == [(rows * 4 * 40, 100 * 4 * 40) for rows in (40, 80, 100)]

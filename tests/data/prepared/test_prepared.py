@@ -18,6 +18,7 @@ from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.prepared import layout, read, write
 from adaptive.data.prepared.write import prepare
+from adaptive.data.progress import PartRead
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.kernels.data.checksum import checksum
 
@@ -161,12 +162,38 @@ def test_nothing_is_left_of_what_was_stopped(tmp_path: Path, stopped_by: type[Ba
     spec = make_text(tmp_path)
     before = sorted(tmp_path.iterdir())
 
-    def told(samples: int) -> None:
+    def told(read: PartRead) -> None:
         raise stopped_by
 
     with pytest.raises(stopped_by):
-        prepare(spec, options(tmp_path), tmp_path / "out", told=told)
+        prepare(spec, options(tmp_path), tmp_path / "out", begins=lambda part: told)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_it_tells_how_much_of_each_part_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes of the files; in samples where it is known how many a part has; of data without files, too."""
+    monkeypatch.setattr(write, "block_samples", lambda columns: 16)
+    spec = make_text(tmp_path)
+    size = (tmp_path / "data.csv").stat().st_size
+
+    def lines(name: str, spec: str, given: DataOptions) -> dict[str, list[PartRead]]:
+        found: dict[str, list[PartRead]] = {}
+        prepare(spec, given, tmp_path / name, begins=lambda part: found.setdefault(part, []).append)
+        return found
+
+    chunked = {"chunk_bytes": 100, "readers": 1}
+    plain = lines("plain", spec, options(tmp_path, **chunked))
+    without = (tmp_path / "schema.toml").read_text().replace("vocabulary = true", "hash_rows = 9")
+    (tmp_path / "schema.toml").write_text(without)
+    in_bytes = lines("bytes", spec, options(tmp_path, **chunked))
+    assert [(one.total, one.in_bytes) for one in in_bytes["train"]] == [(size, True)] * 3
+    done = [one.done for one in in_bytes["train"]]
+    assert 0 < done[0] < done[1] < done[2] == size and not in_bytes["evaluation"]
+    assert plain["train"] == [PartRead(n, 40) for n in (16, 32, 40)]  # counted when the vocabulary was fitted
+    held_out = lines("held", spec, options(tmp_path, holdout=0.5, **chunked))
+    assert held_out == {name: [PartRead(16, 20), PartRead(20, 20)] for name in ("train", "evaluation")}
+    built_in = lines("built_in", "synthetic", DataOptions(synthetic={"num_train": 20, "num_eval": 4, "rows": 100_000}))
+    assert built_in == {"train": [PartRead(16, 20), PartRead(20, 20)], "evaluation": [PartRead(4, None)]}
 
 
 def test_when_the_disk_fails_there_is_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Hold-out by fraction, by file and by time; marks; the bounded shuffle."""
 
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from adaptive.batch import concatenate
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
+from adaptive.data.progress import told_of_reading
 from adaptive.data.shuffle import block_rows
 from adaptive.data.text.format import Column, TextFormat
 from adaptive.data.text.reader import TextSource
@@ -69,6 +71,40 @@ def test_the_two_parts_are_all_good_rows_in_order(tmp_path_factory, sizes, bad_e
     assert numbers(source, half(found, evaluation, "second_half")) == good[middle:]
     assert sum(source.log.counts.values()) == total - len(good)
     assert source.log.num_lines == total
+
+
+def test_a_survey_tells_the_bytes_on_disk_that_are_read(tmp_path):
+    rng = np.random.default_rng(0)
+    texts = ["".join(f"1,{n}\n" for n in rng.integers(0, 1 << 40, 40_000)).encode() for _ in range(2)]
+    source, files = source_of(tmp_path, texts)
+    source = replace(source, chunk_bytes=1 << 14)
+    sizes = [source.size(file) for file in files]
+    told = []
+    survey(source, files, mark_rows=10_000, told=lambda done, total: told.append((done, total)))
+    assert {total for _, total in told} == {sum(sizes)}
+    done = [one for one, _ in told]
+    assert len(done) == 9 and done == sorted(done) and done[-1] == sum(sizes)
+    for number, share in enumerate((0.25, 0.5, 0.75)):
+        assert abs(done[number] / sizes[0] - share) < 0.05  # a chunk ahead
+    assert sizes[0] < done[4] < done[6] < sum(sizes)  # gzip, decompressed by the 128 KiB
+
+
+def test_who_listens_is_told_of_each_reading_of_all_files(tmp_path):
+    begun = []
+
+    def begin():
+        begun.append([])
+        return lambda done, total: begun[-1].append((done, total))
+
+    (tmp_path / "e").write_text("1,7,7\n0,8,8\n")
+    with told_of_reading(begin):
+        csv(tmp_path, 10)
+        assert not begun
+        csv(tmp_path, 10, holdout=0.2)
+        csv(tmp_path, 10, eval_data=str(tmp_path / "e"), eval_part="first_half")
+    csv(tmp_path, 10, holdout=0.2)
+    sizes = [(tmp_path / name).stat().st_size for name in "de"]
+    assert begun == [[(size, size)] for size in sizes]
 
 
 def csv(tmp_path, lines, **options):
