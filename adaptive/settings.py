@@ -145,13 +145,16 @@ def parse_text(text: str) -> Any:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest known word, or nothing."""
+    """`; did you mean X?` for the nearest known word, or nothing; for a last part that several have, all of them."""
     words = list(known)
     close = difflib.get_close_matches(word, words, n=1)
     if not close:
-        leaves = {name.rpartition(".")[2]: name for name in words}
-        close = [leaves[leaf] for leaf in difflib.get_close_matches(word.rpartition(".")[2], leaves, n=1)]
-    return f"; did you mean {close[0]}?" if close else ""
+        leaves: dict[str, list[str]] = {}
+        for name in words:
+            leaves.setdefault(name.rpartition(".")[2], []).append(name)
+        for leaf in difflib.get_close_matches(word.rpartition(".")[2], leaves, n=1):
+            close = leaves[leaf]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 # -- sources, each a list of what was given ------------------------------------------------------------------------

@@ -10,6 +10,11 @@ Cli = Callable[..., Any]
 
 MISTAKES: dict[str, tuple[list[str], int, list[str]]] = {
     "misspelt key": (["--set", "tier.device_row=5"], 2, ["tier.device_row (--set)", "did you mean tier.device_rows?"]),
+    "key without its section": (
+        ["--set", "lr=0.1"],
+        2,
+        ["lr (--set)", "did you mean optimizer.lr or dense_optimizer.lr?"],
+    ),
     "misspelt key in a file": (
         ["--config", "typo.toml"],
         2,

@@ -320,9 +320,8 @@ def test_a_checkpoint_keeps_what_was_counted_at_the_latest_question() -> None:
     """Between two questions rows become ready to wait; a run that goes on from there reports what it would have."""
     skip = SkipConfig(rule="defer+by=visits+every=1", interval=4, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
     whole, resumed = (one_table(policy="lru", skip=skip) for _ in range(2))
-    step_all(
-        whole, [bags([1])] * 6 + [bags([2])] * 2
-    )  # asked before batch 4: row 1 may wait; row 2 may from batch 7 on
+    # asked before batch 4: row 1 may wait; row 2 may from batch 7 on
+    step_all(whole, [bags([1])] * 6 + [bags([2])] * 2)
     assert whole.take_statistics().saturated_rows.tolist() == [1]
     resumed.load_state_arrays({name: array.copy() for name, array in whole.state_arrays().items()})
     assert resumed.take_statistics().saturated_rows.tolist() == [1]

@@ -26,8 +26,9 @@ _MEANINGS = {
     "utf8": "it is not UTF-8",
     "quote": "a quoted field does not end, or something stands behind its end",
     "columns": "it has more or fewer columns than the format",
-    "label": "it is not 0 or 1, nor what the schema's rule for labels takes",
-    "number": "it is not a finite number of the column's kind, or too large",
+    "label": "it is not 0 or 1, nor what the schema's rule for labels takes (threshold = NUMBER, positive = [TEXTS])",
+    "number": "it is not a finite number of the column's kind, or too large "
+    "(as text 68.0, which pandas writes for integers with gaps, is no 'int')",
     "hex": "it is not 1 to 16 hex digits",
     "time": "it is not a time as the schema says",
     "missing": "it is empty, and the schema says missing = 'reject'",

@@ -220,8 +220,8 @@ class Batcher:
         sample = first if ends is None else int(np.searchsorted(ends, first, side="right"))
         raise InputError(
             f"feature {feature.name}: id {keys[first]} of sample {sample} of the batch ({origin.where(sample)}) is not "
-            f"in [0, {feature.rows.num_rows}); correct num_embeddings or the data, or set out_of_range = 'oov', which "
-            "sends such ids to a row of their own"
+            f"in [0, {feature.rows.num_rows}); correct num_embeddings or the data, or give "
+            "--set data.out_of_range=oov, which sends such ids to a row of their own"
         )
 
 

@@ -434,7 +434,11 @@ def test_too_many_bad_lines_say_what_is_wrong_with_them_and_what_to_do(tmp_path)
     assert ".tsv:7: columns: 1\\t2\n" in text
     assert ".tsv:8: label in column label: \\x1b[2J\\t1\\tff\n" in text  # nothing that a terminal would obey
     assert f".tsv:9: overlong: 1\\t{'9' * 58} ...\n" in text
-    assert "\nlabel: it is not 0 or 1" in text and "\ncolumns: it has more or fewer" in text
+    assert (
+        "\nlabel: it is not 0 or 1" in text
+        and "threshold = NUMBER, positive" in text
+        and "\ncolumns: it has more or fewer" in text
+    )
     assert "\nline 1 may be a header: remove it" in text
     assert text.endswith("or allow more: --set data.max_bad_label_fraction=SHARE")
 
