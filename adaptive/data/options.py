@@ -74,7 +74,7 @@ class DataOptions(Config):
         ge=1,
         le=256,
         description="threads that read files (of Parquet: row groups) side by side, in order; "
-        "prepare takes as many as there are cores",
+        "prepare takes one for Parquet, else as many as there are cores",
     )
     max_bad_fraction: float = Field(default=1e-4, ge=0, le=1, description="share of the lines that may be bad")
     max_bad_label_fraction: float = Field(default=0.0, ge=0, le=1, description="share of lines with a bad label")
