@@ -39,15 +39,19 @@ def drawn(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
 
 
 def curves(out: Path) -> dict[int, tuple[Any, ...]]:
-    """Of each step at which an interval ends: what was learnt and counted by then. What a policy counts in `arrange` is
-    as of how far the look-ahead has read, which threads decide; before an evaluation all that was read is trained."""
+    """Of each step at which an interval ends: what was learnt and counted by then.
+
+    What a policy counts in `arrange`, and how many rows are saturated, is as of how far the look-ahead has read, which
+    threads decide; before an evaluation all that was read is trained."""
     found, records = {}, read_metrics(out / "metrics.jsonl")
     evaluated = {record.step for record in records if isinstance(record, EvalRecord)}
     for record in records:
         if isinstance(record, IntervalRecord):
-            reported = tuple(sorted(record.policy.items())) if record.step in evaluated else ()
-            saturated = sum(counts.saturated_rows for counts in record.tables.values())
-            found[record.step] = (record.samples, record.auc, record.log_loss, record.accuracy, saturated, reported)
+            ahead: tuple[Any, ...] = ()
+            if record.step in evaluated:
+                saturated = sum(counts.saturated_rows for counts in record.tables.values())
+                ahead = (saturated, *sorted(record.policy.items()))
+            found[record.step] = (record.samples, record.auc, record.log_loss, record.accuracy, ahead)
     return found
 
 
