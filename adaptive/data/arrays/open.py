@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.arrays.processed import checked_counts, load_arrays, read_processed
+from adaptive.data.arrays.processed import checked_counts, read_processed
 from adaptive.data.arrays.records import NUM_DENSE, NUM_FEATURES, open_records
 from adaptive.data.arrays.source import ArraySource, Samples, array_format
+from adaptive.data.npz import load_arrays
 from adaptive.data.options import DataOptions
 from adaptive.data.text.assemble import FeaturePlan, RowRule, TextPlan, limits, open_text
 from adaptive.data.text.dataset import TextDataset
@@ -49,7 +50,7 @@ def open_mlperf(paths: str, options: DataOptions, *, run_dir: Path | None = None
             raise ConfigError(
                 "mlperf: counts_path says that ids are rows, so there is no vocabulary; give one of the two"
             )
-        (counts,) = load_arrays(options.counts_path, ("counts",))
+        (counts,) = load_arrays(options.counts_path, ("counts",), "dlrm's")
         rules = _direct(checked_counts(counts, NUM_FEATURES, options.counts_path), options.id_range)
     else:
         rule = RowRule("fitted", options.min_count) if options.vocabulary else RowRule("hashed", options.hash_rows)

@@ -10,8 +10,6 @@
 Arrays are held in memory. Pickled arrays are refused.
 """
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.arrays.source import Columns
+from adaptive.data.npz import check_array, load_arrays
 from adaptive.data.text.source import TextFile
-from adaptive.errors import InputError
 
 KEYS = ("X_int", "X_cat", "y", "counts")
 
@@ -48,14 +46,14 @@ def read_processed(file: TextFile) -> Processed:
         InputError: if it cannot be read, or an array is missing or not what it should be; names file and key.
     """
     path = file.path
-    dense, keys, labels, counts = load_arrays(path, KEYS)
-    _check(dense.ndim == 2 and dense.dtype.kind in "iuf", path, "X_int", "numbers (samples, dense inputs)", dense)
-    _check(bool(np.isfinite(dense).all()), path, "X_int", "finite numbers", dense, "others among them")
+    dense, keys, labels, counts = load_arrays(path, KEYS, "dlrm's")
+    check_array(dense.ndim == 2 and dense.dtype.kind in "iuf", path, "X_int", "numbers (samples, dense inputs)", dense)
+    check_array(bool(np.isfinite(dense).all()), path, "X_int", "finite numbers", dense, "others among them")
     keys = whole(keys, path, "X_cat", "(samples, features)")
-    _check(keys.ndim == 2 and keys.shape[1] > 0, path, "X_cat", "whole numbers (samples, features)", keys)
-    _check(labels.ndim == 1 and labels.dtype.kind in "biuf", path, "y", "numbers (samples,)", labels)
+    check_array(keys.ndim == 2 and keys.shape[1] > 0, path, "X_cat", "whole numbers (samples, features)", keys)
+    check_array(labels.ndim == 1 and labels.dtype.kind in "biuf", path, "y", "numbers (samples,)", labels)
     for key, array in (("X_int", dense), ("y", labels)):
-        _check(len(array) == len(keys), path, key, f"{len(keys)} samples, as X_cat", array)
+        check_array(len(array) == len(keys), path, key, f"{len(keys)} samples, as X_cat", array)
     counts = checked_counts(counts, keys.shape[1], path)
     return Processed(str(path), file.size, len(keys), Columns(labels, dense, keys), counts)
 
@@ -63,44 +61,18 @@ def read_processed(file: TextFile) -> Processed:
 def checked_counts(counts: NDArray[Any], num_features: int, path: Path) -> NDArray[np.int64]:
     """The rows of each feature's table."""
     counts = whole(counts, path, "counts", "(features,)")
-    _check(counts.shape == (num_features,), path, "counts", f"a number for each of {num_features} features", counts)
-    _check(int(counts.min()) >= 1, path, "counts", "a row or more for each feature", counts, f"{counts.min()}")
+    check_array(
+        counts.shape == (num_features,), path, "counts", f"a number for each of {num_features} features", counts
+    )
+    check_array(int(counts.min()) >= 1, path, "counts", "a row or more for each feature", counts, f"{counts.min()}")
     return counts
-
-
-def load_arrays(path: Path, wanted: tuple[str, ...]) -> list[NDArray[Any]]:
-    """Arrays of an `.npz` file.
-
-    Raises:
-        InputError: if one is missing or cannot be read without unpickling.
-    """
-    arrays, at = list[NDArray[Any]](), ""
-    try:
-        with zipfile.ZipFile(path) as members, np.load(path, allow_pickle=False) as file:
-            for key in wanted:
-                if f"{key}.npy" not in members.namelist():
-                    names = ", ".join(name.removesuffix(".npy") for name in members.namelist())
-                    raise InputError(f"{path}: has no array {key}; needed {', '.join(wanted)}, found {names}")
-                at = f"array {key} "
-                arrays.append(file[key])
-    except InputError:
-        raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path}: {at}cannot be read as dlrm's .npz ({error}); make the file again") from error
-    return arrays
 
 
 def whole(array: NDArray[Any], path: Path, key: str, shape: str) -> NDArray[np.int64]:
     """Whole numbers as such: dlrm's preparation leaves some of them as floats."""
     needed = f"whole numbers {shape}"
-    _check(array.dtype.kind in "iuf", path, key, needed, array)
+    check_array(array.dtype.kind in "iuf", path, key, needed, array)
     with np.errstate(invalid="ignore"):
         found = array.astype(np.int64)
-    _check(array.dtype.kind != "f" or bool((found == array).all()), path, key, needed, array, "others among them")
+    check_array(array.dtype.kind != "f" or bool((found == array).all()), path, key, needed, array, "others among them")
     return found
-
-
-def _check(good: bool, path: Path, key: str, needed: str, array: NDArray[Any], found: str = "") -> None:
-    if not good:
-        found = found or f"{array.dtype} {array.shape}"
-        raise InputError(f"{path}: array {key}: needed {needed}, found {found}")

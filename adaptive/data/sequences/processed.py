@@ -10,8 +10,6 @@ Three features are user, item and category, others c1, c2, ...; each has a table
 all files needs. Arrays are held in memory. Pickled arrays are refused.
 """
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin
+from adaptive.data.npz import check_array, load_arrays
 from adaptive.data.options import DataOptions
 from adaptive.data.sequences.dataset import Part, Samples, SequenceDataset, batch_of, held_out
 from adaptive.data.text.assemble import settings_identity
@@ -85,43 +84,23 @@ def read_processed(path: Path) -> Content:
     Raises:
         InputError: if it cannot be read, or an array is missing or not what it should be; names file and key.
     """
-    arrays = _load(path)
-    ids, dense, labels = (arrays[key] for key in KEYS)
-    _check(ids.ndim == 3 and ids.dtype.kind in "iu", path, "X_cat", "whole numbers (features, samples, steps)", ids)
-    _check(0 not in ids.shape and ids.shape[2] > 1, path, "X_cat", "at least a feature, a sample and two steps", ids)
-    _check(int(ids.min()) >= 0, path, "X_cat", "ids from 0", ids, f"{ids.min()}")
-    _check(dense.ndim == 3 and dense.dtype.kind in "iuf", path, "X_int", "numbers (inputs, samples, steps)", dense)
+    ids, dense, labels = load_arrays(path, KEYS, "TBSM's", "tbsm: needs")
+    check_array(
+        ids.ndim == 3 and ids.dtype.kind in "iu", path, "X_cat", "whole numbers (features, samples, steps)", ids
+    )
+    check_array(
+        0 not in ids.shape and ids.shape[2] > 1, path, "X_cat", "at least a feature, a sample and two steps", ids
+    )
+    check_array(int(ids.min()) >= 0, path, "X_cat", "ids from 0", ids, f"{ids.min()}")
+    check_array(dense.ndim == 3 and dense.dtype.kind in "iuf", path, "X_int", "numbers (inputs, samples, steps)", dense)
     needed = f"{ids.shape[1]} samples at {ids.shape[2]} steps, as X_cat"
-    _check(dense.shape[1:] == ids.shape[1:], path, "X_int", needed, dense)
+    check_array(dense.shape[1:] == ids.shape[1:], path, "X_int", needed, dense)
     dense = dense.astype(np.float32)
-    _check(bool(np.isfinite(dense).all()), path, "X_int", "finite float32 numbers", dense, "others among them")
-    _check(labels.ndim == 1 and labels.dtype.kind in "biuf", path, "y", "numbers (samples,)", labels)
-    _check(len(labels) == ids.shape[1], path, "y", f"{ids.shape[1]} samples, as X_cat", labels)
-    _check(bool(np.isin(labels, (0, 1)).all()), path, "y", "labels 0 and 1", labels, "others among them")
+    check_array(bool(np.isfinite(dense).all()), path, "X_int", "finite float32 numbers", dense, "others among them")
+    check_array(labels.ndim == 1 and labels.dtype.kind in "biuf", path, "y", "numbers (samples,)", labels)
+    check_array(len(labels) == ids.shape[1], path, "y", f"{ids.shape[1]} samples, as X_cat", labels)
+    check_array(bool(np.isin(labels, (0, 1)).all()), path, "y", "labels 0 and 1", labels, "others among them")
     return Content(path, ids, dense, labels.astype(np.float32))
-
-
-def _load(path: Path) -> dict[str, NDArray[Any]]:
-    arrays, key = dict[str, NDArray[Any]](), ""
-    try:
-        with zipfile.ZipFile(path) as members, np.load(path, allow_pickle=False) as file:
-            for key in KEYS:
-                if f"{key}.npy" not in members.namelist():
-                    names = ", ".join(name.removesuffix(".npy") for name in members.namelist())
-                    raise InputError(f"{path}: has no array {key}; tbsm: needs {', '.join(KEYS)}, found {names}")
-                arrays[key] = file[key]
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, InputError):
-            raise
-        at = f"array {key} " if key else ""
-        raise InputError(f"{path}: {at}cannot be read as TBSM's .npz ({error}); make the file again") from error
-    return arrays
-
-
-def _check(good: bool, path: Path, key: str, needed: str, array: NDArray[Any], found: str = "") -> None:
-    if not good:
-        found = found or f"{array.dtype} {array.shape}"
-        raise InputError(f"{path}: array {key}: needed {needed}, found {found}")
 
 
 class Processed(Samples):
