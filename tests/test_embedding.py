@@ -285,11 +285,6 @@ def test_an_unknown_table() -> None:
         several(SHARED, USERS).table_weights("u")
 
 
-def test_a_negative_depth() -> None:
-    with pytest.raises(ConfigError, match="depth must be >= 0, found -1"):
-        list(one_table().look_ahead([], depth=-1))
-
-
 def test_an_unknown_policy() -> None:
     with pytest.raises(PolicyError, match="no policy 'mru'"):
         TieredEmbeddingBag([USERS], policy="mru")

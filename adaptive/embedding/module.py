@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding.checks import check_arguments, check_planned
+from adaptive.embedding.looking_ahead import LookAhead
 from adaptive.embedding.rows import Rows
 from adaptive.embedding.steps import Steps
 from adaptive.engine.build import build_engine, watch_rows
@@ -154,16 +155,20 @@ class TieredEmbeddingBag(Steps, Rows):
         """
         return self._pipeline.policy_caller.ask(method, question)
 
-    def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> Generator[Planned, None, None]:
+    def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> LookAhead:
         """Every batch of `batches`, in order, with its rows planned and fetched up to `depth` batches ahead.
 
         Asking for the next batch ends the last one. Close the iterator, or exhaust it, before starting another.
 
         Raises:
+            ConfigError: `depth` is negative.
             DeviceMemoryError, InputError, PolicyError: in the loop, whatever thread found the fault.
         """
         if depth < 0:
             raise ConfigError(f"depth must be >= 0, found {depth}")
+        return LookAhead(partial(self._look_ahead, batches, depth), batches)
+
+    def _look_ahead(self, batches: Iterable[Batch], depth: int) -> Generator[Planned, None, None]:
         policy_caller = self._pipeline.policy_caller
         failed: BaseException | None = None
         self._failure = None

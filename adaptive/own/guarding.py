@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from adaptive.batch import Batch, as_batch, in_order
 from adaptive.config import GuardConfig, SkipConfig, TrainConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embedding.looking_ahead import LookAhead
 from adaptive.errors import ConfigError, InputError, NonFiniteError
 from adaptive.guard.guard import Guard as _Guard
 from adaptive.guard.trained import Told, Trained
@@ -80,19 +82,19 @@ class Guard:
         config = TrainConfig(policy=name, batch_size=batch_size, depth=depth, skip=lag, guard=settings)
         self._guard = _Guard(settings, config, _OwnLoop(embeddings, parts, step, score), self._told, total)
 
-    def look_ahead(self, batches: Iterable[Batch]) -> Generator[Planned, None, None]:
+    def look_ahead(self, batches: Iterable[Batch]) -> LookAhead:
         """The batches of the next pass over the data, planned ahead, in the place of `embeddings.look_ahead`.
 
         Raises:
             ConfigError: if `after` was not called for a batch.
             InputError: for a batch without labels 0 and 1.
         """
+        return LookAhead(partial(self._look_ahead, batches), batches)
+
+    def _look_ahead(self, batches: Iterable[Batch]) -> Generator[Planned, None, None]:
         order = self._embeddings.features
         guarded = self._guard.guarded(_labelled(as_batch(in_order(batch, order)) for batch in batches))
-        return self._watched(self._embeddings.look_ahead(guarded, depth=self._depth))
-
-    def _watched(self, coming: Generator[Planned, None, None]) -> Generator[Planned, None, None]:
-        with contextlib.closing(coming):
+        with contextlib.closing(self._embeddings.look_ahead(guarded, depth=self._depth)) as coming:
             for planned in coming:
                 before = self._heard
                 yield planned

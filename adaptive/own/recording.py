@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -10,6 +11,7 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embedding.looking_ahead import LookAhead
 from adaptive.errors import ConfigError
 from adaptive.evaluation import Evaluation
 from adaptive.planned import Planned
@@ -83,8 +85,11 @@ class Recording:
         self._recorder.start()
         return self
 
-    def batches(self, coming: Iterable[Planned]) -> Generator[Planned, None, None]:
+    def batches(self, coming: Iterable[Planned]) -> LookAhead:
         """The batches of a look-ahead; the wait for each is timed, and records are written between them."""
+        return LookAhead(partial(self._batches, coming), coming)
+
+    def _batches(self, coming: Iterable[Planned]) -> Generator[Planned, None, None]:
         iterator = iter(coming)
         self._recorder.start()
         with contextlib.closing(iterator) if isinstance(iterator, Generator) else contextlib.nullcontext():
