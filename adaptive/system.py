@@ -3,7 +3,8 @@ to stop.
 
 It is loaded for `--help`, so it imports torch only where an error of torch's is at hand.
 
-SIGTERM, SIGINT and SIGHUP end a run after its step, so that weights can be saved; a second one ends it at once.
+SIGTERM, SIGINT and SIGHUP end a run after the steps that are planned, so that weights can be saved; a second one ends
+it at once.
 """
 
 import contextlib
@@ -142,7 +143,7 @@ def stop_request(request: StopRequest | None = None) -> Iterator[StopRequest]:
     def stop(number: int, frame: FrameType | None) -> None:
         request.signal = number
         with contextlib.suppress(OSError):  # past the buffers of Python, which the interrupted code may be writing to
-            os.write(2, b"\nstopping after this step; a second signal, or Ctrl-C, ends at once\n")
+            os.write(2, b"\nstopping after the steps that are planned; a second signal, or Ctrl-C, ends at once\n")
         restore()
 
     for number in before:

@@ -34,7 +34,6 @@ from adaptive.optim import SGD, RowOptimizer
 from adaptive.planned import GroupWork, Planned
 from adaptive.planning.layout import feature_order
 from adaptive.planning.lookups import lay_out_bags
-from adaptive.planning.plan import GroupPlan
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, SkipRule, TierView
 from adaptive.policy_loading import make_policy, with_rule
@@ -183,13 +182,13 @@ class TieredEmbeddingBag(Steps, Rows):
                             yield planned
                             self._check_stepped(planned)
                         finally:  # a loop that stops early has trained this batch too
-                            self._finish(planned, ready.plans)
+                            self._finish(planned, ready)
         except Exception as error:
             failed = error
             raise
         finally:
             self._leave(failed)
-            self._since.count_resident()  # rows of batches that were planned and dropped are there, too
+            self._since.count_rows()  # rows of batches that were planned and dropped are there, too
 
     def _planned(self, ready: ReadyBatch) -> Planned:
         if self._exchange is not None:
@@ -208,11 +207,11 @@ class TieredEmbeddingBag(Steps, Rows):
                 f"call embeddings.step() after loss.backward(), or embeddings.discard()"
             )
 
-    def _finish(self, planned: Planned, plans: Sequence[GroupPlan]) -> None:
+    def _finish(self, planned: Planned, ready: ReadyBatch) -> None:
         self._pending.pop(planned.number, None)
         self._rates.forget()
         self._finish_with_ranks(planned)
-        self._since.add(plans, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
+        self._since.add(ready, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
     @_not_compiled
     def forward(self, planned: Planned) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from adaptive.embedding.base import Base
 from adaptive.engine.description import describe
 from adaptive.engine.statistics import Statistics, summed
 from adaptive.planning.sizing import Sizes, resized
-from adaptive.policy import arranges, follows
+from adaptive.policy import arranges
 
 
 class Reports(Base):
@@ -19,6 +19,14 @@ class Reports(Base):
         """What happened since the last call; on all ranks, which call it together."""
         found = self._since.take()
         return found if self.ranks is None or self.ranks.size == 1 else summed(self.ranks, found)
+
+    def policy_numbers(self) -> dict[str, float]:
+        """What the policy, and the skip rule beside it, want shown (`reported`). With no look-ahead running.
+
+        Raises:
+            PolicyError: if one names an attribute that is not there, or no number.
+        """
+        return self._pipeline.policy_caller.reported()
 
     def counts(self) -> NDArray[np.int64]:
         """(len(Counter),) what was counted over all tables and all batches trained so far."""
@@ -61,10 +69,16 @@ class Reports(Base):
         return any(one is not None and one.hot.num_entries == one.hot.capacity for one in skippers)
 
     @property
-    def may_plan_again(self) -> bool:
-        """Whether batches that were planned and not trained can be planned again without any change in what is trained:
-        the policy leaves the batches as they come, follows no accesses, skips nothing and defers nothing."""
-        return not (arranges(self.policy) or follows(self.policy) or self.drops_updates or self.defers)
+    def may_end_early(self) -> bool:
+        """Whether batches that were read and not planned can be read again without any change in what is trained: the
+        policy leaves them as they come. With ranks, others have been asked for their rows."""
+        return self.ranks is None and not arranges(self.policy)
+
+    def end_early(self) -> None:
+        """Plan no more batches in the running look-ahead; those that are planned still come. From the training thread;
+        only if `may_end_early`."""
+        assert self.may_end_early
+        self._pipeline.ending = True
 
     def extra_repr(self) -> str:
         return describe(self._pipeline, self._tier, self._optimizer, self.device_rows_text())

@@ -104,7 +104,7 @@ class Rows(Base):
             CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
         """
         load_rows(self._pipeline, arrays, grow=grow, last=last)
-        self._since.count_resident()
+        self._since.count_rows()
 
     def state_shapes(self) -> list[tuple[int, float]]:
         """Of each group of tables: float32 values of optimizer state a row, and their first value."""

@@ -99,6 +99,8 @@ def _each_carried_out(
     for coming in _windowed(pipeline, _looked_up(pipeline, batches)):
         number = pipeline.next_number
         wait_until_trained(number - depth - 1)
+        if pipeline.ending:  # before anything is learnt, which is done once for each batch that is planned
+            return
         pipeline.learn()
         if pipeline.watches_rows and any(map(len, leaving := no_longer_come(pipeline))):
             wait_until_trained(number - 1)

@@ -5,7 +5,7 @@ Whoever calls it (the look-ahead thread, or the training thread when there is no
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +58,7 @@ class ReadyBatch:
     batch: Batch
     plans: list[GroupPlan]  # one for each group
     parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
+    reported: Mapping[str, float] = field(default_factory=dict)  # what the policy wants shown, as of this batch
     arrived: Future[None] = field(default_factory=Future)
     """Done once all rows are in place; raises what moving them raised."""
 
@@ -110,9 +111,11 @@ class Pipeline:
         self._optimizer = optimizer
         self.rate = optimizer.lr  # of the latest step
         self.running = False  # whether a look-ahead is
+        self.ending = False  # it plans no more batches; set by the training thread
         self._planned: list[ReadyBatch] = []  # the latest ones, with all that are in flight
         self.follower = Follower([lane.planner for lane in self.lanes], policy_caller)
         self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
+        self._reported: Mapping[str, float] = {}  # by the policy, with the batch to be planned
         self._learnt = 0  # feedback of all batches before this one has been taken in
         self.lost = [np.zeros(len(group.tables), np.int64) for group in self.groups]
         """(tables of each group,) rows that left the device outside of a batch, not counted yet."""
@@ -140,7 +143,7 @@ class Pipeline:
         """
         if self.running:
             raise ConfigError("a look-ahead is running already; exhaust or close its iterator before the next one")
-        self.running = True
+        self.running, self.ending = True, False
         self._depth = depth
         self.trained = self.next_number - 1
         self.mover.begin(self.trained)
@@ -213,7 +216,7 @@ class Pipeline:
             parts = self._parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             plans = [lane.device.ship(plan, buffer) for lane, plan in zip(self.lanes, plans, strict=True)]
-            ready = ReadyBatch(batch, plans, parts)
+            ready = ReadyBatch(batch, plans, parts, self._reported)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
             if ready.is_late:
@@ -291,7 +294,8 @@ class Pipeline:
         self._losses[number] = loss
 
     def learn(self) -> None:
-        """Take in the feedback of exactly the batches that are old enough, whatever the timing; before planning.
+        """Take in the feedback of exactly the batches that are old enough, whatever the timing; once for each batch,
+        before it is planned.
 
         Under the lock: if memory runs out, the training thread moves rows (`shrinking`), and a policy must not be asked
         in the middle of that.
@@ -304,6 +308,7 @@ class Pipeline:
                 for lane in self.lanes:
                     if lane.planner.skipper is not None:
                         lane.planner.skipper.ask(self.next_number)
+            self._reported = self.policy_caller.reported_with_next()
 
     def learn_until(self, number: int) -> None:
         """Take in the feedback of all batches before `number`. A batch that was not trained left none."""

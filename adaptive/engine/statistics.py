@@ -1,6 +1,6 @@
 """`Statistics`: what the tiers did since they were last asked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.counters import Counter
-from adaptive.engine.pipeline import Pipeline
-from adaptive.planning.plan import GroupPlan
+from adaptive.engine.pipeline import Pipeline, ReadyBatch
 from adaptive.ranks import Ranks
 from adaptive.ranks.traffic import RankTraffic
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts, times and update sizes of the batches trained in an interval; `*_rows` as of now, tables as named."""
+    """Counts, times and update sizes of the batches trained in an interval; `*_rows` and `policy` as of the latest of
+    them, however far others are planned; tables as named."""
 
     batches: int
     counts: NDArray[np.int64]  # (tables, len(Counter))
@@ -29,6 +29,7 @@ class Statistics:
     update_norm_edges: NDArray[np.float64]  # (n + 1,)
     update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm
     update_norm_sum: float
+    policy: Mapping[str, float]  # what the policy, and the skip rule beside it, want shown
     batches_in_parts: int = 0  # of the batches
     batches_waited: int = 0  # of those in parts: training had to wait for rows between two parts
     ranks: tuple[RankTraffic, ...] = ()  # of each rank that trains together
@@ -60,6 +61,8 @@ class StatisticsInterval:
         self._pipeline = pipeline
         self._counts = self._zeros()
         self._resident = self._zeros()[:, 0]
+        self._watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
+        self._policy: Mapping[str, float] = {}
         self.total = np.zeros(len(Counter), np.int64)  # over all tables, never reset
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
@@ -80,12 +83,14 @@ class StatisticsInterval:
         bins: NDArray[np.int64] = np.sum([lane.planner.tracker.bin_counts for lane in self._pipeline.lanes], axis=0)
         return bins
 
-    def add(self, plans: Sequence[GroupPlan], *, in_parts: bool, waited: bool) -> None:
+    def add(self, ready: ReadyBatch, *, in_parts: bool, waited: bool) -> None:
         """Count a trained batch; `waited`: training had to wait for rows between two of its parts."""
         self._batches += 1
         self._in_parts += in_parts
         self._waited += waited
-        counts = np.concatenate([plan.tally for plan in plans])
+        counts = np.concatenate([plan.tally for plan in ready.plans])
+        self._watched = [plan.watched or old for plan, old in zip(ready.plans, self._watched, strict=True)]
+        self._policy = ready.reported
         self._counts += counts
         self.total += counts.sum(axis=0)
         lost = np.concatenate(self._pipeline.lost)
@@ -97,15 +102,15 @@ class StatisticsInterval:
         """Count rows (tables,) that left the device outside of a batch."""
         self._resident -= left
 
-    def count_resident(self) -> None:
-        """Count the rows in slots as resident. No batch is in flight."""
+    def count_rows(self) -> None:
+        """Count the rows in slots as resident, and those that are watched. No batch is in flight."""
+        self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
         self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
 
     def take(self) -> Statistics:
         """What happened since the last call."""
         pipeline = self._pipeline
         times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
-        watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
         bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
         traffic = self._all_traffic()
         statistics = Statistics(
@@ -115,13 +120,14 @@ class StatisticsInterval:
             counts=self._counts,
             device_rows=sum(lane.device.num_slots for lane in pipeline.lanes),
             resident_rows=self._resident.copy(),
-            watched_rows=np.concatenate([counts.watched for counts in watched]),
-            judged_rows=np.concatenate([counts.judged for counts in watched]),
-            saturated_rows=np.concatenate([counts.saturated for counts in watched]),
+            watched_rows=np.concatenate([counts.watched for counts in self._watched]),
+            judged_rows=np.concatenate([counts.judged for counts in self._watched]),
+            saturated_rows=np.concatenate([counts.saturated for counts in self._watched]),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
             update_norm_counts=bins - self._bins,
             update_norm_sum=norm_sum - self._norm_sum,
+            policy=self._policy,
             ranks=tuple(now.since(before) for now, before in zip(traffic, self._traffic, strict=True)),
         )
         self._counts, self._times = self._zeros(), times

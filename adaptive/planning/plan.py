@@ -4,7 +4,7 @@ Letters: N look-ups, B bags, V output vectors, U distinct rows, or rows to updat
 slot of the device tier (>= 0) or ~row of the host tier (< 0).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,19 @@ class Deferred:
 
 
 @dataclass(frozen=True)
+class WatchedCounts:
+    """Rows watched, as of the latest question; (tables of the group,) each."""
+
+    watched: Int64s
+    judged: Int64s  # of these, there is a verdict: movement has been measured, or is not asked for
+    saturated: Int64s  # of these, updates are left out, or wait by a rule's answer
+
+    @classmethod
+    def none(cls, num_tables: int) -> "WatchedCounts":
+        return cls(*(np.zeros(num_tables, np.int64) for _ in fields(cls)))
+
+
+@dataclass(frozen=True)
 class GroupPlan:
     """All that is decided about one batch and one group of tables: what moves, what is pooled, what is updated."""
 
@@ -97,6 +110,7 @@ class GroupPlan:
     tally: Int64s  # (tables of the group, counters)
     snapshots: Snapshots | None = None
     deferred: Deferred | None = None
+    watched: WatchedCounts | None = None  # for reports: as of this batch, however far others are planned
 
     @property
     def is_late(self) -> bool:

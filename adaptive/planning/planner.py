@@ -25,10 +25,10 @@ from adaptive.optim import RowOptimizer
 from adaptive.planning.books import SlotTable, Tracker
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Bags, Distinct, Lookups
-from adaptive.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, no_rows
+from adaptive.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, WatchedCounts, no_rows
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
-from adaptive.planning.skipping import Skipper, WatchedCounts, group_updates
+from adaptive.planning.skipping import Skipper, group_updates
 
 Int64s = NDArray[np.int64]
 
@@ -134,7 +134,8 @@ class Planner:
         deferred = updates.deferred(fates.summed, distinct.rows, locations)
         for updated in (updates.now, *(() if fates.summed is None else (fates.summed.due,))):
             self.slots.mark_dirty(updated, locations)
-        return GroupPlan(number, pooling, updates.row_updates, moves, tally, fates.snapshots, deferred)
+        counts = self.skipper.watched_counts
+        return GroupPlan(number, pooling, updates.row_updates, moves, tally, fates.snapshots, deferred, counts)
 
     def commit_books(self, arrival: "Arrival", bags: Bags | None) -> tuple[Int64s, Int64s]:
         """`commit` for simulation: enters a batch into the books, and makes no plan.

@@ -6,6 +6,7 @@ were.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -42,6 +43,7 @@ class PolicyCaller:
         self._stuck: PolicyThread | None = None  # was left behind
         self._told: BaseException | None = None  # the latest error that says whose it is
         self._source: _Source | None = None  # of the batches that are arranged
+        self._given: deque[dict[str, float]] | None = None  # what was reported with each arranged batch, to be planned
 
     @property
     def watches_movement(self) -> bool:
@@ -165,17 +167,18 @@ class PolicyCaller:
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
         """The policy's batches, each checked to be one."""
-        if not arranges(self.policy):
+        self._given = deque() if arranges(self.policy) else None
+        if self._given is None:
             for batch in batches:  # noqa: UP028 (`yield from` would close the caller's iterator with this one)
                 yield batch
             return
         source = self._source = _Source(batches, self._thread)
         try:
-            yield from self._arranged(source, view)
+            yield from self._arranged(source, view, self._given)
         finally:
             source.closed = True
 
-    def _arranged(self, source: "_Source", view: TierView) -> Iterator[Batch]:
+    def _arranged(self, source: "_Source", view: TierView, given: deque[dict[str, float]]) -> Iterator[Batch]:
         policy, rule = self.policy, self.policy.rule
         kept: Iterator[Batch] = source
         if rule is not None and rule.drops_inputs:
@@ -183,12 +186,13 @@ class PolicyCaller:
         arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(kept, view)))
         num_samples = 0
         while True:
-            batch = self._run("arrange", -1, lambda: next(arranged, _DONE))
+            batch, reported = self._run("arrange", -1, lambda: (next(arranged, _DONE), self._reported()))
             if batch is _DONE:
                 break
             if not isinstance(batch, Batch):
                 raise self._wrong("arrange", -1, f"batches, found {type(batch).__name__}")
             num_samples += batch.num_samples
+            given.append(reported)
             yield batch
         if not drops_inputs(policy):
             self._check_samples(source, num_samples)
@@ -219,6 +223,39 @@ class PolicyCaller:
     def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
         with self.listening():
             self._ask("calibrate", -1, lambda: self.policy.calibrate(sample, view))
+
+    def reported(self) -> dict[str, float]:
+        """What the policy, and the skip rule beside it, want shown. Not while batches are looked ahead.
+
+        Raises:
+            PolicyError: if one names an attribute that is not there, or no number.
+        """
+        return self.ask("reported", self._reported)
+
+    def reported_with_next(self) -> dict[str, float]:
+        """`reported` as of the next batch to be planned: when the policy gave it, if it arranges batches. Called once
+        for each batch, by the look-ahead."""
+        if self._given is not None:
+            return self._given.popleft()
+        rule = self.policy.rule
+        if not (self.policy.reported or (rule is not None and rule.reported)):
+            return {}
+        return self._run("reported", -1, self._reported)
+
+    def _reported(self) -> dict[str, float]:
+        numbers: dict[str, float] = {}
+        for kind, one in (("policy", self.policy), ("skip rule", self.policy.rule)):
+            if one is None:
+                continue
+            prefix = f"{type(one).__name__.lower()}." if one is self.policy.rule else ""  # both may count the same
+            try:
+                numbers |= {prefix + name: float(getattr(one, name)) for name in one.reported}
+            except (Exception, SystemExit) as error:  # an attribute may be code of the policy's
+                self._told = PolicyError(
+                    f"{kind} {type(one).__name__}.reported must name attributes that are numbers: {error_text(error)}"
+                )
+                raise self._told from error
+        return numbers
 
     def observe(self, number: int, loss: float) -> None:
         """Tell the policy of a loss, unless it has been given up."""

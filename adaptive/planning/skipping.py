@@ -7,7 +7,7 @@ every row is updated now.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from adaptive.planning.deferral import DeferralBook, SummedRows
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, Lookups
-from adaptive.planning.plan import Deferred, Feedback, RowUpdates, Snapshots, no_rows
+from adaptive.planning.plan import Deferred, Feedback, RowUpdates, Snapshots, WatchedCounts, no_rows
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
 
@@ -30,19 +30,6 @@ LET_GO_EVERY: Final = 16  # questions between two looks for watched rows that no
 PATIENCE: Final = 8  # such a row has been away so many times as long as usual
 FEW: Final = 16  # fewer than this part of the set are not worth that training waits for it
 WATCHED, JUDGED, SATURATED = 1, 2, 4  # bits of `HotSet.counted`, in the order of `WatchedCounts`
-
-
-@dataclass(frozen=True)
-class WatchedCounts:
-    """Rows watched, as of the latest question; (tables of the group,) each."""
-
-    watched: Int64s
-    judged: Int64s  # of these, there is a verdict: movement has been measured, or is not asked for
-    saturated: Int64s  # of these, updates are left out, or wait by a rule's answer
-
-    @classmethod
-    def none(cls, num_tables: int) -> "WatchedCounts":
-        return cls(*(np.zeros(num_tables, np.int64) for _ in fields(cls)))
 
 
 @dataclass(frozen=True)

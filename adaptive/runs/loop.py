@@ -2,9 +2,9 @@
 evaluated.
 
 The look-ahead is given the batches of one stretch only, so every batch that is planned is trained. A signal ends
-training after the current step, and batches planned but not trained are planned again when the run is resumed. If the
-policy skips, defers, arranges or follows accesses, its books and the batches it holds back are ahead of training: then
-no more batches are handed out, and those on their way are still trained.
+planning, since the books are ahead of training: the batches that are planned, as many as are looked ahead, are still
+trained. Others that were read are read again when the run is resumed; if the policy arranges batches, it has seen them
+and may hold some back, so no more are handed out, and those that were are trained, too.
 """
 
 from collections.abc import Callable, Iterator
@@ -106,14 +106,14 @@ class Loop:
         *,
         guard: Guard | None,
         save: Callable[[], None],
-        evaluate: Callable[[], bool],
+        evaluate: Callable[[], bool | None],
     ) -> None:
         """
         Args:
             place: the position in the data to go on from.
             save: called every `config.save_every` batches of the data, unless nothing follows.
             evaluate: called between two epochs, and every `config.eval_every` batches of the data within them; says
-                whether the run has reached its target, which ends it.
+                whether the run has reached its target, which ends it; None: a signal has cut it short.
         """
         self.place = place
         self.file_bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
@@ -143,30 +143,32 @@ class Loop:
         if self.is_done():
             return False
         if self.place.over or self.place.left(self._config.steps) == 0:
-            self._evaluate_here(stop)
+            self._evaluate_here()
             if not (stop or self.place.reached):
                 self.place.next_epoch(self._trainer.recorder.steps)
         return not (stop or self.place.reached)
 
-    def _evaluate_here(self, stop: StopRequest) -> None:
-        """An evaluation that a signal cuts short is made again when the run goes on."""
+    def _evaluate_here(self) -> None:
+        """One that a signal cuts short is made again when the run goes on; not one behind which it comes."""
         reached = self._evaluate()
-        if not stop:
+        if reached is not None:
             self.place.evaluated, self.place.reached = self.place.total, reached
 
-    def _evaluate_if_due(self, stop: StopRequest) -> None:
-        if self._until_evaluation() == 0 and self.place.evaluated != self.place.total and not stop:
-            self._evaluate_here(stop)
+    def _evaluate_if_due(self, source: Source, stop: StopRequest) -> None:
+        """Within an epoch. Behind its last batch the end of the epoch evaluates: a run that was stopped there does not
+        know yet that it was the last."""
+        is_due = self._until_evaluation() == 0 and self.place.evaluated != self.place.total
+        if is_due and not stop and source.more():
+            self._evaluate_here()
 
     def _train_epoch(self, stop: StopRequest) -> None:
         source, more = Source(self._batches()), True
-        self._evaluate_if_due(stop)
+        self._evaluate_if_due(source, stop)
         while more and not (stop or self.place.reached):
             self._train_stretch(source, stop)
             more = not stop and source.more()
             self.place.over = not (stop or more) and self.place.left(self._config.steps) != 0
-            if more:  # or else the epoch is over, which evaluates
-                self._evaluate_if_due(stop)
+            self._evaluate_if_due(source, stop)
             if self._until_save() == 0 and not stop and not self.is_done():
                 self._save()
 
@@ -212,8 +214,8 @@ class Loop:
             stopped=lambda: self._is_over(source, stop),
         )
         # What ranks have asked each other for is trained; one may have read further than others.
-        trained = embeddings.may_plan_again or embeddings.ranks is not None
-        self.place.advance(steps if trained else source.taken - before)
+        one_each = embeddings.may_end_early or embeddings.ranks is not None
+        self.place.advance(steps if one_each else source.taken - before)
         crossed = embeddings.host_io()
         self.file_bytes = {name: so_far + crossed[name] - files[name] for name, so_far in self.file_bytes.items()}
 
@@ -230,4 +232,6 @@ class Loop:
         if not stop:
             return False
         source.end()
-        return self._guard is not None or self._trainer.embeddings.may_plan_again  # guarded runs cannot be resumed
+        if self._trainer.embeddings.may_end_early:
+            self._trainer.embeddings.end_early()
+        return self._guard is not None  # guarded runs cannot be resumed

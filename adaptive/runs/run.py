@@ -187,8 +187,11 @@ class Run:
     def _content(self) -> dict[str, Any]:
         return content(self.components, self.recorder, self.loop, self.guard)
 
-    def _reaches_target(self, stop: StopRequest) -> bool:
+    def _reaches_target(self, stop: StopRequest) -> bool | None:
+        """None if a signal has cut the evaluation short."""
         found = self._evaluate(stop)
+        if found is None and stop:
+            return None
         ended = is_out_of_patience(self.config, self.recorder.evaluations)
         if found is not None and (ended or is_reached(self.config.stop_at, found)):
             self._reached = found

@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 from adaptive.counters import Counter
+from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.sizing import row_bytes
 from adaptive.simulate.machine import Machine, Traffic, expected_ms, step_ms
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.stream import SharedTrace, least_device_rows
-from adaptive.telemetry.recorder import reported_numbers
 
 SCHEMA: Final = 1
 AS_FAST: Final = 1.01  # a step that takes no longer than this many of those with all rows on the device
@@ -115,7 +115,7 @@ def _run_facts(
         "deferred_update_share": _share(total[Counter.DEFERRED_UPDATES], rows, run),
         "skips_unknown": run.skips_unknown,
         "skips_at_most": run.skips_at_most,
-        "policy_numbers": reported_numbers(run.policy),
+        "policy_numbers": PolicyCaller(run.policy).reported(),
         "lookups_per_s": lookups / (run.seconds + stream.seconds),
         "plan_ms": plan_ms,
         "read_ms": read_ms,

@@ -15,10 +15,8 @@ from torch import Tensor
 from adaptive.counters import Stopwatch
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine.statistics import Statistics
-from adaptive.errors import PolicyError, error_text
 from adaptive.evaluation import Evaluation, PerLabel
 from adaptive.models.tasks import Tasks
-from adaptive.policy import Policy
 from adaptive.quality import StreamingAUC, StreamingLogLoss
 from adaptive.telemetry.jsonl import from_json, to_json
 from adaptive.telemetry.record import (
@@ -82,7 +80,7 @@ class Recorder:
         self.evaluations: list[EvalRecord] = []
         self.sinks = sinks
         self._embeddings, self._log_every, self._now = embeddings, log_every, now
-        reported_numbers(embeddings.policy)  # a wrong name is told now, not at the end of the first interval
+        embeddings.policy_numbers()  # a wrong name is told now, not at the end of the first interval
         self.start()
 
     def start(self, at: float | None = None) -> None:
@@ -207,7 +205,7 @@ class Recorder:
             update_norms=_update_norms(found),
             device_rows=found.device_rows,
             ranks=[asdict(one) for one in found.ranks],
-            policy=_policy_numbers(found, self._embeddings.policy),
+            policy=_policy_numbers(found),
         )
 
     def _record(self, *, tables: dict[str, TableCounts], **facts: Any) -> IntervalRecord:
@@ -245,28 +243,8 @@ def evaluation_record(found: Evaluation, step: int) -> EvalRecord:
     return EvalRecord(step=step, labels=labels, **{name: getattr(found, name) for name in names})
 
 
-def reported_numbers(policy: Policy) -> dict[str, float]:
-    """What the policy, and the skip rule beside it, want shown.
-
-    Raises:
-        PolicyError: if one names an attribute that is not there, or no number.
-    """
-    numbers: dict[str, float] = {}
-    for kind, one in (("policy", policy), ("skip rule", policy.rule)):
-        if one is None:
-            continue
-        prefix = f"{type(one).__name__.lower()}." if one is policy.rule else ""  # both may count the same things
-        try:
-            numbers |= {prefix + name: float(getattr(one, name)) for name in one.reported}
-        except (Exception, SystemExit) as error:  # an attribute may be code of the policy's
-            raise PolicyError(
-                f"{kind} {type(one).__name__}.reported must name attributes that are numbers: {error_text(error)}"
-            ) from error
-    return numbers
-
-
-def _policy_numbers(found: Statistics, policy: Policy) -> dict[str, float]:
-    numbers = reported_numbers(policy)
+def _policy_numbers(found: Statistics) -> dict[str, float]:
+    numbers = dict(found.policy)
     if found.batches_in_parts:
         numbers[IN_PARTS] = found.batches_in_parts / found.batches
         numbers[WAITED] = found.batches_waited / found.batches_in_parts

@@ -15,7 +15,8 @@ from forked import SIGNALS, Nursery, run_and_hit, train, trained
 from interrupted import ALIKE, POLICIES, SKIP, assert_equal, numbers
 
 from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import EvalRecord, IntervalRecord
+from adaptive.telemetry.record import IntervalRecord
+from adaptive.telemetry.report import IN_PARTS, WAITED
 
 pytestmark = attack
 
@@ -39,20 +40,20 @@ def drawn(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
 
 
 def curves(out: Path) -> dict[int, tuple[Any, ...]]:
-    """Of each step at which an interval ends: what was learnt and counted by then.
-
-    What a policy counts in `arrange`, and how many rows are saturated, is as of how far the look-ahead has read, which
-    threads decide; before an evaluation all that was read is trained."""
-    found, records = {}, read_metrics(out / "metrics.jsonl")
-    evaluated = {record.step for record in records if isinstance(record, EvalRecord)}
-    for record in records:
+    """Of each step at which an interval ends: what was learnt and counted by then; but for shares of the interval."""
+    found = {}
+    for record in read_metrics(out / "metrics.jsonl"):
         if isinstance(record, IntervalRecord):
-            ahead: tuple[Any, ...] = ()
-            if record.step in evaluated:
-                saturated = sum(counts.saturated_rows for counts in record.tables.values())
-                ahead = (saturated, *sorted(record.policy.items()))
-            found[record.step] = (record.samples, record.auc, record.log_loss, record.accuracy, ahead)
+            rows = [(one.watched_rows, one.judged_rows, one.saturated_rows) for one in record.tables.values()]
+            told = {name: value for name, value in record.policy.items() if name not in (IN_PARTS, WAITED)}
+            found[record.step] = (record.samples, record.auc, record.accuracy, rows, told, record.log_loss)
     return found
+
+
+def ends(settings: dict[str, Any]) -> set[int]:
+    """Steps at which an interval of a whole run ends, wherever it began: saves, evaluations, ends of an epoch."""
+    every = [settings["save_every"], settings["eval_every"] or 20, 20]
+    return {step for one in every for step in range(one, 41, one)}
 
 
 def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(
@@ -72,6 +73,7 @@ def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(
         out, resume, code, begun = folder / "run", False, -1, 4 * seconds if parent is cold_nursery else seconds
         alike = any((settings["policy"], settings["policy_options"]) == POLICIES[name] for name in ALIKE)
         signals = SIGNALS if alike else SIGNALS[:1]  # where a look-ahead ends, some policies train otherwise
+        stopped = False
         for hit in range(MOST_HITS + 1):
             at = float(rng.uniform(0, begun * rng.choice([0.25, 0.5, 1])))
             hits = signals[int(rng.integers(len(signals)))](at) if hit < MOST_HITS else []
@@ -79,9 +81,11 @@ def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(
             if code == 2 and "the run is finished after" in log_of(out):  # the last signal came behind its end
                 code = 0
             assert code in (0, -9, -15, -2, -1, 129, 130, 143), (code, log_of(out))
-            resume = bool((out.exists() and list(out.glob("checkpoint-*"))) or (out / "weights").exists())
+            saved = [path for path in out.glob("checkpoint-*") if ".tmp-" not in path.name]  # not half-written ones
+            resume = bool(saved) or (out / "weights").exists()
             if code:
                 campaign.came("killed" if code == -9 else "stopped")
+                stopped |= code != -9
                 campaign.came("saved by then" if resume else "nothing saved")
             if code == 0:
                 break
@@ -90,9 +94,15 @@ def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(
         assert code == 0
         assert_equal(numbers(out), expected)
         found = curves(out)
-        assert found.keys() == lines.keys()
-        for step, line in lines.items():
-            assert found[step] == line, step
+        if stopped:  # an interval ends there, and others begin
+            assert found.keys() >= lines.keys() & ends(settings)
+        else:
+            assert found.keys() == lines.keys()
+        for step in lines.keys() & found.keys():
+            (*learnt, loss), (*expected_learnt, expected_loss) = found[step], lines[step]
+            assert learnt == expected_learnt, step
+            # Summed interval by interval: those that end at a stop round otherwise.
+            assert loss == (pytest.approx(expected_loss, rel=1e-12) if stopped else expected_loss), step
         assert {path.name for path in out.iterdir()} - FILES == set(), "litter"
         assert not [path for path in folder.rglob("*") if ".tmp-" in path.name], "litter"
         shutil.rmtree(folder)

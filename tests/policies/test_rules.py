@@ -16,6 +16,7 @@ from adaptive.contract import check_rule
 from adaptive.counters import Counter
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import SGD, RowOptimizer
+from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.policies.defer import Defer
 from adaptive.policies.fae import FAE
 from adaptive.policies.hybrid import Hybrid
@@ -28,7 +29,6 @@ from adaptive.policies.scratchpipe import ScratchPipe
 from adaptive.policies.updates import Updates
 from adaptive.policy_loading import installed_rules, make_rule
 from adaptive.settings import load_settings
-from adaptive.telemetry.recorder import reported_numbers
 
 TABLES = (
     TableConfig(name="a", num_embeddings=12, embedding_dim=4, features=("x", "y")),
@@ -111,7 +111,7 @@ def test_off_is_the_run_without_skipping_whatever_the_policy_says() -> None:
     for policy in ("slipstream", "scratchpipe", LRU):
         trained, counts, embeddings = run("off", policy, depth=2)
         trained.assert_equals(plain)
-        assert counts[Counter.SKIPPED_UPDATES] == 0 and not embeddings.defers and embeddings.may_plan_again
+        assert counts[Counter.SKIPPED_UPDATES] == 0 and not embeddings.defers
 
 
 # --- what they answer ------------------------------------------------------------------------------------------------
@@ -215,12 +215,12 @@ def test_what_a_rule_reports_does_not_hide_what_the_policy_reports() -> None:
     policy = FAE()
     policy.rule = Inputs(threshold=0.5)
     policy.rule.hot_inputs, policy.hot_inputs = 3, 8
-    found = reported_numbers(policy)
+    found = PolicyCaller(policy).reported()
     assert (found["hot_inputs"], found["inputs.hot_inputs"], found["inputs.found_threshold"]) == (8, 3, 0.5)
     policy.rule = Answers()
     policy.rule.reported = ("nothing",)  # type: ignore[misc]
     with pytest.raises(PolicyError, match=r"skip rule Answers\.reported must name attributes that are numbers"):
-        reported_numbers(policy)
+        PolicyCaller(policy).reported()
 
 
 # --- wrong answers, names and settings -------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """A run that is interrupted and gone on with trains, decides and counts what it would have, bit for bit."""
 
+import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,10 @@ from toy_runs import Hooked, in_model, nothing_is_left_behind  # noqa: F401 (fix
 
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError
+from adaptive.evaluation import Evaluation
 from adaptive.runs.loop import Loop
 from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.telemetry.recorder import Recorder
 
 ROWS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
 DENSE = ["sgd", "adagrad", "adam"]
@@ -186,3 +190,33 @@ def test_a_model_that_draws_random_numbers_draws_the_same(tmp_path: Path) -> Non
     expected = numbers(tmp_path / "whole")
     assert_equal(numbers(tmp_path / "cut"), expected)
     assert not np.array_equal(numbers(tmp_path / "plain")["dense bottom.0.weight"], expected["dense bottom.0.weight"])
+
+
+@pytest.mark.parametrize("policy", ["lru", "scratchpipe", "defer"])
+@pytest.mark.parametrize("at", [3, 20])
+def test_a_stop_counts_no_batch_and_makes_no_evaluation_twice(tmp_path: Path, policy: str, at: int) -> None:
+    """Within a stretch, where others are planned; behind the last batch of an epoch, where an evaluation is due."""
+    config = config_of(policy, save_every=6, eval_every=5, epochs=2, depth=2)
+    with small_world() as patch:
+        run(tmp_path / "whole", config)
+        with interrupted(patch, "stop", at):
+            run(tmp_path / "cut", config)
+        resume_run(tmp_path / "cut")
+    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))
+
+
+def test_an_evaluation_that_is_written_when_a_signal_comes_is_made_once(tmp_path: Path) -> None:
+    config, written = config_of("lru", save_every=6, eval_every=5), Recorder.write_evaluation
+    with small_world() as patch:
+        run(tmp_path / "whole", config)
+
+        def write(recorder: Recorder, found: Evaluation) -> None:
+            written(recorder, found)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        patch.setattr(Recorder, "write_evaluation", write)
+        with pytest.raises(SystemExit):
+            run(tmp_path / "cut", config)
+        patch.setattr(Recorder, "write_evaluation", written)
+        resume_run(tmp_path / "cut")
+    assert_equal(numbers(tmp_path / "cut"), numbers(tmp_path / "whole"))

@@ -87,7 +87,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(world: pytest.MonkeyPatc
 
 def test_a_stop_replaces_the_last_checkpoint_by_weights(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with interrupted(world, "stop", 13):
-        run(tmp_path, config_of("lru", save_every=5))
+        run(tmp_path, config_of("lru", save_every=5, depth=0))  # none is planned that is trained, too
     assert names(tmp_path) == ["metrics.jsonl", "run.json", "weights"]
     assert load_newest(tmp_path)[1].meta["steps"] == 13
     with interrupted(world, "kill", 4):  # step 17
@@ -254,7 +254,7 @@ def test_totals_go_on(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_run_json_tells_what_happened(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    out = killed(world, tmp_path / "run")
+    out = killed(world, tmp_path / "run", depth=0)
     assert read_record(out)["status"] == "stopped"
     started = read_record(out)["start"]
     with interrupted(world, "stop", 3):
