@@ -7,7 +7,8 @@ the formula of training (`adaptive.ranks.owners`). So bytes are those of the mes
 Letters: W ranks, K blocks, T tables of a group, n rows that a rank asks of others, D width of a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, cut
 from adaptive.build import build_tables, dense_weights, inputs_of, open_data
 from adaptive.config import TrainConfig
+from adaptive.data.dataset import Dataset
 from adaptive.engine.exchange.requests import MANY, index_type
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.making import model_config
@@ -26,6 +28,7 @@ from adaptive.planning.lookups import DistinctFinder, check_batch
 from adaptive.ranks.owners import Owners
 from adaptive.ranks.wire import Header, Kind
 from adaptive.simulate.stream import Told, total_batches
+from adaptive.system import StopRequest, stop_request
 
 SCHEMA: Final = 1
 KINDS: Final = ("requests", "vectors", "gradients", "dense", "predictions", "headers")
@@ -40,6 +43,7 @@ def simulate_crossing(
     saturated: float = 0.5,
     embedding_dim: int | None = None,
     told: Told | None = None,
+    stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Bytes that a rank sends in a step, by kind, for several numbers of ranks.
 
@@ -49,6 +53,7 @@ def simulate_crossing(
         saturated: share of the requests that is taken to be for saturated rows, whose gradients are not sent.
         embedding_dim: width of a row; None: the model's.
         told: called now and then.
+        stop: signals set it while batches are counted; then no more are read.
 
     Returns:
         What `adaptive-train simulate --ranks ... --json` prints.
@@ -71,9 +76,12 @@ def simulate_crossing(
     batches = samples = lookups = 0
     distinct = np.zeros(len(groups), np.int64)
     total = total_batches(config, dataset)
-    for epoch in range(config.epochs):
-        left = None if config.steps is None else config.steps - batches
-        for batch in islice(dataset.train(config.batch_size, epoch=epoch), left):
+    was_stopped = False
+    with nullcontext(StopRequest()) if stop is None else stop_request(stop) as stopped:
+        for batch in _batches(config, dataset):
+            if stopped and batches:
+                was_stopped = True
+                break
             check_batch(batch, groups)
             batches, samples, lookups = batches + 1, samples + batch.num_samples, lookups + len(batch.ids)
             distinct += [len(finder.find(batch).rows) for finder in finders]
@@ -95,7 +103,15 @@ def simulate_crossing(
         "dense_weights": weights,
         "saturated_share": saturated,
         "ranks": [one.facts(batches, samples, saturated) for one in counted],
+        "was_stopped": was_stopped,
+        "asked_batches": total,
     }
+
+
+def _batches(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
+    """Those of all epochs, as far as they are asked for."""
+    every = (batch for epoch in range(config.epochs) for batch in dataset.train(config.batch_size, epoch=epoch))
+    return islice(every, config.steps)
 
 
 @dataclass

@@ -16,13 +16,23 @@ rank."""
 
 def crossing_text(result: Mapping[str, Any]) -> str:
     """A table with a line for each number of ranks."""
-    return "\n".join([_head(result), "", *aligned(_rows(result)), "", LEGEND, *_advice(result)])
+    stopped = [line for text in stop_lines(result) for line in ("", text)]
+    return "\n".join([_head(result), "", *aligned(_rows(result)), "", LEGEND, *stopped, *_advice(result)])
 
 
 def crossing_markdown(result: Mapping[str, Any]) -> str:
     """The same as Markdown."""
-    notes = [line for line in _advice(result) if line]
+    notes = [*stop_lines(result), *(line for line in _advice(result) if line)]
     return "\n\n".join([_head(result), markdown_table(_rows(result)), " ".join(LEGEND.splitlines()), *notes]) + "\n"
+
+
+def stop_lines(result: Mapping[str, Any]) -> list[str]:
+    """What is to be said of a count that was stopped."""
+    if not result["was_stopped"]:
+        return []
+    asked = "" if result["asked_batches"] is None else f" of {count_text(result['asked_batches'])}"
+    batches = f"{count_text(result['batches'])}{asked} batches"
+    return [f"stopped after {batches}: means are over these; the same command again reads all"]
 
 
 def _head(result: Mapping[str, Any]) -> str:

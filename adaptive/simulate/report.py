@@ -76,7 +76,33 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
     """What is missing: a line for each cause, which is often the same for several policies."""
     moving = dict.fromkeys(run["policy"] for run in result["runs"] if run["skips_unknown"])
     expected = [EXPECTED] if result["machine"]["measured"] else []
-    return [*_stopped(result), *([f"{', '.join(moving)}: {UNKNOWN}"] if moving else []), *expected, *_advice(result)]
+    unknown = [f"{', '.join(moving)}: {UNKNOWN}"] if moving else []
+    return [*stop_lines(result), *_failed(result), *unknown, *expected, *_advice(result)]
+
+
+def stop_lines(result: Mapping[str, Any]) -> list[str]:
+    """Of a simulation that was stopped: of how many batches its numbers are, what is missing, how to get the rest."""
+    if not result.get("was_stopped"):
+        return []
+    batches, asked, sizes = result["batches"], result["asked_batches"], _sizes_by_policy(result["missing"])
+    left_out = "; ".join(f"{policy} with {', '.join(mine)}" for policy, mine in sizes.items())
+    if batches == asked:
+        listed = ",".join(dict.fromkeys(size for mine in sizes.values() for size in mine))
+        again = f"--policy {','.join(sizes)} --device-rows {listed}"
+        return [f"stopped: missing are {left_out}; the same command with {again} gives them"]
+    of = "" if asked is None else f" of {count_text(asked)}"
+    missing = f"missing are {left_out}; " if left_out else ""
+    return [
+        f"stopped after {count_text(batches)}{of} batches: all numbers are of these; {missing}the same command again "
+        "gives all"
+    ]
+
+
+def _sizes_by_policy(runs: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        found.setdefault(run["policy"], []).append(run["size"])
+    return found
 
 
 def _advice(result: Mapping[str, Any]) -> list[str]:
@@ -96,7 +122,7 @@ def _advice(result: Mapping[str, Any]) -> list[str]:
     return [*lines, f"{modelled}: {best['size']} ({rows} rows, {share}) under {best['policy']}"]
 
 
-def _stopped(result: Mapping[str, Any]) -> list[str]:
+def _failed(result: Mapping[str, Any]) -> list[str]:
     found: dict[str, list[str]] = {}
     for run in result["runs"]:
         if run["error"] is not None:

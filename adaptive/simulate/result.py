@@ -25,8 +25,17 @@ _FOUND: Final = (
 )
 
 
-def simulation_result(setup: Setup, streams: Sequence[SharedTrace], machine: Machine) -> dict[str, Any]:
-    """Facts of the data, the described machine and every run."""
+def simulation_result(
+    setup: Setup, streams: Sequence[SharedTrace], machine: Machine, *, missing: Sequence[SharedTrace] = ()
+) -> dict[str, Any]:
+    """Facts of the data, the described machine and every run.
+
+    Args:
+        setup: of all runs.
+        streams: what was planned; the first one may have been stopped on the way.
+        machine: for the modelled times.
+        missing: what is not among them because of a stop.
+    """
     runs = [run for stream in streams for _, _, run in stream.runs]
     planned = sum(int(run.tally[:, Counter.LOOKUPS].sum()) for run in runs)
     seconds = sum(stream.seconds for stream in streams) + sum(run.seconds for run in runs)
@@ -56,6 +65,9 @@ def simulation_result(setup: Setup, streams: Sequence[SharedTrace], machine: Mac
         },
         "least_device_rows": least_device_rows(streams),
         "recommended": _recommended(facts),
+        "was_stopped": bool(missing) or not streams[0].is_done,
+        "asked_batches": streams[0].batches if streams[0].is_done else streams[0].total,
+        "missing": [{"policy": label, "size": size} for stream in missing for label, size, _ in stream.runs],
         "runs": facts,
     }
 

@@ -6,7 +6,7 @@ for Belady's bound.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,6 +23,7 @@ from adaptive.simulate.machine import Machine
 from adaptive.simulate.result import simulation_result
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.stream import SharedTrace, Told, least_device_rows
+from adaptive.system import StopRequest, stop_request
 
 MachineOf = Callable[[float, int], Machine]
 Case = tuple[str, TrainConfig]  # the policy as the user wrote it, and the settings with that policy
@@ -35,6 +36,7 @@ def simulate(
     *,
     embedding_dim: int = 16,
     told: Told | None = None,
+    stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Hit rates, moved bytes, Belady's bound and modelled step times of every policy at every device size.
 
@@ -45,6 +47,8 @@ def simulate(
             sample and the batch size.
         embedding_dim: width of a row.
         told: called now and then.
+        stop: signals set it while batches are planned. What is read by then is planned; policies that arrange their
+            inputs, and so have batches of their own, are among the runs only if they saw all of these.
 
     Returns:
         What `adaptive-train simulate --json` prints.
@@ -58,7 +62,7 @@ def simulate(
     dataset = open_data(config)
     (group,) = make_groups(build_tables(dataset, embedding_dim), config.seed)
     known = machine if isinstance(machine, Machine) else machine(dense_flops(config, dataset), config.batch_size)
-    return simulate_group(cases, sizes, known, dataset, group, told=told)
+    return simulate_group(cases, sizes, known, dataset, group, told=told, stop=stop)
 
 
 def simulate_group(
@@ -69,6 +73,7 @@ def simulate_group(
     group: Group,
     *,
     told: Told | None = None,
+    stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """`simulate` over data that are open, for the tables of `group`, in whose features' order batches come."""
     _check(cases, sizes)
@@ -79,15 +84,20 @@ def simulate_group(
     setup = Setup(group, row_optimizer(config.optimizer), tier, config.depth)
     streams = _streams(setup, cases, sizes)
     sample = prepare([run.policy for stream in streams for _, _, run in stream.runs], config, dataset)
-    for stream in streams:
-        with ExitStack() as listening:
-            for _, _, run in stream.runs:
-                run.calibrate(sample)
-                if run.error is None:
-                    listening.enter_context(run.policy_caller.listening())
-            stream.read(dataset, config, told or (lambda batches, total: None))
-    _refuse_failure(streams)
-    return simulation_result(setup, streams, machine)
+    with nullcontext(StopRequest()) if stop is None else stop_request(stop) as stopped:
+        for stream in streams:
+            if stopped and streams[0].batches:
+                break
+            with ExitStack() as listening:
+                for _, _, run in stream.runs:
+                    run.calibrate(sample)
+                    if run.error is None:
+                        listening.enter_context(run.policy_caller.listening())
+                stream.read(dataset, config, told or (lambda batches, total: None), stopped)
+    # A later stream that was cut short would stand beside numbers of other batches
+    kept = [streams[0], *(stream for stream in streams[1:] if stream.is_done)]
+    _refuse_failure(kept)
+    return simulation_result(setup, kept, machine, missing=[stream for stream in streams[1:] if not stream.is_done])
 
 
 def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from adaptive.errors import DeviceMemoryError, InputError, PolicyError
 from adaptive.planning.lookups import Distinct, DistinctFinder, check_batch
 from adaptive.simulate.run import Setup, SimulatedRun
 from adaptive.simulate.trace import Trace
+from adaptive.system import StopRequest
 
 CHUNK: Final = 32  # batches that one run plans before the next run does: its books stay in the processor's cache
 
@@ -41,25 +42,28 @@ class SharedTrace:
     runs: list[tuple[str, str, SimulatedRun]]  # policy and device size as written
     setup: Setup
     trace: Trace = field(init=False)
-    _total: int | None = None
+    total: int | None = None  # batches that were asked for; None: nobody knows
     lookups: int = 0
     batches: int = 0
     seconds: float = 0.0  # spent on distinct rows and the trace
     find_seconds: list[float] = field(default_factory=list)  # of each batch, spent on its distinct rows
     read_seconds: list[float] = field(default_factory=list)  # of each batch, spent reading it
+    is_done: bool = False  # nothing is left to plan
 
     def __post_init__(self) -> None:
         self.trace = Trace(self.setup.group.num_rows)
         self._finder = DistinctFinder(self.setup.group)
 
-    def read(self, dataset: Dataset, config: TrainConfig, told: Told) -> None:
-        """Plan the batches that training with `config` would train."""
-        self._total = total_batches(config, dataset)
+    def read(self, dataset: Dataset, config: TrainConfig, told: Told, stop: StopRequest) -> None:
+        """Plan the batches that training with `config` would train; after a stop only those that were read by then,
+        which are a chunk at least."""
+        self.total = total_batches(config, dataset)
+        self.is_done = True
         for epoch in range(config.epochs):
             left = None if config.steps is None else config.steps - self.batches
-            if left == 0 or self.is_over:
+            if left == 0 or self.is_over or not self.is_done:
                 break
-            self._read_epoch(self._timed(islice(dataset.train(config.batch_size, epoch=epoch), left)), told)
+            self._read_epoch(self._timed(islice(dataset.train(config.batch_size, epoch=epoch), left)), told, stop)
             for _, _, run in self.runs:
                 run.end_epoch()
         if not self.batches and not self.is_over:
@@ -83,7 +87,7 @@ class SharedTrace:
         is_staged = any(run.staged for _, _, run in self.runs)
         return self.trace.most_held(self.setup.depth) if is_staged and not self.is_over else None
 
-    def _read_epoch(self, batches: Iterator[Batch], told: Told) -> None:
+    def _read_epoch(self, batches: Iterator[Batch], told: Told, stop: StopRequest) -> None:
         (_, _, first), size = self.runs[0], CHUNK
         if first.arranges:  # it may ask where rows lie now, so it must not be ahead of the plan
             batches, size = first.arranged(batches), 1
@@ -95,8 +99,11 @@ class SharedTrace:
                 break
             if not chunk:
                 break
+            if stop and self.batches:
+                self.is_done = False
+                break
             self._plan(chunk)
-            told(self.batches, self._total)
+            told(self.batches, self.total)
 
     def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches; how long each took to read is kept."""

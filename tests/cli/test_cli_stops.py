@@ -1,6 +1,7 @@
 """What is stopped in the middle: a comparison tells what it has, a policy that hangs is named."""
 
 import json
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 import adaptive.compare.runs
 from adaptive.config import TrainConfig
 from adaptive.contract.checks import CHECKS
+from adaptive.telemetry.countdown import Countdown
 
 Cli = Callable[..., Any]
 
@@ -137,12 +139,56 @@ def test_simulate_tells_its_progress_and_runs_a_size_once(cli: Cli, monkeypatch:
     assert told == [f"{n} of 80 batches planned" for n in (32, 40, 72, 80)]
 
 
+@pytest.fixture
+def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Gives this process Ctrl-C when a line of progress is told for the so manieth time."""
+
+    def begin(number: int) -> None:
+        told: list[int] = []
+
+        def tell(countdown: Countdown, done: int, total: int | None = None) -> None:
+            told.append(done)
+            if len(told) == number:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(Countdown, "__call__", tell)
+
+    return begin
+
+
+def test_a_stopped_simulation_tells_and_keeps_what_is_read(cli: Cli, interrupting: Callable[[int], None]) -> None:
+    words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=8000", "--batch-size", "100")
+    files = ("--png", "a.png", "--markdown", "a.md")
+    interrupting(1)
+    result = cli("simulate", *words, "--policy", "lru,fae", "--device-rows", "20%,50%", *files, "--json")
+    assert result.code == 130 and "interrupted" in result.err
+    found = json.loads(result.out)
+    assert (found["batches"], found["asked_batches"], found["was_stopped"]) == (32, 80, True)
+    assert [(run["policy"], run["size"]) for run in found["runs"]] == [("lru", "20%"), ("lru", "50%")]
+    said = "stopped after 32 of 80 batches: all numbers are of these; missing are fae with 20%, 50%; the same command"
+    assert said in Path("a.md").read_text() and said in result.err and Path("a.png").stat().st_size > 1000
+    interrupting(1)
+    plain = cli("simulate", *words, "--policy", "lru", "--device-rows", "20%")
+    assert plain.code == 130 and "stopped after 32 of 80 batches" in plain.out and "32 of 80" not in plain.err
+
+
+def test_a_stopped_count_of_bytes_between_ranks_tells_and_keeps_what_is_read(
+    cli: Cli, interrupting: Callable[[int], None]
+) -> None:
+    words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=8000", "--batch-size", "100")
+    interrupting(5)
+    result = cli("simulate", *words, "--ranks", "2,4", "--markdown", "a.md")
+    assert result.code == 130 and "interrupted" in result.err
+    assert "stopped after 5 of 80 batches" in result.out and "5 batches of 100 samples" in Path("a.md").read_text()
+
+
 def test_reading_and_writing_tell_how_long_they_take(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.csv").write_text("click,a\n" + "1,x\n0,y\n" * 50)
     (tmp_path / "a.toml").write_text('label = { column = "click" }\ncategorical = [{ columns = ["a"] }]\n')
     words = ("--data", "csv:a.csv", "--schema", "a.toml", "--set", "data.holdout=0.5", "--set", "data.vocabulary=true")
+    monkeypatch.setattr("adaptive.telemetry.countdown.EVERY", 3600.0)  # not the machine's load decides
     quiet = cli("prepare", "quiet", *words)
-    assert quiet.code == 0 and quiet.err == "", quiet.err  # small data: nothing before five seconds
+    assert quiet.code == 0 and quiet.err == "", quiet.err  # nothing before it is time for a line
     monkeypatch.setattr("adaptive.telemetry.countdown.EVERY", 0.0)
     told = cli("prepare", "out", *words)
     assert told.code == 0 and "written" not in told.out, told.err

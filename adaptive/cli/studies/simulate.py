@@ -1,5 +1,6 @@
 """`adaptive-train simulate`: planner and policies over ids alone, for several device sizes and a described machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from adaptive.config import TrainConfig
     from adaptive.simulate.machine import Machine
     from adaptive.simulate.simulation import MachineOf
+    from adaptive.system import StopRequest
 
 MACHINE, RANKS = "Machine", "Ranks"
 RATES = {"link": "--link", "device": "--device-bandwidth", "host": "--host-bandwidth"}
@@ -134,7 +136,7 @@ def simulate(
     The planner keeps its books as in training, but no row has a value: policies see no movement, and what is skipped by
     movement is not. Deferral by visits is. A size into which the rows of a few batches do not fit is told as such.
 
-    With --ranks: bytes between ranks in place of all that.
+    With --ranks: bytes between ranks in place of all that. Ctrl-C ends the reading, and tells what was read by then.
     """
     more = {} if batches is None else {"steps": (str(batches), "--batches")}
     if ranks is not None:
@@ -144,8 +146,8 @@ def simulate(
         _refuse_beside_ranks({**others, "--dense-bytes": dense_bytes})
         with own_stdout():
             (alone,) = load_contenders("lru", sets or [], flags, config, flag="--policy", more=more)
-        found = _crossing(alone.config, ranks, 0.5 if saturated is None else saturated, embedding_dim, markdown)
-        print_result(found, as_json=as_json)
+        share = 0.5 if saturated is None else saturated
+        _crossing(alone.config, ranks, share, embedding_dim, markdown, as_json=as_json)
         return
     if saturated is not None:
         raise typer.BadParameter("--saturated needs --ranks")
@@ -154,8 +156,9 @@ def simulate(
     with own_stdout():
         rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
     check_folders(png, markdown)
-    from adaptive.simulate.report import draw, need_matplotlib, simulation_markdown, simulation_text
+    from adaptive.simulate.report import draw, need_matplotlib, simulation_markdown, simulation_text, stop_lines
     from adaptive.simulate.simulation import simulate as run_simulation
+    from adaptive.system import StopRequest
     from adaptive.telemetry.countdown import Countdown
 
     if png is not None:
@@ -165,13 +168,23 @@ def simulate(
     cases = [(rival.label, rival.config) for rival in rivals]
     width = embedding_dim or int(rivals[0].config.model_options.get("embedding_dim", 16))
     sizes = list(dict.fromkeys(size.strip() for size in device_rows.split(",") if size.strip()))
+    stop = StopRequest()
     with own_stdout():
-        result = run_simulation(cases, sizes, described, embedding_dim=width, told=Countdown(note, "batches planned"))
+        told = Countdown(note, "batches planned")
+        result = run_simulation(cases, sizes, described, embedding_dim=width, told=told, stop=stop)
     if png is not None:
         draw(result, png)
     if markdown is not None:
         write_text(markdown, simulation_markdown(result))
     print_result({**result, "table": simulation_text(result)}, as_json=as_json)
+    _end_as_stopped(stop, stop_lines(result) if as_json else [])
+
+
+def _end_as_stopped(stop: "StopRequest", lines: Sequence[str]) -> None:
+    """After a stop: say on stderr what is missing, where no table does, and exit as the signal would have."""
+    for line in lines:
+        note(line)
+    stop.raise_exit()
 
 
 def _refuse_beside_ranks(given: dict[str, Any]) -> None:
@@ -181,23 +194,34 @@ def _refuse_beside_ranks(given: dict[str, Any]) -> None:
 
 
 def _crossing(
-    settings: "TrainConfig", ranks: str, saturated: float, embedding_dim: int | None, markdown: Path | None
-) -> dict[str, Any]:
+    settings: "TrainConfig",
+    ranks: str,
+    saturated: float,
+    embedding_dim: int | None,
+    markdown: Path | None,
+    *,
+    as_json: bool,
+) -> None:
     check_folders(markdown)
     words = [word.strip() for word in ranks.split(",") if word.strip()]
     if not words or not all(word.isascii() and word.isdecimal() for word in words):
         raise typer.BadParameter(f"--ranks {ranks}: whole numbers are needed, such as 2,8,64")
     from adaptive.simulate.crossing import simulate_crossing
-    from adaptive.simulate.crossing_report import crossing_markdown, crossing_text
+    from adaptive.simulate.crossing_report import crossing_markdown, crossing_text, stop_lines
+    from adaptive.system import StopRequest
     from adaptive.telemetry.countdown import Countdown
 
+    stop = StopRequest()
     with own_stdout():
         told = Countdown(note, "batches counted")
         sizes = list(map(int, words))
-        found = simulate_crossing(settings, sizes, saturated=saturated, embedding_dim=embedding_dim, told=told)
+        found = simulate_crossing(
+            settings, sizes, saturated=saturated, embedding_dim=embedding_dim, told=told, stop=stop
+        )
     if markdown is not None:
         write_text(markdown, crossing_markdown(found))
-    return {**found, "table": crossing_text(found)}
+    print_result({**found, "table": crossing_text(found)}, as_json=as_json)
+    _end_as_stopped(stop, stop_lines(found) if as_json else [])
 
 
 def _machine(
