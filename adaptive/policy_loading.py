@@ -1,5 +1,6 @@
 """How policies, skip rules and models are found by name, module or file; the first two are made from their settings."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -134,7 +135,7 @@ def _load_class(
     target = installed.get(spec, spec)
     place, colon, name = target.rpartition(":")
     if not colon:
-        raise error(f"no {kind} {spec!r}; known: {', '.join(installed)}; or give module:Class or file.py:Class")
+        raise error(f"no {kind} {spec!r}; {_choices(spec, installed)}")
     try:
         module = _load_file(Path(place), kind) if place.endswith(".py") else _load_module(place, spec, kind)
     except PolicyError as found_error:
@@ -142,11 +143,28 @@ def _load_class(
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
         home = "adaptive" if base.__module__.startswith("adaptive") else "torch.nn"
-        raise error(f"{kind} {spec!r}: {place} has no class {name} derived from {home}.{base.__name__}")
+        own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+        there = ", ".join(one.__name__ for one in own if issubclass(one, base))
+        it_has = f"; it has {there}" if there else ""
+        raise error(f"{kind} {spec!r}: {place} has no class {name} derived from {home}.{base.__name__}{it_has}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise error(f"{kind} {spec!r}: class {name} does not implement {missing}")
     return found
+
+
+def _choices(spec: str, installed: Mapping[str, str]) -> str:
+    """What could have been meant by a name that is none: classes of a file, which is read and not run, or all names."""
+    if not spec.endswith(".py"):
+        return f"known: {', '.join(installed)}; or give module:Class or file.py:Class"
+    try:
+        parsed = ast.parse(Path(spec).read_bytes())
+    except OSError as unread:
+        return f"which class of the file? {spec}:CLASS; and it could not be read: {unread.strerror}"
+    except (SyntaxError, ValueError, RecursionError) as wrong:
+        return f"which class of the file? {spec}:CLASS; and it is no Python: {wrong}"
+    names = [f"{spec}:{node.name}" for node in parsed.body if isinstance(node, ast.ClassDef)]
+    return f"which class of the file? {' or '.join(names)}" if names else f"{spec} has no class"
 
 
 def is_rule(spec: str) -> bool:

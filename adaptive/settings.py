@@ -90,6 +90,7 @@ class Key:
 
 
 Keys = dict[Path_, Key]
+MOST_LISTED = 16  # keys of a section that a message about an unknown one names
 
 
 def load_settings(
@@ -367,14 +368,18 @@ def _no_key(one: Given, keys: Keys) -> str:
     """Why a key cannot be given a value: there is none of that name, or it is a section."""
     if one.path in keys:
         return f"found {one.value!r}; it is a section, allowed: {_names_below(one.path, keys)}"
-    below = _names_below(one.path[:1], keys)
     if len(one.path) == 1:
         return f"unknown key{suggestion(one.key, map(_name, keys))}"
+    below = _names_below(one.path[:1], keys)
     if one.key.startswith("policy."):
         own = [name.removeprefix("policy.") for name in below.split(", ") if name.startswith("policy.")]
         name = one.key.removeprefix("policy.")
         return f"the policy has no parameter {name}; it has: {', '.join(own) or 'none'}{suggestion(name, own)}"
-    return f"unknown key; {one.key.partition('.')[0]} has {below}{suggestion(one.key, below.split(', '))}"
+    names, section = below.split(", "), one.key.partition(".")[0]
+    near = suggestion(one.key, names)
+    if len(names) <= MOST_LISTED:
+        return f"unknown key{near or ';'} {section} has {below}"
+    return f"unknown key{near or f'; {section} has {len(names)} keys, which `adaptive-train config` lists'}"
 
 
 def _names_below(section: Path_, keys: Keys) -> str:

@@ -129,6 +129,35 @@ def test_an_unknown_name_lists_the_known_ones_and_the_other_ways() -> None:
         load_policy_class("lur")
 
 
+def test_a_file_without_a_class_is_answered_with_its_classes_and_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "several.py"
+    path.write_text(
+        "from adaptive import Policy\nclass One(Policy): pass\nclass Two(Policy): pass\nraise SystemExit(5)\n"
+    )
+    for text, message in (
+        (None, f"which class of the file? {path}:One or {path}:Two"),
+        ("class Bad(:", "it is no Python: "),
+        ("x = 1", "several.py has no class"),
+    ):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(PolicyError) as error:
+            load_policy_class(str(path))
+        assert message in str(error.value)
+    with pytest.raises(PolicyError, match=r"CLASS; and it could not be read: No such file"):
+        load_policy_class(str(tmp_path / "away.py"))
+
+
+def test_a_wrong_class_of_a_file_is_answered_with_the_right_ones(tmp_path: Path) -> None:
+    path = tmp_path / "several.py"
+    path.write_text(
+        "from adaptive import Policy, SkipRule\n"
+        "class One(Policy): pass\nclass Two(Policy): pass\nclass Rule(SkipRule): pass\n"
+    )
+    with pytest.raises(PolicyError, match=r"no class Mine derived from adaptive.Policy; it has One, Two$"):
+        load_policy_class(f"{path}:Mine")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("class Mine(:", "SyntaxError: "), ("import no_such_thing", "ModuleNotFoundError: "), ("1 / 0", "ZeroDivision")],

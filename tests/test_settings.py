@@ -1,6 +1,7 @@
 """Precedence of sources, all mistakes at once, what counts as which value."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,11 @@ def test_options_of_the_data_have_sections_of_their_own() -> None:
     (line,) = mistakes(environ={"ADAPTIVE_DATA__SYNTHETIC__ROWS": "7"})
     assert line.startswith("data.synthetic.rows (environment ADAPTIVE_DATA__SYNTHETIC__ROWS): found 7; allowed: ")
     (line,) = mistakes(sets=["data.synthetic.row=7"])
-    assert "unknown key" in line and line.endswith("did you mean data.synthetic.rows?")
+    assert line == "data.synthetic.row (--set): unknown key; did you mean data.synthetic.rows?"
+    (line,) = mistakes(sets=["data.qwxz=7"])  # so many keys nobody reads
+    assert re.fullmatch(
+        r"data.qwxz \(--set\): unknown key; data has \d\d keys, which `adaptive-train config` lists", line
+    )
 
 
 def test_empty_and_foreign_variables_are_left_alone() -> None:
@@ -256,7 +261,9 @@ def test_keys_below_model_are_those_of_the_model() -> None:
     assert (config.data, origins["data"]) == ("sequences", "model tbsm")
     assert load_settings(sets=["model=tbsm"], flags={"data": "tbsm:a.npz"})[0].data == "tbsm:a.npz"
     assert load_settings()[0].data == "synthetic"
-    with pytest.raises(ConfigError, match=r"model.final_mlp \(--set\): unknown key; model has .*top_mlp"):
+    with pytest.raises(
+        ConfigError, match=r"model.final_mlp \(--set\): unknown key; did you mean model.top_mlp.*top_mlp"
+    ):
         load_settings(sets=["model.final_mlp=8-1"])
     with pytest.raises(ConfigError, match=r"model.final_mlp \(--set\): final_mlp must end with 1 .*found 8-2"):
         load_settings(flags={"model": "tbsm"}, sets=["model.final_mlp=8-2"])

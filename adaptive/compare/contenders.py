@@ -84,10 +84,8 @@ def policy_class(spec: str) -> type[Policy]:
 
 
 def _hint(spec: str) -> str:
-    if ":" in spec:  # it was looked for in one place, which the error names
+    if ":" in spec or spec.endswith(".py"):  # it was looked for in one place, which the error names
         return ""
-    if spec.endswith(".py"):
-        return f"; which class of the file? {spec}:CLASS"
     if "+" in spec:
         return "; parameters are given as NAME+PARAMETER=VALUE"
     if " " in spec:

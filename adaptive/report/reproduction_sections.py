@@ -15,6 +15,7 @@ from adaptive.report.placement_sections import is_placements, placement_sections
 from adaptive.report.profile_sections import is_profile, profile_sections
 from adaptive.report.simulation_sections import is_simulation, simulation_sections
 from adaptive.storage.plain import parse_json, read_plain
+from adaptive.telemetry.wording import short_text
 
 _OF_COMMANDS: Final[tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[..., list[Section]]], ...]] = (
     (is_comparison, comparison_sections),
@@ -62,7 +63,7 @@ def _claims(found: Mapping[str, Any], where: str) -> Section:
 
 def _derived(one: Mapping[str, Any], where: str) -> Section:
     names, values = list(one["values"]), list(one["values"].values())
-    table = Table([["", one["unit"]], *([name, f"{value:.4g}"] for name, value in one["values"].items())])
+    table = Table([["", one["unit"]], *([name, short_text(value)] for name, value in one["values"].items())])
     told: list[Block] = [Note(one["note"])] if one.get("note") else []
     if one.get("curves"):
         return Section(f"{where}{one['title']}", [table, *told, *_curves(one["curves"])])

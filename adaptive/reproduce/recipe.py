@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from adaptive.config import Config
 from adaptive.errors import ConfigError
 from adaptive.storage.named import load_named, names_in
+from adaptive.telemetry.wording import short_text
 
 RECIPES: Final = Path(__file__).parent / "recipes"
 
@@ -126,14 +127,14 @@ def judge(claim: Claim, records: Mapping[str, Any]) -> tuple[bool, str]:
     if claim.within is not None:
         holds = value is not None and abs(value) <= claim.within
         sign = "within" if holds else "not within"
-        return holds, "not known" if value is None else f"{value:.4g} {sign} {claim.within:.4g}"
+        return holds, "not known" if value is None else f"{short_text(value)} {sign} {short_text(claim.within)}"
     given = claim.more_than if claim.more_than is not None else claim.less_than
     bound = number_at(records, given) if isinstance(given, str) else given
     if value is None or bound is None:
         return False, "not known"
     holds = value > bound if claim.more_than is not None else value < bound
     sign = ">" if claim.more_than is not None else "<"
-    return holds, f"{value:.4g} {sign if holds else 'not ' + sign} {bound:.4g}"
+    return holds, f"{short_text(value)} {sign if holds else 'not ' + sign} {short_text(bound)}"
 
 
 def _over(value: float, other: float) -> float | None:

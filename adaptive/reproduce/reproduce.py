@@ -15,7 +15,7 @@ from adaptive.reproduce.derived import DERIVED
 from adaptive.reproduce.recipe import Claim, Command, Recipe, judge
 from adaptive.simulate.report import simulation_text, write_figure
 from adaptive.storage.durable import write_atomic
-from adaptive.telemetry.wording import aligned
+from adaptive.telemetry.wording import aligned, short_text
 
 SCHEMA: Final = 1
 KIND: Final = "reproduction"
@@ -192,7 +192,7 @@ def reproduction_text(result: Mapping[str, Any], tables: Mapping[str, str]) -> s
     for one in result["commands"]:
         parts.append(f"== {one['shows']} ({one['id']})\n\n{tables[one['id']]}")
     for derived in result["derived"].values():
-        rows = [["", derived["unit"]], *([name, f"{value:.4g}"] for name, value in derived["values"].items())]
+        rows = [["", derived["unit"]], *([name, short_text(value)] for name, value in derived["values"].items())]
         note = f"\n{derived['note']}" if derived.get("note") else ""
         parts.append(f"== {derived['title']}\n\n" + "\n".join(aligned(rows)) + note)
     if result["papers"]:

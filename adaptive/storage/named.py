@@ -54,5 +54,7 @@ def checked(model: type[M], content: Mapping[str, Any], where: str) -> M:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        words = {"missing": "is needed", "extra_forbidden": "unknown key"}
+        wrong = sorted(error.errors(), key=lambda one: one["type"])  # a typo before what is missing because of it
+        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {words.get(e['type'], e['msg'])}" for e in wrong)
         raise ConfigError(f"{where}: {found}") from error

@@ -74,3 +74,9 @@ def test_peaks_and_what_of_them_is_assumed() -> None:
     assert machine.device == 900e9 * 0.6 and machine.link == pytest.approx(15.8e9 * 0.8)
     assert machine.dense_ms == pytest.approx(1e3 * 1e12 / (15.7e12 * 0.3))
     assert expected_ms(TRAFFIC, machine, staged=True, plan_ms=0.3, read_ms=0.7, depth=4) is None
+
+
+def test_a_typo_is_named_before_what_is_missing_because_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('nam = "x"\n')
+    with pytest.raises(ConfigError, match=r"a\.toml: nam: unknown key; name: is needed$"):
+        load_machine(str(tmp_path / "a.toml"))

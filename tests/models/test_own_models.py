@@ -56,7 +56,7 @@ def test_settings_are_the_parameters_that_the_run_does_not_give() -> None:
     )
     assert config.model_options == {"hidden": 9, "widths": {"C1": 4}} and origins["model_options.hidden"] == "--set"
     for given, message in (
-        ("model.hiden=9", r"model.hiden \(--set\): unknown key; model has .*hidden.*did you mean model.hidden"),
+        ("model.hiden=9", r"model.hiden \(--set\): unknown key; did you mean model.hidden\? model has .*hidden"),
         ("model.hidden=a", r"model.hidden \(--set\): found 'a'; allowed: a valid integer"),
         ("model.num_dense=9", r"model.num_dense \(--set\): unknown key"),
     ):

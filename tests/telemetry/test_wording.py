@@ -6,7 +6,7 @@ import pytest
 from toy import ToyData, toy_config
 
 from adaptive.build import build
-from adaptive.telemetry.wording import policy_text
+from adaptive.telemetry.wording import policy_text, short_text
 
 STAGED, ON_HOST = "missed rows are fetched ahead; ", "missed rows stay on the host; "
 
@@ -38,3 +38,18 @@ def test_what_a_run_trains_under(policy: str, options: dict[str, Any], skip: Any
     with parts.embeddings as embeddings:
         found = policy_text(policy, embeddings.policy, defers=embeddings.defers, drops_updates=embeddings.drops_updates)
     assert found == f"policy {policy}: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (17790.0, "17,790"),
+        (999.96, "1000"),
+        (1234.5, "1,234"),
+        (0.072134, "0.07213"),
+        (-5e4, "-50,000"),
+        (1e-6, "1e-06"),
+    ],
+)
+def test_numbers_of_thousands_are_written_out(number: float, text: str) -> None:
+    assert short_text(number) == text
