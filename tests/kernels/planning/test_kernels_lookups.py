@@ -42,7 +42,7 @@ def find_distinct(choose: Choose, ids: Any, spans: Any, span_tables: Any, sizes:
         scratch *= 2
     rows, counts, inverse = (
         np.empty(num_lookups, np.int64),
-        np.empty(num_lookups, np.int32),
+        np.full(num_lookups, 77, np.int32),  # memory is lent: it holds what was there before
         np.empty(num_lookups, np.int32),
     )
     ends = np.empty(len(sizes), np.int64)
