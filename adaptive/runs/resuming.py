@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TextIO
@@ -20,7 +21,7 @@ from adaptive.runs.next_commands import code_of, resume_command
 from adaptive.runs.record import check_same_data, config_of
 from adaptive.runs.run import ResumePoint, Run
 from adaptive.runs.state import SavedProgress, reached_by, refuse_guarded_resume, restore
-from adaptive.runs.together import facts_of, refuse_alone, scratch_directory, telling
+from adaptive.runs.together import directory_of, facts_of, refuse_alone, telling
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.durable import temporary_name
 from adaptive.storage.run_checkpoints import load_whole
@@ -61,8 +62,8 @@ def resume_run(
         OutputError: if another process holds the directory, or it cannot be written.
     """
     is_first = ranks is None or ranks.is_first
-    resumed = RunDirectory(Path(run_directory), resume=True, take_over=take_over) if is_first else scratch_directory()
-    with telling(ranks), resumed as directory:
+    opened = partial(RunDirectory, Path(run_directory), resume=True, take_over=take_over)
+    with telling(ranks), directory_of(ranks, opened) as directory:
         path = directory.path if is_first else Path(run_directory)
         record = read_record(path)
         config = _config(record, path, {"steps": steps, "epochs": epochs})

@@ -2,7 +2,8 @@
 
 import contextlib
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,15 @@ def telling(ranks: Ranks | None) -> Iterator[None]:
         raise
 
 
+def directory_of(
+    ranks: Ranks | None, run_directory: Callable[[], RunDirectory]
+) -> AbstractContextManager[RunDirectory]:
+    """The run's own on rank 0, of others one that is gone with the process. Call it where errors are told."""
+    return run_directory() if ranks is None or ranks.is_first else _scratch_directory()
+
+
 @contextlib.contextmanager
-def scratch_directory() -> Iterator[RunDirectory]:
-    """A run directory of a rank that writes nothing of the run."""
+def _scratch_directory() -> Iterator[RunDirectory]:
     with tempfile.TemporaryDirectory(prefix="adaptive-rank-") as folder, RunDirectory(Path(folder) / "run") as found:
         yield found
 

@@ -1,6 +1,6 @@
 """Train a run in its directory, or say what it would take."""
 
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,7 +15,7 @@ from adaptive.runs.record import where_and_what
 from adaptive.runs.run import Run, total_steps
 from adaptive.runs.state import refuse_guarded_saves
 from adaptive.runs.target import refuse_unreachable
-from adaptive.runs.together import facts_of, refuse_alone, scratch_directory, telling
+from adaptive.runs.together import directory_of, facts_of, refuse_alone, telling
 from adaptive.storage.run_directory import RunDirectory
 from adaptive.telemetry.loggers import load_loggers
 from adaptive.telemetry.report import SCHEMA
@@ -46,29 +46,36 @@ def train_run(
     Raises:
         AdaptiveError: see the classes in `adaptive.errors`.
     """
-    load_loggers(config.log_to)  # what is missing is told before there is a directory
-    refuse_alone(config, ranks)
-    opened = _directory_of(config, overwrite, take_over, ranks)
-    with telling(ranks), opened as directory, torch_settings(config):
-        dataset = open_data(with_known_ids(config), directory.path)
-        sample = first_batches(config, dataset)
-        if ranks is not None:
-            ranks.require_equal(facts_of(config, dataset))
-        components = build(config, dataset, sample, ranks)
-        with components.embeddings:
-            refuse_guarded_saves(config, components)
-            refuse_unreachable(config, components, dataset)
-            refuse_without_evaluation(config, dataset)
-            begin_with(components, config)
-            components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
-            directory.begin(
-                config=config.model_dump(mode="json"),
-                data=dataset.fingerprint(),
-                **where_and_what(dataset),
-                device=str(components.embeddings.device),
-                **({} if ranks is None else {"ranks": ranks.places}),
-            )
-            return Run(config, directory, dataset, components, stream, keep_scores=keep_scores).train()
+    opened = partial(_run_directory, config, overwrite, take_over)
+    with telling(ranks), torch_settings(config):
+        load_loggers(config.log_to)  # what is missing is told before there is a directory
+        refuse_alone(config, ranks)
+        with directory_of(ranks, opened) as directory:
+            return _train_in(directory, config, stream, keep_scores, ranks)
+
+
+def _train_in(
+    directory: RunDirectory, config: TrainConfig, stream: TextIO | None, keep_scores: bool, ranks: Ranks | None
+) -> dict[str, Any]:
+    dataset = open_data(with_known_ids(config), directory.path)
+    sample = first_batches(config, dataset)
+    if ranks is not None:
+        ranks.require_equal(facts_of(config, dataset))
+    components = build(config, dataset, sample, ranks)
+    with components.embeddings:
+        refuse_guarded_saves(config, components)
+        refuse_unreachable(config, components, dataset)
+        refuse_without_evaluation(config, dataset)
+        begin_with(components, config)
+        components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
+        directory.begin(
+            config=config.model_dump(mode="json"),
+            data=dataset.fingerprint(),
+            **where_and_what(dataset),
+            device=str(components.embeddings.device),
+            **({} if ranks is None else {"ranks": ranks.places}),
+        )
+        return Run(config, directory, dataset, components, stream, keep_scores=keep_scores).train()
 
 
 def plan_run(config: TrainConfig) -> dict[str, Any]:
@@ -108,15 +115,6 @@ def _preset(config: TrainConfig) -> dict[str, Any]:
         return {}
     published = {"source": preset.source, "published_tables": preset.published_tables, "ours": preset.ours}
     return {"preset": {"name": config.preset, **published}}
-
-
-def _directory_of(
-    config: TrainConfig, overwrite: bool, take_over: bool, ranks: Ranks | None
-) -> AbstractContextManager[RunDirectory]:
-    """Of rank 0 the run's; of others one that is gone with the process."""
-    if ranks is None or ranks.is_first:
-        return _run_directory(config, overwrite, take_over)
-    return scratch_directory()
 
 
 def _run_directory(config: TrainConfig, overwrite: bool, take_over: bool) -> RunDirectory:

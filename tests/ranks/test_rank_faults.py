@@ -190,3 +190,13 @@ def test_after_fifty_kills_the_last_checkpoint_is_whole(pool: RankPool, tmp_path
 
 def _quality(found: dict[str, Any]) -> tuple[float, float]:
     return found["auc"], found["log_loss"]
+
+
+def test_a_directory_that_cannot_be_had_ends_all_at_once(pool: RankPool, tmp_path: Path) -> None:
+    """Only rank 0 opens it; the others hear why there is no run."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    found = troubled(pool, tmp_path / "run", 0, "update", 99, "kill")
+    assert codes(found) == [6, 6], found
+    assert "is not empty" in found[0].err and "is not empty" in found[1].err and "rank 0 of 2" in found[1].err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]

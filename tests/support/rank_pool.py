@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "rank_worker.py"
-SECONDS = 120.0  # of a job
+SECONDS = 240.0  # of a job; the first one may compile all kernels
 
 
 @dataclass(frozen=True)
