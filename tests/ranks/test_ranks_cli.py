@@ -54,14 +54,13 @@ def test_a_run_on_two_ranks_is_evaluated_by_one_process_and_by_two(pool: RankPoo
     assert (first.code, second.code, second.out, second.err) == (0, 0, "", ""), first.err
     assert json.loads(first.out) == alone  # to the last digit
     assert "500 samples" in first.err
+    (within,) = pool.run(1, ["-m", "adaptive", "eval", out, "--ranks", "2"])
+    assert within.code == 2 and "under torchrun leave it out" in within.err.replace("\n", " ")
 
 
-def test_what_eval_cannot_do_is_told_on_every_rank_or_once(pool: RankPool, tmp_path: Path) -> None:
-    words = ["eval", str(tmp_path / "none"), "--json"]
-    for one in pool.run(2, ["-m", "adaptive", *words]):
-        assert one.code == 5 and "run.json" in one.err and not one.out
-    (within,) = pool.run(1, ["-m", "adaptive", *words[:2], "--ranks", "2"])
-    assert within.code == 5
+def test_a_run_that_is_not_there_is_told_by_every_rank(pool: RankPool, tmp_path: Path) -> None:
+    for one in pool.run(2, ["-m", "adaptive", "eval", str(tmp_path / "none"), "--json"]):
+        assert one.code == 4 and "run.json" in one.err and not one.out
 
 
 def test_doctor_measures_what_ranks_exchange(pool: RankPool) -> None:
