@@ -38,10 +38,11 @@ def these_ranks(config: TrainConfig) -> Iterator[Ranks | None]:
 
 
 @contextlib.contextmanager
-def reading_ranks(config: TrainConfig) -> Iterator[Ranks | None]:
-    """`these_ranks`, to read a run: whole batches in turn, so in blocks of nobody's."""
+def reading_ranks(config: TrainConfig) -> Iterator[Ranks]:
+    """`these_ranks` of a process that is one, to read a run: whole batches in turn, so a block for each rank."""
     meeting = config.ranks.model_copy(update={"blocks": None, "wire": "fp32"})
     with these_ranks(config.model_copy(update={"ranks": meeting})) as ranks:
+        assert ranks is not None
         yield ranks
 
 

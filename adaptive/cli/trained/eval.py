@@ -1,7 +1,6 @@
 """`adaptive-train eval RUN`: repeat the final evaluation of a run, or evaluate it on other data."""
 
 import sys
-from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -51,14 +50,17 @@ def evaluate(
         refuse_within_ranks()
         launch_ranks(ranks, None)
     from adaptive.runs import evaluate_run
-    from adaptive.runs.together import reading_ranks
 
     given: dict[str, Any] = {"data": data, "by": by, "settings": settings}
-    with own_stdout(), nullcontext() if of_run is None else reading_ranks(of_run) as together:
-        if together is None:
+    with own_stdout():
+        if of_run is None:
             found = evaluate_run(run, **given, stream=sys.stderr)
         else:
-            stream = sys.stderr if together.is_first else None
-            found = evaluate_run(run, **given, stream=stream, ranks=together)
-    if together is None or together.is_first:
-        print_result(found, as_json=as_json)
+            from adaptive.runs.together import reading_ranks
+
+            with reading_ranks(of_run) as together:
+                stream = sys.stderr if together.is_first else None
+                found = evaluate_run(run, **given, stream=stream, ranks=together)
+                if not together.is_first:
+                    return
+    print_result(found, as_json=as_json)
