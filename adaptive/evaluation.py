@@ -3,10 +3,11 @@
 Letters: B samples of a batch.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adaptive.batch import Batch
+from adaptive.batch import Batch, OwnPart
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.embedding.dense import own_part
 from adaptive.errors import InputError
@@ -62,6 +63,7 @@ def evaluate(
     max_exact: int = MAX_EXACT,
     by: int | None = None,
     keep: Callable[[NDArray[np.float32], NDArray[np.float32]], None] | None = None,
+    in_turn: bool = False,
 ) -> Evaluation:
     """Evaluate `model(dense, pooled)`, which gives logits (B,), of several labels (B, T), on batches.
 
@@ -72,6 +74,8 @@ def evaluate(
         max_exact: samples whose scores are kept for the exact AUC, and for GAUC.
         by: position of a feature with one id a sample, whose ids group the samples for GAUC.
         keep: called at the end with logits and labels (n,), unless there are more samples than are kept.
+        in_turn: ranks, of one block each, compute whole batches in turn, which gives the bits of a process alone; else
+            each computes its blocks of every batch, as in training.
 
     Raises:
         DeviceMemoryError: if no more rows can be given back.
@@ -84,7 +88,8 @@ def evaluate(
     groups: list[NDArray[np.int64]] = []
     auc, losses = StreamingAUC(), StreamingLogLoss()
     tasks, each = tasks_of(model), PerLabel(tasks_of(model))
-    for batch, found in _predictions(embeddings, model, _labelled(batches)):
+    predictions = _in_turn if in_turn else _predictions
+    for batch, found in predictions(embeddings, model, _labelled(batches)):
         logits = found if tasks is None else found[:, 0]
         if tasks is not None:
             each.update(found, labels_of(batch, tasks))
@@ -172,9 +177,28 @@ def _predictions(
     for number, batch in enumerate(batches):
         with evaluating(model), torch.no_grad():  # for this batch: whoever iterates may do something else in between
             logits = embeddings.with_room(partial(_logits, embeddings, model, batch))
-        if not np.isfinite(logits).all():
-            raise where_not_finite(f"evaluation batch {number}", logits, batch)
+        _check_finite(logits, number, batch)
         yield batch, logits
+
+
+def _in_turn(
+    embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+    """`_predictions`, rank r computing batches r, r + W, r + 2 W and so on; all ranks get those of all."""
+    assert embeddings.ranks is not None and embeddings.ranks.blocks == embeddings.ranks.size
+    number, coming = 0, iter(batches)
+    while several := list(islice(coming, embeddings.ranks.size)):
+        with evaluating(model), torch.no_grad():
+            found = _logits_of_several(embeddings, embeddings.ranks, model, several)
+        for batch, logits in zip(several, found, strict=False):  # ranks behind the last batch have none
+            _check_finite(logits, number, batch)
+            yield batch, logits
+            number += 1
+
+
+def _check_finite(logits: NDArray[np.float32], number: int, batch: Batch) -> None:
+    if not np.isfinite(logits).all():
+        raise where_not_finite(f"evaluation batch {number}", logits, batch)
 
 
 def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> NDArray[np.float32]:
@@ -204,6 +228,17 @@ def _logits_together(
     found = np.concatenate(ranks.gather_arrays(own))
     tasks = tasks_of(model)
     return found if tasks is None else found.reshape(-1, len(tasks.names))
+
+
+def _logits_of_several(
+    embeddings: TieredEmbeddingBag, ranks: Ranks, model: nn.Module, batches: Sequence[Batch]
+) -> list[NDArray[np.float32]]:
+    """Of each rank those of its batch, none of a rank without one; all ranks get those of all."""
+    has_one = ranks.rank < len(batches)
+    planned = embeddings.read(batches[ranks.rank] if has_one else OwnPart.of_batch(batches[0], [0, 0]))
+    own = logits_of(embeddings, model, planned).float().cpu().numpy() if has_one else np.zeros(0, np.float32)
+    tasks, found = tasks_of(model), ranks.gather_arrays(own)
+    return found if tasks is None else [one.reshape(-1, len(tasks.names)) for one in found]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from adaptive.cli.flags import OUTPUT, given_flags, with_flags
+from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
 from adaptive.cli.output import SETTINGS, AsJson, Sets, own_stdout, print_result
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def run(
         others = {"--config": config, "--set": sets, "--dry-run": dry_run, "--overwrite": overwrite}
         others |= {"--go-on": go_on}
         changed = _changed(texts, names, [flag for flag, value in others.items() if value])
-        of_run = _settings_for_ranks(resume, ranks)
+        of_run = settings_for_ranks(resume, ranks)
         if ranks is not None and of_run is not None:
             _launch(ranks, of_run)
         from adaptive.runs import resume_run
@@ -130,37 +131,13 @@ def run(
     print_result(found, as_json=as_json)
 
 
-def _settings_for_ranks(resume: Path, ranks: int | None) -> "TrainConfig | None":
-    """Those of the run that goes on, if it goes on on several ranks: they say how ranks meet."""
-    from adaptive.ranks.launch import is_rank
-
-    if ranks is None and not is_rank():
-        return None
-    from adaptive.runs.record import config_of
-    from adaptive.storage.run_directory import read_record
-
-    return config_of(read_record(resume), resume)
-
-
 def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
     """Run the same command line in so many processes, and end as they do."""
-    from adaptive.ranks.launch import is_rank, launch
-
-    if is_rank():
-        raise typer.BadParameter("--ranks starts processes itself; under torchrun leave it out")
+    refuse_within_ranks()
     from adaptive.runs.together import refuse_guard
 
     refuse_guard(settings)  # once, and not by each rank
-    raise typer.Exit(launch(ranks, _without_ranks(sys.argv[1:]), settings.ranks.blocks))
-
-
-def _without_ranks(words: list[str]) -> list[str]:
-    """The command line of each rank."""
-    found = [word for word in words if not word.startswith("--ranks=")]
-    while "--ranks" in found:
-        place = found.index("--ranks")
-        del found[place : place + 2]
-    return found
+    launch_ranks(ranks, settings.ranks.blocks)
 
 
 def _changed(texts: dict[str, str], names: dict[str, str], others: list[str]) -> dict[str, Any]:

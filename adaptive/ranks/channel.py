@@ -1,7 +1,11 @@
 """`Channel`: exchanges of one thread, each announced by headers, so that ranks that disagree stop, and none waits.
 
-Every rank sees the headers of all ranks before any part crosses. What follows is decided from them alone: all ranks
-exchange their parts, or none does.
+    first message   header, then as much of the part as there is room for      always
+    the rest        of parts that are larger than that                         if all headers agree, and there is any
+
+How much room there is follows from what all ranks have seen: what crossed when last the same exchange lay behind them.
+So every rank knows the size of every first message, whatever the others are about to do, and most exchanges are one
+message. What counts is decided from the headers of all ranks alone: all take each other's parts, or none does.
 """
 
 import contextlib
@@ -13,6 +17,7 @@ import numpy as np
 
 from adaptive import errors
 from adaptive.errors import AdaptiveError, RanksError
+from adaptive.ranks.rooms import Room, Rooms
 from adaptive.ranks.traffic import Tally
 from adaptive.ranks.transport import CHANNELS, Bytes, Transport, TransportError
 from adaptive.ranks.wire import MOST_TEXT, Header, Kind, unpack
@@ -45,6 +50,7 @@ class Channel:
     def __init__(self, transport: Transport, number: int) -> None:
         self._transport, self._number = transport, number
         self._sequence = 0
+        self._rooms = Rooms(transport.size)
         self.heard = 0  # a signal that this rank was sent
         self.agreed = 0  # a signal that some rank had been sent at an exchange: known to all at the same one
         self.over = False
@@ -75,19 +81,17 @@ class Channel:
                 f"{self._who(rank)}: {mine.text}: nothing can be exchanged any more after an earlier error"
             )
         try:
-            messages = self._headers(mine)
-            headers = tuple(unpack(message, size, self._who(r)) for r, message in enumerate(messages))
+            room = self._rooms.of_next()
+            headers, early = self._first(mine, own, room)
             self._sequence += 1
             self.agreed = self.agreed or max(header.signal for header in headers)
             failed = [r for r, header in enumerate(headers) if header.kind is Kind.FAILED]
             if not failed:
                 self._check(headers, mine)
-            crosses = failed or not any(header.kind in ENDS for header in headers)
-            sizes = [header.lengths[rank] if r in failed or not failed else 0 for r, header in enumerate(headers)]
-            if failed and rank not in failed:
-                own = [NOTHING] * size
-            largest = max(max(header.lengths) for header in headers)
-            found = self._parts(kind, own, sizes, largest) if crosses and largest else [NOTHING] * size
+            ended = any(header.kind in ENDS for header in headers)
+            self._rooms.learn(None if failed or ended else kind, [header.lengths for header in headers])
+            counts = failed or ([] if ended else range(size))  # the ranks whose parts are taken
+            found = self._whole(kind, own, headers, early, room, counts)
         except TransportError as error:
             self.over = True
             raise self._broken(mine, error) from error
@@ -99,18 +103,56 @@ class Channel:
             raise self._of_another(failed[0], headers[failed[0]].code, found[failed[0]])
         return Exchanged(headers, found)
 
-    def _headers(self, mine: Header) -> list[bytes]:
-        """Of all ranks."""
-        message = mine.pack()
+    def _first(self, mine: Header, own: Sequence[Bytes], room: Room) -> tuple[tuple[Header, ...], list[Bytes]]:
+        """The headers of all ranks, and what came with them (`room` bytes from each). What a rank has for itself goes
+        nowhere."""
+        size, rank = self._transport.size, self._transport.rank
+        if size == 1:
+            return (mine,), [NOTHING]
+        message = np.frombuffer(mine.pack(), np.uint8)
+        pieces = [
+            [message, part[:space], self._rooms.nothing[: max(0, space - len(part))]]
+            for part, space in zip(own, room[rank], strict=True)
+        ]
+        sizes = [len(message) + room[sender][rank] for sender in range(size)]
         with self.tally.timed(mine.kind, "wait_ms"):
-            found = self._transport.gather(self._number, message)
-        self.tally.add(headers=(self._transport.size - 1) * len(message))
-        return found
+            came = self._transport.swap(self._number, pieces, sizes, len(message) + max(map(max, room)))
+        taken = sum(min(len(part), space) for part, space in zip(own, room[rank], strict=True))
+        self.tally.send(mine.kind, taken)
+        self.tally.add(headers=(size - 1) * len(message), padding=sum(room[rank]) - taken)
+        headers = tuple(
+            unpack(one[: len(message)].tobytes(), size, self._who(sender)) for sender, one in enumerate(came)
+        )
+        return headers, [one[len(message) :] for one in came]
 
-    def _parts(self, kind: Kind, own: Sequence[Bytes], sizes: Sequence[int], largest: int) -> list[Bytes]:
-        with self.tally.timed(kind, "exchange_ms"):
-            found = self._transport.swap(self._number, own, sizes, largest)
-        self.tally.send(kind, sum(map(len, own)) - len(own[self._transport.rank]))
+    def _whole(
+        self,
+        kind: Kind,
+        own: Sequence[Bytes],
+        headers: Sequence[Header],
+        early: Sequence[Bytes],
+        room: Room,
+        counts: Sequence[int],
+    ) -> list[Bytes]:
+        """The parts for this rank of the ranks that count; what did not fit into the first message crosses now."""
+        size, rank = self._transport.size, self._transport.rank
+        left = [[0] * size for _ in range(size)]
+        for sender in counts:
+            for to, length in enumerate(headers[sender].lengths):
+                left[sender][to] = 0 if to == sender else max(0, length - room[sender][to])
+        rests = [NOTHING] * size
+        if largest := max(map(max, left)):
+            pieces = [[part[space:] if more else NOTHING]
+                      for part, space, more in zip(own, room[rank], left[rank], strict=True)]  # fmt: skip
+            with self.tally.timed(kind, "exchange_ms"):
+                rests = self._transport.swap(self._number, pieces, [left[r][rank] for r in range(size)], largest)
+            self.tally.send(kind, sum(left[rank]))
+        found = [NOTHING] * size
+        for sender in counts:
+            here = early[sender][: headers[sender].lengths[rank]]
+            found[sender] = np.concatenate([here, rests[sender]]) if left[sender][rank] else here
+        if rank in counts:
+            found[rank] = own[rank]
         return found
 
     def tell_failure(self, batch: int, code: int, text: str) -> None:

@@ -1,7 +1,7 @@
 """What exchanges between these ranks cost: latency and bandwidth as training has them, and over which interface.
 
-Measured is the transport of training, on its channel of vectors: a gather of small messages, as headers are, and a
-swap of larger ones, as vectors are. The interface is the one on which bytes were counted meanwhile
+Measured is the transport of training, on its channel of vectors: a swap of small messages, as headers are, and one of
+larger ones, as vectors are. The interface is the one on which bytes were counted meanwhile
 (`/proc/net/dev`), not the one that somebody has set.
 """
 
@@ -33,11 +33,9 @@ def measure(ranks: Ranks, transport: Transport) -> dict[str, Any]:
 
     Times are the slowest rank's.
     """
-    small = _median_ms(lambda: transport.gather(ROWS, bytes(SMALL)), ROUNDS_SMALL)
-    part = np.zeros(LARGE, np.uint8)
-    parts, sizes = [part] * transport.size, [LARGE] * transport.size
+    small = _median_ms(_swap_of(transport, SMALL), ROUNDS_SMALL)
     before = bytes_by_interface()
-    large = _median_ms(lambda: transport.swap(ROWS, parts, sizes, LARGE), ROUNDS_LARGE)
+    large = _median_ms(_swap_of(transport, LARGE), ROUNDS_LARGE)
     interface = busiest(before, bytes_by_interface())
     found = {
         "host": socket.gethostname(),
@@ -90,6 +88,12 @@ def verdicts(found: Mapping[str, Any]) -> tuple[str, list[str]]:
             "fewer ranks"
         )
     return text, problems
+
+
+def _swap_of(transport: Transport, size: int) -> Callable[[], Any]:
+    """An exchange of `size` bytes with each rank."""
+    parts = [[np.zeros(size, np.uint8)]] * transport.size
+    return lambda: transport.swap(ROWS, parts, [size] * transport.size, size)
 
 
 def _median_ms(exchange: Callable[[], Any], rounds: int) -> float:

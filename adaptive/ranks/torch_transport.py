@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
@@ -18,11 +19,9 @@ import torch.distributed as dist
 
 from adaptive.errors import ConfigError, RanksError
 from adaptive.ranks.ranks import Ranks
-from adaptive.ranks.transport import CHANNELS, Bytes, Transport, TransportError
+from adaptive.ranks.transport import CHANNELS, ROWS, Bytes, Transport, TransportError
 
 T = TypeVar("T")
-# Its name from torch 2.13 on, and before.
-ALL_GATHER: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 MOST: Final = 64 << 20  # bytes of one message: larger uneven ones have aborted processes (pytorch/gloo#334)
 NAME: Final = 128  # bytes of a host and process
 ALIVE_SECONDS: Final = 2.0  # that ranks have to say that they live
@@ -67,38 +66,31 @@ class TorchTransport(Transport):
         self._groups: list[Any] = [_met(lambda: dist.new_group(backend="gloo", timeout=timeout)) for _ in CHANNELS]
         self._alone = self.size == 1
         own = f"{socket.gethostname()}, process {os.getpid()}".encode()[:NAME].ljust(NAME)
-        self._names = [name.decode(errors="replace").strip() for name in self.gather(1, own)]
+        everyones = self.swap(ROWS, [[np.frombuffer(own, np.uint8)]] * self.size, [NAME] * self.size, NAME)
+        self._names = [name.tobytes().decode(errors="replace").strip() for name in everyones]
         self._closed = False
 
-    def gather(self, channel: int, message: bytes) -> list[bytes]:
+    def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
+        """Where some rank would send more than `MOST` to another, all send in several messages."""
         if self._alone:
-            return [message]
-        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        all_of_them = torch.empty(self.size * len(message), dtype=torch.uint8)
-        self._do(lambda: ALL_GATHER(all_of_them, mine, group=self._groups[channel]))
-        whole = all_of_them.numpy().tobytes()
-        return [whole[rank * len(message) : (rank + 1) * len(message)] for rank in range(self.size)]
-
-    def swap(self, channel: int, parts: Sequence[Bytes], sizes: Sequence[int], largest: int) -> list[Bytes]:
-        """Where some rank would send more than `MOST` to another, all send in pieces."""
-        if self._alone:
-            return [parts[0]]
+            return [np.concatenate(parts[0])]
         if largest <= MOST:
             return self._swap_once(channel, parts, sizes)
-        found: list[Bytes] = [np.empty(size, np.uint8) for size in sizes]
+        wholes, found = [np.concatenate(part) for part in parts], [np.empty(size, np.uint8) for size in sizes]
         for done in range(0, largest, MOST):
-            pieces = [part[done : done + MOST] for part in parts]
+            pieces = [[whole[done : done + MOST]] for whole in wholes]
             more = self._swap_once(channel, pieces, [max(0, min(size - done, MOST)) for size in sizes])
-            for whole, piece in zip(found, more, strict=True):
-                whole[done : done + len(piece)] = piece
-        return found
+            for one, piece in zip(found, more, strict=True):
+                one[done : done + len(piece)] = piece
+        return list(found)
 
-    def _swap_once(self, channel: int, parts: Sequence[Bytes], sizes: Sequence[int]) -> list[Bytes]:
-        mine = torch.from_numpy(np.concatenate(parts))
+    def _swap_once(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int]) -> list[Bytes]:
+        mine = torch.from_numpy(np.concatenate([piece for part in parts for piece in part]))
         came = torch.empty(sum(sizes), dtype=torch.uint8)
-        lengths = [len(part) for part in parts]
+        lengths = [sum(map(len, part)) for part in parts]
         self._do(lambda: dist.all_to_all_single(came, mine, list(sizes), lengths, group=self._groups[channel]))
-        return np.split(came.numpy(), np.cumsum(sizes)[:-1])
+        whole, ends = came.numpy(), list(accumulate(sizes))
+        return [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def _do(self, operation: Callable[[], Any]) -> None:
         try:

@@ -17,7 +17,8 @@ from adaptive.ranks.wire import Kind
 class RankTraffic:
     """Bytes that one rank sent to other ranks, each counted once for each rank it went to, and what goes with them."""
 
-    headers: int = 0  # before every exchange, to every other rank
+    headers: int = 0  # before every part, to every other rank
+    padding: int = 0  # room in first messages that was not filled
     requests: int = 0  # rows asked for, one look-ahead early
     answers: int = 0  # which requests need no vector or no gradient
     vectors: int = 0  # rows, from owners to askers
@@ -29,8 +30,8 @@ class RankTraffic:
     gradients_spared: int = 0  # bytes of gradients that did not cross, as the owner would have left them out
     rows_asked: int = 0  # of other ranks
     rows_served: int = 0  # asked of this rank, by itself too: an owner's load
-    wait_ms: float = 0.0  # of training, until all others had come to the same exchange: small on the slowest rank
-    exchange_ms: float = 0.0  # of training, while bytes crossed
+    wait_ms: float = 0.0  # of training, until first messages of all others had come: small on the slowest rank
+    exchange_ms: float = 0.0  # of training, while what they had no room for crossed
 
     @property
     def sent(self) -> int:
@@ -49,7 +50,7 @@ class RankTraffic:
 
 
 TIMES: Final = ("wait_ms", "exchange_ms")
-KINDS: Final = ("headers", "requests", "answers", "vectors", "gradients", "dense", "predictions", "other")
+KINDS: Final = ("headers", "padding", "requests", "answers", "vectors", "gradients", "dense", "predictions", "other")
 """The fields that are bytes sent."""
 
 _OF_KIND: Final = {

@@ -29,20 +29,12 @@ class Transport(ABC):
     size: int
 
     @abstractmethod
-    def gather(self, channel: int, message: bytes) -> list[bytes]:
-        """Every rank's message, in order of ranks; all are equally long.
+    def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
+        """Give each rank its part, of pieces that follow one another; returns what each rank had for this one, of
+        `sizes` bytes each, whole. `largest`: bytes of the largest part that any rank has for any other.
 
         Raises:
             TransportError: if a rank is gone or does not come in time.
-        """
-
-    @abstractmethod
-    def swap(self, channel: int, parts: Sequence[Bytes], sizes: Sequence[int], largest: int) -> list[Bytes]:
-        """Give each rank its part; returns what each rank had for this one, of `sizes` bytes each. `largest`: bytes of
-        the largest part that any rank has for any other.
-
-        Raises:
-            TransportError: as `gather`.
         """
 
     @abstractmethod

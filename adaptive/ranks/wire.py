@@ -2,7 +2,7 @@
 
     "ADRK", version, kind, sequence number, batch, samples, signal heard, code, length of the part for each rank
 
-A header is sent to all ranks before the parts; so all know what the others are about to send, and decide alike.
+A header goes to all ranks, in the first message of an exchange; so all know what the others send, and decide alike.
 """
 
 import struct

@@ -14,9 +14,11 @@ from adaptive.data.dataset import Dataset, DataShape
 from adaptive.data.tables import shape_of
 from adaptive.errors import AdaptiveError, ConfigError, InputError
 from adaptive.evaluation import evaluate
+from adaptive.ranks import Ranks
 from adaptive.runs.loading import LoadedRun, load_with
 from adaptive.runs.record import FOLDER, check_same_data
 from adaptive.runs.run import group_feature, quality_numbers
+from adaptive.runs.together import telling
 from adaptive.telemetry.progress import Progress
 from adaptive.telemetry.recorder import evaluation_record
 from adaptive.telemetry.report import SCHEMA
@@ -32,6 +34,7 @@ def evaluate_run(
     by: str | None = None,
     settings: Mapping[str, Any] = NO_SETTINGS,
     stream: TextIO | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """Evaluate the saved weights of a run on its evaluation data: the numbers its summary has, to the last digit. Of a
     run that was cut short, or is under way, the newest checkpoint is evaluated. Rows lie as in the run: those of a host
@@ -42,17 +45,23 @@ def evaluate_run(
         by: a feature with one value a sample, such as the user; also GAUC over its values (`gauc`, `gauc_groups`).
         settings: dotted keys of `adaptive.runs.loading.READABLE` and their values, which count before the run's.
         stream: where the result is shown, usually stderr.
+        ranks: that evaluate together, each in a call of its own, with a part of the rows and some of the batches;
+            all see directory and data, and all have the result, to the last digit that of one process with as many
+            threads as one of them.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
         ConfigError: for other settings, or a feature that is not there.
         InputError: if the data are not those of the run, or have no evaluation part, or samples without a label.
     """
-    with load_with(Path(run_directory), settings) as run:
+    with telling(ranks), load_with(Path(run_directory), settings, ranks) as run:
         position = group_feature(by, [feature.name for feature in run.shape.features], f"{run.path}: --by ")
         dataset = data_of(run, data)
+        if ranks is not None:
+            ranks.require_equal({"by": by, "data": dataset.fingerprint()})
         with torch_settings(run.config):
-            found = evaluate(run.embeddings, run.model, evaluation_batches(run, dataset), by=position)
+            batches = evaluation_batches(run, dataset)
+            found = evaluate(run.embeddings, run.model, batches, by=position, in_turn=ranks is not None)
     if not found.samples:
         raise InputError(
             f"the data of {run.path} ({data or run.config.data}) have no evaluation part; give others: --data SPEC"

@@ -20,8 +20,10 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.evaluation import predict
 from adaptive.policy_loading import refuse_unnamed
+from adaptive.ranks import Ranks
 from adaptive.runs.record import at_home, config_of, recorded_shape
 from adaptive.runs.state import restore_weights
+from adaptive.runs.together import versions
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RECORD, read_record
 
@@ -114,16 +116,19 @@ def load_run(path: Path | str, *, tier: TierConfig | None = None, model: str | N
     return _load(Path(path), lambda config: config.model_copy(update=changed), model)
 
 
-def load_with(path: Path, settings: Mapping[str, Any]) -> LoadedRun:
-    """`load_run` with some settings changed: dotted keys of `READABLE`.
+def load_with(path: Path, settings: Mapping[str, Any], ranks: Ranks | None = None) -> LoadedRun:
+    """`load_run` with some settings changed: dotted keys of `READABLE`; with `ranks`, which call it together, each has
+    its own rows.
 
     Raises:
         ConfigError: for other keys, and as `load_run` does.
     """
-    return _load(path, lambda config: _changed(config, settings), settings.get("model"))
+    return _load(path, lambda config: _changed(config, settings), settings.get("model"), ranks)
 
 
-def _load(path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None) -> LoadedRun:
+def _load(
+    path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None, ranks: Ranks | None = None
+) -> LoadedRun:
     """`model`: what the caller has named."""
     record = read_record(path)
     config = config_of(record, path)
@@ -132,7 +137,10 @@ def _load(path: Path, change: Callable[[TrainConfig], TrainConfig], model: str |
     refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=way)
     where, checkpoint = load_best(path)
     shape = recorded_shape(record, path) or shape_of(open_data(config))
-    components = build(config, shape)
+    if ranks is not None:
+        settings, steps = config.model_dump(mode="json", exclude={"out"}), checkpoint.meta["steps"]
+        ranks.require_equal({"settings": settings, "checkpoint": where.name, "steps": steps, "versions": versions()})
+    components = build(config, shape, ranks=ranks)
     try:
         restore_weights(components, checkpoint, where=where)
     except BaseException:

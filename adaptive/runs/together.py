@@ -38,6 +38,15 @@ def these_ranks(config: TrainConfig) -> Iterator[Ranks | None]:
         ranks.close()
 
 
+@contextlib.contextmanager
+def reading_ranks(config: TrainConfig) -> Iterator[Ranks]:
+    """`these_ranks` of a process that is one, to read a run: whole batches in turn, so a block for each rank."""
+    meeting = config.ranks.model_copy(update={"blocks": None, "wire": "fp32"})
+    with these_ranks(config.model_copy(update={"ranks": meeting})) as ranks:
+        assert ranks is not None
+        yield ranks
+
+
 def refuse_alone(config: TrainConfig, ranks: Ranks | None) -> None:
     """Refuse what ranks cannot do, and blocks without ranks.
 
@@ -68,8 +77,12 @@ def facts_of(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     settings = config.model_dump(mode="json")
     for key in ("out",):  # rank 0's counts
         settings.pop(key, None)
-    versions = {"adaptive-train": version("adaptive-train"), "torch": torch.__version__}
-    return {"settings": settings, "data": dataset.fingerprint(), "versions": versions}
+    return {"settings": settings, "data": dataset.fingerprint(), "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Of what computes."""
+    return {"adaptive-train": version("adaptive-train"), "torch": torch.__version__}
 
 
 @contextlib.contextmanager

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rank_pool import ROOT, RankPool
+
+from adaptive.runs import evaluate_run
 
 SMALL = [
     "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
@@ -35,13 +38,29 @@ def quality(found: dict[str, Any]) -> tuple[float, float]:
     return found["auc"], found["log_loss"]
 
 
-def test_a_run_on_two_ranks_is_evaluated_by_one_process(pool: RankPool, tmp_path: Path) -> None:
+def test_a_run_on_two_ranks_is_evaluated_by_one_process_and_by_two(pool: RankPool, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     found = run("run", *SMALL, "--steps", "6", "--ranks", "2", "--out", out)
     assert found["steps"] == 6
     assert found["ranks"]["number"] == 2 and found["ranks"]["hosts"] == 1 and found["ranks"]["bytes_vectors"] > 0
-    (evaluated,) = pool.run(1, ["-m", "adaptive", "eval", out, "--json"])
-    assert quality(json.loads(evaluated.out)) == pytest.approx(quality(found), abs=1e-6)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as ranks have
+    try:
+        alone = evaluate_run(out, settings={"eval_batch_size": 96})
+    finally:
+        torch.set_num_threads(threads)
+    assert quality(alone) == pytest.approx(quality(found), abs=1e-6)
+    first, second = pool.run(2, ["-m", "adaptive", "eval", out, "--json", "--set", "eval_batch_size=96"])
+    assert (first.code, second.code, second.out, second.err) == (0, 0, "", ""), first.err
+    assert json.loads(first.out) == alone  # to the last digit
+    assert "500 samples" in first.err
+    (within,) = pool.run(1, ["-m", "adaptive", "eval", out, "--ranks", "2"])
+    assert within.code == 2 and "under torchrun leave it out" in within.err.replace("\n", " ")
+
+
+def test_a_run_that_is_not_there_is_told_by_every_rank(pool: RankPool, tmp_path: Path) -> None:
+    for one in pool.run(2, ["-m", "adaptive", "eval", str(tmp_path / "none"), "--json"]):
+        assert one.code == 4 and "run.json" in one.err and not one.out
 
 
 def test_doctor_measures_what_ranks_exchange(pool: RankPool) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from adaptive.ranks import Ranks
 from adaptive.ranks.transport import CHANNELS, Bytes, Transport, TransportError
 
@@ -49,7 +51,7 @@ class Town:
     seconds: float = SECONDS
     spoil: Callable[[int, int, bytes], bytes] | None = None
     meetings: list[_Meeting] = field(init=False)
-    sent: list[int] = field(init=False)  # bytes of parts for others, of each rank
+    sent: list[int] = field(init=False)  # bytes of all messages to others, of each rank
 
     def __post_init__(self) -> None:
         self.meetings = [_Meeting(self.size, self.seconds) for _ in CHANNELS]
@@ -67,15 +69,13 @@ class ThreadTransport(Transport):
         self.rank, self.size = rank, town.size
         self._town = town
 
-    def gather(self, channel: int, message: bytes) -> list[bytes]:
+    def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
+        wholes = [np.concatenate(part) for part in parts]
+        self._town.sent[self.rank] += sum(len(whole) for to, whole in enumerate(wholes) if to != self.rank)
+        assert largest >= max(map(len, wholes))
         if self._town.spoil is not None:
-            message = self._town.spoil(self.rank, channel, message)
-        return self._town.meetings[channel].swap(self.rank, message)
-
-    def swap(self, channel: int, parts: Sequence[Bytes], sizes: Sequence[int], largest: int) -> list[Bytes]:
-        self._town.sent[self.rank] += sum(len(part) for to, part in enumerate(parts) if to != self.rank)
-        assert largest >= max(map(len, parts))
-        rows = self._town.meetings[channel].swap(self.rank, [part.copy() for part in parts])
+            wholes = [np.frombuffer(self._town.spoil(self.rank, channel, one.tobytes()), np.uint8) for one in wholes]
+        rows = self._town.meetings[channel].swap(self.rank, wholes)
         found = [row[self.rank] for row in rows]
         assert [len(part) for part in found] == list(sizes)
         return found

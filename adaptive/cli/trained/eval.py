@@ -1,10 +1,11 @@
 """`adaptive-train eval RUN`: repeat the final evaluation of a run, or evaluate it on other data."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
 from adaptive.cli.output import AsJson, ReadingSets, RunArgument, given_sets, own_stdout, print_result
 
 
@@ -27,6 +28,15 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="NUMBER",
+            min=1,
+            help="Evaluate in so many processes on this machine, each with a part of the rows (docs/ranks.md); the "
+            "numbers are those of one. Under torchrun leave it out.",
+        ),
+    ] = None,
     sets: ReadingSets = None,
     as_json: AsJson = False,
 ) -> None:
@@ -35,8 +45,22 @@ def evaluate(
     May be called in any folder. Rows lie where the run had them: those in files stay in files.
     """
     settings = given_sets(sets)
+    of_run = settings_for_ranks(run, ranks)
+    if ranks is not None:
+        refuse_within_ranks()
+        launch_ranks(ranks, None)
     from adaptive.runs import evaluate_run
 
+    given: dict[str, Any] = {"data": data, "by": by, "settings": settings}
     with own_stdout():
-        found = evaluate_run(run, data=data, by=by, settings=settings, stream=sys.stderr)
+        if of_run is None:
+            found = evaluate_run(run, **given, stream=sys.stderr)
+        else:
+            from adaptive.runs.together import reading_ranks
+
+            with reading_ranks(of_run) as together:
+                stream = sys.stderr if together.is_first else None
+                found = evaluate_run(run, **given, stream=stream, ranks=together)
+                if not together.is_first:
+                    return
     print_result(found, as_json=as_json)
