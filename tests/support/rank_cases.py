@@ -82,10 +82,8 @@ def assert_same_rows(one: dict[str, Any], other: dict[str, Any]) -> None:
         if prefix + "watched.row" in one:
             orders = [np.argsort(arrays[prefix + "watched.row"]) for arrays in (one, other)]
             for name in (name for name in one if name.startswith(prefix + "watched.")):
-                # `counted` is a number for reports: as of the latest question, before which ranks may have learned more
                 if name.rpartition(".")[2] in {
                     "interval",
-                    "counted",
                     "summed",
                     "sums",
                     "squares",
