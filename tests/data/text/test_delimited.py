@@ -320,3 +320,10 @@ def test_open_bandit_women(real_data, tmp_path):
     assert items.tolist() == [int(line.split(",")[2]) for line in text]
     assert [f.num_embeddings for f in data.features] == [46, 4, 5, 7, 10, 9]
     assert not data.rejects()
+
+
+def test_a_nul_byte_is_told_as_that(tmp_path):
+    data = opened(tmp_path, DIRECT, "l,a,b\n1,1,2\n0,\0,2\n1,1,1\n")
+    with pytest.raises(InputError, match="nul: it holds a NUL byte") as caught:
+        list(data.train(2, epoch=0))
+    assert "header" not in str(caught.value) and "data.csv:3" in str(caught.value)
