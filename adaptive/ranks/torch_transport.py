@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from adaptive.errors import ConfigError, RanksError
 from adaptive.ranks.ranks import Ranks
@@ -130,7 +131,18 @@ def _start(timeout: timedelta) -> None:
             f"the environment lacks {', '.join(lacking)}: start the program by torchrun, or by "
             "adaptive-train run --ranks N"
         )
-    _met(lambda: dist.init_process_group("gloo", timeout=timeout))
+    _met(lambda: _meet(timeout))
+
+
+def _meet(timeout: timedelta) -> None:
+    """torchrun starts again with the store of the attempt before, where addresses of processes that have ended still
+    stand: whoever reads one before it is written anew is refused the connection. So each attempt has its own keys."""
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(  # type: ignore[attr-defined]
+        f"attempt-{attempt}-of-{size}", store
+    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _met(meet: Callable[[], T]) -> T:
