@@ -229,8 +229,7 @@ def _fitting(report: Report, settings: Settings, folder: Path) -> None:
         stream = ours.stream(batches[first : first + block])
         train(ours, stream, gradient, settings.lead_in)
         seconds = train(ours, stream, gradient, settings.steps)
-        for _ in stream:
-            raise AssertionError("batches are left")
+        assert next(stream, None) is None, "batches are left"
         return seconds
 
     cases = {host: lambda host=host: train_block(host) for host in variants}

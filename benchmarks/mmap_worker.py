@@ -149,8 +149,7 @@ class Worker:
     def _train(self, batches: list[Batch], gradient: Tensor) -> None:
         stream = self._variant.stream(batches)
         train(self._variant, stream, gradient, len(batches))
-        for _ in stream:
-            raise AssertionError("batches are left")
+        assert next(stream, None) is None, "batches are left"
 
     def rows(self) -> dict[str, Any]:
         batches = self._batches[:CHECK_STEPS]
@@ -168,8 +167,7 @@ class Worker:
         stream = self._variant.stream(part)
         train(self._variant, stream, self._gradient, task.lead_in)
         seconds = train(self._variant, stream, self._gradient, task.steps)
-        for _ in stream:
-            raise AssertionError("batches are left")
+        assert next(stream, None) is None, "batches are left"
         return {"seconds": seconds, **self._told(len(part))}
 
     def _told(self, num_batches: int) -> dict[str, float]:

@@ -53,8 +53,7 @@ class Whole(ABC):
 
     def finish(self) -> None:
         """All batches of `start` have been trained."""
-        for _ in self._inputs:
-            raise AssertionError("batches are left")
+        assert next(self._inputs, None) is None, "batches are left"
 
     def close(self) -> None:  # noqa: B027 (most have nothing to let go of)
         """End threads and hand files over."""

@@ -131,5 +131,5 @@ def test_a_recipe_of_ones_own_runs_its_commands(cli: Cli, tmp_path: Path) -> Non
     )
     result = cli("reproduce", "own.toml", "--out", "found")
     assert result.code == 0, result.err
-    assert "comes out: counted (7800 > 7799)" in result.out and "adaptive-train profile --what data" in result.err
+    assert "comes out: counted (7,800 > 7,799)" in result.out and "adaptive-train profile --what data" in result.err
     assert (tmp_path / "found/d/skew.png").exists()
