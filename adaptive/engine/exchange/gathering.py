@@ -59,7 +59,7 @@ class Gatherer:
             everyones: (n,) ascending; only rank 0 needs them.
             read: positions in `own` -> values.
         """
-        starts = everyones[::length] if self._ranks.is_first else everyones[:0]
+        starts = np.ascontiguousarray(everyones[::length] if self._ranks.is_first else everyones[:0])
         bounds = self._from_first(starts)
         for number, first in enumerate(bounds):
             last = bounds[number + 1] if number + 1 < len(bounds) else np.iinfo(np.int64).max
