@@ -8,6 +8,7 @@ bytes in pinned memory cross to the device in one copy. No collective that adds 
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import accumulate
@@ -26,6 +27,7 @@ T = TypeVar("T")
 MOST: Final = 64 << 20  # bytes of one message: larger uneven ones have aborted processes (pytorch/gloo#334)
 NAME: Final = 128  # bytes of a host and process
 ALIVE_SECONDS: Final = 2.0  # that ranks have to say that they live
+ANSWER_SECONDS: Final = 2.0  # that the store has to answer
 
 
 class TorchRanks(Ranks):
@@ -103,19 +105,29 @@ class TorchTransport(Transport):
         return self._names[rank]
 
     def silent(self) -> list[int]:
-        """Each rank that finds a fault leaves a mark in the store that ranks met at; those without one are silent."""
+        """Each rank that finds a fault leaves a mark in the store that ranks met at; those without one are silent. A
+        store that does not answer has gone, with its process or with the network: a thread asks it, since what
+        torch waits for there has no end of its own."""
+        found: list[list[int]] = []
+        asking = threading.Thread(target=lambda: found.append(self._unmarked()), name="who-lives", daemon=True)
+        asking.start()
+        asking.join(ALIVE_SECONDS + ANSWER_SECONDS)
+        return found[0] if found else self._without_store()
+
+    def _unmarked(self) -> list[int]:
+        keys = [f"adaptive/alive/{rank}" for rank in range(self.size)]
         try:
             store = dist.distributed_c10d._get_default_store()
-            store.set(f"adaptive/alive/{self.rank}", "1")
-        except Exception:  # it went with its process
-            return [0] if self.rank else []
-        found = []
-        for rank in range(self.size):
-            try:
-                store.wait([f"adaptive/alive/{rank}"], timedelta(seconds=ALIVE_SECONDS))
-            except Exception:
-                found.append(rank)
-        return found
+            store.set(keys[self.rank], "1")
+            with contextlib.suppress(RuntimeError):  # not all in time
+                store.wait(keys, timedelta(seconds=ALIVE_SECONDS))
+            return [rank for rank, key in enumerate(keys) if not store.check([key])]
+        except Exception:
+            return self._without_store()
+
+    def _without_store(self) -> list[int]:
+        """Rank 0's process, or the machine it is on, has the store."""
+        return [0] if self.rank else []
 
     def close(self) -> None:
         if not self._closed and self._own_group and dist.is_initialized():
