@@ -231,7 +231,8 @@ class Merged(Stored):
     def read(self, first: int = 0, last: int | None = None) -> Array:
         """Of each piece, entries between two rows follow one another: one reading each."""
         places = self._order[first : len(self._order) if last is None else last]
-        ascending = np.sort(places)
+        by_place = np.argsort(places)
+        ascending = places[by_place]
         found = np.empty((len(places), *self.shape[1:]), self.dtype)
         cuts = np.searchsorted(ascending, self._bounds)
         for piece in np.flatnonzero(np.diff(cuts)):
@@ -239,7 +240,8 @@ class Merged(Stored):
             self._reads[piece](found[begin:end], int(ascending[begin]))
         if len(self._reads) == 1:
             return found
-        result: Array = found[np.searchsorted(ascending, places)]
+        result = np.empty_like(found)
+        result[by_place] = found
         return result
 
 
