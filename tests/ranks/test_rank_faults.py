@@ -21,6 +21,7 @@ from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import newest_first
 
 TROUBLE = str(ROOT / "tests/support/rank_trouble.py")
+WRITES_OF_A_SAVE = 7  # arrays of rows, of one group that skips nothing
 STAGES = ("reading", "asking", "serving", "forward", "backward", "update", "saving")
 SMALL = [
     "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
@@ -157,6 +158,23 @@ def test_after_a_kill_the_same_command_goes_on_with_the_bits_of_a_run_that_lost_
     assert _quality(json.loads(found.out)) == _quality(whole)
     record = json.loads((out / "run.json").read_text())
     assert len(record["ranks"]) == 2 and [len(one["ranks"]) for one in record["resumed"]] == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_killed_while_three_write_their_shards(pool: RankPool, tmp_path: Path, rank: int) -> None:
+    """At the second save, in the middle of its files. What lies about is gone at the next start, on any number."""
+    out = tmp_path / "run"
+    words = ["run", *SMALL, "--set", "ranks.blocks=3", "--steps", "8", "--out", str(out)]
+    found = pool.run(3, [TROUBLE, str(rank), "saving", str(WRITES_OF_A_SAVE + 3), "kill", *words])
+    assert codes(found) == [-9 if one == rank else 10 for one in range(3)], found
+    assert all(f"not heard any more: rank {rank} of 3" in one.err for other, one in enumerate(found) if other != rank)
+    assert_whole(out)
+    assert len(list(out.glob("checkpoint-4.tmp-*"))) == (rank == 0)
+    gone_on = pool.run(2, ["-m", "adaptive", "run", "--resume", str(out)])
+    assert codes(gone_on) == [0, 0], gone_on
+    assert not list(out.glob("*.tmp-*")) and not list(out.glob("checkpoint-*"))
+    assert "resumed after step 2" in gone_on[0].err
 
 
 @pytest.mark.slow
