@@ -17,7 +17,8 @@ from adaptive.engine.saving import load_rows, overwrite_rows, save_blocks, save_
 from adaptive.engine.saving_shared import gatherer_of
 from adaptive.engine.state_dict import rows_from_tensors, rows_to_tensors
 from adaptive.errors import ConfigError
-from adaptive.storage.arrays import ArrayFile, Blocks
+from adaptive.storage.arrays import Blocks, Stored
+from adaptive.storage.shards import Part
 
 
 class Rows(Base):
@@ -35,7 +36,7 @@ class Rows(Base):
         """`table_weights` by blocks of at most `block_bytes`, or one row, in order of the rows."""
         lane, first, last = self._place_of(name)
         length = max(1, block_bytes // (4 * lane.group.embedding_dim))
-        gatherer = gatherer_of(self._pipeline, everywhere=True)
+        gatherer = gatherer_of(self._pipeline)
         for start in range(first, last, length):
             rows = np.arange(start, min(start + length, last))
             local = rows if gatherer is None else own_rows(lane.group, rows)[0]
@@ -78,20 +79,21 @@ class Rows(Base):
         go on as these would (`adaptive.engine.saving`)."""
         return save_rows(self._pipeline)
 
-    def state_blocks(self) -> dict[str, NDArray[Any] | Blocks]:
+    def state_blocks(self) -> dict[str, NDArray[Any] | Blocks | Part]:
         """`state_arrays` for tables larger than memory: values and state are `adaptive.storage.arrays.Blocks`, read 8
-        MiB at a time when they are written. Train nothing before that."""
+        MiB at a time when they are written. Train nothing before that. With other ranks, the rows that this one owns,
+        as parts of a shard (`adaptive.storage.shards`)."""
         return save_blocks(self._pipeline)
 
     def load_state_arrays(
         self,
-        arrays: Mapping[str, NDArray[Any] | ArrayFile],
+        arrays: Mapping[str, NDArray[Any] | Stored],
         *,
         grow: bool = False,
         last: Mapping[str, int] | None = None,
     ) -> None:
-        """Restore what `state_arrays` gave, into tables of the same shapes; rows start on the host. Those in an
-        `ArrayFile` are read 8 MiB at a time.
+        """Restore what `state_arrays` gave, into tables of the same shapes; rows start on the host. Those in
+        files (`Stored`) are read 8 MiB at a time.
 
         With `grow`, tables may be larger than those were: rows keep their ids. Rows that never changed have the initial
         values of the larger table, whose default bound is smaller (`TableConfig.init_bound` fixes it). `last` tells of

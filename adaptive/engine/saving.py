@@ -4,10 +4,11 @@ Arrays of group g are named `rows<g>.<what>`. Rows that never changed are not st
 from the tables' names and the seed, which is stored and compared. Waiting gradients are applied to the values, so they
 can be used as they are.
 
-Values and state may take more than there is memory: they are saved as `Blocks`, if asked for, and loaded from an
-`ArrayFile` or an array, block by block.
+Values and state may take more than there is memory: they are saved as `Blocks`, if asked for, and loaded from files
+(`Stored`) or an array, block by block.
 
-What is known of watched rows is saved, too: `adaptive.engine.saving_watched`.
+What is known of watched rows is saved, too: `adaptive.engine.saving_watched`. Of several ranks each saves a shard,
+`adaptive.engine.exchange.shards`; whoever loads shards is given the arrays of one process.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,15 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.engine.exchange.gathering import Gatherer, own_rows
+from adaptive.engine.exchange.shards import save_shard_lane, save_shard_watched
 from adaptive.engine.pipeline import Lane, Pipeline
 from adaptive.engine.saving_shared import gatherer_of, own_watched, save_shared_lane, save_shared_watched
-from adaptive.engine.saving_watched import WATCHED, check_watched, load_watched, save_watched, watched_part
+from adaptive.engine.saving_watched import (
+    SUMMED_ROWS,
+    WATCHED,
+    check_watched,
+    load_watched,
+    save_watched,
+    watched_part,
+)
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.kernels.planning.books import ON_HOST
-from adaptive.storage.arrays import ArrayFile, Blocks, whole
+from adaptive.storage.arrays import Blocks, Stored, whole
+from adaptive.storage.shards import Part as ShardPart
 
 Arrays = dict[str, NDArray[Any]]
-Part = dict[str, Any]  # of one group: arrays; values and state may be an `ArrayFile` when loaded, `Blocks` when saved
+Part = dict[str, Any]  # of one group: arrays; values and state may be `Stored` when loaded, `Blocks` when saved
 Floats = NDArray[np.float32]
 Int64s = NDArray[np.int64]
 BLOCK_BYTES: Final = 8 << 20  # of values and state that are in memory at once
@@ -38,7 +48,7 @@ def save_rows(pipeline: Pipeline) -> Arrays:
 
     While one is running, watched rows are left out: their books are ahead of training.
     """
-    if (gatherer := gatherer_of(pipeline, everywhere=True)) is not None:
+    if (gatherer := gatherer_of(pipeline)) is not None:
         found = _save_shared(pipeline, gatherer)
         return {name: _in_memory(value) for name, value in found.items()}
 
@@ -50,22 +60,48 @@ def save_rows(pipeline: Pipeline) -> Arrays:
         return _save_lanes(pipeline, read)
 
 
-def save_blocks(pipeline: Pipeline) -> dict[str, NDArray[Any] | Blocks]:
+def save_blocks(pipeline: Pipeline) -> dict[str, NDArray[Any] | Blocks | ShardPart]:
     """`save_rows` with values and state as `Blocks`, which are read when they are written, once each: train nothing in
-    between. Of rows 8 MiB are in memory at once. With other ranks, all of them read them together, and rank 0 gets
-    them."""
-    if (gatherer := gatherer_of(pipeline, everywhere=False)) is not None:
-        return _save_shared(pipeline, gatherer)
-
-    def read(lane: Lane, changed: Int64s) -> Part:
-        widths = {"weights": lane.host.weights.shape[1], "state": lane.host.state.shape[1]}
-        return {
-            name: Blocks(np.dtype(np.float32), (len(changed), width), partial(_blocks, pipeline, lane, changed, column))
-            for column, (name, width) in enumerate(widths.items())
-        }
+    between. Of rows 8 MiB are in memory at once. With other ranks, the rows that this one owns, as parts of a shard."""
+    if pipeline.exchange is not None and pipeline.exchange.ranks.size > 1:
+        return _save_shard(pipeline)
 
     with pipeline.lock:
-        return _save_lanes(pipeline, read)
+        return _save_lanes(pipeline, partial(_in_blocks, pipeline))
+
+
+def _in_blocks(pipeline: Pipeline, lane: Lane, rows: Int64s) -> dict[str, Blocks]:
+    """Values and state of rows (n,)."""
+    widths = {"weights": lane.host.weights.shape[1], "state": lane.host.state.shape[1]}
+    return {
+        name: Blocks(np.dtype(np.float32), (len(rows), width), partial(_blocks, pipeline, lane, rows, column))
+        for column, (name, width) in enumerate(widths.items())
+    }
+
+
+def _blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterator[Floats]:
+    """The weights (column 0) or the state (1) of rows (n,), by blocks."""
+    length = _block_rows(lane)
+    for first in range(0, len(rows), length):
+        with pipeline.lock:
+            block = pipeline.values(lane, rows[first : first + length])[column]
+        yield block
+
+
+def _block_rows(lane: Lane) -> int:
+    """Rows of a block."""
+    width: int = lane.host.weights.shape[1] + lane.host.state.shape[1]
+    return max(1, BLOCK_BYTES // (4 * width))
+
+
+def _save_shard(pipeline: Pipeline) -> dict[str, NDArray[Any] | Blocks | ShardPart]:
+    found: dict[str, NDArray[Any] | Blocks | ShardPart] = {**_progress(pipeline)}
+    for number, lane in enumerate(pipeline.lanes):
+        prefix = f"rows{number}."
+        found |= save_shard_lane(pipeline, lane, prefix, RECORDS, _in_blocks)
+        if not pipeline.running:
+            found |= save_shard_watched(pipeline, lane, prefix)
+    return found
 
 
 def _save_shared(pipeline: Pipeline, gatherer: Gatherer) -> dict[str, NDArray[Any] | Blocks]:
@@ -91,21 +127,6 @@ def _progress(pipeline: Pipeline) -> Arrays:
         "next_batch": np.array([pipeline.trained + 1], np.int64),
         "rate": np.array([pipeline.rate], np.float64),
     }
-
-
-def _blocks(pipeline: Pipeline, lane: Lane, rows: Int64s, column: int) -> Iterator[Floats]:
-    """The weights (column 0) or the state (1) of rows (n,), by blocks."""
-    length = _block_rows(lane)
-    for first in range(0, len(rows), length):
-        with pipeline.lock:
-            block = pipeline.values(lane, rows[first : first + length])[column]
-        yield block
-
-
-def _block_rows(lane: Lane) -> int:
-    """Rows of a block."""
-    width: int = lane.host.weights.shape[1] + lane.host.state.shape[1]
-    return max(1, BLOCK_BYTES // (4 * width))
 
 
 def _save_lanes(pipeline: Pipeline, read: Callable[[Lane, Int64s], Part]) -> Part:
@@ -136,7 +157,7 @@ def _save_lane(lane: Lane, prefix: str, read: Callable[[Lane, Int64s], Part]) ->
 
 def load_rows(
     pipeline: Pipeline,
-    arrays: Mapping[str, NDArray[Any] | ArrayFile],
+    arrays: Mapping[str, NDArray[Any] | Stored],
     *,
     grow: bool = False,
     last: Mapping[str, int] | None = None,
@@ -167,8 +188,8 @@ def load_rows(
 
 
 def _grown(
-    pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile], last: Mapping[str, int]
-) -> dict[str, NDArray[Any] | ArrayFile]:
+    pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored], last: Mapping[str, int]
+) -> dict[str, NDArray[Any] | Stored]:
     """The arrays of smaller tables as those of these: rows keep their ids, but for those that `last` says."""
     found = dict(arrays)
     for number, lane in enumerate(pipeline.lanes):
@@ -180,7 +201,7 @@ def _grown(
             continue  # what is wrong is told where arrays are checked
         moved, more = new[:-1] - old[:-1], np.diff(new) - np.diff(old)
         tail = old[1:] - np.array([last.get(table.name, 0) for table in lane.group.tables])
-        for name in (prefix + "changed", prefix + "seen", prefix + WATCHED + "row"):
+        for name in (prefix + "changed", prefix + "seen", prefix + WATCHED + "row", prefix + WATCHED + SUMMED_ROWS):
             if name in found:
                 rows = whole(found[name])
                 tables = np.searchsorted(old, rows, side="right") - 1
@@ -189,7 +210,7 @@ def _grown(
     return found
 
 
-def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | ArrayFile]) -> None:
+def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored]) -> None:
     """Give rows other values; see `TieredEmbeddingBag.overwrite_rows`. For the training thread, between two steps."""
     parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
     for lane, part in zip(pipeline.lanes, parts, strict=True):
@@ -208,7 +229,7 @@ def _overwrite_lane(pipeline: Pipeline, lane: Lane, part: Part) -> None:
     lane.device.forget_watched()  # what waits is in the new values; snapshots are of the old ones
 
 
-def _parts(arrays: Mapping[str, NDArray[Any] | ArrayFile], prefix: str) -> Part:
+def _parts(arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Part:
     names = ("table_starts", "table_keys", "changed", "weights", "state", "seen", *RECORDS)
     missing = [prefix + name for name in names if prefix + name not in arrays]
     if missing or "next_batch" not in arrays:
@@ -216,9 +237,9 @@ def _parts(arrays: Mapping[str, NDArray[Any] | ArrayFile], prefix: str) -> Part:
     return {name: _for_kernels(arrays[prefix + name], in_file=name in ("weights", "state")) for name in names}
 
 
-def _for_kernels(array: NDArray[Any] | ArrayFile, *, in_file: bool = False) -> NDArray[Any] | ArrayFile:
+def _for_kernels(array: NDArray[Any] | Stored, *, in_file: bool = False) -> NDArray[Any] | Stored:
     """The array in memory, contiguous; `in_file`: one in a file stays there."""
-    return array if in_file and isinstance(array, ArrayFile) else np.ascontiguousarray(whole(array))
+    return array if in_file and isinstance(array, Stored) else np.ascontiguousarray(whole(array))
 
 
 def _saved_blocks(lane: Lane, part: Part) -> Iterator[tuple[Int64s, Floats, Floats]]:
@@ -227,7 +248,7 @@ def _saved_blocks(lane: Lane, part: Part) -> Iterator[tuple[Int64s, Floats, Floa
     for first in range(0, len(changed), length):
         last = min(first + length, len(changed))
         weights, state = (
-            array.read(first, last) if isinstance(array, ArrayFile) else array[first:last]
+            array.read(first, last) if isinstance(array, Stored) else array[first:last]
             for array in (part["weights"], part["state"])
         )
         yield changed[first:last], weights, state

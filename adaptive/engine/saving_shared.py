@@ -1,7 +1,5 @@
-"""`adaptive.engine.saving` for several ranks: the arrays of one process, put together from rows that each rank owns.
-
-A checkpoint does not tell how many ranks made it, and any number of ranks, or one process, can load it. All ranks call
-these functions together.
+"""`adaptive.engine.saving` for several ranks: the arrays of one process, put together from rows that each rank owns, on
+all of them (`TieredEmbeddingBag.state_arrays`). All ranks call these functions together.
 """
 
 from typing import Any
@@ -11,21 +9,20 @@ from numpy.typing import NDArray
 
 from adaptive.engine.exchange.gathering import Gatherer, own_rows
 from adaptive.engine.pipeline import Lane, Pipeline
-from adaptive.engine.saving_watched import WATCHED, save_watched
+from adaptive.engine.saving_watched import OF_SUMS, WATCHED, save_watched
 from adaptive.planning.layout import Group
 from adaptive.storage.arrays import Blocks
 
 Arrays = dict[str, NDArray[Any]]
 Floats = NDArray[np.float32]
 Int64s = NDArray[np.int64]
-OF_SUMS = ("sums", "squares", "raw_values", "raw_states")  # of watched rows whose gradient waits
 
 
-def gatherer_of(pipeline: Pipeline, *, everywhere: bool) -> Gatherer | None:
+def gatherer_of(pipeline: Pipeline) -> Gatherer | None:
     """What puts rows of several ranks together; None if this rank has all rows."""
     if pipeline.exchange is None or pipeline.exchange.ranks.size == 1:
         return None
-    return Gatherer(pipeline.exchange.ranks, everywhere=everywhere)
+    return Gatherer(pipeline.exchange.ranks)
 
 
 def save_shared_lane(
@@ -51,7 +48,7 @@ def save_shared_lane(
         return Blocks(
             np.dtype(np.float32),
             (len(everyones), width),
-            lambda: gatherer.blocks(own, everyones, block_rows, width, read),
+            lambda: gatherer.blocks(own, everyones, block_rows, read),
         )
 
     return {

@@ -25,11 +25,13 @@ from adaptive.kernels.planning.books import ON_HOST
 from adaptive.planning.hot_set import COLUMNS, ENTRY, LATER_COLUMNS
 from adaptive.planning.sizing import HOT_SHARE
 from adaptive.planning.skipping import Skipper
-from adaptive.storage.arrays import ArrayFile, whole
+from adaptive.storage.arrays import Stored, whole
 from adaptive.tiers.device import WatchedValues
 
 Arrays = dict[str, NDArray[Any]]
 WATCHED = "watched."
+SUMMED_ROWS = "summed_rows"  # in shards, in the place of `summed`: the rows themselves
+OF_SUMS = ("sums", "squares", "raw_values", "raw_states")  # of watched rows whose gradient waits
 MOST_SUMMED = 255  # gradients: the largest `at_most` of `Deferral` and of skip rules
 
 
@@ -51,7 +53,7 @@ def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
     return {prefix + WATCHED + name: value for name, value in found.items()}
 
 
-def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | ArrayFile], prefix: str) -> Arrays:
+def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
     """The arrays of a lane's watched rows, or none if the saved tables did not watch and defer as this lane does."""
     prefix += WATCHED
     skipper = lane.planner.skipper
@@ -59,10 +61,19 @@ def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | ArrayFile], pre
         return {}
     found = {name.removeprefix(prefix): whole(value) for name, value in arrays.items() if name.startswith(prefix)}
     if "row" in found:
+        if (rows := found.pop(SUMMED_ROWS, None)) is not None:
+            found["summed"] = _entries_of(rows, found["row"])
         found = {**{name: np.zeros(len(found["row"]), ENTRY[name]) for name in LATER_COLUMNS}, **found}
     if set(found) != _names(skipper) or found["interval"].tolist() != [skipper.hot.config.interval]:
         return {}
     return {name: np.ascontiguousarray(value) for name, value in found.items()}
+
+
+def _entries_of(rows: NDArray[Any], watched: NDArray[Any]) -> NDArray[np.int64]:
+    """(m,) the entries of rows (m,) among those watched (n,), which ascend."""
+    if not np.isin(rows, watched).all():
+        raise CheckpointError("the checkpoint has gradients that wait of rows that are not watched")
+    return np.searchsorted(watched, rows).astype(np.int64)
 
 
 def _names(skipper: Skipper) -> set[str]:

@@ -152,6 +152,10 @@ class OwnedGroup(Group):
     def whole_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return self.owners.rows_of(rows, self.tables_of(rows))
 
+    def buckets_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) the buckets of rows (n,) of `whole`, whoever owns them."""
+        return self.owners.buckets_of(rows, self.undivided.tables_of(rows))
+
     def local_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return self.owners.local_of(rows, self.undivided.tables_of(rows))
 

@@ -23,6 +23,8 @@ BITS: Final = 16
 SIZE: Final = 1 << BITS  # rows of a block, and buckets
 FACTOR: Final = 40503
 INVERSE: Final = pow(FACTOR, -1, SIZE)
+FORMULA: Final = f"{FACTOR} * index + splitmix64(blake2b(table) + block), {BITS} bits"
+"""By which checkpoints know that their rows were dealt to the same buckets."""
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 MIX1, MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -65,9 +67,13 @@ class Owners:
         self.local_starts: Int64s = np.concatenate([[0], np.cumsum(self.counts[rank])])
         """(T + 1,) first local row of each table."""
 
+    def buckets_of(self, rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
+        """(n,) the bucket of each row of the group; `tables` (n,) are theirs. However many ranks there are."""
+        return self._buckets(tables, rows - self._starts[tables])
+
     def owners_of(self, rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
         """(n,) the rank that owns each row of the group; `tables` (n,) are theirs."""
-        return self._buckets(tables, rows - self._starts[tables]) * self.size >> BITS
+        return self.buckets_of(rows, tables) * self.size >> BITS
 
     def local_of(self, rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
         """(n,) local numbers, counted in the group, of rows of the group; -1 for those of other ranks."""

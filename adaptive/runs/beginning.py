@@ -13,7 +13,7 @@ from adaptive.data.text.vocabulary import stored_tables
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.runs.record import config_of
 from adaptive.runs.state import load_optimizer_arrays
-from adaptive.storage.arrays import ArrayFile, whole
+from adaptive.storage.arrays import Stored, whole
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import read_record
@@ -87,9 +87,9 @@ def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) ->
     return last
 
 
-def _rows(components: Components, checkpoint: Checkpoint, *, keep_state: bool) -> dict[str, NDArray[Any] | ArrayFile]:
+def _rows(components: Components, checkpoint: Checkpoint, *, keep_state: bool) -> dict[str, NDArray[Any] | Stored]:
     """The saved rows without what belongs to the other run alone: its rate, and rows that it watched."""
-    rows: Mapping[str, NDArray[Any] | ArrayFile] = checkpoint.rows
+    rows: Mapping[str, NDArray[Any] | Stored] = checkpoint.rows
     found = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
     if keep_state:
         return found

@@ -23,7 +23,7 @@ from adaptive.policy_loading import refuse_unnamed
 from adaptive.ranks import Ranks
 from adaptive.runs.record import at_home, config_of, recorded_shape
 from adaptive.runs.state import restore_weights
-from adaptive.runs.together import versions
+from adaptive.runs.together import readers_of, versions
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RECORD, read_record
 
@@ -135,7 +135,7 @@ def _load(
     config = change(_for_reading(with_vocabulary(at_home(config, record), path)))
     way = f"--set model={shlex.quote(config.model)}, from Python load_run(RUN, model=...)"
     refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=way)
-    where, checkpoint = load_best(path)
+    where, checkpoint = load_best(path, readers_of(ranks))
     shape = recorded_shape(record, path) or shape_of(open_data(config))
     if ranks is not None:
         settings, steps = config.model_dump(mode="json", exclude={"out"}), checkpoint.meta["steps"]

@@ -21,7 +21,7 @@ from adaptive.runs.next_commands import code_of, resume_command
 from adaptive.runs.record import check_same_data, config_of
 from adaptive.runs.run import ResumePoint, Run
 from adaptive.runs.state import SavedProgress, reached_by, refuse_guarded_resume, restore
-from adaptive.runs.together import directory_of, facts_of, refuse_alone, telling
+from adaptive.runs.together import directory_of, facts_of, readers_of, refuse_alone, refuse_unseen, telling
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.durable import temporary_name
 from adaptive.storage.run_checkpoints import load_whole
@@ -69,7 +69,9 @@ def resume_run(
         config = _config(record, path, {"steps": steps, "epochs": epochs})
         _check_code(config, code, path)
         refuse_alone(config, ranks)
-        where, checkpoint, damaged = _load(path)
+        if config.save:
+            refuse_unseen(directory.path, ranks)
+        where, checkpoint, damaged = _load(path, ranks)
         reached = reached_by(checkpoint, where)
         _check_length(config, path, reached.place, record)
         with torch_settings(config):
@@ -108,9 +110,9 @@ def _check_code(config: TrainConfig, code: Mapping[str, str], path: Path) -> Non
         refuse_unnamed(key, spec, where=str(path / RECORD), named=code.get(key), how=resume_command(path, config))
 
 
-def _load(path: Path) -> tuple[Path, Checkpoint, dict[Path, str]]:
+def _load(path: Path, ranks: Ranks | None) -> tuple[Path, Checkpoint, dict[Path, str]]:
     try:
-        return load_whole(path)
+        return load_whole(path, readers_of(ranks))
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}. Only from a whole checkpoint can a run go on: put back a copy of it, or train anew with "

@@ -19,6 +19,7 @@ from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.guard.guard import Guard
 from adaptive.policy import drops_inputs
+from adaptive.ranks.owners import FORMULA
 from adaptive.runs.loop import DataPosition, Loop
 from adaptive.runs.policy_state import load_policy_state, policy_state
 from adaptive.storage.checkpoint import Checkpoint
@@ -117,6 +118,7 @@ class MetricsSoFar(BaseModel):
 
 def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> dict[str, Any]:
     """Arguments of `save_checkpoint`. Call it between two stretches of the loop."""
+    ranks = components.embeddings.ranks
     reached = SavedProgress(
         place=loop.place,
         recorder=RecorderState.model_validate(recorder.state()),
@@ -135,6 +137,7 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
             "steps": recorder.steps,
             "samples": recorder.samples,
             "tables": table_facts(components),
+            **({"dealt": FORMULA} if ranks is not None and ranks.size > 1 else {}),
             "progress": reached.model_dump(mode="json"),
             **({"guard": guard.state()} if guard else {}),
         },
@@ -281,6 +284,8 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
     needed, found = table_facts(components), checkpoint.meta.get("tables")
     if found != needed:
         raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {found}")
+    if (dealt := checkpoint.meta.get("dealt", FORMULA)) != FORMULA:
+        raise CheckpointError(f"{where}: its rows are dealt out by {str(dealt)[:200]!r}, here by {FORMULA!r}")
     try:
         components.embeddings.load_state_arrays(checkpoint.rows)
         components.model.load_state_dict(checkpoint.dense)

@@ -1,27 +1,33 @@
 """A run of several ranks: who writes, what must be equal, and when all of them stop."""
 
 import contextlib
+import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, OutputError
 from adaptive.ranks import Ranks
 from adaptive.ranks.launch import is_rank
 from adaptive.ranks.torch_transport import TorchRanks
-from adaptive.storage.arrays import Blocks
-from adaptive.storage.run_checkpoints import Checkpoints
-from adaptive.storage.run_directory import RunDirectory
+from adaptive.storage.checkpoint import save_checkpoint
+from adaptive.storage.durable import DISK, Disk
+from adaptive.storage.run_checkpoints import ALONE, Checkpoints, Readers
+from adaptive.storage.run_directory import LOCK, RunDirectory
+from adaptive.storage.shards import Part, pieces_of, write_parts
 from adaptive.system import StopRequest
 from adaptive.telemetry.crossing import crossed_numbers
 from adaptive.telemetry.report import RunTotals
+
+LATE_S: Final = 5.0  # seconds after which a file that another machine has written is there
 
 
 @contextlib.contextmanager
@@ -143,34 +149,125 @@ def agreed_stop(ranks: Ranks | None) -> StopRequest | None:
 
 
 class CheckpointsOfRanks(Checkpoints):
-    """Rank 0 writes; the others give it their rows, block by block, and write nothing."""
+    """Each rank writes a shard of the rows that it owns; rank 0 writes all else, and gives the folder its name once all
+    is there. All ranks call the same methods together, and all go on, or none.
 
-    def __init__(self, directory: Path, ranks: Ranks, *, keep: int, damaged: Collection[Path]) -> None:
-        super().__init__(directory, keep=keep, damaged=damaged)
+    Args:
+        directory: of the run, as all ranks see it.
+    """
+
+    def __init__(
+        self, directory: Path, ranks: Ranks, *, keep: int, damaged: Collection[Path], disk: Disk = DISK
+    ) -> None:
+        super().__init__(directory, keep=keep, damaged=damaged, disk=disk)
         self._ranks = ranks
 
     def _save(self, name: str, content: Mapping[str, Any]) -> Path:
-        path = self._directory / name
-        is_there = path.exists() and path not in self._damaged
-        if self._ranks.is_first:
-            self._ranks.gather_facts(is_there)
-            return super()._save(name, content)
-        if not self._ranks.gather_facts(None)[0]:
-            for value in content["rows"].values():
-                if isinstance(value, Blocks):
-                    for _ in value.make():
-                        pass
+        path, ranks = self._directory / name, self._ranks
+        parts = {key: value for key, value in content["rows"].items() if isinstance(value, Part)}
+        if not ranks.is_first:
+            if (folder := ranks.gather_facts(None)[0]) is not None:
+                self._write_shard(path.with_name(folder), path, parts)
+        elif self._is_needed(path):
+
+            def shards(folder: Path) -> list[list[dict[str, Any]]]:
+                ranks.gather_facts(folder.name)
+                return self._write_shard(folder, path, parts)
+
+            rest = {key: value for key, value in content["rows"].items() if key not in parts}
+            save_checkpoint(path, **{**content, "rows": rest}, shards=shards, disk=self._disk)
+        else:
+            ranks.gather_facts(None)
+        ranks.gather_facts("saved")
         return path
+
+    def _write_shard(self, folder: Path, path: Path, parts: Mapping[str, Part]) -> list[list[dict[str, Any]]]:
+        """Write this rank's; returns what the manifest must say of those of all ranks.
+
+        Raises:
+            OutputError: on all ranks, if one of them could not write its shard.
+        """
+        written, wrong = [], None
+        try:
+            written = write_parts(folder, self._ranks.rank, parts, self._disk)
+        except OSError as error:
+            wrong = f"checkpoint {path} could not be written: {error}"
+        found = self._ranks.gather_facts({"wrong": wrong, "shard": written})
+        if wrong is not None:
+            raise OutputError(wrong)
+        for rank, one in enumerate(found):
+            if one["wrong"] is not None:
+                raise OutputError(f"{self._ranks.name_of(rank)}: {one['wrong']}")
+        return [one["shard"] for one in found]
+
+    def _remove_others(self, kept: Sequence[Path], kind: re.Pattern[str]) -> None:
+        if self._ranks.is_first:
+            super()._remove_others(kept, kind)
 
     def finish(self, number: int, content: Mapping[str, Any]) -> None:
         if self._ranks.is_first:
             super().finish(number, content)
         else:
             self._save(f"checkpoint-{number}", content)
-        self._ranks.gather_facts("saved")
+        self._ranks.gather_facts("finished")
 
 
 def checkpoints_of(directory: Path, ranks: Ranks | None, *, keep: int, damaged: Collection[Path] = ()) -> Checkpoints:
+    """Of the run in `directory`, which counts on rank 0."""
     if ranks is None or ranks.size == 1:
         return Checkpoints(directory, keep=keep, damaged=damaged)
-    return CheckpointsOfRanks(directory, ranks, keep=keep, damaged=damaged)
+    return CheckpointsOfRanks(_of_first(directory, ranks), ranks, keep=keep, damaged=damaged)
+
+
+def _of_first(directory: Path, ranks: Ranks) -> Path:
+    return Path(ranks.gather_facts(str(directory.absolute()))[0])
+
+
+def refuse_unseen(directory: Path, ranks: Ranks | None) -> None:
+    """Check that all ranks see the directory that rank 0 holds: by its lock, which says who that is.
+
+    Raises:
+        OutputError: on all ranks, naming those that do not.
+    """
+    if ranks is None or ranks.size == 1:
+        return
+    path = _of_first(directory, ranks)
+    told = ranks.gather_facts((path / LOCK).read_text() if ranks.is_first else None)[0]
+    seen = ranks.gather_facts(_sees(path / LOCK, told))
+    if not all(seen):
+        blind = ", ".join(ranks.name_of(rank) for rank, one in enumerate(seen) if not one)
+        raise OutputError(
+            f"run directory {path} of {ranks.name_of(0)} is not seen by {blind}: every rank writes its rows into a "
+            "checkpoint there. Give --out on a file system that all machines share, or save nothing: --set save=false"
+        )
+
+
+def _sees(file: Path, text: str) -> bool:
+    """Whether the file is there and says this, after a while: other machines may see it late."""
+    until = time.monotonic() + LATE_S
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            if file.read_text() == text:
+                return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+
+
+class ReadersOfRanks(Readers):
+    """Ranks that read a checkpoint together: of its shards, each the pieces in which its own rows lie."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.pieces = pieces_of(ranks.rank, ranks.size)
+
+    def of_first(self, name: str) -> str:
+        return str(self._ranks.gather_facts(name)[0])
+
+    def first_wrong(self, wrong: str | None) -> str | None:
+        found = enumerate(self._ranks.gather_facts(wrong))
+        return next((f"{self._ranks.name_of(rank)}: {one}" for rank, one in found if one is not None), None)
+
+
+def readers_of(ranks: Ranks | None) -> Readers:
+    return ALONE if ranks is None else ReadersOfRanks(ranks)

@@ -15,7 +15,7 @@ from adaptive.runs.record import where_and_what
 from adaptive.runs.run import Run, total_steps
 from adaptive.runs.state import refuse_guarded_saves
 from adaptive.runs.target import refuse_unreachable
-from adaptive.runs.together import directory_of, facts_of, refuse_alone, telling
+from adaptive.runs.together import directory_of, facts_of, refuse_alone, refuse_unseen, telling
 from adaptive.storage.run_directory import RunDirectory
 from adaptive.telemetry.loggers import load_loggers
 from adaptive.telemetry.report import SCHEMA
@@ -51,6 +51,8 @@ def train_run(
         load_loggers(config.log_to)  # what is missing is told before there is a directory
         refuse_alone(config, ranks)
         with directory_of(ranks, opened) as directory:
+            if config.save:
+                refuse_unseen(directory.path, ranks)
             return _train_in(directory, config, stream, keep_scores, ranks)
 
 

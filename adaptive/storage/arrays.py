@@ -1,7 +1,7 @@
 """Arrays as raw `.npy` files, written here and checked before they are used: their header is compared, never parsed,
 but for vectors that numpy itself has written (`parse_vector`).
 
-What may be larger than memory is written and read by blocks of its first axis: `Blocks` and `ArrayFile`.
+What may be larger than memory is written and read by blocks of its first axis: `Blocks` and `Stored`.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import math
 import os
 import struct
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,27 +45,28 @@ class Blocks:
 
 def write_array(path: Path, value: "Array | Blocks", disk: Disk) -> dict[str, Any]:
     """Write one array, synced; returns its `file` name, `size`, `sha256`, `dtype` and `shape`."""
+    digest = hashlib.sha256()
+    facts = write_watched(path, value, disk, digest.update)
+    return {**facts, "sha256": digest.hexdigest()}
+
+
+def write_watched(path: Path, value: "Array | Blocks", disk: Disk, see: Callable[[memoryview], None]) -> dict[str, Any]:
+    """`write_array` without `sha256`; `see` gets the bytes that are written, first the header by itself."""
     array = value if isinstance(value, Blocks) else np.asarray(value, order="C")
     assert array.dtype.str in DTYPES, f"{path.name}: cannot save {array.dtype}"
-    digest, header = hashlib.sha256(), _header(array.dtype, array.shape)
+    header = _header(array.dtype, array.shape)
     blocks = array.make() if isinstance(array, Blocks) else iter([array])
 
     def write(file: BinaryIO) -> None:
         for chunk in itertools.chain([memoryview(header)], itertools.chain.from_iterable(map(_chunks, blocks))):
-            digest.update(chunk)
+            see(chunk)
             disk.write(file, chunk)
 
     write_new(path, write, disk=disk)
     size = path.stat().st_size
     needed = len(header) + math.prod(array.shape) * array.dtype.itemsize
     assert size == needed, f"{path.name}: blocks of {size} bytes in place of {needed}"
-    return {
-        "file": path.name,
-        "size": size,
-        "sha256": digest.hexdigest(),
-        "dtype": array.dtype.str,
-        "shape": list(array.shape),
-    }
+    return {"file": path.name, "size": size, "dtype": array.dtype.str, "shape": list(array.shape)}
 
 
 def read_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int, sha256: str) -> Array:
@@ -102,50 +104,91 @@ def parse_vector(data: bytes, dtype: np.dtype[Any], path: Path, *, error: type[A
     raise error(f"{path}: expected a .npy file of a vector of {dtype}, found {found or 'another version'}")
 
 
-class ArrayFile:
-    """An array in a file, read by blocks. The file is open from now on, so it may be removed.
+class Stored(ABC):
+    """An array in files, read by blocks.
+
+    Attributes:
+        dtype: of its values.
+        shape: of all of it.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def read(self, first: int = 0, last: int | None = None) -> Array:
+        """Entries `first` to `last` of the first axis; all of them by default. An array without axes is read whole."""
+
+
+class ArrayFile(Stored):
+    """An array in a file. The file is open from now on, so it may be removed.
 
     Args:
-        path, dtype_text, shape, size, sha256: as in `read_array`; all bytes are verified here, one block at a time.
+        path, dtype_text, shape, size: as in `read_array`.
+        sha256: of the file: all bytes are verified here, one block at a time; None: none is, see `check`.
 
     Raises:
         CheckpointError: as `read_array` does.
     """
 
-    def __init__(self, path: Path, dtype_text: str, shape: tuple[int, ...], size: int, sha256: str) -> None:
+    def __init__(self, path: Path, dtype_text: str, shape: tuple[int, ...], size: int, sha256: str | None) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype_text) if dtype_text in DTYPES else np.dtype(np.uint8)
         self.shape = shape
         self._path, self._size = path, size
         with _open_array(path, dtype_text, shape, size) as (file, digest):
             self._start = file.tell()
-            chunk = memoryview(bytearray(_CHUNK_BYTES))
-            for at in range(self._start, size, _CHUNK_BYTES):
-                part = chunk[: min(_CHUNK_BYTES, size - at)]
-                _fill(part, file, path, size)
-                digest.update(part)
-            _check_digest(path, sha256, digest.hexdigest())
+            if sha256 is not None:
+                self._digest(file, digest, self._start, size)
+                _check_digest(path, sha256, digest.hexdigest())
             self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
 
+    def check(self, first: int, last: int, sha256: str) -> None:
+        """Verify entries `first` to `last` of the first axis by a digest of their own.
+
+        Raises:
+            CheckpointError: if they are others.
+        """
+        digest = hashlib.sha256()
+        with os.fdopen(os.dup(self._descriptor), "rb") as file:
+            file.seek(self._place(first))
+            self._digest(file, digest, self._place(first), self._place(last))
+        _check_digest(self._path, sha256, digest.hexdigest(), f" of entries {first:,} to {last:,}")
+
     def read(self, first: int = 0, last: int | None = None) -> Array:
-        """Entries `first` to `last` of the first axis; all of them by default. An array without axes is read whole."""
         shape = self.shape
         if shape:
             shape = ((shape[0] if last is None else last) - first, *shape[1:])
         array = _empty(self._path, shape, self.dtype.str)
-        at = self._start + first * math.prod(self.shape[1:]) * self.dtype.itemsize
+        self.read_into(array, first)
+        return array
+
+    def read_into(self, array: Array, first: int) -> None:
+        """Fill a C-contiguous array (n, ...) with the entries from `first` on."""
+        at = self._place(first)
         for chunk in _chunks(array):
             while len(chunk):
                 count = os.preadv(self._descriptor, [chunk], at)
                 if not count:
                     raise _shrank(self._path, self._size)
                 chunk, at = chunk[count:], at + count
-        return array
+
+    def _place(self, entry: int) -> int:
+        """In the file, bytes."""
+        return self._start + entry * math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def _digest(self, file: BinaryIO, digest: Any, first: int, last: int) -> None:
+        """Of the bytes `first` to `last`, at the first of which the file stands."""
+        chunk = memoryview(bytearray(min(_CHUNK_BYTES, last - first)))
+        for at in range(first, last, _CHUNK_BYTES):
+            part = chunk[: min(_CHUNK_BYTES, last - at)]
+            _fill(part, file, self._path, self._size)
+            digest.update(part)
 
 
-def whole(array: "Array | ArrayFile") -> Array:
+def whole(array: "Array | Stored") -> Array:
     """The array, in memory."""
-    return array.read() if isinstance(array, ArrayFile) else array
+    return array.read() if isinstance(array, Stored) else array
 
 
 @contextlib.contextmanager
@@ -191,10 +234,10 @@ def _shrank(path: Path, size: int) -> CheckpointError:
     return CheckpointError(f"{path}: expected {size} bytes, found fewer; the file shrank while it was read")
 
 
-def _check_digest(path: Path, expected: str, found: str) -> None:
+def _check_digest(path: Path, expected: str, found: str, part: str = "") -> None:
     if found != expected:
         raise CheckpointError(
-            f"{path}: expected sha256 {expected}, found {found}; the file is damaged or of another run"
+            f"{path}: expected sha256 {expected}{part}, found {found}; the file is damaged or of another run"
         )
 
 

@@ -15,6 +15,7 @@ from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from adaptive.storage.durable import DISK, Disk
 from adaptive.storage.run_directory import WEIGHTS, best_checkpoint, newest_checkpoint, newest_first
+from adaptive.storage.shards import ALL
 
 _ANY: Final = re.compile(r"weights|checkpoint-\d+|(weights|checkpoint-\d+)\.tmp-\d+")
 
@@ -45,13 +46,18 @@ class Checkpoints:
 
     def _save(self, name: str, content: Mapping[str, Any]) -> Path:
         path = self._directory / name
+        if self._is_needed(path):
+            save_checkpoint(path, **content, disk=self._disk)
+        return path
+
+    def _is_needed(self, path: Path) -> bool:
+        """Whether there is no such checkpoint yet; a damaged one is removed. There is one if nothing has been trained
+        since."""
         if path in self._damaged:
             self._remove([path], path)
         if not self._directory.is_dir():  # made anew it would lack all that was written so far
             raise OutputError(f"run directory {self._directory} is gone: {path} could not be written")
-        if not path.exists():  # or else nothing has been trained since
-            save_checkpoint(path, **content, disk=self._disk)
-        return path
+        return not path.exists()
 
     def _older(self, number: int) -> list[Path]:
         """The newest checkpoints of earlier batches that are kept beside the one of batch `number`."""
@@ -94,6 +100,24 @@ class Checkpoints:
             raise OutputError(f"{path} could not be renamed to {WEIGHTS}: {error}") from error
 
 
+class Readers:
+    """Who reads a checkpoint: a process alone, which reads all of it. Several call the same functions together."""
+
+    pieces: range = ALL
+    """Of shards, those that are read here."""
+
+    def of_first(self, name: str) -> str:
+        """What the first reader says, who looks for all: on a file system that machines share, others may see less."""
+        return name
+
+    def first_wrong(self, wrong: str | None) -> str | None:
+        """What is wrong with a checkpoint for the first reader who finds something: then it is damaged for all."""
+        return wrong
+
+
+ALONE: Final = Readers()
+
+
 def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
     """The newest checkpoint of a run directory, and where it lies; its rows stay in their files. The run may be under
     way.
@@ -104,40 +128,55 @@ def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
     return _load(directory, newest_checkpoint)
 
 
-def load_whole(directory: Path) -> tuple[Path, Checkpoint, dict[Path, str]]:
+def load_whole(directory: Path, readers: Readers = ALONE) -> tuple[Path, Checkpoint, dict[Path, str]]:
     """The newest checkpoint that is whole, where it lies, and newer ones that are not, with what is wrong with each.
-    Only for the process that holds the directory.
+    Only for the process that holds the directory, and those that read with it.
 
     Raises:
         CheckpointError: if none is whole; says what is wrong with the newest.
     """
     damaged: dict[Path, str] = {}
     first: CheckpointError | None = None
-    for path in newest_first(directory):
+    for name in readers.of_first(" ".join(path.name for path in newest_first(directory))).split():
+        path = directory / name
         try:
-            return path, load_checkpoint(path, rows_in_files=True), damaged
+            return path, _read(path, readers), damaged
         except CheckpointError as error:
             damaged[path] = str(error)
             first = first or error
     raise first or CheckpointError(f"{directory / WEIGHTS}: expected a checkpoint, found none")
 
 
-def load_best(directory: Path) -> tuple[Path, Checkpoint]:
+def load_best(directory: Path, readers: Readers = ALONE) -> tuple[Path, Checkpoint]:
     """`load_newest`, but the weights of the best evaluation where they are kept.
 
     Raises:
         CheckpointError: as `load_newest`.
     """
-    return _load(directory, lambda path: best_checkpoint(path) or newest_checkpoint(path))
+    return _load(directory, lambda path: best_checkpoint(path) or newest_checkpoint(path), readers)
 
 
-def _load(directory: Path, choose: Callable[[Path], Path]) -> tuple[Path, Checkpoint]:
+def _load(directory: Path, choose: Callable[[Path], Path], readers: Readers = ALONE) -> tuple[Path, Checkpoint]:
     while True:
         try:
-            path = choose(directory)
-            return path, load_checkpoint(path, rows_in_files=True)
+            path = directory / readers.of_first(choose(directory).name)
+            return path, _read(path, readers)
         except FileNotFoundError as error:
             raise CheckpointError(f"{directory}: expected a run directory, found: {error.strerror}") from error
         except CheckpointError:
-            if choose(directory) == path:
+            if directory / readers.of_first(choose(directory).name) == path:
                 raise  # or else it has been replaced while it was read
+
+
+def _read(path: Path, readers: Readers) -> Checkpoint:
+    """The checkpoint, if it is whole for all readers."""
+    found, own = None, None
+    try:
+        found = load_checkpoint(path, rows_in_files=True, pieces=readers.pieces)
+    except CheckpointError as error:
+        own = error
+    wrong = readers.first_wrong(None if own is None else str(own))
+    if wrong is not None:
+        raise own or CheckpointError(wrong)
+    assert found is not None
+    return found

@@ -21,6 +21,7 @@ from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import newest_first
 
 TROUBLE = str(ROOT / "tests/support/rank_trouble.py")
+WRITES_OF_A_SAVE = 7  # arrays of rows, of one group that skips nothing
 STAGES = ("reading", "asking", "serving", "forward", "backward", "update", "saving")
 SMALL = [
     "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
@@ -65,12 +66,18 @@ def test_a_bug_ends_the_others_with_10(pool: RankPool, tmp_path: Path) -> None:
     assert "checkpoint-2 is whole: go on, on any number of ranks, with adaptive-train run --resume" in found[0].err
 
 
-def test_a_full_disk_while_saving_ends_all_and_the_last_checkpoint_is_whole(pool: RankPool, tmp_path: Path) -> None:
-    """Rank 0 writes. At the second save its files may hold 1,000 bytes each."""
-    found = troubled(pool, tmp_path / "run", 0, "writing", 2, "full")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk_while_saving_ends_all_and_the_last_checkpoint_is_whole(
+    pool: RankPool, tmp_path: Path, rank: int
+) -> None:
+    """Each rank writes. At the second save the files of one may hold 1,000 bytes each."""
+    found = troubled(pool, tmp_path / "run", rank, "writing", 2, "full")
     assert codes(found) == [6, 6], found
-    assert "checkpoint-4 could not be written" in found[0].err and "rank 0 of 2" in found[1].err
+    for one in found:
+        assert "checkpoint-4 could not be written: [Errno 27]" in one.err.replace("\n", " ")
+    assert f"rank {rank} of 2" in found[1 - rank].err
     assert_whole(tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*.tmp-*"))
 
 
 def test_sigterm_to_one_stops_all_after_the_same_step(pool: RankPool, tmp_path: Path) -> None:
@@ -151,6 +158,23 @@ def test_after_a_kill_the_same_command_goes_on_with_the_bits_of_a_run_that_lost_
     assert _quality(json.loads(found.out)) == _quality(whole)
     record = json.loads((out / "run.json").read_text())
     assert len(record["ranks"]) == 2 and [len(one["ranks"]) for one in record["resumed"]] == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_killed_while_three_write_their_shards(pool: RankPool, tmp_path: Path, rank: int) -> None:
+    """At the second save, in the middle of its files. What lies about is gone at the next start, on any number."""
+    out = tmp_path / "run"
+    words = ["run", *SMALL, "--set", "ranks.blocks=3", "--steps", "8", "--out", str(out)]
+    found = pool.run(3, [TROUBLE, str(rank), "saving", str(WRITES_OF_A_SAVE + 3), "kill", *words])
+    assert codes(found) == [-9 if one == rank else 10 for one in range(3)], found
+    assert all(f"not heard any more: rank {rank} of 3" in one.err for other, one in enumerate(found) if other != rank)
+    assert_whole(out)
+    assert len(list(out.glob("checkpoint-4.tmp-*"))) == (rank == 0)
+    gone_on = pool.run(2, ["-m", "adaptive", "run", "--resume", str(out)])
+    assert codes(gone_on) == [0, 0], gone_on
+    assert not list(out.glob("*.tmp-*")) and not list(out.glob("checkpoint-*"))
+    assert "resumed after step 2" in gone_on[0].err
 
 
 @pytest.mark.slow

@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rank_pool import ROOT, RankPool
 
 from adaptive.runs import evaluate_run
+from adaptive.runs.loading import load_run
+from adaptive.storage.checkpoint import load_checkpoint
 
 SMALL = [
     "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
@@ -40,7 +43,7 @@ def quality(found: dict[str, Any]) -> tuple[float, float]:
 
 def test_a_run_on_two_ranks_is_evaluated_by_one_process_and_by_two(pool: RankPool, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
-    found = run("run", *SMALL, "--steps", "6", "--ranks", "2", "--out", out)
+    found = run("run", *SMALL, "--steps", "6", "--ranks", "2", "--set", "save=best", "--out", out)
     assert found["steps"] == 6
     assert found["ranks"]["number"] == 2 and found["ranks"]["hosts"] == 1 and found["ranks"]["bytes_vectors"] > 0
     threads = torch.get_num_threads()
@@ -53,6 +56,12 @@ def test_a_run_on_two_ranks_is_evaluated_by_one_process_and_by_two(pool: RankPoo
     first, second = pool.run(2, ["-m", "adaptive", "eval", out, "--json", "--set", "eval_batch_size=96"])
     assert (first.code, second.code, second.out, second.err) == (0, 0, "", ""), first.err
     assert json.loads(first.out) == alone  # to the last digit
+    assert sorted(path.name for path in tmp_path.glob("run/*/shard-1-0.npy")) == ["shard-1-0.npy"] * 2
+    last, best = load_checkpoint(tmp_path / "run/weights").rows, load_checkpoint(tmp_path / "run/best-6").rows
+    assert last.keys() == best.keys() and all(np.array_equal(last[name], best[name]) for name in last)
+    with load_run(out) as loaded:
+        arrays = loaded.embeddings.state_arrays()
+    assert loaded.steps == 6 and all(np.array_equal(last[name], arrays[name]) for name in last)
     assert "500 samples" in first.err
     (within,) = pool.run(1, ["-m", "adaptive", "eval", out, "--ranks", "2"])
     assert within.code == 2 and "under torchrun leave it out" in within.err.replace("\n", " ")

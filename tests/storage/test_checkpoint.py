@@ -194,7 +194,8 @@ def test_pickles_are_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=3), "expected format adaptive-checkpoint version 1 or 2, found .* version 3"),
+        (lambda m: m.update(version=4), "expected format adaptive-checkpoint version 1, 2, 3, found .* version 4"),
+        (lambda m: m.update(version=3), "expected shards in version 3"),
         (lambda m: m.update(format="x"), "found x version 2"),
         (lambda m: m["arrays"].append(dict(m["arrays"][0])), "stands there twice"),
         (lambda m: m["arrays"][0].update(name="other", file="rows-1.npy"), "rows-1"),

@@ -28,7 +28,7 @@ STAGES = {
     "forward": ("adaptive.trainer", "logits_of"),
     "backward": ("adaptive.embedding.dense", "StepTogether.take_gradients"),
     "update": ("adaptive.trainer", "update"),
-    "saving": ("adaptive.engine.exchange.gathering", "Gatherer.merged"),
+    "saving": ("adaptive.storage.shards", "write_part"),
     "writing": ("adaptive.runs.together", "CheckpointsOfRanks._save"),
     "evaluating": ("adaptive.evaluation", "own_part"),
 }

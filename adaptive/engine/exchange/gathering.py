@@ -1,8 +1,7 @@
-"""Rows of all ranks put together for a checkpoint, whose arrays do not tell how many ranks there were.
+"""Rows of all ranks put together, on all of them: arrays that do not tell how many ranks there were.
 
-Rows are numbered as in the undivided group and stand in that order. Rank 0 puts arrays together; values and state come
-to it block by block, so that no rank has all of them in memory. All ranks call all of this together and iterate over
-the same blocks in the same order; on ranks other than 0 arrays are empty.
+Rows are numbered as in the undivided group and stand in that order. Values and state come block by block. All ranks
+call all of this together and iterate over the same blocks in the same order.
 
 Letters: n rows of all ranks, m of this one.
 """
@@ -24,17 +23,15 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Gatherer:
-    """Puts arrays of all ranks together on rank 0, or, with `everywhere`, on all."""
+    """Puts arrays of all ranks together."""
 
-    def __init__(self, ranks: Ranks, *, everywhere: bool = False) -> None:
-        self._ranks, self._everywhere = ranks, everywhere
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
 
     def all_of(self, array: NDArray[Any]) -> list[NDArray[Any]]:
-        """Each rank's array (any length, ...), of one type and width; of other ranks none where this is not rank 0."""
+        """Each rank's array (any length, ...), of one type and width."""
         flat: Bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        none = flat[:0]
-        parts = [flat if self._everywhere or rank == 0 else none for rank in range(self._ranks.size)]
-        found = self._ranks.rows.exchange(Kind.FACTS, parts=parts).parts
+        found = self._ranks.rows.exchange(Kind.FACTS, parts=[flat] * self._ranks.size).parts
         width = int(np.prod(array.shape[1:], dtype=np.int64))
         kept = [np.frombuffer(part.tobytes(), array.dtype) for part in found]
         return [one.reshape(len(one) // max(width, 1), *array.shape[1:]) for one in kept]
@@ -49,29 +46,20 @@ class Gatherer:
         order = np.argsort(found)
         return found[order], {name: column[order] for name, column in parts.items()}
 
-    def blocks(
-        self, own: Int64s, everyones: Int64s, length: int, width: int, read: Callable[[Int64s], Floats]
-    ) -> Iterator[Floats]:
-        """Values (length, width) of the rows of all ranks, block by block.
+    def blocks(self, own: Int64s, everyones: Int64s, length: int, read: Callable[[Int64s], Floats]) -> Iterator[Floats]:
+        """Values (length, ...) of the rows of all ranks, block by block.
 
         Args:
             own: (m,) ascending rows of this rank.
-            everyones: (n,) ascending; only rank 0 needs them.
+            everyones: (n,) ascending.
             read: positions in `own` -> values.
         """
-        starts = np.ascontiguousarray(everyones[::length] if self._ranks.is_first else everyones[:0])
-        bounds = self._from_first(starts)
+        bounds = everyones[::length]
         for number, first in enumerate(bounds):
             last = bounds[number + 1] if number + 1 < len(bounds) else np.iinfo(np.int64).max
             mine = np.arange(*np.searchsorted(own, [first, last]))
             _, found = self.merged(own[mine], {"values": read(mine)})
             yield found["values"]
-
-    def _from_first(self, array: Int64s) -> Int64s:
-        """Rank 0's array on all ranks."""
-        parts = [(array if self._ranks.is_first else array[:0]).view(np.uint8)] * self._ranks.size
-        found = self._ranks.rows.exchange(Kind.FACTS, parts=parts).parts[0]
-        return np.frombuffer(found.tobytes(), np.int64)
 
 
 def own_rows(group: Group, rows: Int64s, *columns: NDArray[Any]) -> tuple[Any, ...]:

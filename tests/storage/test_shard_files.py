@@ -1,0 +1,213 @@
+"""Arrays in shards: however many, one array in order of rows; damage anywhere is named by the one who reads it."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from manifests import edit_manifest
+
+from adaptive.errors import CheckpointError
+from adaptive.storage import shards as shards_module
+from adaptive.storage.arrays import ArrayFile, Blocks, Stored
+from adaptive.storage.checkpoint import load_checkpoint, save_checkpoint
+from adaptive.storage.durable import DISK
+from adaptive.storage.shards import PIECES, Part, pieces_of, write_parts
+
+
+def piece_of(rows: Any) -> Any:
+    """Rows of tests are dealt to pieces by a number of three bits."""
+    return rows * 5 % 8 * (PIECES // 8)
+
+
+def parts_of(rows: Sequence[int], *, block: int = 1000) -> dict[str, Part]:
+    """Rows, and two values of each that follow from it, with and without a second axis."""
+    own = np.array(sorted(rows, key=lambda row: (piece_of(row), row)), np.int64)
+    counts = np.bincount(piece_of(own), minlength=PIECES).tolist()
+    values = np.outer(own, [1.0, -0.5, 0.25]).astype(np.float32)
+
+    def blocks() -> Any:
+        return (values[first : first + block] for first in range(0, len(values), block))
+
+    made = {"values": Blocks(values.dtype, values.shape, blocks), "small": (own % 7).astype(np.uint8)}
+    return {"rows": Part(own, "rows", counts), **{name: Part(one, "rows", counts) for name, one in made.items()}}
+
+
+def save(directory: Path, shards: int, rows: Sequence[int], **options: Any) -> Path:
+    """A checkpoint of rows, each in the shard that its piece says, and of one array that all have."""
+
+    def write(folder: Path) -> list[list[dict[str, Any]]]:
+        own = [[row for row in rows if piece_of(row) in pieces_of(shard, shards)] for shard in range(shards)]
+        return [write_parts(folder, shard, parts_of(one, **options), DISK) for shard, one in enumerate(own)]
+
+    common = {"common": np.arange(2)}
+    save_checkpoint(directory, rows=common, dense={}, policy={}, meta={"steps": 3}, shards=write)
+    return directory
+
+
+ROWS = list(range(3, 200, 3))
+
+
+@settings(max_examples=25)
+@given(st.sampled_from([1, 2, 4, 8]), st.sets(st.integers(0, 300)), st.integers(1, 9), st.data())
+def test_shards_are_one_array_in_order_of_rows(
+    tmp_path_factory: pytest.TempPathFactory, shards: int, rows: set[int], block: int, data: st.DataObject
+) -> None:
+    """However many, and whichever pieces are read, by blocks."""
+    folder = save(tmp_path_factory.mktemp("s") / "c", shards, sorted(rows), block=block)
+    first = data.draw(st.integers(0, PIECES - 1))
+    wanted = range(first, data.draw(st.integers(first, PIECES)) + 1)
+    needed = np.array([row for row in sorted(rows) if piece_of(row) in wanted], np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards_module, "SMALL_BYTES", -1)
+        found = load_checkpoint(folder, rows_in_files=True, pieces=wanted).rows
+    assert found.keys() == {"common", "rows", "values", "small"}
+    np.testing.assert_array_equal(found["rows"], needed, strict=True)
+    np.testing.assert_array_equal(found["small"], (needed % 7).astype(np.uint8), strict=True)
+    values, cut = found["values"], data.draw(st.integers(0, len(needed)))
+    assert isinstance(values, Stored)
+    assert (values.shape, values.dtype) == ((len(needed), 3), np.dtype(np.float32))
+    both = np.concatenate([values.read(0, cut), values.read(cut)])
+    np.testing.assert_array_equal(both, np.outer(needed, [1.0, -0.5, 0.25]).astype(np.float32), strict=True)
+
+
+def test_a_rank_reads_its_pieces_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, taken = save(tmp_path / "c", 4, ROWS), list[tuple[str, int]]()
+    check = ArrayFile.check
+
+    def checked(file: ArrayFile, first: int, last: int, sha256: str) -> None:
+        taken.extend((file._path.name, entry) for entry in range(first, last))
+        check(file, first, last, sha256)
+
+    monkeypatch.setattr(ArrayFile, "check", checked)
+    load_checkpoint(folder)
+    whole = sorted(taken)
+    assert len(whole) == 3 * len(ROWS)
+    for size in (2, 4, 8):
+        taken.clear()
+        for rank in range(size):
+            load_checkpoint(folder, pieces=pieces_of(rank, size))
+        assert sorted(taken) == whole
+
+
+def test_pieces_of_ranks_cover_all_and_overlap_at_most_at_their_ends() -> None:
+    for size in range(1, 200):
+        found = [pieces_of(rank, size) for rank in range(size)]
+        assert set().union(*found) == set(range(PIECES)) and all(len(one) for one in found)
+        assert all(after.start >= one.stop - 1 for one, after in pairwise(found))
+
+
+# --- damage ------------------------------------------------------------------------------------------------------
+
+
+def test_every_flipped_byte_of_shards_is_noticed(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", 2, [1, 2, 8, 9])
+    files, flips = sorted(folder.glob("shard-1-*")), 0
+    for file in files:
+        good = file.read_bytes()
+        for place in range(len(good)):
+            file.write_bytes(good[:place] + bytes([good[place] ^ 0x10]) + good[place + 1 :])
+            with pytest.raises(CheckpointError, match=file.name):
+                load_checkpoint(folder)
+            flips += 1
+        file.write_bytes(good)
+    assert len(files) == 3 and flips > 400
+    load_checkpoint(folder)
+
+
+def test_shards_that_are_cut_or_missing_or_links_are_named(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", 2, ROWS)
+    for file in sorted(folder.glob("shard-*")):
+        good = file.read_bytes()
+        for bad in (good[:-1], good[:5], b"", good + b"\0"):
+            file.write_bytes(bad)
+            with pytest.raises(CheckpointError, match=file.name):
+                load_checkpoint(folder)
+        file.unlink()
+        with pytest.raises(CheckpointError, match=rf"{file.name}: expected a plain file, found: No such file"):
+            load_checkpoint(folder)
+        (tmp_path / "elsewhere").write_bytes(good)
+        file.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(CheckpointError, match=rf"{file.name}: expected a plain file, found: a link"):
+            load_checkpoint(folder)
+        file.unlink()
+        file.write_bytes(good)
+
+
+def test_a_shard_of_another_checkpoint_is_named(tmp_path: Path) -> None:
+    """Of as many rows."""
+    one, other = save(tmp_path / "c", 2, ROWS), save(tmp_path / "d", 2, [row + 8 for row in ROWS])
+    assert (one / "shard-1-1.npy").stat().st_size == (other / "shard-1-1.npy").stat().st_size
+    (one / "shard-1-1.npy").write_bytes((other / "shard-1-1.npy").read_bytes())
+    with pytest.raises(CheckpointError, match=r"shard-1-1\.npy: expected sha256 [0-9a-f]{64} of entries 0 to "):
+        load_checkpoint(one)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.pop("shards"), "expected shards in version 3"),
+        (lambda m: m.update(version=2), "expected shards in version 3"),
+        (lambda m: m["shards"].append([]), "shard 2 holds other arrays"),
+        (lambda m: m["shards"].reverse(), r"shard-1-0\.npy: expected pieces among 0 to 31, found \[32"),
+        (lambda m: m["shards"][1].pop(), "shard 1 holds other arrays than shard 0"),
+        (lambda m: m["shards"][1][0].update(name="values"), "stands there twice"),
+        (lambda m: m["shards"][1][0].update(file="shard-0-0.npy"), "stands there twice"),
+        (lambda m: m["shards"][1][0].update(file="../shard-0-0.npy"), r"shards\.1\.0\.file"),
+        (lambda m: m["shards"][1][0].update(file="rows-0.npy"), r"shards\.1\.0\.file"),
+        (lambda m: m["shards"][1][0].update(dtype="<u8"), "shard 1 holds other arrays"),
+        (lambda m: m["shards"][1][0].update(shape=[2**50]), "do not add up"),
+        (lambda m: m["shards"][1][0].update(shape=[]), r"shards\.1\.0\.shape"),
+        (lambda m: m["shards"][1][1]["shape"].__setitem__(1, 2**50), "shard 1 holds other arrays"),
+        (lambda m: [s[1]["shape"].__setitem__(1, 2**50) for s in m["shards"]], r"shard-0-1\.npy: expected \d+ bytes"),
+        (lambda m: m["shards"][1][0]["pieces"].append(m["shards"][1][0]["pieces"][0]), "expected pieces among"),
+        (lambda m: m["shards"][1][1]["pieces"][0].__setitem__(1, 0), r"shards\.1\.1\.pieces"),
+        (lambda m: m["shards"][1][1]["pieces"][0].__setitem__(2, "x"), r"shards\.1\.1\.pieces"),
+        (lambda m: [s[1].update(key="none") for s in m["shards"]], "'none' is needed as an array of rows, and is none"),
+        (lambda m: [s[1].update(key="small") for s in m["shards"]], "'small' is needed as an array of rows"),
+        (lambda m: m["arrays"][0].update(name="values"), "'values' stands there twice"),
+    ],
+)
+def test_manifests_of_shards_that_lie_are_refused(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
+    """Signed anew, as an attacker would."""
+    folder = save(tmp_path / "c", 2, ROWS)
+    edit_manifest(folder, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
+
+
+def test_pieces_of_other_sizes_than_their_rows_are_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", 1, ROWS)
+    raw = (folder / "shard-0-2.npy").read_bytes()[128:]
+
+    def change(manifest: Any) -> None:
+        first, second = manifest["shards"][0][2]["pieces"][:2]
+        moved = first[1] + second[1] - 1
+        first[1:] = [1, hashlib.sha256(raw[:1]).hexdigest()]
+        second[1:] = [moved, hashlib.sha256(raw[1 : 1 + moved]).hexdigest()]
+
+    edit_manifest(folder, change)
+    with pytest.raises(CheckpointError, match="pieces of small hold other numbers of entries than those of rows"):
+        load_checkpoint(folder)
+
+
+def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
+    """Though digests say that they are what was written."""
+    folder = save(tmp_path / "c", 2, ROWS)
+    raw = (folder / "shard-0-0.npy").read_bytes()
+    rows = np.frombuffer(raw[128:], np.int64)[::-1]
+    (folder / "shard-0-0.npy").write_bytes(raw[:128] + rows.tobytes())
+
+    def change(manifest: Any) -> None:
+        pieces = manifest["shards"][0][0]["pieces"]
+        for piece, end in zip(pieces, accumulate(count for _, count, _ in pieces), strict=True):
+            piece[2] = hashlib.sha256(rows[end - piece[1] : end].tobytes()).hexdigest()
+
+    edit_manifest(folder, change)
+    with pytest.raises(CheckpointError, match=r"shard-0-0\.npy: expected rows in ascending order"):
+        load_checkpoint(folder)
