@@ -33,7 +33,7 @@ from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Lookups
 from adaptive.planning.plan import GroupPlan
 from adaptive.ranks import Ranks
-from adaptive.ranks.channel import Channel, Exchanged
+from adaptive.ranks.channel import NOTHING, Channel, Exchanged
 from adaptive.ranks.transport import Bytes
 from adaptive.ranks.wire import Kind
 
@@ -222,13 +222,22 @@ class Exchange:
 
     def gradients(self, number: int, asked: Asked, sums: Sequence[Floats] | None) -> list[Floats] | None:
         """Give the owners the gradients of the rows this rank asked for, `sums` (m, D) of each group without those that
-        are left out, or none; returns those for the requests of all ranks (requests, D), 0 where they are left out.
-        Ranks without gradients count as 0; None: no rank has any."""
+        are left out, or none; returns those for the requests of all ranks, as `taken_in` does."""
+        parts = self.for_owners(asked, sums)
+        return self.taken_in(
+            asked, self.ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
+        )
+
+    def for_owners(self, asked: Asked, sums: Sequence[Floats] | None) -> list[Bytes]:
+        """The part of each owner of the gradients that `gradients` is given."""
         wanted = [_opposite(one.answer, "left_out") for one in asked.groups]
         counts = [count_chosen(one.sizes, chosen) for one, chosen in zip(asked.groups, wanted, strict=True)]
-        parts = None if sums is None else self._crossing.pack(sums, counts)
-        found = self.ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
         self._spare("gradients_spared", [one.sizes for one in asked.groups], counts)
+        return [NOTHING] * self.ranks.size if sums is None else self._crossing.pack(sums, counts)
+
+    def taken_in(self, asked: Asked, found: Exchanged) -> list[Floats] | None:
+        """The gradients for the requests of all ranks (requests, D), 0 where they are left out, from what `for_owners`
+        gave on each rank. Ranks whose header tells of no samples count as 0; None: no rank has gradients."""
         if not any(header.samples for header in found.headers):
             return None
         wanted = [_opposite(one.answer, "left_out") for one in asked.served]
