@@ -65,8 +65,6 @@ class DistinctFinder:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._positions = np.array([feature.position for feature in group.features])
-        self._span_tables = np.array([feature.table for feature in group.features], np.int32)
         self._memory = LentMemory()
         self._clear(16)
 
@@ -87,9 +85,9 @@ class DistinctFinder:
         Raises:
             InputError: if an id is negative or too large, naming feature, position, value and data line.
         """
-        found, bad = self.find_in_spans(batch.ids, self._spans(batch), self._span_tables)
+        found, bad = self.find_in_spans(batch.ids, *feature_spans(self._group, batch))
         if bad is not None:
-            raise self._bad_id(batch, bad)
+            raise bad_id(self._group, batch, bad)
         return found
 
     def find_in_spans(self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32]) -> tuple[Distinct, int | None]:
@@ -125,22 +123,26 @@ class DistinctFinder:
     def _clear(self, places: int) -> None:
         self._places, self._used = np.zeros(places, np.int32), np.ones(1, np.int64)
 
-    def _spans(self, batch: Batch) -> Int64s:
-        samples = batch.num_samples
-        firsts, lasts = self._positions * samples, (self._positions + 1) * samples
-        return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1)
 
-    def _bad_id(self, batch: Batch, position: int) -> InputError:
-        bag = int(np.searchsorted(batch.offsets, position, side="right")) - 1
-        feature_position, sample = divmod(bag, batch.num_samples)
-        feature = next(f for f in self._group.features if f.position == feature_position)
-        table = self._group.tables[feature.table]
-        where = f" ({batch.origin.where(sample)})" if batch.origin is not None else ""
-        return InputError(
-            f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: "
-            f"id {batch.ids[position]} is outside table {table.name}, which has ids 0 to {table.num_embeddings - 1}. "
-            f"Correct the data, enlarge the table, or let the reader send such ids to a row of their own (oov)."
-        )
+def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]]:
+    """(F, 2) which look-ups of the batch are of each feature of a group, and (F,) the features' tables."""
+    positions, _, tables, _ = group.feature_columns
+    firsts, lasts = positions * batch.num_samples, (positions + 1) * batch.num_samples
+    return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1), tables
+
+
+def bad_id(group: Group, batch: Batch, position: int) -> InputError:
+    """The error for the id at a position of the batch, which its table does not have."""
+    bag = int(np.searchsorted(batch.offsets, position, side="right")) - 1
+    feature_position, sample = divmod(bag, batch.num_samples)
+    feature = next(f for f in group.features if f.position == feature_position)
+    table = group.tables[feature.table]
+    where = f" ({batch.origin.where(sample)})" if batch.origin is not None else ""
+    return InputError(
+        f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: "
+        f"id {batch.ids[position]} is outside table {table.name}, which has ids 0 to {table.num_embeddings - 1}. "
+        f"Correct the data, enlarge the table, or let the reader send such ids to a row of their own (oov)."
+    )
 
 
 @dataclass(frozen=True)
