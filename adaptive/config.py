@@ -201,6 +201,12 @@ class TierConfig(Config):
         description="threads that plan batches, with equal results for any number; from the second on they prepare "
         "batches that are read ahead; auto: 1, for a GPU up to 3, a quarter of the cores",
     )
+    lookups: Literal["auto", "host", "device"] = Field(
+        default="auto",
+        description="who finds a batch's distinct rows and look-ups by row, with equal results: the host, or a GPU by "
+        "sorting them; auto: a GPU, for batches of 65,536 look-ups and more, 4 to a bag on average, where no row stays "
+        "on the host and no update waits or is left out",
+    )
     poison: bool = Field(default=False, description="debug: fill the invalid copy of every row with NaN")
 
 

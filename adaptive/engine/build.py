@@ -22,7 +22,7 @@ from adaptive.policy_loading import installed_policies, make_policy
 from adaptive.ranks import Ranks
 from adaptive.tiers.cpu_device import CpuDevice
 from adaptive.tiers.device import DeviceTier
-from adaptive.tiers.gpu.build import build_devices, free_bytes
+from adaptive.tiers.gpu.build import build_devices, device_finds, free_bytes
 from adaptive.tiers.host import HostTier, MemoryHost
 from adaptive.tiers.host_file import FileHost
 from adaptive.tiers.mover import Mover, streams_of
@@ -68,7 +68,8 @@ def build_engine(
         kept = watched_bytes(groups, skip, optimizer, snapshots=policy_caller.watches_movement, sums=defers)
         room = max(0, room - kept)
     sizes = choose_slots(groups, tier, optimizer, policy, room)
-    lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, policy_caller, mover)
+    finds = device_finds(tier, mover.device, _lookups_needed(policy, skip, ranks))
+    lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, policy_caller, mover, finds=finds)
     exchange = None if ranks is None else Exchange(ranks, groups)
     pipeline = Pipeline(lanes, policy_caller, tier, skip, mover, optimizer, exchange)
     pipeline.use_rate(optimizer.lr)
@@ -106,6 +107,17 @@ def _leaving_batches() -> list[str]:
     return found
 
 
+def _lookups_needed(policy: Policy, skip: SkipConfig | None, ranks: Ranks | None) -> str:
+    """For what look-ups are needed here, not only distinct rows; empty: for nothing."""
+    if ranks is not None:
+        return "ranks ask each other for what they look up"
+    if policy.misses == "host":
+        return f"policy {type(policy).__name__} leaves rows on the host, where they are pooled and updated"
+    if skip is not None:
+        return "updates that wait or are left out are chosen here, by their look-ups (skip=null or rule=off: none are)"
+    return ""
+
+
 def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
     """Watch the hottest rows of every group from now on. If device memory runs out, it may be called again."""
     policy_caller = pipeline.policy_caller
@@ -135,6 +147,8 @@ def _build_lanes(
     optimizer: RowOptimizer,
     policy_caller: PolicyCaller,
     mover: Mover,
+    *,
+    finds: bool,
 ) -> tuple[list[Lane], Sizes]:
     """One lane for each group, and the sizes that fitted into memory."""
     in_place = policy_caller.policy.misses == "host"
@@ -145,7 +159,7 @@ def _build_lanes(
         slots = zip(hosts, sizes.slots, strict=True)
         devices = [CpuDevice(host, num_slots, optimizer, poison=tier.poison) for host, num_slots in slots]
     else:
-        devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover)
+        devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover, finds=finds)
     lanes = [
         Lane(
             host.group,

@@ -98,7 +98,7 @@ class Pipeline:
         slots = sorted((feature for group in self.groups for feature in group.features), key=lambda f: f.position)
         self.features = tuple(feature.name for feature in slots)
         threads = plan_threads(tier, on_cpu=mover.device.type == "cpu")
-        self.lookups_ahead = LookupsAhead(self.groups, threads - 1)
+        self.lookups_ahead = LookupsAhead(self.groups, threads - 1, [lane.device.searcher for lane in self.lanes])
         self.lock = threading.Lock()
         self.stopwatch = Stopwatch()
         self.next_number = 0
@@ -147,6 +147,7 @@ class Pipeline:
         self._depth = depth
         self.trained = self.next_number - 1
         self.mover.begin(self.trained)
+        self.lookups_ahead.begin()
         if self.exchange is not None:
             self.exchange.begin(self.next_number)
 

@@ -1,7 +1,8 @@
 """`Lookups`: what a batch looks up, as far as that does not depend on where its rows lie.
 
 They depend on the batch alone. So helper threads (`tier.plan_threads`, for fast devices with large batches) find those
-of several batches at once, ahead of planning. Without helpers they are found when the batch is read.
+of several batches at once, ahead of planning. Without helpers they are found when the batch is read. Or a device finds
+them (`tier.lookups`, `tiers.gpu.lookups`) and keeps what is as long as the look-ups; distinct rows come back.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from adaptive.errors import InputError
 from adaptive.kernels.lent import LentMemory, carve
 from adaptive.kernels.planning import lookups
 from adaptive.planning.layout import Group
-from adaptive.planning.plan import Pooling
+from adaptive.planning.plan import OnDevice, Pooling
 from adaptive.system import usable_cores
 
 Int64s = NDArray[np.int64]
@@ -56,7 +57,7 @@ class Distinct:
 
     rows: Int64s  # (U,) local
     counts: NDArray[np.int32]  # (U,) look-ups of each
-    inverse: NDArray[np.int32]  # (N,) look-up -> distinct row
+    inverse: NDArray[np.int32]  # (N,) look-up -> distinct row; empty: on the device
     table_ends: Int64s  # (T,) where each table's rows end
 
 
@@ -65,8 +66,6 @@ class DistinctFinder:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._positions = np.array([feature.position for feature in group.features])
-        self._span_tables = np.array([feature.table for feature in group.features], np.int32)
         self._memory = LentMemory()
         self._clear(16)
 
@@ -87,9 +86,9 @@ class DistinctFinder:
         Raises:
             InputError: if an id is negative or too large, naming feature, position, value and data line.
         """
-        found, bad = self.find_in_spans(batch.ids, self._spans(batch), self._span_tables)
+        found, bad = self.find_in_spans(batch.ids, *feature_spans(self._group, batch))
         if bad is not None:
-            raise self._bad_id(batch, bad)
+            raise bad_id(self._group, batch, bad)
         return found
 
     def find_in_spans(self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32]) -> tuple[Distinct, int | None]:
@@ -125,22 +124,26 @@ class DistinctFinder:
     def _clear(self, places: int) -> None:
         self._places, self._used = np.zeros(places, np.int32), np.ones(1, np.int64)
 
-    def _spans(self, batch: Batch) -> Int64s:
-        samples = batch.num_samples
-        firsts, lasts = self._positions * samples, (self._positions + 1) * samples
-        return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1)
 
-    def _bad_id(self, batch: Batch, position: int) -> InputError:
-        bag = int(np.searchsorted(batch.offsets, position, side="right")) - 1
-        feature_position, sample = divmod(bag, batch.num_samples)
-        feature = next(f for f in self._group.features if f.position == feature_position)
-        table = self._group.tables[feature.table]
-        where = f" ({batch.origin.where(sample)})" if batch.origin is not None else ""
-        return InputError(
-            f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: "
-            f"id {batch.ids[position]} is outside table {table.name}, which has ids 0 to {table.num_embeddings - 1}. "
-            f"Correct the data, enlarge the table, or let the reader send such ids to a row of their own (oov)."
-        )
+def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]]:
+    """(F, 2) which look-ups of the batch are of each feature of a group, and (F,) the features' tables."""
+    positions, _, tables, _ = group.feature_columns
+    firsts, lasts = positions * batch.num_samples, (positions + 1) * batch.num_samples
+    return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1), tables
+
+
+def bad_id(group: Group, batch: Batch, position: int) -> InputError:
+    """The error for the id at a position of the batch, which its table does not have."""
+    bag = int(np.searchsorted(batch.offsets, position, side="right")) - 1
+    feature_position, sample = divmod(bag, batch.num_samples)
+    feature = next(f for f in group.features if f.position == feature_position)
+    table = group.tables[feature.table]
+    where = f" ({batch.origin.where(sample)})" if batch.origin is not None else ""
+    return InputError(
+        f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: "
+        f"id {batch.ids[position]} is outside table {table.name}, which has ids 0 to {table.num_embeddings - 1}. "
+        f"Correct the data, enlarge the table, or let the reader send such ids to a row of their own (oov)."
+    )
 
 
 @dataclass(frozen=True)
@@ -167,8 +170,30 @@ class Lookups:
     distinct: Distinct
     bags: Bags
     segments: Int64s  # (U + 1,) where the look-ups of each distinct row start below
-    vectors: NDArray[np.int32]  # (N,) which vector's gradient each look-up gets
-    scales: NDArray[np.float32]  # (N,), or empty: all 1
+    vectors: NDArray[np.int32]  # (N,) which vector's gradient each look-up gets; empty: on the device
+    scales: NDArray[np.float32]  # (N,), or empty: all 1, or on the device
+    found: OnDevice | None = None  # what lies on the device
+
+
+class Search(Protocol):
+    """A device's search for what one batch looks up in one group."""
+
+    def launch(self) -> None:
+        """Ask the device; from any thread. Raises InputError as `DistinctFinder.find` does."""
+
+    def lookups(self) -> Lookups:
+        """What it has found, once the distinct rows are here. From the thread that plans, once."""
+
+
+class Searcher(Protocol):
+    """Where a device finds what batches look up in one group."""
+
+    def begin(self) -> None:
+        """A look-ahead begins: no batch is in flight."""
+
+    def start(self, batch: Batch) -> Search | None:
+        """Begin a search, which is to be launched; None: the host is to find this batch's look-ups. From the thread
+        that plans, in batch order; each found batch is planned."""
 
 
 def plan_threads(tier: TierConfig, *, on_cpu: bool) -> int:
@@ -184,11 +209,15 @@ class LookupsAhead:
     Args:
         groups: look-ups are found for each.
         helpers: helper threads; 0: the calling thread.
+        searchers: of each group, where its device finds look-ups.
     """
 
-    def __init__(self, groups: Sequence[Group], helpers: int) -> None:
+    def __init__(
+        self, groups: Sequence[Group], helpers: int, searchers: Sequence[Searcher | None] | None = None
+    ) -> None:
         self.helpers = helpers
-        self._groups = tuple(groups)
+        self._searchers = tuple(searchers or [None] * len(groups))
+        self._working = False
         self._finders: SimpleQueue[list[DistinctFinder]] = SimpleQueue()  # those that no thread uses now
         for _ in range(max(1, helpers)):
             self._finders.put([DistinctFinder(group) for group in groups])
@@ -197,34 +226,57 @@ class LookupsAhead:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Inside, helper threads find the look-ups. Outside, the calling thread does."""
-        if not self.helpers:
-            yield
-            return
-        with ThreadPoolExecutor(self.helpers, "adaptive-lookups") as self._pool:
-            try:
+        self._working = True
+        try:
+            if not self.helpers:
                 yield
-            finally:
-                self._pool.shutdown(wait=False, cancel_futures=True)
-                self._pool = None
+                return
+            with ThreadPoolExecutor(self.helpers, "adaptive-lookups") as self._pool:
+                try:
+                    yield
+                finally:
+                    self._pool.shutdown(wait=False, cancel_futures=True)
+                    self._pool = None
+        finally:
+            self._working = False
+
+    def begin(self) -> None:
+        """A look-ahead begins: no batch is in flight."""
+        for searcher in self._searchers:
+            if searcher is not None:
+                searcher.begin()
 
     @property
     def num_ahead(self) -> int:
         """How many batches are worth reading ahead now."""
-        return 0 if self._pool is None else self.helpers
+        searches = any(searcher is not None for searcher in self._searchers)
+        return max(self.helpers, int(searches)) if self._working else 0
 
     def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
         """Start to find look-ups, one `Lookups` for each group. Call the result to wait for them; it raises errors."""
+        searches = [None if searcher is None else searcher.start(batch) for searcher in self._searchers]
         if self._pool is None:
-            made = self._make(batch)
-            return lambda: made
-        return self._pool.submit(self._make, batch).result
+            made = self._make(batch, searches)
+            return lambda: _finished(made)
+        promise = self._pool.submit(self._make, batch, searches)
+        return lambda: _finished(promise.result())
 
-    def _make(self, batch: Batch) -> list[Lookups]:
-        finders = self._finders.get()
+    def _make(self, batch: Batch, searches: Sequence[Search | None]) -> list[Lookups | Search]:
+        finders, found = self._finders.get(), list[Lookups | Search]()
         try:
-            return [finder.find_lookups(batch) for finder in finders]
+            for finder, search in zip(finders, searches, strict=True):
+                if search is None:
+                    found.append(finder.find_lookups(batch))
+                else:
+                    search.launch()
+                    found.append(search)
+            return found
         finally:
             self._finders.put(finders)
+
+
+def _finished(found: Sequence[Lookups | Search]) -> list[Lookups]:
+    return [one if isinstance(one, Lookups) else one.lookups() for one in found]
 
 
 def lay_out_bags(group: Group, batch: Batch) -> Bags:

@@ -16,6 +16,10 @@ def no_rows() -> Int64s:
     return np.zeros(0, np.int64)
 
 
+class OnDevice:
+    """Look-ups of one batch that lie on the device, which found them (`tiers.gpu.lookups`): planning passes them on."""
+
+
 @dataclass(frozen=True)
 class Pooling:
     """The forward pass: which rows make which vectors. Look-up p reads row_locations[inverse[p]]."""
@@ -24,7 +28,7 @@ class Pooling:
     bag_vectors: NDArray[np.int32]  # (B,)
     bag_starts: Int64s  # (B + 1,)
     bag_tables: NDArray[np.int32]  # (B,) table of the group
-    inverse: NDArray[np.int32]  # (N,) look-up -> distinct row
+    inverse: NDArray[np.int32]  # (N,) look-up -> distinct row; empty: on the device
     row_locations: Int64s  # (U,)
     scales: NDArray[np.float32]  # (N,), or empty: all 1
     num_samples: int = 0  # > 0: bag b fills vector b % num_samples * (V // num_samples) + b // num_samples, V = B
@@ -42,8 +46,8 @@ class RowUpdates:
     rows: Int64s  # (U,) local rows
     locations: Int64s  # (U,)
     segments: Int64s  # (U + 1,)
-    vectors: NDArray[np.int32]  # (G,)
-    scales: NDArray[np.float32]  # (G,), or empty: all 1
+    vectors: NDArray[np.int32]  # (G,); empty: on the device
+    scales: NDArray[np.float32]  # (G,), or empty: all 1, or on the device
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class GroupPlan:
     snapshots: Snapshots | None = None
     deferred: Deferred | None = None
     watched: WatchedCounts | None = None  # for reports: as of this batch, however far others are planned
+    found: OnDevice | None = None  # where the device has found the look-ups; no row lies on the host then
 
     @property
     def is_late(self) -> bool:

@@ -128,7 +128,8 @@ class Planner:
         self._count_bytes(pooling, tally)
         if self.skipper is None:
             row_updates = RowUpdates(distinct.rows, locations, lookups.segments, lookups.vectors, lookups.scales)
-            return GroupPlan(number, pooling, row_updates, moves, tally)
+            return GroupPlan(number, pooling, row_updates, moves, tally, found=lookups.found)
+        assert lookups.found is None, "rows are chosen by their look-ups, which are not here"
         fates = self.skipper.decide(number, distinct, locations, tally)
         updates = group_updates(lookups, locations, fates.fates)
         deferred = updates.deferred(fates.summed, distinct.rows, locations)
@@ -157,7 +158,7 @@ class Planner:
         tally[:, Counter.BYTES_H2D] += tally[:, Counter.FETCHED] * self._row_bytes
         tally[:, Counter.BYTES_D2H] += tally[:, Counter.WRITTEN_BACK] * self._row_bytes
         if self._policy_caller.policy.misses == "host":
-            assert pooling is not None
+            assert pooling is not None and len(pooling.inverse) == pooling.bag_starts[-1]
             books.count_host_vectors(
                 pooling.bag_tables, pooling.bag_starts, pooling.inverse, pooling.row_locations, vectors
             )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.optim import RowOptimizer
+from adaptive.planning.lookups import Searcher
 from adaptive.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates, Snapshots
 
 Int64s = NDArray[np.int64]
@@ -36,6 +37,7 @@ class DeviceTier(ABC):
     num_slots: int
     squares_width: int  # float32 values beside each sum, see `RowOptimizer.squares_width`
     poison: bool
+    searcher: Searcher | None = None  # where the device itself finds what batches look up
     pools_parts: bool  # while rows for the others are on their way; if not, batches are run in one pass
 
     @abstractmethod

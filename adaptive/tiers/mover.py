@@ -1,23 +1,25 @@
 """`Mover`: the order of copying and training on a device. The only file that knows streams and events.
 
-Work on a device is asked for now and done later. Two streams, each of which does its work in the order it was asked:
+Work on a device is asked for now and done later. Streams, each of which does its work in the order it was asked:
 
     copy stream      asked by the look-ahead thread: plans and rows to the device, rows back to the host
     compute stream   asked by the training thread: forward, backward, update. On CUDA it is whatever stream is current
                      in the training loop when a batch is asked for; a batch is trained on one stream.
+    finding stream   asked by the look-ahead thread or a helper, where the device finds what batches look up
 
 What one stream needs of the other, or the host of either, is waited for by exactly one of the methods `await_*`:
 
     await_trained    copies for batch n start when batch n - depth - 1 has been trained: it may use what they overwrite
     await_moved      batch n starts when its rows and its plan have come
     await_computed   a flush copies rows as all work asked for so far leaves them
+    await_unused     look-ups are found in memory that no batch in training reads
     await_sent       the host writes into a pinned buffer again when its last contents have been sent
     await_brought    the host reads a pinned buffer when numbers or rows have come
     await_copies     the host touches rows of the tiers itself when every copy asked for is done
 
-Only `await_trained`, `await_moved` and `await_computed` take no time of the host. The training thread waits in
-`await_brought` if a batch updates rows on the host, and in `await_sent` if the device is several batches behind;
-`tests/tiers/test_mover.py` delays and reorders the streams at random, and drops each wait in turn to see it missed.
+Those from `await_trained` to `await_unused` take no time of the host. The training thread waits in `await_brought` if a
+batch updates rows on the host, and in `await_sent` if the device is several batches behind; `tests/tiers/test_mover.py`
+delays and reorders the streams at random, and drops each wait in turn to see it missed.
 
 Whatever crosses between the streams lies in memory that is owned for the whole run (slots, plan buffers, staging
 blocks), so no allocator can hand it out while the other stream still uses it. The same code runs without streams
@@ -27,6 +29,7 @@ blocks), so no allocator can hand it out while the other stream still uses it. T
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -66,13 +69,14 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Streams:
-    """A device's two streams and the host memory it copies from."""
+    """A device's streams and the host memory it copies from."""
 
     device: torch.device
     copies: Stream
     compute: Stream
     pinned: Callable[[int], Tensor]  # (num_bytes,) uint8 on the host, for copies that do not wait
     settle: Callable[[], None]  # wait until all work of every stream is done, also of such as are not known here
+    another: Callable[[], Stream]  # a new one, for work that need not wait for either
 
 
 class Mover:
@@ -84,7 +88,7 @@ class Mover:
     def __init__(self, streams: Streams) -> None:
         self.device = streams.device
         self.copies, self.compute = streams.copies, streams.compute
-        self.pinned, self._settle = streams.pinned, streams.settle
+        self.pinned, self._settle, self._another = streams.pinned, streams.settle, streams.another
         self._waited_for = -1
         self._trained: dict[int, Event] = {}
         self._moved: dict[int, Event] = {}
@@ -112,6 +116,17 @@ class Mover:
             return free[0]
         self._buffers.append(number)
         return len(self._buffers) - 1
+
+    @cached_property
+    def finding(self) -> Stream:
+        """The finding stream."""
+        return self._another()
+
+    def start_finding(self) -> int:
+        """From the look-ahead thread: what is asked of the finding stream from now on comes behind the training of all
+        batches up to the one whose number is returned."""
+        self.await_unused(self._trained[self._waited_for])
+        return self._waited_for
 
     def end_moves(self, number: int) -> None:
         """All that batch `number` needs has been asked of the copy stream."""
@@ -157,6 +172,9 @@ class Mover:
     def await_computed(self, event: Event) -> None:
         self.copies.after(event)
 
+    def await_unused(self, event: Event) -> None:
+        self.finding.after(event)
+
     def await_sent(self, event: Event) -> None:
         event.wait()
 
@@ -173,14 +191,19 @@ def streams_of(device: torch.device) -> Streams:
         return inline(device)
     if device.index is None:  # "the current device" is another one in another thread
         device = torch.device("cuda", torch.cuda.current_device())
-    copies = _CudaStream(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-    return Streams(device, copies, _CudaStream(device, None), _pinned, lambda: torch.cuda.synchronize(device))
+
+    def another() -> Stream:
+        return _CudaStream(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+    settle = partial(torch.cuda.synchronize, device)
+    return Streams(device, another(), _CudaStream(device, None), _pinned, settle, another)
 
 
 def inline(device: torch.device) -> Streams:
     """No streams: everything is done when it is asked for."""
     now = _Now(device)
-    return Streams(device, now, now, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), lambda: None)
+    pinned = partial(torch.empty, dtype=torch.uint8)
+    return Streams(device, now, now, pinned, lambda: None, lambda: now)
 
 
 class _Now:

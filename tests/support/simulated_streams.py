@@ -20,16 +20,21 @@ LAZINESS = (0.0, 0.3, 0.7, 0.95, 1.0)  # share of turns that a stream lets pass
 
 
 class Simulation:
-    """Two streams and a clock."""
+    """Two streams, more if asked for, and a clock."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.lock = threading.RLock()
         self.copies, self.compute = SimulatedStream(self), SimulatedStream(self)
-        self.streams = Streams(torch.device("cpu"), self.copies, self.compute, self.pinned, self.settle)
+        self.all = [self.copies, self.compute]
+        self.streams = Streams(torch.device("cpu"), *self.all, self.pinned, self.settle, self.another)
         self.settled = 0
         self._pinned: set[int] = set()
         self._memory: list[Tensor] = []
+
+    def another(self) -> "SimulatedStream":
+        self.all.append(SimulatedStream(self))
+        return self.all[-1]
 
     def pinned(self, num_bytes: int) -> Tensor:
         memory = torch.empty(num_bytes, dtype=torch.uint8)
@@ -43,18 +48,18 @@ class Simulation:
 
     def settle(self) -> None:
         self.settled += 1
-        for stream in (self.copies, self.compute):
+        for stream in self.all:
             stream.catch_up()
 
     def turn(self) -> None:
         """Time passes."""
-        for stream in (self.copies, self.compute):
+        for stream in self.all:
             while stream.may_go_on() and self.random.random() > stream.laziness:
                 stream.go_on()
 
     def go_on_until(self, event: "SimulatedEvent") -> None:
         while not event.happened:
-            able = [stream for stream in (self.copies, self.compute) if stream.may_go_on()]
+            able = [stream for stream in self.all if stream.may_go_on()]
             assert able, "the streams wait for each other"
             able[self.random.integers(len(able))].go_on()
 

@@ -7,7 +7,7 @@ runs on the device, too: a gradient is a multiple of the vector and a constant. 
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
@@ -61,9 +61,15 @@ class Case:
     device_rows: str = "65%"
     ample: bool = False  # buffers, so that nobody waits for one
     shrinks: bool = False  # the device tier, in the middle
+    lookups: str = "host"  # or "device": it finds what batches look up, read ahead; some are pooled and no more
+
+    @property
+    def forgets(self) -> bool:
+        return self.lookups == "device"
 
     def build(self, device: str = "cpu-torch") -> TieredEmbeddingBag:
-        tier = TierConfig(device=device, device_rows=self.device_rows, transfer=self.way, poison=True)
+        lookups = self.lookups if device == "cpu-torch" else "host"
+        tier = TierConfig(device=device, device_rows=self.device_rows, transfer=self.way, lookups=lookups, poison=True)
         optimizer = Adam(lr=0.05) if self.depth % 2 else Adagrad(lr=0.1)
         return TieredEmbeddingBag(TABLES, tier, policy=self.policy, optimizer=optimizer, skip=SKIP)
 
@@ -81,6 +87,8 @@ CASES = [
     Case(SkipsOnHost, 1, "staged", "30%"),
     Case(Hybrid, 2, "direct", "0"),
     Case(depth=0, device_rows="35%", ample=True),
+    Case(way="direct", device_rows="60%", ample=True, lookups="device"),
+    Case(depth=1, device_rows="50%", shrinks=True, lookups="device"),
 ]
 
 
@@ -124,10 +132,21 @@ class Run:
     random: np.random.Generator
     readings: dict[int, list[NDArray[np.float32]]]
     shrinks: bool  # once
+    forgets: bool = False  # every other batch is pooled, and not updated
+    pooled: dict[int, list[Tensor]] = field(default_factory=dict)  # the vectors of these
 
     def train(self, num_batches: int = len(BATCHES)) -> Arrays:
         pipeline = self.embeddings._pipeline
         pipeline.begin(self.depth)
+        with pipeline.lookups_ahead.working():
+            self._train(num_batches)
+        self.assert_host_at_rest()
+        self.catch_up()
+        self.readings |= {~number: [one.numpy().copy() for one in found] for number, found in self.pooled.items()}
+        return dict(self.embeddings.state_arrays())
+
+    def _train(self, num_batches: int) -> None:
+        pipeline = self.embeddings._pipeline
         coming, source = deque[ReadyBatch](), _carried_out(pipeline, iter(BATCHES), self.depth, self.assert_trained)
         try:
             while pipeline.trained < num_batches - 1:
@@ -140,8 +159,6 @@ class Run:
                 next(source)
         finally:
             pipeline.end()
-        self.assert_host_at_rest()
-        return dict(self.embeddings.state_arrays())
 
     def may_plan(self) -> bool:
         pipeline = self.embeddings._pipeline
@@ -170,6 +187,10 @@ class Run:
         pipeline = self.embeddings._pipeline
         pipeline.start_training(ready)
         works = [GroupWork(lane, plan) for lane, plan in zip(pipeline.lanes, ready.plans, strict=True)]
+        if self.forgets and ready.number % 2:
+            self.pooled[ready.number] = [work.pool() for work in works]
+            pipeline.end_training(ready)
+            return
         slope = self.embeddings._send(np.array([0.25 + ready.number / 64], np.float32))
         for work in works:
             vectors = work.pool()
@@ -208,7 +229,7 @@ def expected(case: Case) -> tuple[Arrays, dict[int, list[NDArray[np.float32]]]]:
     """On a device tier of ordinary memory, which has no streams; rows are read after every batch."""
     if case not in _EXPECTED:
         readings: dict[int, list[NDArray[np.float32]]] = {}
-        run = Run(case.build("cpu"), case.depth, np.random.default_rng(0), readings, case.shrinks)
+        run = Run(case.build("cpu"), case.depth, np.random.default_rng(0), readings, case.shrinks, case.forgets)
         run.random = AlwaysLooks()  # type: ignore[assignment]
         _EXPECTED[case] = run.train(), readings
     return _EXPECTED[case]
@@ -236,7 +257,7 @@ def same(found: NDArray[Any], expected: NDArray[Any]) -> bool:
 def assert_right(case: Case, seed: int) -> None:
     arrays, readings = expected(case)
     with simulated(seed) as simulation, small_buffers(case.ample):
-        run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks)
+        run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks, case.forgets)
         found = run.train()
     for name, array in arrays.items():
         assert same(found[name], array), name
@@ -247,7 +268,10 @@ def assert_right(case: Case, seed: int) -> None:
 def assert_stops(case: Case, seed: int) -> None:
     """Batches that were planned and never trained leave nothing under way."""
     with simulated(seed) as simulation, small_buffers(case.ample):
-        Run(case.build(), case.depth, simulation.random, {}, case.shrinks).train(14)
+        run = Run(case.build(), case.depth, simulation.random, {}, case.shrinks, case.forgets)
+        run.train(14)
+        if case.lookups == "device":  # of the batches that were read, some had been looked for
+            run.train()
 
 
 def check(case: Case, seed: int) -> None:

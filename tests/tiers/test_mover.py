@@ -43,6 +43,12 @@ REDUNDANT = {  # and why
         "TorchDevice.write_back",
         "Pipeline.write_all_back",
     ): "it settles afterwards",
+    (
+        "await_sent",
+        "PinnedBlock.take",
+        "TransferBuffer.take",
+        "DeviceSearch._send",
+    ): "what was found of it has come back; if its batch was given up, nobody asks what is found",
 }
 
 

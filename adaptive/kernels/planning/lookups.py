@@ -152,6 +152,41 @@ def distinct_rows(ids, spans, span_tables, table_sizes, table_starts, places, us
 
 
 @kernel()
+def copy_rows(ids, spans, span_tables, table_sizes, table_starts, rows, lookup_ends):
+    """Write the row of each look-up of a group, for a device that finds the distinct ones itself.
+
+    As for `distinct_rows`: ids, spans (F, 2), span_tables (F,), and what is returned for an id outside of its table, 0
+    if there is none. Outputs: rows (N,) int32 or int64, in the group's order; lookup_ends (T,) int64 where each table's
+    look-ups end.
+    """
+    lookup = feature = 0
+    for table in range(table_sizes.size):
+        start, size = table_starts[table], table_sizes[table]
+        while feature < spans.shape[0] and span_tables[feature] == table:
+            first, last = spans[feature, 0], spans[feature, 1]
+            own, largest = rows[lookup : lookup + last - first], at(0)
+            for p in range(last - first):
+                row = ids[at(first + p)]
+                largest = max(largest, at(row))  # a negative one is larger than any
+                own[at(p)] = start + row
+            if largest >= at(size):
+                return -(first + first_outside(ids[first:last], size) + 1)
+            lookup += last - first
+            feature += 1
+        lookup_ends[table] = lookup
+    return 0
+
+
+@kernel()
+def first_outside(ids, size):
+    """The position of the first id that is negative or not below `size`; how many there are if none is."""
+    for p in range(ids.size):
+        if at(ids[p]) >= at(size):
+            return p
+    return ids.size
+
+
+@kernel()
 def lay_out_bags(
     offsets, num_samples, positions, columns, tables, means, num_columns, starts, vectors, bag_tables, scales
 ):

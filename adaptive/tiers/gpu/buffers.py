@@ -1,7 +1,7 @@
 """Pinned buffers: what crosses between host and device waits here. All are reused; none is freed during a run.
 
     PinnedBlock      pinned memory, used again when its contents have been sent
-    TransferBuffer   a block with a twin on the device, for the copy stream: several arrays, one copy
+    TransferBuffer   a block with a twin on the device, for the copy stream or another: several arrays, one copy
     IndexSender      lists of rows and slots, for the kernels of the copy stream
 
 Sizes grow to the largest use and are powers of two, as torch's pinned memory is anyway. What the training thread sends
@@ -19,9 +19,10 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from adaptive.planning.plan import Int64s
-from adaptive.tiers.mover import Event, Mover, Shape
+from adaptive.tiers.mover import Event, Mover, Shape, Stream
 
 Bytes = tuple[int, int]  # of pinned memory on the host, of device memory
+Parts = Sequence[tuple[DTypeLike, Shape]]  # arrays in one block
 
 ALIGNMENT = 16  # bytes; what vector loads of kernels like
 SMALLEST = 1 << 16
@@ -66,33 +67,24 @@ class PinnedBlock:
 
 
 class TransferBuffer:
-    """Several arrays in one pinned block, with twins on the device, which the copy stream fills."""
+    """Several arrays in one pinned block, with twins on the device that a stream fills, by default the copy stream."""
 
-    def __init__(self, mover: Mover) -> None:
-        self._mover = mover
+    def __init__(self, mover: Mover, stream: Stream | None = None) -> None:
+        self._stream = stream or mover.copies
         self._block = PinnedBlock(mover)
-        self._twin = mover.copies.empty(0, torch.uint8)
+        self._twin = self._stream.empty(0, torch.uint8)
         self._starts = [0]
         self.arrays: list[NDArray[Any]] = []
         self.tensors: list[Tensor] = []
 
-    def take(self, parts: Sequence[tuple[DTypeLike, Shape]]) -> None:
+    def take(self, parts: Parts) -> None:
         """Make `arrays` for the host to write into, one for each (dtype, shape)."""
-        dtypes = [np.dtype(dtype) for dtype, _ in parts]
-        sizes = [dtype.itemsize * prod(_dims(shape)) for dtype, (_, shape) in zip(dtypes, parts, strict=True)]
-        starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
-        self._block.take(starts[-1])
-        if len(self._twin) < starts[-1]:
-            self._twin = self._mover.copies.empty(len(self._block.memory), torch.uint8)
-        self._starts = starts
-        self.arrays = [
-            self._block.array(dtype, shape, start)
-            for dtype, (_, shape), start in zip(dtypes, parts, starts[:-1], strict=True)
-        ]
-        self.tensors = [
-            part_of(self._twin, start, dtype, shape)
-            for dtype, (_, shape), start in zip(dtypes, parts, starts[:-1], strict=True)
-        ]
+        self._starts = starts_of(parts)
+        self._block.take(self._starts[-1])
+        if len(self._twin) < self._starts[-1]:
+            self._twin = self._stream.empty(len(self._block.memory), torch.uint8)
+        self.arrays = [tensor.numpy() for tensor in parts_of(self._block.memory, parts)]
+        self.tensors = parts_of(self._twin, parts)
 
     @property
     def num_bytes(self) -> tuple[int, int]:
@@ -108,14 +100,32 @@ class TransferBuffer:
         """Copy the first `num_parts` arrays, default all, to the device."""
         stop = self._starts[len(self.tensors) if num_parts is None else num_parts]
         if stop:
-            self._mover.copies.copy(self._twin[:stop], self._block.memory[:stop])
-            self._block.sent(self._mover.copies.record())
+            self._stream.copy(self._twin[:stop], self._block.memory[:stop])
+            self._block.sent(self._stream.record())
 
     def bring(self, first_part: int) -> Event:
         """Copy the arrays from `first_part` on back to the host; they are there at the event."""
         start, stop = self._starts[first_part], self._starts[-1]
-        self._mover.copies.copy(self._block.memory[start:stop], self._twin[start:stop])
-        return self._mover.copies.record()
+        self._stream.copy(self._block.memory[start:stop], self._twin[start:stop])
+        return self._stream.record()
+
+
+class DeviceBlock:
+    """Several arrays in one block of device memory, for one stream to write; used again."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._memory = stream.empty(0, torch.uint8)
+
+    def take(self, parts: Parts) -> list[Tensor]:
+        """An array for each (dtype, shape)."""
+        if len(self._memory) < (size := starts_of(parts)[-1]):
+            self._memory = self._stream.empty(_rounded(size), torch.uint8)
+        return parts_of(self._memory, parts)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._memory)
 
 
 class Ring:
@@ -169,6 +179,19 @@ def added(parts: Iterable[Bytes]) -> Bytes:
 def take_rows(table: Tensor, places: Tensor, out: Tensor) -> None:
     """out = table[places]"""
     out.copy_(table.index_select(0, places))
+
+
+def starts_of(parts: Parts) -> list[int]:
+    """Where arrays of these (dtype, shape) begin in one block, in bytes; and where the last one ends."""
+    sizes = [np.dtype(dtype).itemsize * prod(_dims(shape)) for dtype, shape in parts]
+    starts: list[int] = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+    return starts
+
+
+def parts_of(memory: Tensor, parts: Parts) -> list[Tensor]:
+    """The arrays of these (dtype, shape), side by side in memory."""
+    found = zip(starts_of(parts)[:-1], parts, strict=True)
+    return [part_of(memory, start, np.dtype(dtype), shape) for start, (dtype, shape) in found]
 
 
 def part_of(memory: Tensor, start: int, dtype: np.dtype[Any], shape: Shape) -> Tensor:

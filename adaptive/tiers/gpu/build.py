@@ -3,6 +3,8 @@
 `tier.transfer = "auto"` is direct on a GPU if the host tier lies in memory and pinning all of it takes at most half of
 the memory that is free, and staged otherwise. If the system does not let so much memory be pinned, rows are staged too,
 and where every row has a slot of its own: rows come once and never leave, and pinning takes seconds and all memory.
+
+`tier.lookups = "auto"` has a GPU find what batches look up (`gpu.lookups`) where only distinct rows are needed here.
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from adaptive.planning.sizing import Sizes, shrunk
 from adaptive.policy import Policy
 from adaptive.system import available_bytes
 from adaptive.tiers.gpu.device import TorchDevice
+from adaptive.tiers.gpu.lookups import LONG_BAGS, MANY_LOOKUPS, DeviceSearcher
 from adaptive.tiers.gpu.pinned import Pinned
 from adaptive.tiers.gpu.transfer import DirectTransfer, RowArrays, StagedTransfer, Transfer
 from adaptive.tiers.host import HostTier
@@ -27,9 +30,18 @@ MOST_PINNED = 0.5  # share of the free memory
 
 
 def build_devices(
-    hosts: Sequence[HostTier], sizes: Sizes, tier: TierConfig, optimizer: RowOptimizer, policy: Policy, mover: Mover
+    hosts: Sequence[HostTier],
+    sizes: Sizes,
+    tier: TierConfig,
+    optimizer: RowOptimizer,
+    policy: Policy,
+    mover: Mover,
+    *,
+    finds: bool = False,
 ) -> tuple[list[TorchDevice], Sizes]:
     """A device tier for each host tier, with fewer slots than wanted if memory runs out, and the sizes they have.
+
+    `finds`: the device itself finds what batches look up, where `tier.lookups` says so.
 
     Raises:
         ConfigError: if rows cannot cross as `tier.transfer` says.
@@ -44,8 +56,9 @@ def build_devices(
             for host, num_slots in zip(hosts, sizes.slots, strict=True):
                 kernels = row_kernels(mover.device, host.group.embedding_dim)
                 transfer = choice.transfer(host, mover, kernels, optimizer)
-                options = {"poison": tier.poison, "exact": tier.exact}
-                devices.append(TorchDevice(host, num_slots, optimizer, mover, kernels, transfer, **options))
+                searcher = _searcher(host, tier, mover) if finds else None
+                work = mover, kernels, transfer, searcher
+                devices.append(TorchDevice(host, num_slots, optimizer, *work, poison=tier.poison, exact=tier.exact))
             return devices, replace(sizes, text=f"{sizes.text}; {choice.text}")
         except torch.OutOfMemoryError:
             devices.clear()
@@ -108,6 +121,27 @@ def _wanted(hosts: Sequence[HostTier], tier: TierConfig, device: torch.device, f
     if size > MOST_PINNED * available_bytes():
         return "staged", f": pinning {size / 2**30:.1f} GiB would take more than half of the free memory"
     return "direct", ""
+
+
+def device_finds(tier: TierConfig, device: torch.device, hindrance: str) -> bool:
+    """Whether the device may be asked what batches look up. `hindrance`: why not; empty: nothing stands against it.
+
+    Raises:
+        ConfigError: if it is asked for and cannot be.
+    """
+    if device.type == "cpu" and tier.device != "cpu-torch":
+        hindrance = f"the device tier of tier.device={tier.device} is main memory here"
+    if tier.lookups == "device" and hindrance:
+        raise ConfigError(
+            f"tier.lookups=device: only distinct rows come back from the device, but {hindrance}; use auto or host"
+        )
+    return not hindrance and (tier.lookups == "device" or (tier.lookups == "auto" and device.type == "cuda"))
+
+
+def _searcher(host: HostTier, tier: TierConfig, mover: Mover) -> DeviceSearcher:
+    if tier.lookups == "device":
+        return DeviceSearcher(host.group, mover, least=1, least_per_bag=0)
+    return DeviceSearcher(host.group, mover, least=MANY_LOOKUPS, least_per_bag=LONG_BAGS)
 
 
 def _close(pair: tuple[Pinned, Pinned]) -> None:

@@ -25,17 +25,9 @@ from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, WatchedValu
 from adaptive.tiers.gpu.buffers import Bytes, TransferBuffer, added, take_rows
 from adaptive.tiers.gpu.host_rows import HostRows
 from adaptive.tiers.gpu.link import ArrivingArray, ComputeLink
-from adaptive.tiers.gpu.sent_plan import (
-    Segments,
-    SentDeferred,
-    SentPlan,
-    SentPooling,
-    SentRowUpdates,
-    SentSnapshots,
-    counted,
-    send_plan,
-    send_pooling,
-)
+from adaptive.tiers.gpu.lookups import DeviceSearcher
+from adaptive.tiers.gpu.sent import Segments, SentDeferred, SentPlan, SentPooling, SentRowUpdates, SentSnapshots
+from adaptive.tiers.gpu.sent_plan import counted, found_of, send_plan, send_pooling
 from adaptive.tiers.gpu.sums import TorchSums
 from adaptive.tiers.gpu.transfer import RowArrays, Transfer
 from adaptive.tiers.host import HostTier
@@ -58,6 +50,7 @@ class TorchDevice(DeviceTier):
         mover: Mover,
         kernels: RowKernels,
         transfer: Transfer,
+        searcher: DeviceSearcher | None = None,
         *,
         poison: bool = False,
         exact: bool = True,
@@ -65,6 +58,7 @@ class TorchDevice(DeviceTier):
         self.poison = poison
         self._mover, self._kernels, self._transfer = mover, kernels, transfer
         self._exact = exact
+        self.searcher = self._searcher = searcher
         self._link = ComputeLink(mover)
         self._host_rows = HostRows(host, optimizer, self._link)
         self._kind, self._settings = optimizer.kind, [float(value) for value in optimizer.settings()]
@@ -99,6 +93,8 @@ class TorchDevice(DeviceTier):
     def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
         while len(self._transfer_buffers) <= buffer:
             self._transfer_buffers.append(TransferBuffer(self._mover))
+        if plan.found is not None:
+            found_of(plan.found).user = plan.number
         return counted(send_plan(plan, self._transfer_buffers[buffer]))
 
     def ship_again(self, plan: GroupPlan) -> None:
@@ -273,7 +269,8 @@ class TorchDevice(DeviceTier):
     @property
     def buffer_bytes(self) -> Bytes:
         plans = (transfer_buffer.num_bytes for transfer_buffer in list(self._transfer_buffers))
-        return added([self._transfer.num_bytes, (self._link.num_bytes, 0), *plans])
+        found = (0, 0) if self._searcher is None else self._searcher.num_bytes
+        return added([self._transfer.num_bytes, (self._link.num_bytes, 0), found, *plans])
 
 
 def _fill(table: Tensor, value: float) -> None:

@@ -6,11 +6,12 @@ A plan may leave rows on the host (`misses = "host"`); it is cut here:
     other bags                              are pooled on the device; host rows among theirs cross one by one
     rows to update                          are updated where they lie, from gradients of vectors
 
-Either way a sum runs in look-up order, so the cut does not change the numbers.
+Either way a sum runs in look-up order, so the cut does not change the numbers. Where the device has found the look-ups
+itself (`lookups`) no row is on the host, and what is as long as the look-ups lies there already.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,99 +19,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.counters import Counter
-from adaptive.kernels.rows.bags import one_each
 from adaptive.kernels.rows.hot import hot_rows
-from adaptive.planning.plan import Deferred, GroupPlan, Int64s, Pooling, RowUpdates, Snapshots, no_rows
+from adaptive.planning.plan import Deferred, GroupPlan, Int64s, OnDevice, Pooling, RowUpdates, Snapshots, no_rows
 from adaptive.tiers.gpu.buffers import TransferBuffer
 from adaptive.tiers.gpu.link import ComputeLink
+from adaptive.tiers.gpu.lookups import FoundLookups, told_bags
+from adaptive.tiers.gpu.sent import (
+    Segments,
+    SentBags,
+    SentDeferred,
+    SentPlan,
+    SentPooling,
+    SentRowUpdates,
+    SentSnapshots,
+    SnapshotArguments,
+)
 
 T = TypeVar("T")
 Sent = Callable[[list[Tensor]], T]  # from all that was sent to what was asked for
 
 
-@dataclass(frozen=True)
-class SentBags:
-    """Bags on the device: arguments of the pooling kernel."""
-
-    num_samples: int  # as of `Pooling`
-    row_locations: Tensor  # of distinct rows: slots, or ~i of the rows that cross
-    inverse: Tensor
-    vectors: Tensor  # empty: in the order of `num_samples`
-    starts: Tensor  # empty: each bag has one look-up
-    scales: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentPooling(Pooling):
-    """A forward pass cut in two: bags pooled on the device, and bags wholly on the host."""
-
-    bags: SentBags | None  # None: no bag has a row on the device
-    crossing: Int64s  # host rows that these bags need
-    on_host: Pooling | None  # bags wholly on the host, their vectors numbered 0 ..., or the whole
-    host_vectors: Tensor | None  # where those vectors belong; None: `on_host` is the whole
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Rows to update on the device: arguments of the update kernel."""
-
-    locations: Tensor
-    starts: Tensor
-    vectors: Tensor
-    scales: Tensor
-    hot: Tensor  # of the rows, those with many look-ups: see `kernels.rows.hot`
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentRowUpdates(RowUpdates):
-    """An update cut in two: rows in slots (`here`) and on the host (`there`), as positions in `rows`."""
-
-    here: Int64s
-    segments_here: Segments
-    there: Int64s
-    on_host: RowUpdates  # the rows `there`
-    needed: Tensor | None  # the vectors whose gradients the host needs, numbered 0 ... in `on_host`; None: all
-
-
-@dataclass(frozen=True)
-class SnapshotArguments:
-    """Arguments of the drift kernel, on the device."""
-
-    locations: Tensor  # slots, or ~i of the rows that cross
-    entries: Tensor
-    known: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentSnapshots(Snapshots):
-    """Snapshots with their arguments on the device."""
-
-    arguments: SnapshotArguments
-    crossing: Int64s
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentDeferred(Deferred):
-    """Sums with their arguments on the device."""
-
-    segments_sent: Segments  # of `row_updates`; locations are entries
-    due: SentRowUpdates  # its vectors are entries: rows of the table of sums
-    due_sent: Tensor  # entries whose sum is applied
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentPlan(GroupPlan):
-    """A plan whose `pooling`, `row_updates`, `snapshots` and `deferred` are the classes above."""
-
-    original: GroupPlan  # over the same arrays
-    transfer_buffer: TransferBuffer
-
-
 def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer) -> SentPlan:
     """Send a plan, by one copy. A plan that changed in slots only can be sent again: its tensors stay."""
     packing = _Packing()
-    pooling = _cut_pooling(plan.pooling, packing)
-    row_updates = _cut_row_updates(plan.row_updates, plan.pooling.num_vectors, packing)
+    if plan.found is None:
+        pooling = _cut_pooling(plan.pooling, packing)
+        row_updates = _cut_row_updates(plan.row_updates, plan.pooling.num_vectors, packing)
+    else:
+        pooling, row_updates = _complete(plan, found_of(plan.found), packing)
     snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
     deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
     sent = packing.send(transfer_buffer)
@@ -122,15 +58,27 @@ def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer) -> SentPlan:
         tally=plan.tally,
         snapshots=None if snapshots is None else snapshots(sent),
         deferred=None if deferred is None else deferred(sent),
+        found=plan.found,
         original=plan,
         transfer_buffer=transfer_buffer,
     )
 
 
 def counted(plan: SentPlan) -> SentPlan:
-    """The plan with its own bytes counted as sent to the device, shared out among tables by their look-ups."""
-    plan.tally[:, Counter.BYTES_H2D] += shared_out(plan.transfer_buffer.size, plan.tally[:, Counter.LOOKUPS])
+    """The plan with its own bytes counted as sent to the device, shared out among tables by their look-ups; where the
+    device has found these, with what it was sent for that, and what came back."""
+    there, back = plan.transfer_buffer.size, 0
+    if plan.found is not None:
+        asked, back = found_of(plan.found).crossed
+        there += asked
+    plan.tally[:, Counter.BYTES_H2D] += shared_out(there, plan.tally[:, Counter.LOOKUPS])
+    plan.tally[:, Counter.BYTES_D2H] += shared_out(back, plan.tally[:, Counter.LOOKUPS])
     return plan
+
+
+def found_of(found: OnDevice) -> FoundLookups:
+    assert isinstance(found, FoundLookups)
+    return found
 
 
 def shared_out(total: int, weights: Int64s) -> Int64s:
@@ -165,6 +113,33 @@ class _Packing:
         return transfer_buffer.tensors
 
 
+def _complete(
+    plan: GroupPlan, found: FoundLookups, packing: _Packing
+) -> tuple[Sent[SentPooling], Sent[SentRowUpdates]]:
+    """A plan whose look-ups the device has found: where its rows lie is all that is added."""
+    row_updates = plan.row_updates
+    locations, segments = row_updates.locations, row_updates.segments
+    assert not len(locations) or locations.min() >= 0, "no row lies on the host"
+    at = packing.add(plan.pooling.row_locations)
+    sums = packing.add(locations, segments, hot_rows(segments))
+
+    def pooling(sent: list[Tensor]) -> SentPooling:
+        return _cut(plan.pooling, found.bags_at(*sent[at]), no_rows(), None, None)
+
+    def updates(sent: list[Tensor]) -> SentRowUpdates:
+        to, starts, hot = sent[sums]
+        return SentRowUpdates(
+            **vars(row_updates),
+            here=np.arange(len(locations)),
+            segments_here=Segments(to, starts, found.found.vectors, found.found.scales, hot),
+            there=no_rows(),
+            on_host=_take_rows(row_updates, np.zeros(len(locations), np.bool_)),
+            needed=None,
+        )
+
+    return pooling, updates
+
+
 def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
     if not (pooling.row_locations < 0).any():  # before anything is as long as the look-ups
         bags = packing.add(*bag_arrays(pooling, pooling.row_locations))
@@ -195,9 +170,7 @@ def _cut(
 
 def bag_arrays(pooling: Pooling, row_locations: Int64s) -> tuple[NDArray[Any], ...]:
     """The arguments of `SentBags`. What the kernel can tell from a bag's number is left out."""
-    vectors = pooling.bag_vectors[: 0 if pooling.num_samples else None]
-    single = len(pooling.inverse) == len(pooling.bag_vectors) and one_each(pooling.bag_starts)
-    starts = pooling.bag_starts[: 0 if single else None]
+    vectors, starts = told_bags(pooling.num_samples, pooling.bag_vectors, pooling.bag_starts)
     return row_locations, pooling.inverse, vectors, starts, pooling.scales
 
 

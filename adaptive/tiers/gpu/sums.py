@@ -10,7 +10,7 @@ from torch import Tensor
 from adaptive.kernels.rows.choose import RowKernels
 from adaptive.tiers.device import Floats, Int64s
 from adaptive.tiers.gpu.link import ComputeLink
-from adaptive.tiers.gpu.sent_plan import SentDeferred
+from adaptive.tiers.gpu.sent import SentDeferred
 
 
 class TorchSums:

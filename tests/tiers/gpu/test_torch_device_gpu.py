@@ -71,7 +71,7 @@ def test_streams_that_sleep_change_nothing(case: Case, sleeps: str) -> None:
         real = streams_of(device)
         copies = Sleepy(real.copies, random) if sleeps != "compute" else real.copies
         compute = Sleepy(real.compute, random) if sleeps != "copies" else real.compute
-        return Streams(real.device, copies, compute, real.pinned, real.settle)  # type: ignore[arg-type]
+        return Streams(real.device, copies, compute, real.pinned, real.settle, real.another)  # type: ignore[arg-type]
 
     with patched(build_module, streams_of=sleepy):
         assert_as_expected(case, run(case))

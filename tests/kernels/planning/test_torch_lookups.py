@@ -1,0 +1,157 @@
+"""Distinct rows and look-ups by row as torch finds them, beside the CPU's kernels: equal, and in the same order."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from variants import both
+
+from adaptive.batch import Batch
+from adaptive.config import TableConfig
+from adaptive.kernels.planning import lookups, torch_lookups
+from adaptive.kernels.planning.torch_lookups import Bags, Found
+from adaptive.planning.layout import Group, make_groups
+from adaptive.planning.lookups import DistinctFinder, Lookups, feature_spans
+from adaptive.tiers.gpu.sent_plan import bag_arrays
+
+Choose = Callable[[Any], Callable[..., Any]]
+
+
+def room(rows: Tensor, num_tables: int, scales: Tensor) -> Found:
+    """As memory is that was used before."""
+    size = len(rows)
+    return Found(
+        rows=torch.full((size + 1,), -7, dtype=rows.dtype),
+        counts=torch.full((size + 1,), 2**31 - 1, dtype=torch.int32),
+        table_ends=torch.full((num_tables,), -7),
+        inverse=torch.full((size,), -7, dtype=torch.int32),
+        vectors=torch.full((size,), -7, dtype=torch.int32),
+        scales=torch.full((len(scales),), torch.nan),
+    )
+
+
+# --- written out -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_are_numbered_in_order_of_first_look_up_and_grouped_in_look_up_order(dtype: torch.dtype) -> None:
+    """Table 0 is looked up 5 times, table 1 not at all, table 2 twice. Bags: [3 1] [] [3 1 0], [9] [9]."""
+    rows = torch.tensor([3, 1, 3, 1, 0, 9, 9], dtype=dtype)
+    scales = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    bags = Bags(5, 0, torch.tensor([4, 0, 1, 3, 2], dtype=torch.int32), torch.tensor([0, 2, 2, 5, 6, 7]), scales)
+    found = room(rows, 3, scales)
+    torch_lookups.find_lookups(rows, torch.tensor([5, 5, 7]), bags, found)
+    assert found.table_ends.tolist() == [3, 3, 4]
+    assert found.rows[:4].tolist() == [3, 1, 0, 9]
+    assert found.counts[:4].tolist() == [2, 2, 1, 2]
+    assert found.inverse.tolist() == [0, 1, 0, 1, 2, 3, 3]
+    assert found.vectors.tolist() == [4, 1, 4, 1, 1, 3, 2]
+    assert found.scales.tolist() == [0, 2, 1, 3, 4, 5, 6]
+
+
+def test_vectors_that_a_bags_number_tells() -> None:
+    """Two features of three samples, whose vectors are the columns of three rows."""
+    none = torch.zeros(0, dtype=torch.int32)
+    bags = Bags(6, 3, none, torch.tensor([0, 2, 2, 3, 3, 4, 5]), torch.zeros(0))
+    assert torch_lookups.vectors_of_lookups(bags, 5, torch.device("cpu")).tolist() == [0, 0, 4, 3, 5]
+    bags = Bags(6, 3, none, torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    assert torch_lookups.vectors_of_lookups(bags, 6, torch.device("cpu")).tolist() == [0, 2, 4, 1, 3, 5]
+
+
+# --- rows of look-ups ------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_rows_are_copied_table_by_table(choose: Choose, dtype: type) -> None:
+    ids, spans = np.array([3, 1, 5, 5, 0]), np.array([[0, 2], [4, 5], [2, 4]])
+    rows, ends = np.full(5, -7, dtype), np.full(3, -7)
+    starts = np.array([0, 4, 4, 10])
+    tables, sizes = np.array([0, 0, 2], np.int32), np.array([4, 0, 6])
+    assert choose(lookups.copy_rows)(ids, spans, tables, sizes, starts, rows, ends) == 0
+    assert rows.tolist() == [3, 1, 0, 9, 9]
+    assert ends.tolist() == [3, 3, 5]
+
+
+@both
+@pytest.mark.parametrize("bad", [-1, 4, 2**32, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("position", [0, 3])
+def test_an_id_outside_its_table_is_told_as_the_hash_table_tells_it(choose: Choose, bad: int, position: int) -> None:
+    """The first of its table's first feature that has one; position 4 is of a feature behind it."""
+    ids = np.array([0, 1, 2, 3, -5])
+    ids[position:4] = bad
+    spans, tables = np.array([[0, 4], [4, 5]]), np.zeros(2, np.int32)
+    sizes, starts = np.array([4]), np.array([0, 4])
+    rows, ends = np.empty(5, np.int64), np.empty(1, np.int64)
+    found = choose(lookups.copy_rows)(ids, spans, tables, sizes, starts, rows, ends)
+    places, used = np.zeros(16, np.int32), np.ones(1, np.int64)
+    out = np.empty(5, np.int64), np.empty(5, np.int32), np.empty(5, np.int32), np.empty(1, np.int64)
+    assert found == choose(lookups.distinct_rows)(ids, spans, tables, sizes, starts, places, used, *out)
+    assert found == -(position + 1)
+
+
+# --- any batch -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Sequence[Group], Batch]:
+    """Tables of several widths, shared among features; some bags, features, tables and groups without a look-up."""
+    weighted = draw(st.booleans())
+    pooling = st.sampled_from(["sum", "none"] if weighted else ["sum", "mean", "none"])
+    shapes = draw(
+        st.lists(
+            st.tuples(st.sampled_from([1, 3, 40, 10**6]), st.sampled_from([4, 6]), pooling, st.integers(1, 3)),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    tables = [
+        TableConfig(name=f"t{n}", num_embeddings=size, embedding_dim=width, pooling=how, features=tuple("xyz"[:count]))
+        for n, (size, width, how, count) in enumerate(shapes)
+    ]
+    tables = [t.model_copy(update={"features": tuple(t.name + f for f in t.features)}) for t in tables]
+    samples, random = draw(st.integers(1, 4)), np.random.default_rng(draw(st.integers(0, 999)))
+    largest = draw(st.sampled_from([0, 1, 2, 30]))
+    limits = np.array([table.num_embeddings for table in tables for _ in table.features])
+    sizes = random.integers(0 if largest != 1 else 1, largest + 1, (len(limits), samples))
+    sizes[random.random(len(limits)) < draw(st.sampled_from([0.0, 0.5]))] = 0
+    bounds = np.repeat(limits, sizes.sum(axis=1))
+    ids = (random.random(len(bounds)) ** 3 * bounds).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    weights = random.normal(size=len(ids)).astype(np.float32) if weighted else None
+    zeros = np.zeros((samples, 1), np.float32)
+    return make_groups(tables, 0), Batch(zeros, ids, offsets, zeros[:, 0], weights)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(cases(), st.sampled_from([np.int32, np.int64]))
+def test_what_torch_finds_is_what_the_cpu_finds(case: tuple[Sequence[Group], Batch], dtype: type) -> None:
+    groups, batch = case
+    for group in groups:
+        expected = DistinctFinder(group).find_lookups(batch)
+        if len(expected.distinct.inverse):
+            check(expected, group, batch, dtype)
+
+
+def check(expected: Lookups, group: Group, batch: Batch, dtype: type) -> None:
+    distinct, bags = expected.distinct, expected.bags
+    rows, ends = np.empty(len(distinct.inverse), dtype), np.empty(len(group.tables), np.int64)
+    spans, tables = feature_spans(group, batch)
+    assert lookups.copy_rows(batch.ids, spans, tables, group.table_sizes, group.table_starts, rows, ends) == 0
+    arrays = bag_arrays(bags.pooling(distinct.inverse, distinct.rows), distinct.rows)
+    vectors, starts, scales = (torch.tensor(array) for array in arrays[2:])
+    found = room(torch.from_numpy(rows), len(group.tables), scales)
+    sent = Bags(bags.num_vectors, bags.num_samples, vectors, starts, scales)
+    torch_lookups.find_lookups(torch.from_numpy(rows), torch.from_numpy(ends), sent, found)
+    size = len(distinct.rows)
+    assert found.table_ends.tolist() == distinct.table_ends.tolist()
+    assert found.rows[:size].tolist() == distinct.rows.tolist()
+    assert found.counts[:size].tolist() == distinct.counts.tolist()
+    assert found.inverse.tolist() == distinct.inverse.tolist()
+    assert found.vectors.tolist() == expected.vectors.tolist()
+    assert found.scales.tolist() == expected.scales.tolist()
