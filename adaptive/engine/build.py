@@ -57,7 +57,7 @@ def build_engine(
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     groups = make_groups(tables, seed)
     if ranks is not None:
-        refuse_with_ranks(policy, tier, ranks)
+        refuse_with_ranks(policy, ranks)
         groups = own_share(groups, ranks.rank, ranks.size)
     mover = Mover(streams_of(choose_device(tier.device)))
     policy_caller.begin(type(optimizer).__name__.lower())
@@ -76,18 +76,12 @@ def build_engine(
     return Engine(pipeline, sizes, skip, drops_updates, skip is not None and defers)
 
 
-def refuse_with_ranks(policy: Policy, tier: TierConfig, ranks: Ranks) -> None:
+def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
     """Refuse what ranks cannot do together.
 
     Raises:
-        ConfigError: for a policy that arranges batches, which would arrange each rank's part by itself; for several
-            ranks with device tiers in GPU memory, where initial values follow from numbers within a rank's share.
+        ConfigError: for a policy that arranges batches, which would arrange each rank's part by itself.
     """
-    if ranks.size > 1 and (choose_device(tier.device).type != "cpu" or tier.device == "cpu-torch"):
-        raise ConfigError(
-            f"tier.device={tier.device}: {ranks.size} ranks work with device tiers in main memory only so far; set "
-            "tier.device=cpu on every rank"
-        )
     if ranks.blocks > 1 and arranges(policy):
         raise ConfigError(
             f"policy {type(policy).__name__} arranges or drops inputs, which {ranks.size} rank(s) with {ranks.blocks} "
