@@ -65,7 +65,7 @@ class Together(Reports):
         planned.given = True
         found = self._exchange.gradients(planned.number, planned.asked, sums)
         if found is not None:
-            own = [work.take_in(self._send(one)) for work, one in zip(planned.blocks, found, strict=True)]
+            own = [work.take_in(one) for work, one in zip(planned.blocks, found, strict=True)]
             self._pipeline.report(planned.number, [work.update() for work in own])
 
     def _refuse_with_ranks(self, what: str) -> None:
@@ -85,5 +85,6 @@ class Together(Reports):
                 return self._pipeline.values(lanes[number], rows)[0]
 
         asked, rows = self._exchange.read(blocks, values)
-        works = [AskedWork(lane, None, own, came) for lane, own, came in zip(lanes, asked.groups, rows, strict=True)]
+        came = [lane.device.send(one) for lane, one in zip(lanes, rows, strict=True)]
+        works = [AskedWork(lane, None, own, one) for lane, own, one in zip(lanes, asked.groups, came, strict=True)]
         return PlannedBlocks(batch, works, self._send, asked, self._exchange.ranks.blocks)

@@ -59,7 +59,7 @@ def build_engine(
     if ranks is not None:
         refuse_with_ranks(policy, ranks)
         groups = own_share(groups, ranks.rank, ranks.size)
-    mover = Mover(streams_of(choose_device(tier.device)))
+    mover = Mover(streams_of(choose_device(tier.device) if ranks is None else device_of_rank(tier.device, ranks)))
     policy_caller.begin(type(optimizer).__name__.lower())
     defers = policy_caller.defers
     skip = skip if policy_caller.skips else None
@@ -69,7 +69,7 @@ def build_engine(
         room = max(0, room - kept)
     sizes = choose_slots(groups, tier, optimizer, policy, room)
     lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, policy_caller, mover)
-    exchange = None if ranks is None else Exchange(ranks, groups)
+    exchange = None if ranks is None else Exchange(ranks, groups, [lane.device for lane in lanes], mover.device)
     pipeline = Pipeline(lanes, policy_caller, tier, skip, mover, optimizer, exchange)
     pipeline.use_rate(optimizer.lr)
     drops_updates = skip is not None and policy_caller.leaves_out
@@ -120,6 +120,20 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("tier.device=cuda: torch finds no CUDA device here; use cpu or auto")
     return torch.device(wanted.removesuffix("-torch"))
+
+
+def device_of_rank(wanted: str, ranks: Ranks) -> torch.device:
+    """The torch device that `tier.device` means on this rank, which is the current one of this thread then.
+
+    Raises:
+        ConfigError: as `choose_device`; on every rank, if ranks cannot work with such devices.
+    """
+    device = choose_device(wanted)
+    ranks.check_device(device.type)
+    if device.type != "cuda" or ranks.gpu is None:
+        return device
+    torch.cuda.set_device(ranks.gpu)
+    return torch.device("cuda", ranks.gpu)
 
 
 def _build_lanes(

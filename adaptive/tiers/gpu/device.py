@@ -12,6 +12,7 @@ agree. Nothing depends on timing: every sum has one order, and whatever is measu
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,8 +94,11 @@ class TorchDevice(DeviceTier):
 
     # --- ahead of training, on the copy stream -------------------------------------------------------------------
 
-    def send(self, array: NDArray[np.float32]) -> Tensor:
+    def send(self, array: NDArray[Any]) -> Tensor:
         return self._link.send(array)
+
+    def bring(self, tensor: Tensor) -> Later:
+        return self._link.bring(tensor)
 
     def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
         while len(self._transfer_buffers) <= buffer:
@@ -125,14 +129,14 @@ class TorchDevice(DeviceTier):
 
     # --- training, on the compute stream -------------------------------------------------------------------------
 
-    def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
+    def pool(self, pooling: Pooling, rows: Floats | Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if not isinstance(pooling, SentPooling):
             pooling = send_pooling(pooling, self._link)
         if pooling.bags is None:
-            assert pooling.on_host is not None
+            assert pooling.on_host is not None and out is None
             return self._host_rows.pool(pooling.on_host)
-        weights = None if rows is None else self._link.send(rows)
-        out = self._mover.compute.empty((pooling.num_vectors, self._widths[0]))
+        weights = rows if rows is None or isinstance(rows, Tensor) else self._link.send(rows)
+        out = self.empty_vectors(pooling.num_vectors) if out is None else out
         crossing, bags = self._host_rows.rows(pooling.crossing), pooling.bags
 
         def pool_here() -> None:
@@ -145,6 +149,9 @@ class TorchDevice(DeviceTier):
             vectors, places = self._host_rows.pool(pooling.on_host), pooling.host_vectors
             self._mover.compute.run(lambda: _put_rows(out, places, vectors))
         return out
+
+    def empty_vectors(self, number: int) -> Tensor:
+        return self._mover.compute.empty((number, self._widths[0]))
 
     def use(self, optimizer: RowOptimizer) -> None:
         self._settings, self._kept = [float(value) for value in optimizer.settings()], optimizer.kept
