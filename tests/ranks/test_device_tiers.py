@@ -17,7 +17,7 @@ from thread_ranks import Town, on_ranks
 from adaptive.config import TableConfig, TierConfig
 from adaptive.engine.exchange.values import DeviceValues
 from adaptive.errors import RanksError
-from adaptive.optim import SGD, Adagrad, RowOptimizer
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
 from adaptive.planning.layout import make_groups
 from adaptive.ranks import Ranks
 from adaptive.ranks.wire import Kind
@@ -26,7 +26,10 @@ from adaptive.tiers.host import MemoryHost
 
 BATCHES = tuple(random_batches(TABLES, 10, samples=11))
 WATCHED_BATCHES = tuple(random_batches(TABLES, 30, samples=11, seed=3))
-WAYS = pytest.mark.parametrize("values_on", [None, "cpu"], ids=["host", "device"])
+SLOW = pytest.mark.slow
+WAYS = pytest.mark.parametrize(
+    "values_on", [pytest.param(None, marks=SLOW, id="host"), pytest.param("cpu", id="device")]
+)
 
 
 def tier(transfer: Literal["direct", "staged"] = "staged", rows: str = "60%") -> TierConfig:
@@ -34,21 +37,25 @@ def tier(transfer: Literal["direct", "staged"] = "staged", rows: str = "60%") ->
     return TierConfig(device="cpu-torch", device_rows=rows, transfer=transfer, poison=True)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(one, marks=() if isinstance(one, Adam) else SLOW) for one in OPTIMIZERS],
+    ids=lambda one: type(one).__name__,
+)
 def test_one_to_four_ranks_give_the_bits_of_ordinary_memory(optimizer: RowOptimizer) -> None:
     assert_equal_on([1, 2], 4, Case(BATCHES, optimizer), tier=tier())
     assert_equal_on([3, 4], 4, Case(BATCHES, optimizer), tier=tier(), values_on="cpu")
 
 
 @WAYS
-@pytest.mark.parametrize("transfer", ["direct", "staged"])
+@pytest.mark.parametrize("transfer", ["direct", pytest.param("staged", marks=SLOW)])
 def test_rows_that_stay_on_the_host_do_too(transfer: Any, values_on: str | None) -> None:
     case = Case(BATCHES, Adagrad(lr=0.1), LFUOnHost)
     assert_equal_on([3], 4, case, values_on=values_on, tier=tier(transfer, "30%"), depth=1)
 
 
 @WAYS
-@pytest.mark.parametrize("rule", ["defer", "updates"])
+@pytest.mark.parametrize("rule", ["defer", pytest.param("updates", marks=SLOW)])
 def test_kept_rows_and_gradients_that_are_left_out(rule: str, values_on: str | None) -> None:
     case = Case(WATCHED_BATCHES, Adagrad(lr=0.1), POLICIES[rule], skip=WATCHED)
     found = assert_equal_on([3], 3, case, values_on=values_on, tier=tier("direct"))[3]
@@ -56,6 +63,7 @@ def test_kept_rows_and_gradients_that_are_left_out(rule: str, values_on: str | N
     assert (of_all(found, "gradients_spared") > 0) == (rule == "updates")
 
 
+@SLOW
 @WAYS
 def test_values_that_cross_as_bf16(values_on: str | None) -> None:
     assert_equal_on([2], 4, Case(BATCHES, Adagrad(lr=0.1)), wire="bf16", values_on=values_on, tier=tier())
