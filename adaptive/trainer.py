@@ -140,7 +140,7 @@ class Trainer:
         if self._together is not None:
             assert isinstance(planned, PlannedBlocks)
             with self.recorder.timed("update"):
-                return self._together.agree(planned, passed.losses, passed.logits, labels)
+                return self._together.agree(self.embeddings, planned, passed.losses, passed.logits, labels)
         logits = torch.cat(passed.logits) if len(passed.logits) > 1 else passed.logits[0]
         return passed.loss, logits, labels
 

@@ -5,10 +5,12 @@
 *Embedding part*: forward, a fixed gradient, update, 2 processes of one thread; what crosses by our own count and on the
 loopback interface, which is fair to both. What TorchRec shards by table or by row is first shown to compute the same.
 *Whole step*: the DLRM on 2 ranks of one thread against 1 of one thread with the same samples a rank (weak scaling); one
-rank through the layer against one process without. *Kept rows*: the built-in stream under deferral, with and without.
+rank through the layer against one process without. `usual` has the layers of the Kaggle scripts, `step` the default
+ones, whose step is a third as long; `pinned` is `step` with one core for each process, look-ahead included.
+*Kept rows*: the built-in stream under deferral, with and without.
 
-Two ranks on two cores compete with gloo, look-ahead threads and each other, so CPU seconds stand
-beside wall seconds, and bytes carry the argument.
+Two ranks on two cores compete with gloo, look-ahead threads and each other, where one process has a second core for its
+look-ahead. So CPU seconds stand beside wall seconds, and bytes carry the argument.
 """
 
 import json
@@ -17,8 +19,9 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 900.0
 REQUEST = 6  # bytes, in the formula
 TOLERANCE = 2e-3
+USUAL = ((512, 256, 64), (512, 256, 1))  # layers of the Kaggle scripts, without the width
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Settings:
     rounds: int = 5
     kept_steps: int = 2930
     kept_batch: int = 1024
-    only: str = ""  # embedding, step or kept
+    only: str = ""  # embedding, step, pinned, usual or kept
 
 
 SETTINGS = {
@@ -58,7 +62,14 @@ SETTINGS = {
 
 def run(settings: Settings) -> Report:
     report = Report()
-    for part, work in {"embedding": _embedding_part, "step": _whole_step, "kept": _kept_rows}.items():
+    parts: dict[str, Callable[[Settings, Report], None]] = {
+        "embedding": _embedding_part,
+        "step": partial(_whole_step, "step"),
+        "pinned": partial(_whole_step, "pinned", pinned=True),
+        "usual": partial(_whole_step, "usual", layers=USUAL),
+        "kept": _kept_rows,
+    }
+    for part, work in parts.items():
         if settings.only in part:
             work(settings, report)
     return report
@@ -152,27 +163,31 @@ def _check_alike(name: str, one: Sequence[dict[str, Any]], other: Sequence[dict[
         check_equal(f"{name}, rank {rank}", found, expected, before=before, tolerance=TOLERANCE)
 
 
-def _whole_step(settings: Settings, report: Report) -> None:
+def _whole_step(
+    part: str, settings: Settings, report: Report, *, pinned: bool = False, layers: Sequence[Sequence[int]] = ()
+) -> None:
     shape = {name: value for name, value in asdict(settings).items() if not name.startswith("kept")}
     sizes = {"one process": (1, False), "1 rank": (1, True), "2 ranks": (2, True)}
     found: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in sizes}
     for _ in range(settings.rounds):
         for name, (size, ranks) in sizes.items():
-            found[name].append(start(size, kind="step", ranks=ranks, **shape))
+            found[name].append(start(size, kind="step", ranks=ranks, pinned=pinned, layers=layers, **shape))
     times = {name: [_ms(one, settings, "seconds") for one in rounds] for name, rounds in found.items()}
     table = report.table(
-        f"Whole step, one thread a rank, {settings.batch} samples each, Adagrad",
+        f"Whole step ({part}), one thread a rank, {settings.batch} samples each, Adagrad",
         "", "ms a step", "CPU ms a step", "waiting ms", "exchanging ms",
     )  # fmt: skip
     all_steps = settings.steps + settings.warm_up + settings.left
+    cpu: dict[str, list[float]] = {}
     for name, rounds in found.items():
         traffic = rounds[0][0].get("traffic", {"wait_ms": 0.0, "exchange_ms": 0.0})
-        cpu = statistics.median(_ms(one, settings, "cpu_seconds") for one in rounds)
+        cpu[name] = [_ms(one, settings, "cpu_seconds") for one in rounds]
         waits = traffic["wait_ms"] / all_steps, traffic["exchange_ms"] / all_steps
-        table.add(name, statistics.median(times[name]), cpu, *waits)
-    report.ratios["weak_scaling_2_ranks"] = paired(times["1 rank"], times["2 ranks"])
-    report.ratios["weak_scaling_2_ranks_over_one_process"] = paired(times["one process"], times["2 ranks"])
-    report.ratios["one_rank_over_one_process"] = paired(times["1 rank"], times["one process"])
+        table.add(name, statistics.median(times[name]), statistics.median(cpu[name]), *waits)
+    report.ratios[f"{part}_weak_scaling_2_ranks"] = paired(times["1 rank"], times["2 ranks"])
+    report.ratios[f"{part}_weak_scaling_2_ranks_over_one_process"] = paired(times["one process"], times["2 ranks"])
+    report.ratios[f"{part}_one_rank_over_one_process"] = paired(times["1 rank"], times["one process"])
+    report.ratios[f"{part}_cpu_of_one_process_over_2_ranks"] = paired(cpu["one process"], cpu["2 ranks"])
 
 
 def _kept_rows(settings: Settings, report: Report) -> None:

@@ -139,14 +139,18 @@ def torchrec_part(job: Job) -> dict[str, Any]:
 
 
 def whole_step(job: Job) -> dict[str, Any]:
-    """The DLRM in training; `ranks` false: one process without."""
+    """The DLRM in training; `ranks` false: one process without. `layers`: of both MLPs; empty: the default ones."""
     ranks = TorchRanks(gradients="sum") if job["ranks"] else None
     tables = kaggle_tables(job["rows"], job["dim"])
     embeddings = TieredEmbeddingBag(
         tables, TierConfig(device_rows="100%"), policy="lfu", optimizer=Adagrad(lr=RATE), ranks=ranks
     )
     torch.manual_seed(0)
-    model = DLRM(DLRMConfig(embedding_dim=job["dim"]), num_dense=NUM_DENSE, num_features=len(tables))
+    config = DLRMConfig(embedding_dim=job["dim"])
+    if job["layers"]:
+        bottom, top = job["layers"]
+        config = DLRMConfig(embedding_dim=job["dim"], bottom_mlp=(*bottom, job["dim"]), top_mlp=tuple(top))
+    model = DLRM(config, num_dense=NUM_DENSE, num_features=len(tables))
     trainer = Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.01))
     size = 1 if ranks is None else ranks.size
     batches = make_batches(tables, job["different"], size * job["batch"], seed=7)
@@ -217,6 +221,9 @@ KINDS: dict[str, Callable[[Job], dict[str, Any]]] = {
 def main() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     job = json.loads(sys.argv[1])
+    if job.get("pinned"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})  # before any thread starts
     try:
         found = KINDS[job["kind"]](job)
     except NotAvailable as error:

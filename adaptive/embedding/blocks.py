@@ -18,6 +18,7 @@ from adaptive.engine.pipeline import Lane
 from adaptive.errors import ConfigError
 from adaptive.planned import GroupWork, Planned
 from adaptive.planning.plan import GroupPlan
+from adaptive.ranks.channel import Exchanged
 
 Floats = NDArray[np.float32]
 
@@ -125,7 +126,8 @@ class PlannedBlocks(Planned):
         super().__init__(batch, works, send)
         self.asked = asked
         self.blocks = tuple(works)
-        self.given = False  # the owners have this batch's gradients
+        self.given = False  # the owners have taken this batch's gradients in
+        self.came: Exchanged | None = None  # the gradients for this owner, if they have crossed with other things
         self.num_samples_of_all = asked.samples
         self.is_share = num_blocks > 1
         self._send = send

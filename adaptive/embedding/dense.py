@@ -6,6 +6,7 @@ of the dense weights alike.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +15,12 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch, OwnPart
 from adaptive.embedding.blocks import PlannedBlocks
+from adaptive.embedding.together import Together
 from adaptive.errors import RanksError
 from adaptive.ranks import Ranks
-from adaptive.ranks.dense import sum_blocks
+from adaptive.ranks.channel import NOTHING, Exchanged
+from adaptive.ranks.dense import slice_size, slices_of, sum_blocks
+from adaptive.ranks.transport import Bytes
 from adaptive.ranks.wire import Kind
 
 Floats = NDArray[np.float32]
@@ -78,42 +82,78 @@ class StepTogether:
         self._set(self.blocks[block])
 
     def agree(
-        self, planned: PlannedBlocks, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
+        self,
+        embeddings: Together,
+        planned: PlannedBlocks,
+        losses: Sequence[float],
+        logits: Sequence[Tensor],
+        labels: Floats,
     ) -> tuple[float, Tensor, Floats]:
         """The loss of the whole batch, the logits and labels of all its samples in order. Dense gradients are sums over
-        all blocks then. Losses and logits are of this rank's blocks that have samples, labels (n,) or (n, T) of all of
-        them."""
-        found = self._gather(planned, losses, logits, labels)
-        there = [block is not None for block in planned.asked.blocks]
-        own = iter(self.blocks)
-        total = sum_blocks(self._ranks, [next(own) if has else None for has in there], self._size)
+        all blocks then, and gradients of rows have come to their owners, for `embeddings.step()`: all crosses at once.
+
+        Args:
+            embeddings: that the batch is of.
+            planned: the batch, whose passes have run.
+            losses: of this rank's blocks that have samples.
+            logits: of these blocks, (n,) or (n, T) together.
+            labels: like them.
+        """
+        mine = [logit.float().cpu().numpy() for logit in logits]
+        scores = _joined(np.array([len(losses), labels.size]), np.array(losses, np.float64), *mine, labels)
+        dense = [_joined(*slices) for slices in slices_of(self._ranks, self.blocks, self._size)]
+        rows = embeddings.gradients_for_owners(planned)
+        found = self._ranks.rows.exchange(
+            Kind.STEP,
+            planned.number,
+            [_joined(scores, *parts) for parts in zip(dense, rows, strict=True)],
+            samples=int(planned.has_gradients),
+            counted={kind: self._for_others(parts) for kind, parts in ((Kind.DENSE, dense), (Kind.GRADIENTS, rows))},
+        )
+        parts = [_StepPart(message, slice_size(self._ranks, self._size)) for message in found.parts]
+        planned.came = Exchanged(found.headers, [part.rows for part in parts])
+        total = sum_blocks(self._ranks, [part.dense for part in parts], self._size)
         if total is not None:
             self._set(total)
-        return found
-
-    def _gather(
-        self, planned: PlannedBlocks, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
-    ) -> tuple[float, Tensor, Floats]:
-        mine = [logit.float().cpu().numpy() for logit in logits]
-        head = np.array([len(losses), labels.size], np.float64)
-        parts = [head, np.array(losses, np.float64), *mine, labels]
-        message = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
-        found = self._ranks.rows.exchange(Kind.STEP, planned.number, [message] * self._ranks.size)
-        loss, all_logits, all_labels = 0.0, [], []
-        for part in found.parts:
-            blocks, size = np.frombuffer(part[:16].tobytes(), np.float64).astype(int)
-            for value in np.frombuffer(part[16 : 16 + 8 * blocks].tobytes(), np.float64):
-                loss += float(value)
-            rest = np.frombuffer(part[16 + 8 * blocks :].tobytes(), np.float32)
-            all_logits.append(rest[:size])
-            all_labels.append(rest[size:])
+        loss = 0.0
+        for value in (value for part in parts for value in part.losses.tolist()):  # `sum` rounds otherwise
+            loss += value
         shape = (-1, *labels.shape[1:])
-        found_logits, found_labels = (np.concatenate(parts).reshape(shape) for parts in (all_logits, all_labels))
-        return loss, torch.from_numpy(found_logits), found_labels
+        all_logits = np.concatenate([part.logits for part in parts]).reshape(shape)
+        return loss, torch.from_numpy(all_logits), np.concatenate([part.labels for part in parts]).reshape(shape)
+
+    def _for_others(self, parts: Sequence[Bytes]) -> int:
+        """Bytes of the parts for other ranks."""
+        return sum(map(len, parts)) - len(parts[self._ranks.rank])
 
     def _set(self, gradients: Floats) -> None:
         whole, place = torch.from_numpy(gradients), 0
         for weight in self._weights:
             piece = whole[place : place + weight.numel()].view(weight.shape)
-            weight.grad = piece.to(weight.device, weight.dtype, copy=True)
+            weight.grad = piece.to(weight.device, weight.dtype)
             place += weight.numel()
+
+
+class _StepPart:
+    """What one rank sends another in a step: its scores, dense gradients, and gradients of rows.
+
+    head     (2,) int64       blocks with samples; labels
+    losses   (blocks,) float64
+    logits   (labels,) float32, and as many labels
+    dense    (blocks, slice) float32
+    rows     the rest, as `Exchange.for_owners` gives it
+    """
+
+    def __init__(self, message: Bytes, slice_size: int) -> None:
+        blocks, labels = message[:16].view(np.int64).tolist()
+        sizes = (16, 8 * blocks, 4 * labels, 4 * labels, 4 * blocks * slice_size)
+        _, losses, logits, own_labels, self.dense, self.rows = np.split(message, np.cumsum(sizes))
+        self.losses, self.logits, self.labels = (
+            losses.view(np.float64),
+            logits.view(np.float32),
+            own_labels.view(np.float32),
+        )
+
+
+def _joined(*arrays: NDArray[Any]) -> Bytes:
+    return np.concatenate([NOTHING, *(np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in arrays)])

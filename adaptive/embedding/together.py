@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart
 from adaptive.embedding.blocks import AskedWork, PlannedBlocks
@@ -13,6 +14,7 @@ from adaptive.embedding.reports import Reports
 from adaptive.engine.pipeline import ReadyBatch
 from adaptive.errors import ConfigError
 from adaptive.planned import Planned
+from adaptive.ranks.transport import Bytes
 
 
 class Together(Reports):
@@ -56,17 +58,30 @@ class Together(Reports):
         assert self._exchange is not None
         if planned.given:
             raise ConfigError(f"batch {planned.number}: with ranks, step() updates rows once for each batch")
-        sums = None
-        if with_own:
-            if self._exchange.ranks.gradients == "mean" and self._exchange.ranks.size > 1:
-                for work in planned.blocks:
-                    work.scale_gradients(1 / self._exchange.ranks.size)
-            sums = [work.sums() for work in planned.blocks]
         planned.given = True
-        found = self._exchange.gradients(planned.number, planned.asked, sums)
+        if planned.came is None:
+            sums = self._sums(planned) if with_own else None
+            found = self._exchange.gradients(planned.number, planned.asked, sums)
+        else:
+            found = self._exchange.taken_in(planned.asked, planned.came)
         if found is not None:
             own = [work.take_in(one) for work, one in zip(planned.blocks, found, strict=True)]
             self._pipeline.report(planned.number, [work.update() for work in own])
+
+    def _sums(self, planned: PlannedBlocks) -> list[Tensor]:
+        """The gradients (m, D) of the rows of each group that this rank asked for."""
+        assert self._exchange is not None
+        if self._exchange.ranks.gradients == "mean" and self._exchange.ranks.size > 1:
+            for work in planned.blocks:
+                work.scale_gradients(1 / self._exchange.ranks.size)
+        return [work.sums() for work in planned.blocks]
+
+    @torch.no_grad()
+    def gradients_for_owners(self, planned: PlannedBlocks) -> list[Bytes]:
+        """The gradients of this rank's rows, for each rank, to cross beside other things; `planned.came` is what came.
+        Then `step()` exchanges nothing any more."""
+        assert self._exchange is not None
+        return self._exchange.for_owners(planned.asked, self._sums(planned) if planned.has_gradients else None)
 
     def _refuse_with_ranks(self, what: str) -> None:
         """What looks at the gradients of one rank only."""

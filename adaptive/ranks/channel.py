@@ -9,7 +9,7 @@ message. What counts is decided from the headers of all ranks alone: all take ea
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ENDS: Final = (Kind.END, Kind.LEFT)  # of a look-ahead
 NOTHING: Final = np.zeros(0, np.uint8)
+NO_OTHERS: Final[Mapping[Kind, int]] = {}
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,12 @@ class Channel:
         *,
         samples: int = 0,
         code: int = 0,
+        counted: Mapping[Kind, int] = NO_OTHERS,
     ) -> Exchanged:
         """Give each rank its part and get theirs.
 
-        Ranks may differ in kind where one has no more batches (`Exchanged.ended`, and no part crosses).
+        Ranks may differ in kind where one has no more batches (`Exchanged.ended`, and no part crosses). `counted`:
+        bytes of the parts for other ranks that are counted as of another kind.
 
         Raises:
             AdaptiveError: of the class with which another rank has failed.
@@ -95,6 +98,10 @@ class Channel:
             self._rooms.learn(None if failed or ended else kind, [header.lengths for header in headers])
             counts = failed or ([] if ended else range(size))  # the ranks whose parts are taken
             found = self._whole(kind, own, headers, early, room, counts)
+            if not ended:
+                for other, num_bytes in counted.items():
+                    self.tally.send(other, num_bytes)
+                    self.tally.send(kind, -num_bytes)
         except TransportError as error:
             self.over = True
             raise self._broken(mine, error) from error

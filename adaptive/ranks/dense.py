@@ -1,47 +1,67 @@
 """The dense part: gradients of all blocks, summed in the order of blocks, by whoever has the slice.
 
-    slices of all blocks' gradients  -- exchange -->  slice r of every block, on rank r
-    slice r: (block 0 + block 1) + block 2 ...        the same order, whoever computed which block
-    sums                             -- exchange -->  everywhere
+    slices of all blocks' gradients  -- a step's exchange -->  slice r of every block, on rank r
+    slice r: (block 0 + block 1) + block 2 ...                 the same order, whoever computed which block
+    sums                             -- exchange -->           everywhere
 
 Bytes sent are those of a ring's all-reduce; unlike there, the order of additions does not depend on the number of
-ranks, nor on the library that sends.
+ranks, nor on the library that sends. Where it costs few bytes more, as on two ranks none, every block's gradients go
+whole to all ranks instead, which all compute the same sums: without the second exchange.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.ranks.ranks import Ranks
+from adaptive.ranks.transport import Bytes
 from adaptive.ranks.wire import Kind
 
 Floats = NDArray[np.float32]
+ROUND: Final = 128 << 10  # bytes of a rank: sent as soon as an exchange more would be over
 
 
-def sum_blocks(ranks: Ranks, blocks: Sequence[Floats | None], size: int) -> Floats | None:
-    """(size,) the sum over all blocks of all ranks, in order; a block may have none. None if no block has any.
+def goes_whole(ranks: int, blocks: int, size: int) -> bool:
+    """Whether gradients (size,) of blocks cross as they are: a rank sends few bytes more than by slices."""
+    whole, sliced = blocks * (ranks - 1), (blocks + ranks) * (ranks - 1) / ranks
+    return 4 * size * (whole - sliced) <= ROUND * ranks
+
+
+def slice_size(ranks: Ranks, size: int) -> int:
+    """Of a block's gradients (size,), how many this rank adds."""
+    return size if goes_whole(ranks.size, ranks.blocks, size) else int(np.diff(_bounds(ranks, size))[ranks.rank])
+
+
+def slices_of(ranks: Ranks, blocks: Sequence[Floats], size: int) -> list[list[Floats]]:
+    """For each rank what it adds of the gradients (size,) of this rank's blocks, in order."""
+    if goes_whole(ranks.size, ranks.blocks, size):
+        return [list(blocks)] * ranks.size
+    return [[block[first:last] for block in blocks] for first, last in pairwise(_bounds(ranks, size))]
+
+
+def sum_blocks(ranks: Ranks, slices: Iterable[Bytes], size: int) -> Floats | None:
+    """(size,) the sum over all blocks of all ranks, in order; None if no block has gradients.
 
     Args:
-        blocks: (size,) of each block of this rank.
+        slices: from each rank, in order: what `slices_of` gave there for this one, of any number of blocks.
+        size: of the gradients of a block.
     """
-    bounds = [rank * size // ranks.size for rank in range(ranks.size + 1)]
-    there = [block is not None for block in blocks]
-    mine = [block for block in blocks if block is not None]
-    flags = np.array(there, np.uint8)
-    parts = []
-    for first, last in pairwise(bounds):
-        parts.append(np.concatenate([flags, *(block[first:last].view(np.uint8) for block in mine)]))
-    found = ranks.rows.exchange(Kind.DENSE, parts=parts).parts
-    own = bounds[ranks.rank + 1] - bounds[ranks.rank]
     total: Floats | None = None
-    for rank, part in enumerate(found):
-        count = len(ranks.blocks_of(rank))
-        values = np.frombuffer(part[count:].tobytes(), np.float32).reshape(int(part[:count].sum()), own)
-        for block in values:  # one after the other: numpy's own sum over an axis may pair them
+    for part in slices:
+        for block in part.view(np.float32).reshape(-1, max(1, slice_size(ranks, size))):
+            # One after the other: numpy's own sum over an axis may pair them.
             total = block.copy() if total is None else np.add(total, block, out=total)
+    if goes_whole(ranks.size, ranks.blocks, size):
+        return total
     everywhere = np.zeros(0, np.float32) if total is None else total
     sums = ranks.rows.exchange(Kind.SUMS, parts=[everywhere.view(np.uint8)] * ranks.size).parts
-    whole = np.concatenate([np.frombuffer(part.tobytes(), np.float32) for part in sums])
-    return whole if len(whole) == size and (size or total is not None) else None
+    found: Floats = np.concatenate([part.view(np.float32) for part in sums])
+    return found if len(found) == size else None
+
+
+def _bounds(ranks: Ranks, size: int) -> list[int]:
+    """Where each rank's slice begins, and where the last one ends."""
+    return [rank * size // ranks.size for rank in range(ranks.size + 1)]

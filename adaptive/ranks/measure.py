@@ -18,12 +18,12 @@ import numpy as np
 from adaptive.ranks.ranks import Ranks
 from adaptive.ranks.transport import ROWS, Transport
 
-EXCHANGES: Final = 6  # of a step: requests, vectors, gradients, predictions, slices of dense gradients, their sums
+EXCHANGES: Final = 4  # of a step: requests, vectors, gradients; mostly sums of slices of dense ones, from 3 ranks on
 SMALL: Final = 64  # bytes, about a header
 LARGE: Final = 4 << 20  # bytes to each rank
 ROUNDS_SMALL, ROUNDS_LARGE = 60, 8
 LOOPBACK: Final = "lo"
-SLOW_MS: Final = 1.0  # of an exchange: six of them are a good part of a step
+SLOW_MS: Final = 1.0  # of an exchange: four of them are a good part of a step
 SLOW_RATE: Final = 100e6  # bytes a second: a megabyte takes 10 ms
 SHARE: Final = 0.2  # of an interface's own speed
 

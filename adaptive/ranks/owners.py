@@ -45,6 +45,13 @@ class Owners:
         self._run = -(-(rank + 1) * SIZE // size) - self._first
         sizes = np.diff(table_starts)
         self._full = sizes >> BITS  # whole blocks of each table
+        tables = np.repeat(np.arange(len(names)), self._full + 1)
+        self._block_starts = np.cumsum([0, *self._full + 1])[
+            :-1
+        ]  # each table's first block, counted through all tables
+        blocks = np.arange(len(tables)) - self._block_starts[tables]
+        self._shifts = self._hashes(tables, blocks).astype(np.uint16)  # of the buckets of each block
+        self._is_last = blocks == self._full[tables]
         tails = sizes & (SIZE - 1)
         self._tail_starts = np.concatenate([[0], np.cumsum(tails)])
         self._tail_locals = np.full(int(tails.sum()), -1, np.int32)
@@ -72,14 +79,16 @@ class Owners:
     def local_of(self, rows: Int64s, tables: NDArray[np.integer]) -> Int64s:
         """(n,) local numbers, counted in the group, of rows of the group; -1 for those of other ranks."""
         index = rows - self._starts[tables]
-        buckets, blocks = self._buckets(tables, index), index >> BITS
-        local = blocks * self._run + (buckets - self._first)
-        local[(buckets < self._first) | (buckets >= self._first + self._run)] = -1
-        last = np.flatnonzero(blocks == self._full[tables])
+        blocks = index >> BITS
+        place = self._buckets(tables, index) - self._first  # in the rank's run
+        here = (place >= 0) & (place < self._run)
+        local: Int64s = blocks * self._run + place + self.local_starts[tables]
+        last = np.flatnonzero(self._is_last[self._block_starts[tables] + blocks])
         of = tables[last]
-        tail = self._tail_locals[self._tail_starts[of] + (index[last] & (SIZE - 1))].astype(np.int64)
-        local[last] = np.where(tail < 0, -1, tail + self._full[of] * self._run)
-        return np.where(local < 0, -1, local + self.local_starts[tables])
+        tail = self._tail_locals[self._tail_starts[of] + (index[last] & (SIZE - 1))]
+        local[last] += tail - place[last]
+        local[~here] = -1
+        return local
 
     def rows_of(self, local: Int64s, tables: NDArray[np.integer]) -> Int64s:
         """(n,) the rows of the group that have these local numbers."""
@@ -96,7 +105,10 @@ class Owners:
         return found
 
     def _buckets(self, tables: NDArray[np.integer], index: Int64s) -> Int64s:
-        return (index * FACTOR + self._hashes(tables, index >> BITS)) & (SIZE - 1)
+        low = index.astype(np.uint16)  # what is computed in 16 bits is so modulo 2^16
+        low *= np.uint16(FACTOR)
+        low += self._shifts[self._block_starts[tables] + (index >> BITS)]
+        return low.astype(np.int64)
 
     def _hashes(self, tables: NDArray[np.integer], blocks: Int64s) -> Int64s:
         """The finaliser of SplitMix64, its lowest bits."""

@@ -28,9 +28,9 @@ class Kind(IntEnum):
     FAILED = 4  # this rank ends with an error: its code is in the header, its text is the message
     VECTORS = 5
     GRADIENTS = 6
-    STEP = 7  # losses and predictions of a step
-    DENSE = 8  # slices of dense gradients, block by block
-    SUMS = 9  # their ordered sums
+    STEP = 7  # of a trainer's step: losses and predictions, dense gradients block by block, gradients of rows
+    DENSE = 8  # the dense gradients in it, as they are counted
+    SUMS = 9  # ordered sums of slices of dense gradients
     READ = 10  # rows that are asked for, to be read only
     FACTS = 11  # whatever ranks tell each other between batches
     WAITING = 12  # nothing: this rank knows of a failure, and asks for its text

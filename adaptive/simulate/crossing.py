@@ -25,6 +25,7 @@ from adaptive.errors import ConfigError, InputError
 from adaptive.models.making import model_config
 from adaptive.planning.layout import Group, OwnedGroup, make_groups, own_share
 from adaptive.planning.lookups import DistinctFinder, check_batch
+from adaptive.ranks.dense import goes_whole
 from adaptive.ranks.owners import Owners
 from adaptive.ranks.wire import Header, Kind
 from adaptive.simulate.stream import Told, total_batches
@@ -32,7 +33,7 @@ from adaptive.system import StopRequest, stop_request
 
 SCHEMA: Final = 1
 KINDS: Final = ("requests", "vectors", "gradients", "dense", "predictions", "headers")
-EXCHANGES: Final = 6  # of a step of the trainer: requests, vectors, gradients, predictions, slices, their sums
+EXCHANGES: Final = 3  # of a step of the trainer: requests, vectors, gradients with all that goes beside them
 VALUE: Final = 4  # bytes
 
 
@@ -163,13 +164,16 @@ class _Counted:
         load = asked.sum(axis=0)
         self.load += float(load.max() / load.mean())
         others, blocks = self.size - 1, int(there.sum())
-        slices = np.diff([rank * self.weights // self.size for rank in range(self.size + 1)])
-        slices_sent = VALUE * int(there @ (self.weights - slices))
-        self.sent["dense"] += self.blocks * others + slices_sent + VALUE * self.weights * others
+        if goes_whole(self.size, self.blocks, self.weights):
+            exchanges, dense = EXCHANGES, blocks * self.weights * others
+        else:
+            slices = np.diff([rank * self.weights // self.size for rank in range(self.size + 1)])
+            exchanges, dense = EXCHANGES + 1, int(there @ (self.weights - slices)) + self.weights * others
+        self.sent["dense"] += VALUE * dense
         scores = 2 * VALUE * self.labels * batch.num_samples
         self.sent["predictions"] += others * (16 * self.size + 8 * blocks + scores)
         header = len(Header(Kind.VECTORS, 0, 0, (0,) * self.size).pack())
-        self.sent["headers"] += EXCHANGES * header * others * self.size
+        self.sent["headers"] += exchanges * header * others * self.size
 
     def facts(self, batches: int, samples: int, saturated: float) -> dict[str, Any]:
         """Means over batches and ranks."""

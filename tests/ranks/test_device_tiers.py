@@ -104,7 +104,7 @@ def test_rows_come_rank_after_rank_and_none_count_as_zeros() -> None:
             parts = values.pack(rows, [np.array([0, 2]), np.array([0, 0])])
         found = ranks.rows.exchange(Kind.GRADIENTS, 0, parts)
         mine = [np.array([0, 1]), np.array([0, 1])] if ranks.is_first else [np.array([2, 1]), np.array([0, 0])]
-        return [one.tolist() for one in values.unpack(found, mine, may_be_empty=True)]
+        return [one.tolist() for one in values.unpack(found, Kind.GRADIENTS, mine)]
 
     first, second = on_ranks(2, work, town=Town(2, values_on="cpu"))
     assert first == [[[0.0] * 3], [[0.0] * 2]]
@@ -123,6 +123,6 @@ def test_other_numbers_are_refused_before_any_cross(counted: int, words: str) ->
         with pytest.raises(
             RanksError, match=rf"needs 6 numbers from rank 0, which {words}|{words}: vectors of batch 5"
         ):
-            values.unpack(found, [np.array([2]), np.array([0])])
+            values.unpack(found, Kind.VECTORS, [np.array([2]), np.array([0])])
 
     on_ranks(1, work, town=Town(1, values_on="cpu"))

@@ -119,12 +119,13 @@ class Asker:
         counts = np.bincount(cells, minlength=self._size * len(blocks) * num_tables)
         counts = counts.reshape(self._size, len(blocks), num_tables)
         parts, last = [], np.cumsum(sizes)
+        rows, tables, lookups = rows[order], tables[order], lookups[order]
         for owner in range(self._size):
-            mine = order[last[owner] - sizes[owner] : last[owner]]
+            mine = slice(last[owner] - sizes[owner], last[owner])
             parts.append(pack_requests(whole, counts[owner], tables[mine], rows[mine], lookups[mine]))
         ends = np.cumsum([0, *numbers])
         asked = [
             None if one is None else AskedBlock(one, places[ends[number] : ends[number + 1]])
             for number, one in enumerate(blocks)
         ]
-        return AskedGroup(tuple(asked), rows[order], sizes), parts
+        return AskedGroup(tuple(asked), rows, sizes), parts

@@ -36,7 +36,7 @@ from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Lookups
 from adaptive.planning.plan import GroupPlan
 from adaptive.ranks import Ranks
-from adaptive.ranks.channel import Channel, Exchanged
+from adaptive.ranks.channel import NOTHING, Channel, Exchanged
 from adaptive.ranks.transport import Bytes
 from adaptive.ranks.wire import Kind
 from adaptive.tiers.device import DeviceTier
@@ -221,7 +221,7 @@ class Exchange:
         rows = [arrays.chosen(*one) for one in zip(self._values.unload(served), here, strict=True)]
         found = self.ranks.rows.exchange(Kind.VECTORS, number, self._values.pack(rows, counts))
         self._spare("vectors_spared", [one.sizes for one in asked.served], counts)
-        came = self._values.unpack(found, come)
+        came = self._values.unpack(found, Kind.VECTORS, come)
         for rank in asked.forget:
             for copies in self._copies:
                 copies[rank].forget()
@@ -232,16 +232,26 @@ class Exchange:
 
     def gradients(self, number: int, asked: Asked, sums: Sequence[Tensor] | None) -> list[Tensor] | None:
         """Give the owners the gradients of the rows this rank asked for, `sums` (m, D) of each group without those that
-        are left out, or none; returns those for the requests of all ranks (requests, D) on the device, 0 where they are
-        left out. Ranks without gradients count as 0; None: no rank has any."""
+        are left out, or none; returns those for the requests of all ranks, as `taken_in` does."""
+        parts = self.for_owners(asked, sums)
+        return self.taken_in(
+            asked, self.ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
+        )
+
+    def for_owners(self, asked: Asked, sums: Sequence[Tensor] | None) -> list[Bytes]:
+        """The part of each owner of the gradients that `gradients` is given."""
         _, counts = _crossing(asked.groups, "left_out")
-        wanted, come = _crossing(asked.served, "left_out")
-        parts = None if sums is None else self._values.pack(self._values.unload(sums), counts)
-        found = self.ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
         self._spare("gradients_spared", [one.sizes for one in asked.groups], counts)
+        return [NOTHING] * self.ranks.size if sums is None else self._values.pack(self._values.unload(sums), counts)
+
+    def taken_in(self, asked: Asked, found: Exchanged) -> list[Tensor] | None:
+        """The gradients for the requests of all ranks (requests, D) on the device, 0 where they are left out, from what
+        `for_owners` gave on each rank. Ranks whose header tells of no samples count as 0; None: no rank has
+        gradients."""
         if not any(header.samples for header in found.headers):
             return None
-        arrays, came = self._values.arrays, self._values.unpack(found, come, may_be_empty=True)
+        wanted, come = _crossing(asked.served, "left_out")
+        arrays, came = self._values.arrays, self._values.unpack(found, Kind.GRADIENTS, come)
         return self._values.load([arrays.spread(*one) for one in zip(came, wanted, strict=True)])
 
     def _spare(self, name: str, sizes: Sequence[Int64s], counts: Sequence[Int64s]) -> None:

@@ -16,7 +16,7 @@ from adaptive.engine.exchange.answers import Answer
 from adaptive.engine.exchange.requests import Requests
 from adaptive.errors import RanksError
 from adaptive.kernels.planning import lookups as kernels
-from adaptive.planning.layout import Group
+from adaptive.planning.layout import Group, OwnedGroup
 from adaptive.planning.lookups import Bags, Distinct, DistinctFinder, Lookups
 from adaptive.planning.plan import no_rows
 
@@ -50,7 +50,8 @@ class Server:
         """
         tables = np.concatenate([one.tables for one in asked])
         whole_rows = np.concatenate([one.rows for one in asked])
-        rows = self._group.local_rows(whole_rows)
+        group = self._group
+        rows = group.owners.local_of(whole_rows, tables) if isinstance(group, OwnedGroup) else whole_rows
         if len(rows) and rows.min() < 0:
             wrong = int(whole_rows[rows.argmin()])
             raise RanksError(f"{self._name} was asked for row {wrong}, which another rank owns")

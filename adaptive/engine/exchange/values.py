@@ -23,6 +23,7 @@ from adaptive.planning.layout import Group
 from adaptive.ranks import Ranks
 from adaptive.ranks.channel import Exchanged
 from adaptive.ranks.transport import Bytes
+from adaptive.ranks.wire import Kind
 from adaptive.tiers.device import DeviceTier
 
 Int64s = NDArray[np.int64]
@@ -49,9 +50,12 @@ class Values(ABC, Generic[A]):
         them are for each rank."""
 
     @abstractmethod
-    def unpack(self, found: Exchanged, counts: Sequence[Int64s], *, may_be_empty: bool = False) -> list[A]:
-        """The rows (m, D) of each group that came with an exchange, `counts` (W,) from each rank. A part of a rank may
-        be empty instead, for zeros, if it says so. All ranks call it for the same exchanges.
+    def unpack(self, found: Exchanged, kind: Kind, counts: Sequence[Int64s]) -> list[A]:
+        """The rows (m, D) of each group that came with an exchange, `counts` (W,) from each rank. A part of gradients
+        may be empty instead, for zeros. All ranks call it for the same exchanges.
+
+        Args:
+            kind: as what rows are counted: vectors or gradients.
 
         Raises:
             RanksError: if a part does not fit the rows that are expected.
@@ -77,8 +81,8 @@ class HostValues(Values[Floats]):
     def pack(self, rows: Sequence[Floats], counts: Sequence[Int64s]) -> list[Bytes]:
         return self._crossing.pack(rows, counts)
 
-    def unpack(self, found: Exchanged, counts: Sequence[Int64s], *, may_be_empty: bool = False) -> list[Floats]:
-        return self._crossing.unpack(found, counts, may_be_empty=may_be_empty)
+    def unpack(self, found: Exchanged, kind: Kind, counts: Sequence[Int64s]) -> list[Floats]:
+        return self._crossing.unpack(found, counts, may_be_empty=kind is Kind.GRADIENTS)
 
 
 class DeviceValues(Values[Tensor]):
@@ -114,10 +118,10 @@ class DeviceValues(Values[Tensor]):
         each = list(zip(self._widths, counts, strict=True))
         return [sum(width * int(numbers[rank]) for width, numbers in each) for rank in range(self._ranks.size)]
 
-    def unpack(self, found: Exchanged, counts: Sequence[Int64s], *, may_be_empty: bool = False) -> list[Tensor]:
+    def unpack(self, found: Exchanged, kind: Kind, counts: Sequence[Int64s]) -> list[Tensor]:
         needed, told = self._sizes_of(counts), [_told(part) for part in found.parts]
         for rank, (size, here) in enumerate(zip(needed, told, strict=True)):
-            if here != size and not (may_be_empty and here is None):
+            if here != size and not (kind is Kind.GRADIENTS and here is None):
                 says = f"a part of {len(found.parts[rank])} bytes" if here is None else f"{here}"
                 raise RanksError(
                     f"{self._ranks.name} needs {size} numbers from rank {rank}, which says {says}: "
@@ -126,7 +130,7 @@ class DeviceValues(Values[Tensor]):
         header, come = found.headers[self._ranks.rank], [0 if here is None else here for here in told]
         leaving, sizes = self._leaving, self._sizes
         self._stay()
-        came = self._ranks.rows.swap_values(header.kind, header.batch, leaving, sizes, come).float()
+        came = self._ranks.rows.swap_values(kind, header.batch, leaving, sizes, come).float()
         parts = [
             one if here is not None else one.new_zeros(size)
             for one, here, size in zip(torch.split(came, come), told, needed, strict=True)
