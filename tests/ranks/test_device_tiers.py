@@ -126,3 +126,13 @@ def test_other_numbers_are_refused_before_any_cross(counted: int, words: str) ->
             values.unpack(found, Kind.VECTORS, [np.array([2]), np.array([0])])
 
     on_ranks(1, work, town=Town(1, values_on="cpu"))
+
+
+def test_a_rank_that_is_gone_when_numbers_cross_is_told() -> None:
+    def work(ranks: Ranks) -> None:
+        if ranks.is_first:
+            with pytest.raises(RanksError, match=r"rank 0 of 2 .*: channel rows, vectors of batch 5, .* gone or late"):
+                ranks.rows.swap_values(Kind.VECTORS, 5, torch.zeros(2), [1, 1], [1, 1])
+            assert ranks.rows.over
+
+    on_ranks(2, work, town=Town(2, values_on="cpu"))

@@ -2,8 +2,8 @@
 
 Nothing in a training step waits for the device: the plan was sent ahead of time (`sent_plan`), rows move on a stream of
 their own (`transfer`, `mover`), and norms and drifts come back through pinned memory, to be read a fixed number of
-batches later. One exception, by nature: a batch that updates rows on the host (`misses = "host"`) waits there for their
-gradients (`host_rows`).
+batches later. Exceptions, by nature: a batch that updates rows on the host (`misses = "host"`) waits there for their
+gradients (`host_rows`), and ranks whose rows cross over the host's memory wait for these (`bring`).
 
 What is bit-equal to what. On any torch device, with torch operations: everything to `CpuDevice`, so to every other
 placement, depth and way of transfer. On a GPU with Triton's kernels: the same, unless `exact` is false; then sums of
