@@ -254,6 +254,11 @@ class RanksConfig(Config):
         description="how rows and their gradients cross between ranks: bf16 halves the bytes and rounds, also where a "
         "rank owns what it asks for",
     )
+    backend: Literal["auto", "gloo", "nccl"] = Field(
+        default="auto",
+        description="how rows and gradients on GPUs cross between ranks: nccl from GPU to GPU, one for each rank; gloo "
+        "over the host's memory; auto: nccl where it can be",
+    )
     timeout_s: float = Field(default=600.0, gt=0, description="seconds that a rank waits for the others")
 
 

@@ -23,7 +23,7 @@ class GroupWork:
         lane: Lane,
         plan: GroupPlan | None,
         pooling: Pooling | None = None,
-        weights: NDArray[np.float32] | None = None,
+        weights: NDArray[np.float32] | Tensor | None = None,
         parts: Sequence[GroupPart] = (),
     ) -> None:
         assert (plan is None) != (pooling is None)

@@ -60,7 +60,7 @@ def _exchanges() -> dict[str, Any]:
     from adaptive.ranks.measure import measure
     from adaptive.ranks.torch_transport import TorchTransport
 
-    transport = TorchTransport(TIMEOUT_S)
+    transport = TorchTransport(TIMEOUT_S, "gloo")
     try:
         ranks = Ranks(transport)
         ranks.require_equal({"versions": {"adaptive-train": version("adaptive-train"), "torch": version("torch")}})

@@ -134,9 +134,9 @@ def run(
 def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
     """Run the same command line in so many processes, and end as they do."""
     refuse_within_ranks()
-    from adaptive.runs.together import refuse_guard
+    from adaptive.runs.together import refuse_by_settings
 
-    refuse_guard(settings)  # once, and not by each rank
+    refuse_by_settings(settings)  # once, and not by each rank
     launch_ranks(ranks, settings.ranks.blocks)
 
 

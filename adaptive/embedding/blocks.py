@@ -26,17 +26,19 @@ Floats = NDArray[np.float32]
 class BlockWork(GroupWork):
     """The rows of one group in one block."""
 
-    def __init__(self, lane: Lane, plan: GroupPlan | None, asked: AskedBlock, rows: Floats) -> None:
+    def __init__(self, lane: Lane, plan: GroupPlan | None, asked: AskedBlock, rows: Tensor) -> None:
         super().__init__(lane, plan, None if plan is not None else asked.pooling(), rows)
         self._asked = asked
         self._pooling = asked.pooling()
         self._group = lane.group.whole
 
-    def sums(self, vectors: NDArray[np.int32], num_vectors: int, left_out: NDArray[np.bool_] | None) -> Floats:
-        """(num_vectors, D) the gradients of the block's distinct rows, as `AskedBlock.sums` says."""
+    def sums(
+        self, vectors: NDArray[np.int32], num_vectors: int, left_out: NDArray[np.bool_] | None, out: Tensor | None
+    ) -> Tensor:
+        """(num_vectors, D) the gradients of the block's distinct rows, as `AskedBlock.sums` says, beside those of other
+        blocks in `out`."""
         assert self.gradients is not None
-        gradients = np.ascontiguousarray(self.gradients.cpu().numpy())
-        return self._lane.device.pool(self._asked.sums(vectors, num_vectors, left_out), gradients).cpu().numpy()
+        return self._lane.device.pool(self._asked.sums(vectors, num_vectors, left_out), self.gradients, out)
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -49,7 +51,7 @@ class AskedWork(GroupWork):
     It has gradients if one of its blocks has.
     """
 
-    def __init__(self, lane: Lane, plan: GroupPlan | None, asked: AskedGroup, rows: Floats) -> None:
+    def __init__(self, lane: Lane, plan: GroupPlan | None, asked: AskedGroup, rows: Tensor) -> None:
         self.blocks = tuple(None if one is None else BlockWork(lane, plan, one, rows) for one in asked.blocks)
         self._width, self._asked = lane.group.embedding_dim, asked
         self.plan, self.parts, self._lane, self._group = plan, (), lane, lane.group.whole
@@ -88,23 +90,19 @@ class AskedWork(GroupWork):
     def bad_gradients(self, batch: Batch) -> list[str]:
         raise NotImplementedError  # `PlannedBlocks` asks the blocks
 
-    def sums(self) -> Floats:
+    def sums(self) -> Tensor:
         """(m, D) the gradient of each row that was asked for and is not left out, in the order of requests; 0 for rows
         of a block that no gradient has reached."""
-        left_out = self._asked.left_out
+        left_out, device = self._asked.left_out, self._lane.device
         places = np.arange(self._asked.num_rows) if left_out is None else np.cumsum(~left_out) - 1
         size = self._asked.num_rows if left_out is None else int((~left_out).sum())
-        if len(self._there) == 1 and self._there[0].gradients is not None:
-            block = self._there[0]
+        known = [block for block in self._there if block.gradients is not None]
+        found = device.empty_vectors(size)
+        if len(known) < max(1, len(self._there)):
+            found = device.send(np.zeros((size, self._width), np.float32))
+        for block in known:
             own = None if left_out is None else left_out[block.places]
-            return block.sums(places[block.places].astype(np.int32), size, own)
-        found = np.zeros((size, self._width), np.float32)
-        for block in self._there:
-            if block.gradients is not None:
-                own = np.zeros(len(block.places), np.bool_) if left_out is None else left_out[block.places]
-                wanted = np.cumsum(~own) - 1
-                sums = block.sums(wanted.astype(np.int32), int((~own).sum()), own)
-                found[places[block.places[~own]]] = sums
+            found = block.sums(places[block.places].astype(np.int32), size, own, found)
         return found
 
     def take_in(self, gradients: Tensor | None) -> GroupWork:

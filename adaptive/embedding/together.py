@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart
 from adaptive.embedding.blocks import AskedWork, PlannedBlocks
@@ -64,10 +65,10 @@ class Together(Reports):
         else:
             found = self._exchange.taken_in(planned.asked, planned.came)
         if found is not None:
-            own = [work.take_in(self._send(one)) for work, one in zip(planned.blocks, found, strict=True)]
+            own = [work.take_in(one) for work, one in zip(planned.blocks, found, strict=True)]
             self._pipeline.report(planned.number, [work.update() for work in own])
 
-    def _sums(self, planned: PlannedBlocks) -> list[NDArray[np.float32]]:
+    def _sums(self, planned: PlannedBlocks) -> list[Tensor]:
         """The gradients (m, D) of the rows of each group that this rank asked for."""
         assert self._exchange is not None
         if self._exchange.ranks.gradients == "mean" and self._exchange.ranks.size > 1:
@@ -99,5 +100,6 @@ class Together(Reports):
                 return self._pipeline.values(lanes[number], rows)[0]
 
         asked, rows = self._exchange.read(blocks, values)
-        works = [AskedWork(lane, None, own, came) for lane, own, came in zip(lanes, asked.groups, rows, strict=True)]
+        came = [lane.device.send(one) for lane, one in zip(lanes, rows, strict=True)]
+        works = [AskedWork(lane, None, own, one) for lane, own, one in zip(lanes, asked.groups, came, strict=True)]
         return PlannedBlocks(batch, works, self._send, asked, self._exchange.ranks.blocks)

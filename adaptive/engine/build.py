@@ -57,9 +57,9 @@ def build_engine(
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     groups = make_groups(tables, seed)
     if ranks is not None:
-        refuse_with_ranks(policy, tier, ranks)
+        refuse_with_ranks(policy, ranks)
         groups = own_share(groups, ranks.rank, ranks.size)
-    mover = Mover(streams_of(choose_device(tier.device)))
+    mover = Mover(streams_of(choose_device(tier.device) if ranks is None else device_of_rank(tier.device, ranks)))
     policy_caller.begin(type(optimizer).__name__.lower())
     defers = policy_caller.defers
     skip = skip if policy_caller.skips else None
@@ -70,25 +70,19 @@ def build_engine(
     sizes = choose_slots(groups, tier, optimizer, policy, room)
     finds = device_finds(tier, mover.device, _lookups_needed(policy, skip, ranks))
     lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, policy_caller, mover, finds=finds)
-    exchange = None if ranks is None else Exchange(ranks, groups)
+    exchange = None if ranks is None else Exchange(ranks, groups, [lane.device for lane in lanes], mover.device)
     pipeline = Pipeline(lanes, policy_caller, tier, skip, mover, optimizer, exchange)
     pipeline.use_rate(optimizer.lr)
     drops_updates = skip is not None and policy_caller.leaves_out
     return Engine(pipeline, sizes, skip, drops_updates, skip is not None and defers)
 
 
-def refuse_with_ranks(policy: Policy, tier: TierConfig, ranks: Ranks) -> None:
+def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
     """Refuse what ranks cannot do together.
 
     Raises:
-        ConfigError: for a policy that arranges batches, which would arrange each rank's part by itself; for several
-            ranks with device tiers in GPU memory, where initial values follow from numbers within a rank's share.
+        ConfigError: for a policy that arranges batches, which would arrange each rank's part by itself.
     """
-    if ranks.size > 1 and (choose_device(tier.device).type != "cpu" or tier.device == "cpu-torch"):
-        raise ConfigError(
-            f"tier.device={tier.device}: {ranks.size} ranks work with device tiers in main memory only so far; set "
-            "tier.device=cpu on every rank"
-        )
     if ranks.blocks > 1 and arranges(policy):
         raise ConfigError(
             f"policy {type(policy).__name__} arranges or drops inputs, which {ranks.size} rank(s) with {ranks.blocks} "
@@ -138,6 +132,20 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("tier.device=cuda: torch finds no CUDA device here; use cpu or auto")
     return torch.device(wanted.removesuffix("-torch"))
+
+
+def device_of_rank(wanted: str, ranks: Ranks) -> torch.device:
+    """The torch device that `tier.device` means on this rank, which is the current one of this thread then.
+
+    Raises:
+        ConfigError: as `choose_device`; on every rank, if ranks cannot work with such devices.
+    """
+    device = choose_device(wanted)
+    ranks.check_device(device.type)
+    if device.type != "cuda" or ranks.gpu is None:
+        return device
+    torch.cuda.set_device(ranks.gpu)
+    return torch.device("cuda", ranks.gpu)
 
 
 def _build_lanes(

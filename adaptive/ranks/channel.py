@@ -11,7 +11,7 @@ message. What counts is decided from the headers of all ranks alone: all take ea
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from adaptive.ranks.rooms import Room, Rooms
 from adaptive.ranks.traffic import Tally
 from adaptive.ranks.transport import CHANNELS, Bytes, Transport, TransportError
 from adaptive.ranks.wire import MOST_TEXT, Header, Kind, unpack
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ENDS: Final = (Kind.END, Kind.LEFT)  # of a look-ahead
 NOTHING: Final = np.zeros(0, np.uint8)
@@ -160,6 +163,23 @@ class Channel:
             found[sender] = np.concatenate([here, rests[sender]]) if left[sender][rank] else here
         if rank in counts:
             found[rank] = own[rank]
+        return found
+
+    def swap_values(
+        self, kind: Kind, batch: int, values: "Tensor", sizes: Sequence[int], come: Sequence[int]
+    ) -> "Tensor":
+        """Numbers on a device, of which an exchange has told: `Transport.swap_values`.
+
+        Raises:
+            RanksError: if a rank is gone, as far as it is known at once.
+        """
+        try:
+            found = self._transport.swap_values(values, sizes, come)
+        except TransportError as error:
+            self.over = True
+            lengths = tuple(size * values.element_size() for size in sizes)
+            raise self._broken(Header(kind, self._sequence, batch, lengths), error) from error
+        self.tally.send(kind, (sum(sizes) - sizes[self._transport.rank]) * values.element_size())
         return found
 
     def tell_failure(self, batch: int, code: int, text: str) -> None:

@@ -85,6 +85,25 @@ class Ranks:
         """What this rank has sent since its start."""
         return Tally.total([self.ahead.tally, self.rows.tally])
 
+    # --- devices ---------------------------------------------------------------------------------------------
+
+    @property
+    def gpu(self) -> int | None:
+        """Number of the GPU that is this rank's; None: whichever is current, if there is one."""
+        return self._transport.gpu
+
+    def check_device(self, kind: str) -> None:
+        """Check that rows may lie on devices of a kind, "cpu" or "cuda".
+
+        Raises:
+            ConfigError: on every rank.
+        """
+        self._transport.check_device(kind)
+
+    def crosses_on(self, kind: str) -> bool:
+        """Whether rows and gradients on devices of a kind cross from there (NCCL), not over the host's memory."""
+        return self._transport.values_on == kind
+
     # --- agreeing, between batches ---------------------------------------------------------------------------
 
     def gather_arrays(self, array: NDArray[Any], kind: Kind = Kind.FACTS, batch: int = -1) -> list[NDArray[Any]]:

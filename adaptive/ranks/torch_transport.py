@@ -1,8 +1,9 @@
 """`TorchRanks`: ranks on torch.distributed. The only file that knows it.
 
 Two groups, one for each channel: what the look-ahead thread and the training thread send never meets. Both are gloo and
-send ordinary memory, also where rows lie on a GPU: NCCL forbids two communicators of one device in two threads, and
-bytes in pinned memory cross to the device in one copy. No collective that adds is used, and none that pickles.
+send ordinary memory. Where every rank has a GPU of its own, the training thread sends rows and gradients by NCCL, from
+device to device, in the process group itself; the look-ahead thread does not, as NCCL forbids two communicators of one
+device in two threads. No collective that adds is used, and none that pickles.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from adaptive.errors import ConfigError, RanksError
+from adaptive.ranks.gpus import Agreement, Backend, gpus_here, name_of_gpu, wants_nccl
 from adaptive.ranks.ranks import Ranks
 from adaptive.ranks.transport import CHANNELS, ROWS, Bytes, Transport, TransportError
 
@@ -39,9 +41,10 @@ class TorchRanks(Ranks):
         gradients: of `Ranks`.
         wire: of `Ranks`.
         timeout_s: how long a rank waits for the others.
+        backend: for rows and gradients that lie on GPUs, see `adaptive.ranks.gpus`.
 
     Raises:
-        ConfigError: if the environment does not say which rank this is.
+        ConfigError: if the environment does not say which rank this is, or NCCL is asked for and cannot be.
         RanksError: if the ranks do not find each other.
     """
 
@@ -52,26 +55,46 @@ class TorchRanks(Ranks):
         gradients: Literal["mean", "sum"] = "mean",
         wire: Literal["fp32", "bf16"] = "fp32",
         timeout_s: float = 600.0,
+        backend: Backend = "auto",
     ) -> None:
-        super().__init__(TorchTransport(timeout_s), blocks=blocks, gradients=gradients, wire=wire)
+        super().__init__(TorchTransport(timeout_s, backend), blocks=blocks, gradients=gradients, wire=wire)
 
 
 class TorchTransport(Transport):
     """See the module."""
 
-    def __init__(self, timeout_s: float) -> None:
-        timeout = timedelta(seconds=timeout_s)
+    def __init__(self, timeout_s: float, backend: Backend = "auto") -> None:
+        timeout, gpus = timedelta(seconds=timeout_s), gpus_here()
+        nccl = wants_nccl(backend, gpus)
         self._own_group = not dist.is_initialized()
         if self._own_group:
-            _start(timeout)
+            _start(timeout, "cpu:gloo,cuda:nccl" if nccl else "gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._names = [f"process {os.getpid()}"] * self.size
         self._groups: list[Any] = [_met(lambda: dist.new_group(backend="gloo", timeout=timeout)) for _ in CHANNELS]
         self._alone = self.size == 1
-        own = f"{socket.gethostname()}, process {os.getpid()}".encode()[:NAME].ljust(NAME)
-        everyones = self.swap(ROWS, [[np.frombuffer(own, np.uint8)]] * self.size, [NAME] * self.size, NAME)
-        self._names = [name.tobytes().decode(errors="replace").strip() for name in everyones]
+        self._names = self._everyones(f"{socket.gethostname()}, process {os.getpid()}")
+        self.gpu = gpus.own
+        names = self._everyones(name_of_gpu(socket.gethostname(), gpus))
+        has_nccl = self._everyones("nccl" if "cuda:nccl" in dist.get_backend_config() else "")
+        self._gpus = Agreement(backend, names, [bool(one) for one in has_nccl])
+        self.values_on = "cuda" if self._gpus.is_nccl else None
         self._closed = False
+
+    def _everyones(self, text: str) -> list[str]:
+        """The text of each rank."""
+        own = np.frombuffer(text.encode()[:NAME].ljust(NAME), np.uint8)
+        found = self.swap(ROWS, [[own]] * self.size, [NAME] * self.size, NAME)
+        return [one.tobytes().decode(errors="replace").strip() for one in found]
+
+    def check_device(self, kind: str) -> None:
+        self._gpus.check(kind)
+
+    def swap_values(self, values: torch.Tensor, sizes: Sequence[int], come: Sequence[int]) -> torch.Tensor:
+        """On a GPU the host does not wait: the stream that is current does."""
+        came = values.new_empty(sum(come))
+        self._do(lambda: dist.all_to_all_single(came, values, list(come), list(sizes)))
+        return came
 
     def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
         """Where some rank would send more than `MOST` to another, all send in several messages."""
@@ -136,17 +159,17 @@ class TorchTransport(Transport):
                 dist.destroy_process_group()
 
 
-def _start(timeout: timedelta) -> None:
+def _start(timeout: timedelta, backends: str) -> None:
     lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if lacking:
         raise ConfigError(
             f"the environment lacks {', '.join(lacking)}: start the program by torchrun, or by "
             "adaptive-train run --ranks N"
         )
-    _met(lambda: _meet(timeout))
+    _met(lambda: _meet(timeout, backends))
 
 
-def _meet(timeout: timedelta) -> None:
+def _meet(timeout: timedelta, backends: str) -> None:
     """torchrun starts again with the store of the attempt before, where addresses of processes that have ended still
     stand: whoever reads one before it is written anew is refused the connection. So each attempt has its own keys."""
     store, rank, size = next(rendezvous("env://", timeout=timeout))
@@ -154,7 +177,7 @@ def _meet(timeout: timedelta) -> None:
     store = dist.PrefixStore(  # type: ignore[attr-defined]
         f"attempt-{attempt}-of-{size}", store
     )
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _met(meet: Callable[[], T]) -> T:

@@ -6,10 +6,13 @@ order: what the operations mean, and whether ranks agree on it, is the business 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Bytes = NDArray[np.uint8]
 
@@ -23,10 +26,17 @@ class TransportError(Exception):
 
 
 class Transport(ABC):
-    """Moves bytes; adds nothing and understands nothing."""
+    """Moves bytes; adds nothing and understands nothing.
+
+    Attributes:
+        gpu: number of the GPU that is this rank's; None: whichever is current, if there is one.
+        values_on: the kind of devices between which `swap_values` works; None: it does not.
+    """
 
     rank: int
     size: int
+    gpu: int | None = None
+    values_on: str | None = None
 
     @abstractmethod
     def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
@@ -36,6 +46,23 @@ class Transport(ABC):
         Raises:
             TransportError: if a rank is gone or does not come in time.
         """
+
+    def swap_values(self, values: "Tensor", sizes: Sequence[int], come: Sequence[int]) -> "Tensor":
+        """The same from the training thread for numbers that lie on a device, of one type: `sizes` of the `values`
+        (n,) are for each rank, one after the other; returns as many as `come` from each. Where `values_on` says so.
+
+        Raises:
+            TransportError: as far as it is known at once; work on a device goes on by itself.
+        """
+        raise NotImplementedError
+
+    def check_device(self, kind: str) -> None:
+        """Check that rows may lie on devices of a kind, "cpu" or "cuda".
+
+        Raises:
+            ConfigError: on every rank.
+        """
+        return
 
     @abstractmethod
     def name_of(self, rank: int) -> str:

@@ -16,6 +16,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError, OutputError
 from adaptive.ranks import Ranks
+from adaptive.ranks.gpus import gpus_here, wants_nccl
 from adaptive.ranks.launch import is_rank
 from adaptive.ranks.torch_transport import TorchRanks
 from adaptive.storage.checkpoint import save_checkpoint
@@ -37,7 +38,13 @@ def these_ranks(config: TrainConfig) -> Iterator[Ranks | None]:
         yield None
         return
     settings = config.ranks
-    ranks = TorchRanks(blocks=settings.blocks, gradients="sum", wire=settings.wire, timeout_s=settings.timeout_s)
+    ranks = TorchRanks(
+        blocks=settings.blocks,
+        gradients="sum",
+        wire=settings.wire,
+        timeout_s=settings.timeout_s,
+        backend=settings.backend,
+    )
     try:
         yield ranks
     finally:
@@ -57,20 +64,21 @@ def refuse_alone(config: TrainConfig, ranks: Ranks | None) -> None:
     """Refuse what ranks cannot do, and blocks without ranks.
 
     Raises:
-        ConfigError: for a guard, or for blocks that nobody would cut.
+        ConfigError: as `refuse_by_settings`, or for blocks that nobody would cut.
     """
     if ranks is None and config.ranks.blocks is not None:
         raise ConfigError(f"ranks.blocks={config.ranks.blocks} is for runs of ranks; add --ranks 1, or more")
     if ranks is not None:
-        refuse_guard(config)
+        refuse_by_settings(config)
 
 
-def refuse_guard(config: TrainConfig) -> None:
+def refuse_by_settings(config: TrainConfig) -> None:
     """Refuse what several ranks cannot do, by the settings alone.
 
     Raises:
-        ConfigError: for a guard.
+        ConfigError: for a guard, or NCCL where it cannot be.
     """
+    wants_nccl(config.ranks.backend, gpus_here())
     if config.guard is not None:
         raise ConfigError(
             "guard: several ranks cannot be guarded yet, since the guard's copy of the run would be one process's; set "

@@ -7,6 +7,7 @@ plan leaves on the host (`misses = "host"`) take part at their place in the sum.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +42,13 @@ class DeviceTier(ABC):
     pools_parts: bool  # while rows for the others are on their way; if not, batches are run in one pass
 
     @abstractmethod
-    def send(self, array: Floats) -> Tensor:
-        """A tensor on the device with a batch's own numbers; it does not change when the array does."""
+    def send(self, array: NDArray[Any]) -> Tensor:
+        """A tensor on the device with a batch's own numbers (float32, bool, int32 or int64); it does not change when
+        the array does."""
+
+    @abstractmethod
+    def bring(self, tensor: Tensor) -> Later:
+        """Numbers (n, D) that lie on the device, as an array of the host's."""
 
     @abstractmethod
     def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
@@ -73,8 +79,13 @@ class DeviceTier(ABC):
         """Reallocate to `num_slots` empty slots, which are there when this returns."""
 
     @abstractmethod
-    def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
-        """(V, D) the vectors of one batch, from slots and host, or from `rows` (U, D) that were read out."""
+    def pool(self, pooling: Pooling, rows: Floats | Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """(V, D) the vectors of one batch, from slots and host, or from `rows` (U, D): read out, or on the device.
+        `out`: where they are written, if other vectors stand there, too."""
+
+    @abstractmethod
+    def empty_vectors(self, number: int) -> Tensor:
+        """(number, D) on the device, not written, for `pool`."""
 
     @abstractmethod
     def use(self, optimizer: RowOptimizer) -> None:

@@ -19,6 +19,7 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine.exchange.answers import FORGET, Answer, pack_answers, unpack_answers
+from adaptive.engine.exchange.arrays import HostArrays
 from adaptive.engine.exchange.keeping import Copies, Holders
 from adaptive.errors import RanksError
 from adaptive.optim import SGD, Adagrad
@@ -275,7 +276,7 @@ def test_flags_of_an_answer() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 1, width=32)), max_size=60), st.integers(1, 9))
 def test_copies_are_a_dictionary(puts: list[tuple[int, float]], at_once: int) -> None:
-    copies, twin = Copies(2), {}
+    copies, twin = Copies(2, HostArrays()), {}
     for first in range(0, len(puts), at_once):
         rows = {10**12 + row: value for row, value in puts[first : first + at_once]}
         twin.update(rows)

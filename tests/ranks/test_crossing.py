@@ -10,7 +10,8 @@ from hypothesis.extra.numpy import arrays
 from thread_ranks import on_ranks
 
 from adaptive.config import TableConfig
-from adaptive.engine.exchange.crossing import Crossing, count_chosen, spread
+from adaptive.engine.exchange.arrays import HostArrays
+from adaptive.engine.exchange.crossing import Crossing, count_chosen
 from adaptive.errors import ConfigError, RanksError
 from adaptive.planning.layout import make_groups
 from adaptive.ranks import Ranks
@@ -80,5 +81,6 @@ def test_rows_that_do_not_cross_leave_gaps() -> None:
     chosen = np.array([True, False, False, True, True])
     assert count_chosen(np.array([2, 0, 3]), chosen).tolist() == [1, 0, 2]
     rows = np.array([[1.0], [2.0], [3.0]], np.float32)
-    assert spread(rows, chosen)[:, 0].tolist() == [1.0, 0.0, 0.0, 2.0, 3.0]
-    assert spread(rows, None) is rows and count_chosen(np.array([3]), None).tolist() == [3]
+    arrays = HostArrays()
+    assert arrays.spread(rows, chosen)[:, 0].tolist() == [1.0, 0.0, 0.0, 2.0, 3.0]
+    assert arrays.spread(rows, None) is rows and count_chosen(np.array([3]), None).tolist() == [3]

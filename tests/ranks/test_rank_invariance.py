@@ -17,8 +17,7 @@ from thread_ranks import on_ranks
 
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.errors import ConfigError
-from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
+from adaptive.optim import Adagrad, Adam, RowOptimizer
 from adaptive.policy import Policy, arranges
 from adaptive.policy_loading import make_policy
 from adaptive.ranks import Ranks
@@ -96,16 +95,6 @@ def test_rows_saved_on_some_ranks_go_on_on_others() -> None:
         arrays = on_ranks(size, stretch(first, last, arrays), blocks=4, gradients="sum")[0]
     assert arrays is not None
     assert_same_rows(whole, arrays)
-
-
-def test_tiers_of_a_gpu_are_refused() -> None:
-    """Initial values of rows would follow from numbers within a rank's share."""
-
-    def build(ranks: Ranks) -> None:
-        with pytest.raises(ConfigError, match="2 ranks work with device tiers in main memory"):
-            TieredEmbeddingBag(TABLES, TierConfig(device="cpu-torch"), policy=LFU(), optimizer=SGD(lr=0.5), ranks=ranks)
-
-    on_ranks(2, build)
 
 
 @pytest.mark.slow

@@ -15,9 +15,11 @@ KILLED = str(ROOT / "tests/support/rank_faults.py")
 WORKER = str(ROOT / "tests/support/rank_process.py")
 
 
-def trained(pool: RankPool, size: int, out: Path, *, steps: int = 6, optimizer: str = "adagrad") -> dict[str, Any]:
-    """Checksums after a training on so many processes, with four blocks."""
-    for one in pool.run(size, [WORKER, str(out), "4", str(steps), optimizer]):
+def trained(
+    pool: RankPool, size: int, out: Path, *way: str, steps: int = 6, optimizer: str = "adagrad"
+) -> dict[str, Any]:
+    """Checksums after a training on so many processes, with four blocks; `way` as of the worker."""
+    for one in pool.run(size, [WORKER, str(out), "4", str(steps), optimizer, *way]):
         assert one.code == 0, one.err
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -25,7 +27,10 @@ def trained(pool: RankPool, size: int, out: Path, *, steps: int = 6, optimizer: 
 
 def test_two_processes_give_the_bits_of_one(pool: RankPool, tmp_path: Path) -> None:
     """Tables, dense weights, losses, AUC: everything."""
-    assert trained(pool, 1, tmp_path / "one.json") == trained(pool, 2, tmp_path / "two.json")
+    one = trained(pool, 1, tmp_path / "one.json")
+    assert one == trained(pool, 2, tmp_path / "two.json")
+    for way in (["cpu-torch"], ["cpu-torch", "stand-in"]):  # tiers of a GPU; and what crosses, as by NCCL
+        assert one == trained(pool, 2, tmp_path / "other.json", *way)
 
 
 def test_the_example_in_distributed_data_parallel_learns(pool: RankPool) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from helpers import LFU, Floats, Readout
-from thread_ranks import on_ranks
+from thread_ranks import Town, on_ranks
 
 from adaptive.batch import Batch, OwnPart
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -55,13 +55,15 @@ def own_part(batch: Batch, ranks: Ranks) -> OwnPart:
 
 
 def assert_equal_on(
-    sizes: list[int], blocks: int, case: Case, *, wire: str = "fp32", **other: Any
+    sizes: list[int], blocks: int, case: Case, *, wire: str = "fp32", values_on: str | None = None, **other: Any
 ) -> dict[int, list[RankTraffic]]:
     """On every number of ranks, the bits of one rank with these blocks; returns what its ranks sent."""
     sent = {}
     (tables, arrays, losses, _) = on_ranks(1, case.train, blocks=blocks, gradients="sum", wire=wire)[0]
     for size in sizes:
-        found = on_ranks(size, Case(**{**vars(case), **other}).train, blocks=blocks, gradients="sum", wire=wire)
+        town = Town(size, values_on=values_on)
+        train = Case(**{**vars(case), **other}).train
+        found = on_ranks(size, train, town=town, blocks=blocks, gradients="sum", wire=wire)
         assert sorted(loss for one in found for loss in one[2]) == sorted(losses)
         sent[size] = [one[3] for one in found]
         for its_tables, its_arrays, _, _ in found:

@@ -1,10 +1,16 @@
-"""One rank of a training in processes of their own: `python rank_process.py OUT BLOCKS STEPS OPTIMIZER`, as torchrun
-starts it. Rank 0 writes checksums of all that was trained to OUT."""
+"""One rank of a training in processes of their own, as torchrun starts it:
+
+    python rank_process.py OUT BLOCKS STEPS OPTIMIZER [DEVICE [gloo | nccl | stand-in]]
+
+Rank 0 writes checksums of all that was trained to OUT. DEVICE is that of the tier. `stand-in`: rows and gradients cross
+as they do by NCCL, in tensors of their own, but by gloo and between CPUs.
+"""
 
 import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +25,7 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.evaluation import evaluate
 from adaptive.models.dlrm import DLRM, DLRMConfig
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
-from adaptive.ranks.torch_transport import TorchRanks
+from adaptive.ranks.torch_transport import TorchRanks, TorchTransport
 from adaptive.trainer import Trainer
 
 OPTIMIZERS = {
@@ -34,15 +40,17 @@ def digest(*arrays: np.ndarray) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()[:16]
 
 
-def main(out: str, blocks: int, steps: int, optimizer: str) -> None:
+def main(out: str, blocks: int, steps: int, optimizer: str, device: Any = "cpu", way: Any = "gloo") -> None:
     torch.set_num_threads(1)
-    ranks = TorchRanks(blocks=blocks, gradients="sum", timeout_s=60)
+    if way == "stand-in":
+        TorchTransport.values_on = property(lambda self: "cpu", lambda self, value: None)  # type: ignore[assignment]
+    ranks = TorchRanks(blocks=blocks, gradients="sum", timeout_s=60, backend="gloo" if way == "stand-in" else way)
     data = ToyData(num_train=64 * steps - 37)
     tables = [TableConfig(name=name, num_embeddings=size, embedding_dim=4) for name, size in SIZES.items()]
     embeddings = TieredEmbeddingBag(
-        tables, TierConfig(device_rows="90%"), policy="lfu", optimizer=OPTIMIZERS[optimizer], ranks=ranks
+        tables, TierConfig(device=device, device_rows="90%"), policy="lfu", optimizer=OPTIMIZERS[optimizer], ranks=ranks
     )
-    model = DLRM(DLRMConfig(**SMALL_DLRM), num_dense=2, num_features=3)
+    model = DLRM(DLRMConfig(**SMALL_DLRM), num_dense=2, num_features=3).to(embeddings.device)
     trainer = Trainer(embeddings, model, torch.optim.Adam(model.parameters(), lr=0.01))
     batches: list[Batch] = list(data.train(64))
     trainer.train(batches)
@@ -50,7 +58,7 @@ def main(out: str, blocks: int, steps: int, optimizer: str) -> None:
     facts = {
         "steps": trainer.recorder.steps,
         "tables": {table.name: digest(embeddings.table_weights(table.name)) for table in tables},
-        "dense": digest(*(weight.detach().numpy() for weight in model.parameters())),
+        "dense": digest(*(weight.detach().cpu().numpy() for weight in model.parameters())),
         "log_loss": trainer.recorder.log_loss.value(),
         "auc": found.auc,
         "eval_log_loss": found.log_loss,
@@ -63,4 +71,4 @@ def main(out: str, blocks: int, steps: int, optimizer: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

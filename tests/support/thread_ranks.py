@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from adaptive.ranks import Ranks
-from adaptive.ranks.transport import CHANNELS, Bytes, Transport, TransportError
+from adaptive.ranks.transport import CHANNELS, ROWS, Bytes, Transport, TransportError
 
 T = TypeVar("T")
 SECONDS = 60.0
@@ -45,11 +47,13 @@ class _Meeting:
 
 @dataclass
 class Town:
-    """Where threads meet that are ranks. `spoil(rank, channel, message)` may change what a rank sends."""
+    """Where threads meet that are ranks. `spoil(rank, channel, message)` may change what a rank sends; `values_on`:
+    devices between which numbers cross as they do by NCCL."""
 
     size: int
     seconds: float = SECONDS
     spoil: Callable[[int, int, bytes], bytes] | None = None
+    values_on: str | None = None
     meetings: list[_Meeting] = field(init=False)
     sent: list[int] = field(init=False)  # bytes of all messages to others, of each rank
 
@@ -67,7 +71,13 @@ class ThreadTransport(Transport):
 
     def __init__(self, town: Town, rank: int) -> None:
         self.rank, self.size = rank, town.size
-        self._town = town
+        self._town, self.values_on = town, town.values_on
+
+    def swap_values(self, values: Tensor, sizes: Sequence[int], come: Sequence[int]) -> Tensor:
+        pieces = [piece.clone() for piece in values.split(list(sizes))]
+        found = [row[self.rank] for row in self._town.meetings[ROWS].swap(self.rank, pieces)]
+        assert [len(piece) for piece in found] == list(come)
+        return torch.cat(found)
 
     def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
         wholes = [np.concatenate(part) for part in parts]

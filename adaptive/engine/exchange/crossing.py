@@ -90,12 +90,3 @@ def count_chosen(sizes: Int64s, chosen: Bools | None) -> Int64s:
     before, ends = np.concatenate([[0], np.cumsum(chosen)]), np.cumsum(sizes)
     found: Int64s = before[ends] - before[ends - sizes]
     return found
-
-
-def spread(rows: Floats, chosen: Bools | None) -> Floats:
-    """(n, D) rows (m, D) at the places that are chosen (n,); the others are 0. None: all are."""
-    if chosen is None:
-        return rows
-    found = np.zeros((len(chosen), rows.shape[1]), np.float32)
-    found[chosen] = rows
-    return found

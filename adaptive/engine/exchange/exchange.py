@@ -17,16 +17,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart, cut
 from adaptive.engine.exchange.answers import Answer, Bools, pack_answers, unpack_answers
+from adaptive.engine.exchange.arrays import Arrays
 from adaptive.engine.exchange.asking import AskedGroup, Asker
-from adaptive.engine.exchange.crossing import Crossing, count_chosen, spread
+from adaptive.engine.exchange.crossing import Crossing, count_chosen
 from adaptive.engine.exchange.keeping import Copies, Holders
 from adaptive.engine.exchange.requests import unpack_requests
 from adaptive.engine.exchange.serving import ServedGroup, Server
+from adaptive.engine.exchange.values import DeviceValues, HostValues, Values
 from adaptive.errors import AdaptiveError, RanksError
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
@@ -36,6 +39,7 @@ from adaptive.ranks import Ranks
 from adaptive.ranks.channel import NOTHING, Channel, Exchanged
 from adaptive.ranks.transport import Bytes
 from adaptive.ranks.wire import Kind
+from adaptive.tiers.device import DeviceTier
 
 logger = logging.getLogger("adaptive.engine")
 Int64s = NDArray[np.int64]
@@ -60,16 +64,24 @@ class Exchange:
     Args:
         ranks: this process among the others.
         groups: of tables, as this rank owns them.
+        devices: their device tiers.
+        device: in whose memory these lie.
     """
 
-    def __init__(self, ranks: Ranks, groups: Sequence[Group]) -> None:
+    def __init__(
+        self, ranks: Ranks, groups: Sequence[Group], devices: Sequence[DeviceTier], device: torch.device
+    ) -> None:
         self.ranks = ranks
         self._groups = tuple(groups)
         self._ahead, self._reading = _Party(ranks, groups), _Party(ranks, groups)  # of one thread each
-        self._crossing = Crossing(ranks, groups, rounds=ranks.wire == "bf16")
+        self._values: Values[Any] = HostValues(ranks, groups, devices)
+        if ranks.crosses_on(device.type):
+            self._values = DeviceValues(ranks, groups, devices[0], device)
+        self._value_bytes = 2 if ranks.wire == "bf16" else 4
         self._exactly = Crossing(ranks, groups, rounds=False)
         self._holders = [Holders(ranks.rank, ranks.size) for _ in groups]  # of the look-ahead thread
-        self._copies = [[Copies(group.embedding_dim) for _ in range(ranks.size)] for group in groups]
+        arrays = self._values.arrays
+        self._copies = [[Copies(group.embedding_dim, arrays) for _ in range(ranks.size)] for group in groups]
         self._asked: dict[int, Asked] = {}
         self._ended: Kind | None = None
 
@@ -200,27 +212,25 @@ class Exchange:
         """What ranks have told each other of a batch; once."""
         return self._asked.pop(number)
 
-    def vectors(self, number: int, asked: Asked, served: Sequence[Tensor]) -> list[Floats]:
+    def vectors(self, number: int, asked: Asked, served: Sequence[Tensor]) -> list[Tensor]:
         """Give all ranks the rows they asked for, `served` (requests, D) of each group; returns the rows that this one
-        asked for (n, D)."""
-        here = [_opposite(one.answer, "kept") for one in asked.served]
-        rows = [one.cpu().numpy() for one in served]
-        sent = [one if chosen is None else one[chosen] for one, chosen in zip(rows, here, strict=True)]
-        counts = [count_chosen(one.sizes, chosen) for one, chosen in zip(asked.served, here, strict=True)]
-        found = self.ranks.rows.exchange(Kind.VECTORS, number, self._crossing.pack(sent, counts))
+        asked for (n, D), on the device."""
+        arrays = self._values.arrays
+        here, counts = _crossing(asked.served, "kept")
+        there, come = _crossing(asked.groups, "kept")
+        rows = [arrays.chosen(*one) for one in zip(self._values.unload(served), here, strict=True)]
+        found = self.ranks.rows.exchange(Kind.VECTORS, number, self._values.pack(rows, counts))
         self._spare("vectors_spared", [one.sizes for one in asked.served], counts)
-        there = [_opposite(one.answer, "kept") for one in asked.groups]
-        counts = [count_chosen(one.sizes, chosen) for one, chosen in zip(asked.groups, there, strict=True)]
-        came = self._crossing.unpack(found, counts)
+        came = self._values.unpack(found, Kind.VECTORS, come)
         for rank in asked.forget:
             for copies in self._copies:
                 copies[rank].forget()
-        found_rows = [spread(one, chosen) for one, chosen in zip(came, there, strict=True)]
-        for group, copies, vectors in zip(asked.groups, self._copies, found_rows, strict=True):
-            _use_copies(group, copies, vectors)
-        return found_rows
+        whole = [arrays.spread(*one) for one in zip(came, there, strict=True)]
+        for group, copies, vectors in zip(asked.groups, self._copies, whole, strict=True):
+            _use_copies(arrays, group, copies, vectors)
+        return self._values.load(whole)
 
-    def gradients(self, number: int, asked: Asked, sums: Sequence[Floats] | None) -> list[Floats] | None:
+    def gradients(self, number: int, asked: Asked, sums: Sequence[Tensor] | None) -> list[Tensor] | None:
         """Give the owners the gradients of the rows this rank asked for, `sums` (m, D) of each group without those that
         are left out, or none; returns those for the requests of all ranks, as `taken_in` does."""
         parts = self.for_owners(asked, sums)
@@ -228,29 +238,28 @@ class Exchange:
             asked, self.ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
         )
 
-    def for_owners(self, asked: Asked, sums: Sequence[Floats] | None) -> list[Bytes]:
+    def for_owners(self, asked: Asked, sums: Sequence[Tensor] | None) -> list[Bytes]:
         """The part of each owner of the gradients that `gradients` is given."""
-        wanted = [_opposite(one.answer, "left_out") for one in asked.groups]
-        counts = [count_chosen(one.sizes, chosen) for one, chosen in zip(asked.groups, wanted, strict=True)]
+        _, counts = _crossing(asked.groups, "left_out")
         self._spare("gradients_spared", [one.sizes for one in asked.groups], counts)
-        return [NOTHING] * self.ranks.size if sums is None else self._crossing.pack(sums, counts)
+        return [NOTHING] * self.ranks.size if sums is None else self._values.pack(self._values.unload(sums), counts)
 
-    def taken_in(self, asked: Asked, found: Exchanged) -> list[Floats] | None:
-        """The gradients for the requests of all ranks (requests, D), 0 where they are left out, from what `for_owners`
-        gave on each rank. Ranks whose header tells of no samples count as 0; None: no rank has gradients."""
+    def taken_in(self, asked: Asked, found: Exchanged) -> list[Tensor] | None:
+        """The gradients for the requests of all ranks (requests, D) on the device, 0 where they are left out, from what
+        `for_owners` gave on each rank. Ranks whose header tells of no samples count as 0; None: no rank has
+        gradients."""
         if not any(header.samples for header in found.headers):
             return None
-        wanted = [_opposite(one.answer, "left_out") for one in asked.served]
-        counts = [count_chosen(one.sizes, chosen) for one, chosen in zip(asked.served, wanted, strict=True)]
-        came = self._crossing.unpack(found, counts, may_be_empty=True)
-        return [spread(one, chosen) for one, chosen in zip(came, wanted, strict=True)]
+        wanted, come = _crossing(asked.served, "left_out")
+        arrays, came = self._values.arrays, self._values.unpack(found, Kind.GRADIENTS, come)
+        return self._values.load([arrays.spread(*one) for one in zip(came, wanted, strict=True)])
 
     def _spare(self, name: str, sizes: Sequence[Int64s], counts: Sequence[Int64s]) -> None:
         """Count rows that would have gone to other ranks."""
         rank, spared = self.ranks.rank, 0
         for group, size, count in zip(self._groups, sizes, counts, strict=True):
             left = size - count
-            spared += int(left.sum() - left[rank]) * self._crossing.value_bytes * group.embedding_dim
+            spared += int(left.sum() - left[rank]) * self._value_bytes * group.embedding_dim
         self.ranks.rows.tally.add(**{name: spared})
 
     def read(
@@ -337,14 +346,23 @@ def _opposite(answer: Answer | None, plane: str) -> Bools | None:
     return None if there is None or not there.any() else ~there
 
 
-def _use_copies(group: AskedGroup, copies: Sequence[Copies], vectors: Floats) -> None:
+def _crossing(requests: Sequence[AskedGroup | ServedGroup], plane: str) -> tuple[list[Any], list[Int64s]]:
+    """Of each group the requests (n,) whose rows cross, as they are not in a plane of the answers (None: all), and how
+    many of each rank these are (W,)."""
+    chosen = [_opposite(one.answer, plane) for one in requests]
+    return chosen, [count_chosen(one.sizes, which) for one, which in zip(requests, chosen, strict=True)]
+
+
+def _use_copies(arrays: Arrays[Any], group: AskedGroup, copies: Sequence[Copies], vectors: Any) -> None:
     """Fill in the vectors (n, D) that did not cross, and keep those that are not to cross again."""
     if group.answer is None or not (group.answer.kept.any() or group.answer.keep.any()):
         return
     last = 0
     for size, own in zip(group.sizes.tolist(), copies, strict=True):
-        span = slice(last, last + size)
-        answer, rows = group.answer.of(span), group.rows[span]
-        vectors[span][answer.kept] = own.get(rows[answer.kept])
-        own.put(rows[answer.keep], vectors[span][answer.keep])
+        answer = group.answer.of(slice(last, last + size))
+        kept, keep = (last + np.flatnonzero(which) for which in (answer.kept, answer.keep))
+        if len(kept):
+            arrays.put(vectors, kept, own.get(group.rows[kept]))
+        if len(keep):
+            own.put(group.rows[keep], arrays.at(vectors, keep))
         last += size

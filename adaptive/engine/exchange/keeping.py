@@ -8,10 +8,13 @@ answers *kept* only while the copy is the row, bit for bit.
 Letters: n requests, U distinct rows of a batch, W ranks, D width.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.engine.exchange.answers import Answer, Bools
+from adaptive.engine.exchange.arrays import Arrays
 from adaptive.engine.exchange.serving import ServedGroup
 from adaptive.kernels.planning import kept as kernels
 from adaptive.kernels.planning import watched
@@ -20,7 +23,6 @@ from adaptive.planning.hot_set import HotSet
 from adaptive.planning.plan import GroupPlan
 
 Int64s = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 
 class Holders:
@@ -80,13 +82,14 @@ def fates_of(plan: GroupPlan, row_of: Int64s, num_rows: int) -> NDArray[np.uint8
 class Copies:
     """Vectors of one owner and group that an asker keeps. For the training thread."""
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    def __init__(self, width: int, arrays: Arrays[Any]) -> None:
+        """`arrays`: of the memory where vectors lie."""
+        self._width, self._arrays = width, arrays
         self.forget()
 
     def forget(self) -> None:
         self._count = 0
-        self._vectors: Floats = np.empty((0, self._width), np.float32)
+        self._vectors = self._arrays.zeros(0, self._width)
         self._new_table(16)
 
     def _new_table(self, size: int) -> None:
@@ -95,21 +98,21 @@ class Copies:
 
     @property
     def num_bytes(self) -> int:
-        return self._vectors.nbytes + self._keys.nbytes + self._values.nbytes
+        return int(self._vectors.nbytes) + self._keys.nbytes + self._values.nbytes
 
-    def put(self, rows: Int64s, vectors: Floats) -> None:
+    def put(self, rows: Int64s, vectors: Any) -> None:
         """Keep vectors (n, D) of rows (n,), in the place of what is kept of them; equal rows have equal vectors."""
         places = np.empty(len(rows), np.int64)
         self._make_room(self._count + len(rows))
         self._count = kernels.enter_rows(rows, self._keys, self._values, self._count, places)
-        self._vectors[places] = vectors
+        self._arrays.put(self._vectors, places, vectors)
 
-    def get(self, rows: Int64s) -> Floats:
+    def get(self, rows: Int64s) -> Any:
         """(n, D) what is kept of rows (n,), all of which are there."""
         places = np.empty(len(rows), np.int64)
         watched.lookup_entries(rows, self._keys, self._values, places)
         assert not len(rows) or places.min() >= 0, "the owner says that this rank has a row which it has not"
-        return self._vectors[places]
+        return self._arrays.at(self._vectors, places)
 
     def _make_room(self, count: int) -> None:
         if 2 * count > len(self._keys):
@@ -121,6 +124,6 @@ class Copies:
             self._new_table(size)
             kernels.enter_rows(rows, self._keys, self._values, 0, np.empty(len(rows), np.int64))
         if count > len(self._vectors):
-            more = np.empty((max(count, 2 * len(self._vectors)), self._width), np.float32)
+            more = self._arrays.zeros(max(count, 2 * len(self._vectors)), self._width)
             more[: self._count] = self._vectors[: self._count]
             self._vectors = more

@@ -2,8 +2,8 @@
 
 Nothing in a training step waits for the device: the plan was sent ahead of time (`sent_plan`), rows move on a stream of
 their own (`transfer`, `mover`), and norms and drifts come back through pinned memory, to be read a fixed number of
-batches later. One exception, by nature: a batch that updates rows on the host (`misses = "host"`) waits there for their
-gradients (`host_rows`).
+batches later. Exceptions, by nature: a batch that updates rows on the host (`misses = "host"`) waits there for their
+gradients (`host_rows`), and ranks whose rows cross over the host's memory wait for these (`bring`).
 
 What is bit-equal to what. On any torch device, with torch operations: everything to `CpuDevice`, so to every other
 placement, depth and way of transfer. On a GPU with Triton's kernels: the same, unless `exact` is false; then sums of
@@ -12,6 +12,7 @@ agree. Nothing depends on timing: every sum has one order, and whatever is measu
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,8 +88,11 @@ class TorchDevice(DeviceTier):
 
     # --- ahead of training, on the copy stream -------------------------------------------------------------------
 
-    def send(self, array: NDArray[np.float32]) -> Tensor:
+    def send(self, array: NDArray[Any]) -> Tensor:
         return self._link.send(array)
+
+    def bring(self, tensor: Tensor) -> Later:
+        return self._link.bring(tensor)
 
     def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
         while len(self._transfer_buffers) <= buffer:
@@ -121,14 +125,14 @@ class TorchDevice(DeviceTier):
 
     # --- training, on the compute stream -------------------------------------------------------------------------
 
-    def pool(self, pooling: Pooling, rows: Floats | None = None) -> Tensor:
+    def pool(self, pooling: Pooling, rows: Floats | Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if not isinstance(pooling, SentPooling):
             pooling = send_pooling(pooling, self._link)
         if pooling.bags is None:
-            assert pooling.on_host is not None
+            assert pooling.on_host is not None and out is None
             return self._host_rows.pool(pooling.on_host)
-        weights = None if rows is None else self._link.send(rows)
-        out = self._mover.compute.empty((pooling.num_vectors, self._widths[0]))
+        weights = rows if rows is None or isinstance(rows, Tensor) else self._link.send(rows)
+        out = self.empty_vectors(pooling.num_vectors) if out is None else out
         crossing, bags = self._host_rows.rows(pooling.crossing), pooling.bags
 
         def pool_here() -> None:
@@ -141,6 +145,9 @@ class TorchDevice(DeviceTier):
             vectors, places = self._host_rows.pool(pooling.on_host), pooling.host_vectors
             self._mover.compute.run(lambda: _put_rows(out, places, vectors))
         return out
+
+    def empty_vectors(self, number: int) -> Tensor:
+        return self._mover.compute.empty((number, self._widths[0]))
 
     def use(self, optimizer: RowOptimizer) -> None:
         self._settings, self._kept = [float(value) for value in optimizer.settings()], optimizer.kept
