@@ -82,7 +82,7 @@ class Owners:
         blocks = index >> BITS
         place = self._buckets(tables, index) - self._first  # in the rank's run
         here = (place >= 0) & (place < self._run)
-        local = blocks * self._run + place + self.local_starts[tables]
+        local: Int64s = blocks * self._run + place + self.local_starts[tables]
         last = np.flatnonzero(self._is_last[self._block_starts[tables] + blocks])
         of = tables[last]
         tail = self._tail_locals[self._tail_starts[of] + (index[last] & (SIZE - 1))]
