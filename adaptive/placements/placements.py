@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, Final
 
+from adaptive.build import open_data
+from adaptive.data.dataset import Dataset
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.machines.spec import MachineSpec
 from adaptive.placements.locality import Locality
@@ -127,6 +129,7 @@ def measure_placements(
     locality: Locality,
     length: StepLength,
     *,
+    dataset: Dataset | None = None,
     stopped: Callable[[], bool] = lambda: False,
     told: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
@@ -139,6 +142,7 @@ def measure_placements(
         machine: with this machine's rates.
         locality: of the data that are trained.
         length: of each training.
+        dataset: that of all settings, if it is open: opening may read all files.
         stopped: the placements that are not begun when it says yes are left out.
         told: called with a line before each training.
     """
@@ -151,7 +155,7 @@ def measure_placements(
         told(f"training {placement}")
         label, config = make_case(POLICIES[placement])
         try:
-            measured = measure(config, length)
+            measured = measure(config, length, open_data(config) if dataset is None else dataset)
         except AdaptiveError as error:  # one that cannot be here does not stop the others
             found.append({"placement": placement, "kind": "measured", "fits": False, "note": str(error)})
             continue

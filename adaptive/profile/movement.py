@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.build import Components, build, first_batches, open_data, prepare, set_rates, torch_settings
 from adaptive.config import TrainConfig
+from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError
 from adaptive.kernels.data import access
 from adaptive.planning.layout import Group, make_groups
@@ -53,15 +54,17 @@ def profile_movement(
     config: TrainConfig,
     length: MovementLength,
     *,
+    dataset: Dataset | None = None,
     stopped: Callable[[], bool] = lambda: False,
     told: Told = lambda steps: None,
 ) -> dict[str, Any]:
-    """Train, and tell after each interval how far the watched rows moved in it.
+    """Train, and tell after each interval how far the watched rows moved in it. `dataset`: that of the settings, if it
+    is open.
 
     Raises:
         AdaptiveError: for settings that cannot be trained, or where no row comes often enough to be watched.
     """
-    dataset = open_data(config)
+    dataset = open_data(config) if dataset is None else dataset
     components = build(config, dataset, first_batches(config, dataset))
     with components.embeddings as embeddings, torch_settings(config):
         if embeddings.defers or embeddings.drops_updates:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from adaptive.build import build_tables, open_data
 from adaptive.config import parse_size
+from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError
 from adaptive.machines.spec import MachineSpec
 from adaptive.optim import row_optimizer
@@ -17,7 +18,7 @@ from adaptive.profile.movement import MovementLength, profile_movement
 from adaptive.profile.rates import hidden_share, measured_machine
 from adaptive.profile.step import Case, StepLength, profile_step
 from adaptive.simulate.machine import Machine
-from adaptive.simulate.simulation import simulate
+from adaptive.simulate.simulation import simulate_group
 from adaptive.telemetry.countdown import Countdown
 
 SCHEMA: Final = 1
@@ -45,11 +46,24 @@ class Question:
     movement: MovementLength = field(default_factory=MovementLength)
     with_rates: bool = False
 
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ConfigError: for parts that there are not, too many budgets, or rates without the step.
+        """
+        if not self.parts or set(self.parts) - set(PARTS):
+            raise ConfigError(f"--what {','.join(self.parts)!r}: needed some of {', '.join(PARTS)}")
+        if self.with_rates and "step" not in self.parts:
+            raise ConfigError("--save needs the step, from which rates are measured: --what step")
+        if len(self.memory) > MOST_BUDGETS:
+            raise ConfigError(f"--memory: needed at most {MOST_BUDGETS} sizes, found {len(self.memory)}")
+
 
 def profile(
     cases: Sequence[Case],
     question: Question,
     *,
+    dataset: Dataset | None = None,
     stopped: Callable[[], bool] = lambda: False,
     told: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, Any], MachineSpec | None]:
@@ -58,15 +72,15 @@ def profile(
     Args:
         cases: policies for the step, as written, with the settings; data and movement take the first one's settings.
         question: see there.
+        dataset: that of the settings, if it is open: opening may read all files, and cannot be stopped on the way.
         stopped: what is done by the time it says yes is kept; the rest is left out.
         told: called with lines of progress.
 
     Raises:
         AdaptiveError: for settings or data that cannot be profiled.
     """
-    _check(question)
     config = cases[0][1]
-    dataset = open_data(config)
+    dataset = open_data(config) if dataset is None else dataset
     width = int(config.model_options.get("embedding_dim", 16))
     (group,) = make_groups(build_tables(dataset, width), config.seed)
     size = row_bytes(group, row_optimizer(config.optimizer))
@@ -81,7 +95,7 @@ def profile(
     if "step" in question.parts and not stopped():
         each = 2 * (question.step.warmup + question.step.steps)
         progress = Countdown(told, "steps trained", each * len(cases))
-        steps = profile_step(cases, question.step, stopped=stopped, told=progress)
+        steps = profile_step(cases, question.step, dataset=dataset, stopped=stopped, told=progress)
         found["step"] = [{**one, "hidden_share": hidden_share(one)} for one in steps]
         if question.with_rates and not stopped():
             machine = measured_machine(
@@ -89,23 +103,13 @@ def profile(
                 value_bytes=4 * width,
                 row_bytes=size,
                 features=len(dataset.features),
-                plan_factor=_plan_factor(cases, found["step"], width),
+                plan_factor=_plan_factor(cases, found["step"], dataset, group),
             )
     if "movement" in question.parts and not stopped():
         progress = Countdown(told, "steps trained", question.movement.steps)
         moving = config.model_copy(update={"policy": "lru", "policy_options": {}, "skip": None})
-        found["movement"] = profile_movement(moving, question.movement, stopped=stopped, told=progress)
+        found["movement"] = profile_movement(moving, question.movement, dataset=dataset, stopped=stopped, told=progress)
     return found, machine
-
-
-def _check(question: Question) -> None:
-    wrong = [part for part in question.parts if part not in PARTS]
-    if wrong or not question.parts:
-        raise ConfigError(f"--what {','.join(question.parts)!r}: needed some of {', '.join(PARTS)}")
-    if question.with_rates and "step" not in question.parts:
-        raise ConfigError("--save needs the step, from which rates are measured: --what step")
-    if len(question.memory) > MOST_BUDGETS:
-        raise ConfigError(f"--memory: needed at most {MOST_BUDGETS} sizes, found {len(question.memory)}")
 
 
 def _budgets(memory: Sequence[str], group: Group, size: int) -> tuple[tuple[str, int], ...]:
@@ -115,14 +119,14 @@ def _budgets(memory: Sequence[str], group: Group, size: int) -> tuple[tuple[str,
         raise ConfigError(f"--memory: {error}") from error
 
 
-def _plan_factor(cases: Sequence[Case], steps: Sequence[dict[str, Any]], width: int) -> float:
+def _plan_factor(cases: Sequence[Case], steps: Sequence[dict[str, Any]], dataset: Dataset, group: Group) -> float:
     """Planning in training over planning the same policies in a simulation."""
     factors = []
     machine = Machine(link=1e9, device=1e9, host=1e9, dense_ms=1.0)
     for (label, config), found in zip(cases, steps, strict=True):
         size = str(found["device_rows"])
         short = config.model_copy(update={"steps": SIMULATED, "epochs": 1})
-        (run,) = simulate([(label, short)], [size], machine, embedding_dim=width)["runs"]
+        (run,) = simulate_group([(label, short)], [size], machine, dataset, group)["runs"]
         if run["error"] is None and run["plan_ms"]:
             factors.append(found["beside_ms"]["plan"] / run["plan_ms"])
     return statistics.median(factors) if factors else 1.0

@@ -52,20 +52,29 @@ def profile_step(
     cases: Sequence[Case],
     length: StepLength,
     *,
+    dataset: Dataset | None = None,
     stopped: Callable[[], bool] = lambda: False,
     told: Told = lambda steps: None,
 ) -> list[dict[str, Any]]:
     """The step of every policy; those not reached when `stopped()` said so are left out.
 
+    Args:
+        cases: of the same data.
+        length: of each.
+        dataset: that of the settings, if it is open: opening may read all files.
+        stopped: asked before each policy.
+        told: how many steps of all policies have been trained.
+
     Raises:
         AdaptiveError: for settings that cannot be trained.
     """
     found: list[dict[str, Any]] = []
+    dataset = open_data(cases[0][1]) if dataset is None else dataset
     each = 2 * (length.warmup + length.steps)
     for number, (label, config) in enumerate(cases):
         if stopped():
             break
-        found.append({"policy": label, **measure(config, length, told=_after(number * each, told))})
+        found.append({"policy": label, **measure(config, length, dataset, told=_after(number * each, told))})
     return found
 
 
@@ -73,9 +82,10 @@ def _after(steps: int, told: Told) -> Told:
     return lambda more: told(steps + more)
 
 
-def measure(config: TrainConfig, length: StepLength, *, told: Told = lambda steps: None) -> dict[str, Any]:
-    """One policy: stages without look-ahead, the step with it."""
-    dataset = open_data(config)
+def measure(
+    config: TrainConfig, length: StepLength, dataset: Dataset, *, told: Told = lambda steps: None
+) -> dict[str, Any]:
+    """One policy: stages without look-ahead, the step with it. `dataset`: that of the settings."""
     components = build(config, dataset, first_batches(config, dataset))
     with components.embeddings as embeddings, torch_settings(config):
         embeddings.calibrate(prepare([embeddings.policy], config, dataset))

@@ -14,7 +14,17 @@ from adaptive.machines.spec import load_machine
 from adaptive.placements.locality import from_profile
 from adaptive.placements.model import StepModel, rates_of
 from adaptive.placements.shape import load_shape
-from adaptive.reproduce.found import Records, accuracy, logger_size, popular_inputs, quality, skipping, slots, table
+from adaptive.reproduce.found import (
+    Records,
+    accuracy,
+    batch_quality,
+    logger_size,
+    popular_inputs,
+    quality,
+    skipping,
+    slots,
+    table,
+)
 
 MODELLED_ON: Final = "v100-pcie3"
 SHAPE: Final = "rmc2"
@@ -140,5 +150,6 @@ DERIVED: Final[dict[str, Callable[[Records], dict[str, Any]]]] = {
     "logger_size": logger_size,
     "quality": quality,
     "accuracy": accuracy,
+    "batch_quality": batch_quality,
     "skipping": skipping,
 }

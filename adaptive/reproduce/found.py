@@ -85,6 +85,20 @@ def _by_step(records: Records, name: str, label: str, factor: float) -> dict[str
     return table(title, last, f"{label} at the end") | {"curves": {"x": "step", "y": label, "lines": lines}}
 
 
+def batch_quality(records: Records) -> dict[str, Any]:
+    """Acun's figure 15: AUC of the held-out samples by batch size, after as many samples at the same rate."""
+    lines: dict[str, list[list[float]]] = {}
+    values = {}
+    for one in records["trained"]["policies"]:
+        if one["auc"] is not None:
+            size = int(one["varied"]["batch_size"])
+            lines.setdefault(one["policy"], []).append([size, one["auc"]])
+            values[f"{one['policy']}, batches of {size}"] = one["auc"]
+    title = "Quality by batch size, of as many samples at the same rate (measured)"
+    drawn = {"x": "samples of a batch", "y": "AUC of held-out samples", "lines": lines}
+    return table(title, values, "AUC") | {"curves": drawn}
+
+
 def _evaluations(folder: Path) -> list[EvalRecord]:
     """Of a run that still lies there."""
     if not (folder / RECORD).exists():

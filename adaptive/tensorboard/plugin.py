@@ -9,7 +9,7 @@ from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import Request, Response
 
-from adaptive.errors import InputError
+from adaptive.errors import InputError, printable
 from adaptive.tensorboard.rows import find_runs, newest, rows_of
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -43,7 +43,7 @@ class RowsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def _runs(self, request: Request) -> tuple[dict[str, Any], int]:
         found = self._found()
-        return {"runs": list(found), "newest": newest(found)}, 200
+        return {"runs": list(found), "shown": list(map(printable, found)), "newest": newest(found)}, 200
 
     def _rows(self, request: Request) -> tuple[dict[str, Any], int]:
         """Of a run that is there by name: a name never becomes a path."""

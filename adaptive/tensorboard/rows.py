@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from adaptive.errors import printable
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import IntervalRecord, RunRecord, TableCounts, add_counts
 
@@ -46,7 +47,8 @@ def rows_of(metrics: Path) -> dict[str, Any]:
     """The rows of a run by table, as JSON values; read again only when the file has changed.
 
     `steps` are the ends of stretches of time; of each table, with as many values: rows on the device (resident) and
-    saturated at that end, rows promoted and demoted per step since the one before.
+    saturated at that end, rows promoted and demoted per step since the one before. Names are as they are shown, what
+    nobody sees in them (marks of writing direction) escaped.
 
     Raises:
         InputError: if the file cannot be read, or a line is not a record.
@@ -65,7 +67,7 @@ def _read(metrics: Path, changed: int, size: int) -> dict[str, Any]:
     names = list(ends[-1].tables) if ends else []  # in the model's order
     return {
         "schema": SCHEMA,
-        "policy": runs[0].policy if runs else "",
+        "policy": printable(runs[0].policy) if runs else "",
         "host": _host(runs[0].config if runs else ""),
         "steps": steps,
         "device_rows": [one.device_rows for one in ends],
@@ -92,7 +94,7 @@ def _thinned(
 def _table(name: str, rows: int | None, steps: list[int], counts: list[TableCounts]) -> dict[str, Any]:
     spans = [max(end - start, 1) for start, end in zip([0, *steps], steps, strict=False)]
     return {
-        "name": name,
+        "name": printable(name),
         "rows": rows,
         "resident": [one.resident_rows for one in counts],
         "watched": [one.watched_rows for one in counts],

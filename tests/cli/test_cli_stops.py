@@ -200,3 +200,34 @@ def test_reading_and_writing_tell_how_long_they_take(cli: Cli, tmp_path: Path, m
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert "count rows" not in cli("prepare", "other", *words).err  # the first rank says it
+
+
+@pytest.mark.parametrize("command", ["profile", "placements"])
+def test_one_ctrl_c_ends_the_fitting_of_vocabularies(
+    cli: Cli, interrupting: Callable[[int], None], command: str
+) -> None:
+    Path("a.csv").write_text("click,a\n" + "1,x\n0,y\n" * 50)
+    Path("a.toml").write_text('label = { column = "click" }\ncategorical = [{ columns = ["a"] }]\n')
+    words = ("--data", "csv:a.csv", "--schema", "a.toml", "--set", "data.vocabulary=true")
+    interrupting(1)  # while the file is read, before anything is profiled
+    result = cli(command, *words, "--out", "found", "--json")
+    assert result.code == 130 and result.out == "" and "interrupted" in result.err
+    assert "second signal" not in result.err and not list(Path("found").glob("*"))
+
+
+def test_a_profile_reads_the_files_once_to_fit_and_keeps_what_is_done(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, interrupting: Callable[[int], None]
+) -> None:
+    """Vocabularies are fitted for data, step and movement together; Ctrl-C after the data keeps these."""
+    Path("a.csv").write_text("click,a\n" + "1,x\n0,y\n" * 500)
+    Path("a.toml").write_text('label = { column = "click" }\ncategorical = [{ columns = ["a"] }]\n')
+    words = ("--data", "csv:a.csv", "--schema", "a.toml", "--set", "data.vocabulary=true", "--batch-size", "50",
+             "--set", "model.interaction=cat", "--policies", "hybrid,device", "--time-steps", "5")  # fmt: skip
+    opened: list[int] = []
+    monkeypatch.setattr("adaptive.cli.app._reading_begins", lambda: lambda done, total: opened.append(done))
+    result = cli("profile", "--what", "data,step,movement", *words, "--steps", "4", "--every", "2", "--json")
+    assert result.code == 0 and len(opened) == 1, result.err
+    interrupting(1)  # when the data have been counted
+    result = cli("profile", *words, "--out", "found", "--json")
+    assert result.code == 130 and set(json.loads(result.out)) >= {"data"} and "step" not in json.loads(result.out)
+    assert json.loads(Path("found/profile.json").read_text())["data"]["lookups"] == 1000

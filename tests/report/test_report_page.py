@@ -14,6 +14,9 @@ from adaptive.report.page import escaped, page_html, visible
 from adaptive.report.pictures import drawn_figure
 from adaptive.report.profile_sections import _draw, _shown
 from adaptive.report.writing import write_report
+from adaptive.settings import load_settings
+from adaptive.simulate.machine import Machine
+from adaptive.simulate.simulation import simulate
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "header", "h1", "p", "nav", "a", "main", "section", "h2"),
@@ -67,7 +70,27 @@ def test_hostile_names_stay_names(tmp_path: Path) -> None:
 def test_hostile_comparisons(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text(json.dumps(comparison(policies=HOSTILE[:4])))
     write_report([tmp_path], tmp_path / "page.html")
-    assert HOSTILE[0] in check((tmp_path / "page.html").read_text()).text
+    hostile_policies((tmp_path / "page.html").read_text())
+
+
+def hostile_policies(page: str) -> None:
+    """Those of `HOSTILE[:4]` are on the page as they are shown, and nothing of them turns its text around."""
+    text = check(page).text
+    for name in (HOSTILE[0], HOSTILE[1], "a\\x00b\\x1b[31m", "\\u202eexe.gpj"):
+        assert name in text, name
+    assert not set(page) & {"\x00", "\x1b", "\u202e"}
+
+
+def test_hostile_policies_of_runs_and_simulations(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run{number}", policy=policy) for number, policy in enumerate(HOSTILE[:4])]
+    write_report(runs, tmp_path / "runs.html")
+    hostile_policies((tmp_path / "runs.html").read_text())
+    sets = ("data.synthetic.rows=100000", "data.synthetic.num_train=500", "data.synthetic.num_eval=0", "batch_size=100")
+    found = simulate([("lru", load_settings(sets=sets)[0])], ["20%"], Machine(1e9, 1e9, 1e9, 1.0))
+    found["runs"] = [{**found["runs"][0], "policy": policy} for policy in HOSTILE[:4]]
+    (tmp_path / "simulated.json").write_text(json.dumps(found))
+    write_report([tmp_path / "simulated.json"], tmp_path / "simulated.html")
+    hostile_policies((tmp_path / "simulated.html").read_text())
 
 
 @pytest.mark.parametrize(

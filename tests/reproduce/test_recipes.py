@@ -10,7 +10,7 @@ from report_records import write_run
 
 from adaptive.errors import ConfigError, InputError
 from adaptive.reproduce.derived import DERIVED, designs, ratios, transfers, working_set
-from adaptive.reproduce.found import accuracy, logger_size, popular_inputs, quality, skipping, slots
+from adaptive.reproduce.found import accuracy, batch_quality, logger_size, popular_inputs, quality, skipping, slots
 from adaptive.reproduce.recipe import Claim, Recipe, judge, load_recipe, number_at, recipe_names
 from adaptive.reproduce.reproduce import StoppedError, command_lines, reproduce
 
@@ -133,6 +133,17 @@ def test_quality_by_step_is_that_of_the_first_seed(tmp_path: Path) -> None:
     found = quality(records)
     assert found["curves"]["lines"] == {"a": [[10.0, 0.71], [20.0, 0.72], [30.0, 0.73]]}
     assert found["values"] == {"a": 0.73} and accuracy(records)["values"] == {}
+
+
+def test_quality_by_batch_size() -> None:
+    policies = [
+        {"policy": "a", "varied": {"batch_size": 512}, "auc": 0.75},
+        {"policy": "a", "varied": {"batch_size": 4096}, "auc": 0.5},
+        {"policy": "b", "varied": {"batch_size": 512}, "auc": None},
+    ]
+    found = batch_quality({"trained": {"policies": policies}})
+    assert found["values"] == {"a, batches of 512": 0.75, "a, batches of 4096": 0.5}
+    assert found["curves"]["lines"] == {"a": [[512, 0.75], [4096, 0.5]]}
 
 
 def test_skipping_stands_by_what_is_left_out() -> None:

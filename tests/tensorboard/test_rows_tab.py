@@ -94,10 +94,23 @@ def test_where_the_host_tier_lies(tmp_path: Path) -> None:
         assert rows_of(metrics)["host"] == host
 
 
+def test_what_is_not_seen_in_names_is_escaped_where_they_are_shown(tmp_path: Path) -> None:
+    """Of the policy, of tables and of runs; a run is still asked for by its own name."""
+    tables = ("\u202eexe.gpj", "a\x00b\x1b[31m", "\u2066 \u200f", "<script>'\"")
+    run = write_run(tmp_path / "\u202enur", intervals=1, tables=tables, policy="\u202eufl'\"<b>")
+    found = rows_of(run / "metrics.jsonl")
+    assert found["policy"] == "\\u202eufl'\"<b>"
+    names = ["\\u202eexe.gpj", "a\\x00b\\x1b[31m", "\\u2066 \\u200f", "<script>'\""]
+    assert [table["name"] for table in found["tables"]] == names
+    answered = answer(plugin(tmp_path), "/runs")[1]
+    assert (answered["runs"], answered["shown"]) == (["\u202enur"], ["\\u202enur"])
+    assert answer(plugin(tmp_path), "/rows", run="\u202enur")[1] == found
+
+
 def test_answers(tmp_path: Path) -> None:
     write_run(tmp_path / "a", intervals=1)
     found = plugin(tmp_path)
-    assert found.is_active() and answer(found, "/runs") == (200, {"runs": ["a"], "newest": "a"})
+    assert found.is_active() and answer(found, "/runs") == (200, {"runs": ["a"], "shown": ["a"], "newest": "a"})
     assert answer(found, "/rows", run="a")[1]["steps"] == [10]
     for name in ("b", "../a", str(tmp_path / "a"), ""):
         code, said = answer(found, "/rows", run=name)
@@ -113,7 +126,7 @@ def test_answers(tmp_path: Path) -> None:
 def test_without_runs_the_tab_stays_away(tmp_path: Path) -> None:
     for logdir in (None, tmp_path, tmp_path / "missing"):
         assert not plugin(logdir).is_active()
-        assert answer(plugin(logdir), "/runs") == (200, {"runs": [], "newest": None})
+        assert answer(plugin(logdir), "/runs") == (200, {"runs": [], "shown": [], "newest": None})
 
 
 PAGE = """<!DOCTYPE html><meta charset="utf-8"><body><script type="module">
@@ -152,12 +165,15 @@ def served(found: RowsPlugin) -> Iterator[str]:
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """A lane for each table, names as text whatever they are, numbers where the pointer is; an empty console."""
-    write_run(tmp_path / "logs/a", tables=HOSTILE[:3], skips=True, policy=HOSTILE[0])
+    policy = f"{HOSTILE[0]} {HOSTILE[1]} {HOSTILE[3]}"
+    write_run(tmp_path / "logs/\u202ea", tables=HOSTILE[:3], skips=True, policy=policy)
     with served(plugin(tmp_path / "logs")) as url:
         dom, console = browse(url, tmp_path / "browser", options=("--virtual-time-budget=5000",))
     assert console == "" and 'data-done="yes"' in dom
     assert dom.count('class="lane"') == 3 and dom.count('class="saturated"') == 3
     assert dom.count("<script") == 1 and "<img" not in dom
+    assert 'policy &lt;script&gt;alert(1)&lt;/script&gt; "&gt;&lt;img src=x onerror=alert(2)&gt; \\u202eexe.gpj' in dom
+    assert ">\\u202ea</option>" in dom and dom.count("\u202e") == dom.count('value="\u202ea"') <= 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;, step 40" in dom  # the tip: the last stretch of the first table
     for told in ("on the device    40 (4.0 %)", "in host memory    960", "promoted per step    2.8", "saturated    4"):
         assert told in dom, told

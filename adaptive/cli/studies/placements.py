@@ -124,7 +124,7 @@ def placements(
         names = listed(machine)
         points = points_of(own, sweeps) if measure else []
         trained = [(point, one, _settings_of(point, settings, own)) for point, one in points]
-        here = _here(load, own, row_bytes, time_steps) if "here" in names or measure else None
+        here = _here(load, dataset, own, row_bytes, time_steps) if "here" in names or measure else None
         machines = [_machine(name, here) for name in names]
         locality = locality_of(dataset, group, row_bytes, f"data {settings.data}")
         result = compare_placements(shapes, machines, listed(placements), locality, sweeps=sweeps, watts=power)
@@ -142,6 +142,7 @@ def placements(
                         here,
                         locality,
                         length,
+                        dataset=None if settings.data == "synthetic" else dataset,  # which --sweep changes
                         stopped=lambda: bool(stop),
                         told=partial(_told_at, at),
                     )
@@ -211,13 +212,13 @@ def _settings_of(point: dict[str, str], config: "TrainConfig", shape: "Shape") -
     return swept_settings(point, shape.num_sparse, shape.width)
 
 
-def _here(load: Any, shape: "Shape", row_bytes: int, steps: int) -> "MachineSpec":
+def _here(load: Any, dataset: "Dataset", shape: "Shape", row_bytes: int, steps: int) -> "MachineSpec":
     """This machine's rates, measured by training `hybrid` and `lfu`."""
     from adaptive.profile.rates import measured_machine
     from adaptive.profile.step import StepLength, profile_step
 
     note("measuring this machine")
-    found = profile_step([load("hybrid"), load("lfu")], StepLength(steps=steps))
+    found = profile_step([load("hybrid"), load("lfu")], StepLength(steps=steps), dataset=dataset)
     return measured_machine(
         found, value_bytes=shape.value_bytes, row_bytes=row_bytes, features=shape.num_sparse, plan_factor=1.0
     )

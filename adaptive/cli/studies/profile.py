@@ -113,6 +113,7 @@ def profile(
         rivals = load_contenders(policies, sets or [], flags, config, flag="--policies", more=more)
     check_folders(save)
     folders = [folder for folder in (out, csv or out, png or out) if folder is not None]
+    from adaptive.build import open_data
     from adaptive.config import parse_sample
     from adaptive.errors import ConfigError
     from adaptive.machines.spec import write_machine
@@ -145,9 +146,11 @@ def profile(
     )
     make_folders(folders)
     cases = [(rival.label, rival.config) for rival in rivals]
+    with own_stdout():
+        dataset = open_data(cases[0][1])  # may read all files; nothing is done yet that a first Ctrl-C would keep
     with stop_request() as stop:
         with own_stdout():
-            result, machine = run_profile(cases, question, stopped=lambda: bool(stop), told=note)
+            result, machine = run_profile(cases, question, dataset=dataset, stopped=lambda: bool(stop), told=note)
         if machine is not None and save is not None:
             write_machine(save, machine)
             result["machine"] = machine.model_dump(exclude_none=True)

@@ -89,9 +89,9 @@ async function fetched(route) {
 async function runs() {
   const select = document.getElementById('run');
   try {
-    const {runs: names, newest} = await fetched('./runs'), before = select.value;
+    const {runs: names, shown: texts, newest} = await fetched('./runs'), before = select.value;
     if (names.join('\n') !== [...select.options].map(one => one.value).join('\n')) {
-      select.replaceChildren(...names.map(name => new Option(name, name)));
+      select.replaceChildren(...names.map((name, place) => new Option(texts[place], name)));
       select.value = names.includes(before) ? before : newest;
     }
     await rows();
