@@ -118,7 +118,6 @@ class MetricsSoFar(BaseModel):
 
 def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> dict[str, Any]:
     """Arguments of `save_checkpoint`. Call it between two stretches of the loop."""
-    ranks = components.embeddings.ranks
     reached = SavedProgress(
         place=loop.place,
         recorder=RecorderState.model_validate(recorder.state()),
@@ -137,11 +136,17 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
             "steps": recorder.steps,
             "samples": recorder.samples,
             "tables": table_facts(components),
-            **({"dealt": FORMULA} if ranks is not None and ranks.size > 1 else {}),
+            **({"dealt": FORMULA} if _is_shared(components) else {}),
             "progress": reached.model_dump(mode="json"),
             **({"guard": guard.state()} if guard else {}),
         },
     }
+
+
+def _is_shared(components: Components) -> bool:
+    """Whether several ranks own the rows."""
+    ranks = components.embeddings.ranks
+    return ranks is not None and ranks.size > 1
 
 
 def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
@@ -284,8 +289,11 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
     needed, found = table_facts(components), checkpoint.meta.get("tables")
     if found != needed:
         raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {found}")
-    if (dealt := checkpoint.meta.get("dealt", FORMULA)) != FORMULA:
-        raise CheckpointError(f"{where}: its rows are dealt out by {str(dealt)[:200]!r}, here by {FORMULA!r}")
+    if _is_shared(components) and (dealt := checkpoint.meta.get("dealt", FORMULA)) != FORMULA:
+        raise CheckpointError(
+            f"{where}: its rows are dealt out to ranks by {str(dealt)[:200]!r}, here by {FORMULA!r}; one process can "
+            "read it"
+        )
     try:
         components.embeddings.load_state_arrays(checkpoint.rows)
         components.model.load_state_dict(checkpoint.dense)

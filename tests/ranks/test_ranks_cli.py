@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from manifests import edit_manifest
 from rank_pool import ROOT, RankPool
+from thread_ranks import outcomes
 
+from adaptive.errors import CheckpointError
 from adaptive.runs import evaluate_run
-from adaptive.runs.loading import load_run
+from adaptive.runs.loading import load_run, load_with
 from adaptive.storage.checkpoint import load_checkpoint
 
 SMALL = [
@@ -63,6 +66,10 @@ def test_a_run_on_two_ranks_is_evaluated_by_one_process_and_by_two(pool: RankPoo
         arrays = loaded.embeddings.state_arrays()
     assert loaded.steps == 6 and all(np.array_equal(last[name], arrays[name]) for name in last)
     assert "500 samples" in first.err
+    edit_manifest(tmp_path / "run/best-6", lambda manifest: manifest["meta"].update(dealt="by hand"))
+    for told in outcomes(2, lambda ranks: load_with(Path(out), {}, ranks)):
+        assert isinstance(told, CheckpointError) and "its rows are dealt out to ranks by 'by hand'" in str(told)
+    load_run(out).close()
     (within,) = pool.run(1, ["-m", "adaptive", "eval", out, "--ranks", "2"])
     assert within.code == 2 and "under torchrun leave it out" in within.err.replace("\n", " ")
 
