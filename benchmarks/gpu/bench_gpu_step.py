@@ -24,7 +24,7 @@ from benchmarks.gpu.ending import kept_when_ended
 from benchmarks.gpu.floors import Rates, measure_rates
 from benchmarks.gpu.parts import WholeStep
 from benchmarks.gpu.timing import Point, Timing
-from benchmarks.gpu.variants import DEVICE, Spec, Transfer
+from benchmarks.gpu.variants import DEVICE, Finder, Spec, Transfer
 from benchmarks.gpu.workloads import ModelName, Workload
 from benchmarks.harness import Report, Table
 from benchmarks.variants import Optimizer
@@ -56,6 +56,7 @@ class Settings:
     sizes: tuple[float, ...] = (1.0,)
     models: tuple[str, ...] = ("heavy",)
     ways: tuple[str, ...] = ("staged",)  # of rows over the link, besides the usual one; and sums in chunks
+    lookups: tuple[str, ...] = ("host", "device")  # who finds those of long bags, of the models above
     bf16: int = 1  # 1: the base case with bf16 MLPs, too
     trainer: int = 1  # 1: the base case, and the smallest batch, by `Trainer`, too
     tf32: int = 0  # 1: matrix products of all variants from tensor cores, as with `tf32=true`
@@ -122,7 +123,9 @@ def plan(settings: Settings) -> Wanted:
         wanted[base][Spec(settings.policy, share)] = [here]
     for workload in _other_workloads(base, settings):
         peers = (TORCH, TORCH_HOST) if workload.optimizer != "rowwise_adagrad" else ()
-        for spec in (DEVICE, staged, HYBRID, *peers):
+        finders = settings.lookups if workload.mean_hot > 1 else ()
+        found = (replace(staged, lookups=_finder(name)) for name in finders)
+        for spec in (DEVICE, staged, HYBRID, *found, *peers):
             wanted[workload][spec] = [here]
     return wanted
 
@@ -145,6 +148,10 @@ def _optimizer(name: str) -> Optimizer:
 
 
 def _way(name: str) -> Transfer:
+    return name  # type: ignore[return-value]
+
+
+def _finder(name: str) -> Finder:
     return name  # type: ignore[return-value]
 
 
@@ -193,6 +200,7 @@ def _ratios(report: Report, settings: Settings, workload: Workload, timings: lis
             name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
             name += "_trainer" if spec.trainer else ""
             name += ("" if spec.exact else "_chunked") + ("" if spec.transfer == "auto" else f"_{spec.transfer}")
+            name += "" if spec.lookups == "auto" else f"_lookups_{spec.lookups}"
             report.ratios[f"gpu_staged_vs_device{name}{suffix}"] = timing.speed
         elif spec != DEVICE and staged is not None:
             # Both were measured beside the reference, not beside each other.

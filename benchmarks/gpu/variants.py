@@ -25,6 +25,7 @@ from benchmarks.peers_torch import EmbeddingBags, JoinedTable, Spans, torch_opti
 from benchmarks.variants import Block, Embeddings, NotAvailable, Ours, Setup, joined, row_optimizer
 
 Transfer = Literal["auto", "direct", "staged"]
+Finder = Literal["auto", "host", "device"]  # of look-ups
 
 # As module:Class, so that policies are found where the package is not installed.
 POLICIES = {
@@ -48,6 +49,7 @@ class Spec:
     share: int = 100  # per cent of the rows on the device, for policies that take any
     exact: bool = True  # see `TierConfig`, as for `transfer`
     transfer: Transfer = "auto"
+    lookups: Finder = "auto"
     trainer: bool = False  # whole steps as `Trainer` trains them, with its one wait
 
     @property
@@ -64,6 +66,7 @@ class Spec:
         parts += [f"{self.share}%"] if self.is_staged else []
         parts += [] if self.exact else ["sums in chunks"]
         parts += [] if self.transfer == "auto" else [self.transfer]
+        parts += [] if self.lookups == "auto" else [f"look-ups found by the {self.lookups}"]
         parts += ["by Trainer"] if self.trainer else []
         return ", ".join(parts)
 
@@ -147,6 +150,7 @@ class Tiers(Ours):
             when_full="shallower",
             exact=spec.exact,
             transfer=transfer_of(spec, setup, accelerator),
+            lookups=spec.lookups,
         )
         skip = SkipConfig() if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)

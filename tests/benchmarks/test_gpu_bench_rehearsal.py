@@ -26,6 +26,8 @@ CALLS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("determinism", "placement_leaves_the_dense_part_alone_too", (Hybrid,)),
     ("determinism", "delays_in_every_stream_and_thread_change_nothing", (1,)),
     ("invariance", "any_width", (63, RowwiseAdagrad())),
+    ("lookups", "placement_never_changes_the_numbers_of_long_bags", (Adam(),)),
+    ("lookups", "no_host_waits_in_a_step", ()),
     ("saving", "saved_there_and_loaded_here", ()),
     ("waits", "no_host_waits_in_a_step", (Device, SGD())),
     ("waits", "twice_the_steps_cost_no_more_waits", ()),

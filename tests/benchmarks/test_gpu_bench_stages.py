@@ -119,6 +119,8 @@ def test_whole_step() -> None:
     for ratio in ("gpu_staged_vs_hybrid", "gpu_staged_vs_torch_sgd", "gpu_staged_vs_torch_host_adam",
                   "gpu_staged_vs_hybrid_d6", "gpu_staged_vs_hybrid_heavy"):  # fmt: skip
         assert report.ratios[f"{ratio}{size}"] > 0
+    for found_by in ("host", "device"):
+        assert report.ratios[f"gpu_staged_vs_device_lru_10pct_lookups_{found_by}_heavy{size}"] > 0
     assert "gpu_staged_vs_device_0.00032gb_bf16" in report.ratios and "gpu_staged_vs_device_0.0004gb" in report.ratios
     assert not [note for note in report.notes if "NOT bit for bit" in note]
     rows = {(row[2], row[3]): row for row in report.tables[0].rows if row[0].endswith("width 4, rowwise_adagrad")}

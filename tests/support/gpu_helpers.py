@@ -64,6 +64,7 @@ class Training:
     samples: int = 64
     bf16: bool = False
     num_batches: int = 12
+    lookups: str = "auto"
 
     def tables(self) -> list[TableConfig]:
         sizes = (2000, 500, 40)
@@ -73,7 +74,8 @@ class Training:
         return random_batches(self.tables(), self.num_batches, samples=self.samples, max_bag=4)
 
     def open(self) -> "Running":
-        tier = TierConfig(device_rows=self.policy.device_rows or self.device_rows, device=self.device)  # type: ignore[arg-type]
+        rows = self.policy.device_rows or self.device_rows
+        tier = TierConfig(device_rows=rows, device=self.device, lookups=self.lookups)  # type: ignore[arg-type]
         embeddings = TieredEmbeddingBag(self.tables(), tier, policy=self.policy, optimizer=self.optimizer)
         config = DLRMConfig(embedding_dim=self.dim, bottom_mlp=(32, self.dim), top_mlp=(64, 1), bf16=self.bf16)
         model = DLRM(config, num_dense=1, num_features=3).to(embeddings.device)

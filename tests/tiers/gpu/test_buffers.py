@@ -32,9 +32,10 @@ TABLES = (
 BATCHES = random_batches(TABLES, 12, seed=2, samples=3)
 
 
-def make(device: str, policy: type[Policy], transfer: str = "staged") -> TieredEmbeddingBag:
+def make(device: str, policy: type[Policy], transfer: str = "staged", lookups: str = "host") -> TieredEmbeddingBag:
     rows = policy.device_rows or "60%"
-    return TieredEmbeddingBag(TABLES, TierConfig(device_rows=rows, device=device, transfer=transfer), policy=policy)
+    tier = TierConfig(device_rows=rows, device=device, transfer=transfer, lookups=lookups)  # type: ignore[arg-type]
+    return TieredEmbeddingBag(TABLES, tier, policy=policy)
 
 
 # --- what they take --------------------------------------------------------------------------------------------------
@@ -63,8 +64,12 @@ def test_a_link_counts_blocks_in_either_direction_that_are_used_again() -> None:
 
 
 @pytest.mark.parametrize("transfer", ["direct", "staged"])
-@pytest.mark.parametrize("policy", [Scattered, ScatteredOnHost, Hybrid], ids=lambda one: one.__name__)
-def test_all_pinned_memory_is_told(policy: type[Policy], transfer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("policy", "lookups"), [(Scattered, "host"), (Scattered, "device"), (ScatteredOnHost, "host"), (Hybrid, "host")]
+)
+def test_all_pinned_memory_is_told(
+    policy: type[Policy], lookups: str, transfer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alive: list[weakref.ref[Tensor]] = []
 
     def pinned(self: Any, num_bytes: int) -> Tensor:
@@ -76,7 +81,7 @@ def test_all_pinned_memory_is_told(policy: type[Policy], transfer: str, monkeypa
     monkeypatch.setattr(
         Mover, "__setattr__", lambda self, name, value: name == "pinned" or vars(self).update({name: value})
     )
-    embeddings = make("cpu-torch", policy, transfer)
+    embeddings = make("cpu-torch", policy, transfer, lookups)
     step_all(embeddings, BATCHES, depth=2)
     gc.collect()
     found = added(lane.device.buffer_bytes for lane in embeddings._pipeline.lanes)  # type: ignore[attr-defined]
