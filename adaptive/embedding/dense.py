@@ -6,6 +6,7 @@ of the dense weights alike.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -102,15 +103,22 @@ class StepTogether:
         mine = [logit.float().cpu().numpy() for logit in logits]
         scores = _joined(np.array([len(losses), labels.size]), np.array(losses, np.float64), *mine, labels)
         dense = [_joined(*slices) for slices in slices_of(self._ranks, self.blocks, self._size)]
-        rows = embeddings.gradients_for_owners(planned)
+        rows, own = embeddings.gradients_for_owners(planned), self._ranks.rank
         found = self._ranks.rows.exchange(
             Kind.STEP,
             planned.number,
-            [_joined(scores, *parts) for parts in zip(dense, rows, strict=True)],
+            [
+                NOTHING if rank == own else _joined(scores, *parts)
+                for rank, parts in enumerate(zip(dense, rows, strict=True))
+            ],
             samples=int(planned.has_gradients),
             counted={kind: self._for_others(parts) for kind, parts in ((Kind.DENSE, dense), (Kind.GRADIENTS, rows))},
         )
-        parts = [_StepPart(message, slice_size(self._ranks, self._size)) for message in found.parts]
+        size = slice_size(self._ranks, self._size)
+        parts = [
+            _StepPart.of(scores, dense[own], rows[own]) if rank == own else _StepPart.of_message(message, size)
+            for rank, message in enumerate(found.parts)
+        ]
         planned.came = Exchanged(found.headers, [part.rows for part in parts])
         total = sum_blocks(self._ranks, [part.dense for part in parts], self._size)
         if total is not None:
@@ -134,6 +142,7 @@ class StepTogether:
             place += weight.numel()
 
 
+@dataclass(frozen=True)
 class _StepPart:
     """What one rank sends another in a step: its scores, dense gradients, and gradients of rows.
 
@@ -144,16 +153,32 @@ class _StepPart:
     rows     the rest, as `Exchange.for_owners` gives it
     """
 
-    def __init__(self, message: Bytes, slice_size: int) -> None:
-        blocks, labels = message[:16].view(np.int64).tolist()
-        sizes = (16, 8 * blocks, 4 * labels, 4 * labels, 4 * blocks * slice_size)
-        _, losses, logits, own_labels, self.dense, self.rows = np.split(message, np.cumsum(sizes))
-        self.losses, self.logits, self.labels = (
-            losses.view(np.float64),
-            logits.view(np.float32),
-            own_labels.view(np.float32),
-        )
+    losses: NDArray[np.float64]
+    logits: Floats
+    labels: Floats
+    dense: Bytes
+    rows: Bytes
+
+    @classmethod
+    def of(cls, scores: Bytes, dense: Bytes, rows: Bytes) -> "_StepPart":
+        blocks, labels = _numbers(scores)
+        _, losses, logits, own_labels = np.split(scores, np.cumsum([16, 8 * blocks, 4 * labels]))
+        return cls(losses.view(np.float64), logits.view(np.float32), own_labels.view(np.float32), dense, rows)
+
+    @classmethod
+    def of_message(cls, message: Bytes, slice_size: int) -> "_StepPart":
+        blocks, labels = _numbers(message)
+        end = 16 + 8 * blocks + 8 * labels
+        return cls.of(message[:end], *np.split(message[end:], [4 * blocks * slice_size]))
+
+
+def _numbers(message: Bytes) -> tuple[int, int]:
+    """Blocks with samples, and labels."""
+    blocks, labels = message[:16].view(np.int64).tolist()
+    return blocks, labels
 
 
 def _joined(*arrays: NDArray[Any]) -> Bytes:
-    return np.concatenate([NOTHING, *(np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in arrays)])
+    """All bytes; of one array its own."""
+    parts: list[Bytes] = [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in arrays]
+    return parts[0] if len(parts) == 1 else np.concatenate([NOTHING, *parts])

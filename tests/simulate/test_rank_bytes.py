@@ -14,7 +14,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.tables import by_table
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.dlrm import DLRM, DLRMConfig
-from adaptive.ranks import Ranks
+from adaptive.ranks import Ranks, dense
 from adaptive.ranks.traffic import RankTraffic
 from adaptive.simulate.crossing import simulate_crossing
 from adaptive.simulate.crossing_report import crossing_markdown, crossing_text
@@ -47,10 +47,15 @@ def sent_by_training(size: int, settings: TrainConfig) -> list[RankTraffic]:
 
 
 @pytest.mark.parametrize(
-    ("size", "blocks", "wire"), [(2, None, "fp32"), (2, 3, "fp32"), (3, None, "fp32"), (2, None, "bf16")]
+    ("size", "blocks", "wire", "spared"),
+    [(2, None, "fp32", 0), (2, 3, "fp32", 1 << 20), (3, None, "fp32", 0), (3, None, "bf16", 1 << 20)],
 )
-def test_bytes_are_those_of_a_training(size: int, blocks: int | None, wire: str) -> None:
-    """Of every kind, to the byte; headers but for those of what ranks agree on between steps."""
+def test_bytes_are_those_of_a_training(
+    size: int, blocks: int | None, wire: str, spared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every kind, to the byte; headers but for those of what ranks agree on between steps. Dense gradients cross
+    whole, or by slices where that spares a byte."""
+    monkeypatch.setattr(dense, "ROUND", spared)
     settings = config(blocks, wire)
     result = simulate_crossing(settings, [size])
     (found,) = result["ranks"]

@@ -66,7 +66,7 @@ class Crossing:
             self._values_of(found, rank, [one[rank] for one in numbers], may_be_empty=may_be_empty)
             for rank in range(self._ranks.size)
         ]
-        pieces = [np.concatenate([of_rank[place] for of_rank in values]) for place in range(len(widths))]
+        pieces = [_whole([of_rank[place] for of_rank in values]) for place in range(len(widths))]
         return [piece.reshape(-1, width) for piece, width in zip(pieces, widths, strict=True)]
 
     def _values_of(self, found: Exchanged, rank: int, counts: Sequence[int], *, may_be_empty: bool) -> list[Floats]:
@@ -81,6 +81,10 @@ class Crossing:
                 f"{found.headers[rank].text}"
             )
         return np.split(self._from_wire(part), np.cumsum(sizes)[:-1])
+
+
+def _whole(parts: Sequence[Floats]) -> Floats:
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def count_chosen(sizes: Int64s, chosen: Bools | None) -> Int64s:
