@@ -6,6 +6,7 @@ named by its path, `COMMAND.key.key`, where a list is entered by a position or b
 and no key has a dot in it.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -18,16 +19,36 @@ from adaptive.storage.named import load_named, names_in
 from adaptive.telemetry.wording import short_text
 
 RECIPES: Final = Path(__file__).parent / "recipes"
+VERBS: Final = ("profile", "placements", "compare", "simulate")  # commands with a record that pages show
 
 
 class Command(Config):
     """One command line, without the program's name."""
 
-    id: str = Field(pattern=r"[a-z0-9-]+")
+    id: str = Field(pattern=r"^[a-z0-9-]+$", description="name of its folder and record")
     words: str = Field(description="`{}` stands for one of `each`")
     quick: str = Field(default="", description="words more with --quick; the last of a flag given twice counts")
     each: tuple[str, ...] = Field(default=(), description="the command is run once for each of these, as ID-VALUE")
     shows: str = Field(description="the figure or table of the paper that it stands for")
+
+    @model_validator(mode="after")
+    def _is_a_command_line(self) -> Self:
+        verb, *flags = _split(self.words) or [""]
+        if verb not in VERBS:
+            raise ValueError(f"words = {self.words!r} needs to begin with one of {', '.join(VERBS)}")
+        if wrong := [value for value in self.each if not value.replace("-", "").isalnum()]:
+            raise ValueError(f"each = {wrong[0]!r} needs to be letters and digits: it names a folder")
+        for first in (flags[:1], _split(self.quick)[:1]):
+            if first and not first[0].startswith("--"):
+                raise ValueError(f"{first[0]!r} stands where a flag such as --what is needed")
+        return self
+
+
+def _split(words: str) -> list[str]:
+    try:
+        return shlex.split(words)
+    except ValueError as error:
+        raise ValueError(f"{words!r} is no command line: {error}") from error
 
 
 class Claim(Config):
@@ -67,7 +88,7 @@ class Missing(Config):
 class Recipe(Config):
     """One paper, or the tutorial."""
 
-    name: str
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$", description="and of the folder, if no other is named")
     title: str
     source: str
     commands: tuple[Command, ...] = Field(min_length=1)
@@ -75,6 +96,13 @@ class Recipe(Config):
     claims: tuple[Claim, ...] = ()
     papers: tuple[Published, ...] = ()
     missing: tuple[Missing, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [*(one.id for one in self.commands), *self.derived]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)} more than once among ids of commands and derived tables")
+        return self
 
 
 def recipe_names() -> list[str]:

@@ -159,9 +159,12 @@ def _derive(recipe: Recipe, records: Mapping[str, Any], *, whole: bool) -> dict[
     for name in recipe.derived:
         try:
             found[name] = DERIVED[name](records)
-        except KeyError:
+        except KeyError as error:
             if whole:
-                raise
+                raise ConfigError(
+                    f"recipe {recipe.name}: derived {name} needs {error}, which no command's record has; there is "
+                    f"{', '.join(records)} (see the recipes that come with the package)"
+                ) from error
     return found
 
 

@@ -2,10 +2,12 @@
 
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from adaptive.errors import ConfigError
 from adaptive.storage.plain import read_plain
@@ -39,9 +41,15 @@ def load_named(model: type[M], name: str, folder: Path, what: str) -> M:
     if not there:
         raise ConfigError(f"{what} {name!r}: neither a file nor one of {', '.join(names_in(folder))}")
     try:
-        content = tomllib.loads(read_plain(path, MOST_BYTES, error=ConfigError, follow=True).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested too deeply
-        raise ConfigError(f"{what} {path}: {error}") from error
+        data = read_plain(path, MOST_BYTES, error=ConfigError, follow=True)
+    except (OSError, ConfigError) as error:
+        raise ConfigError(
+            f"{what} {path}: {error}; needed a TOML file, or one of {', '.join(names_in(folder))}"
+        ) from error
+    try:
+        content = tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested too deeply
+        raise ConfigError(f"{what} {path} is not TOML: {error}") from error
     return checked(model, content, f"{what} {path}")
 
 
@@ -56,5 +64,15 @@ def checked(model: type[M], content: Mapping[str, Any], where: str) -> M:
     except ValidationError as error:
         words = {"missing": "is needed", "extra_forbidden": "unknown key"}
         wrong = sorted(error.errors(), key=lambda one: one["type"])  # a typo before what is missing because of it
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {words.get(e['type'], e['msg'])}" for e in wrong)
+        found = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {words.get(e['type'], e['msg'])}{_meant(model, e)}" for e in wrong
+        )
         raise ConfigError(f"{where}: {found}") from error
+
+
+def _meant(model: type[BaseModel], error: ErrorDetails) -> str:
+    """Of an unknown key at the top: the one that may have been meant, else those that there are."""
+    if error["type"] != "extra_forbidden" or len(error["loc"]) != 1:
+        return ""
+    near = get_close_matches(str(error["loc"][0]), model.model_fields, 1)
+    return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(model.model_fields)})"

@@ -43,6 +43,7 @@ def test_sweep_and_mistakes(cli: Cli) -> None:
     for words, needed in (
         (("--machine", "h300"), "neither a file nor one of"),
         (("--preset", "rmc9"), "neither a file nor one of"),
+        (("--machine", ""), "needed one or several"),
         (("--watts", "h200"), "needed NAME=WATTS"),
         (("--sweep", "speed=1"), "needed KEY=VALUE"),
         (("--placements", "gpu"), "needed some of"),

@@ -78,5 +78,5 @@ def test_peaks_and_what_of_them_is_assumed() -> None:
 
 def test_a_typo_is_named_before_what_is_missing_because_of_it(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('nam = "x"\n')
-    with pytest.raises(ConfigError, match=r"a\.toml: nam: unknown key; name: is needed$"):
+    with pytest.raises(ConfigError, match=r"a\.toml: nam: unknown key \(did you mean name\?\); name: is needed$"):
         load_machine(str(tmp_path / "a.toml"))

@@ -1,5 +1,6 @@
 """Recipes as data: paths, claims, command lines; and what a recipe makes of records made up for it."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from adaptive.reproduce.derived import DERIVED, designs, ratios, transfers, work
 from adaptive.reproduce.found import accuracy, batch_quality, logger_size, popular_inputs, quality, skipping, slots
 from adaptive.reproduce.recipe import Claim, Recipe, judge, load_recipe, number_at, recipe_names
 from adaptive.reproduce.reproduce import StoppedError, command_lines, reproduce
+from adaptive.storage.named import checked
 
 RECORDS = {"a": {"list": [{"name": "x", "n": 3, "b": 1}, {"name": "x", "n": 4, "b": None}], "flag": True}}
 
@@ -269,6 +271,29 @@ def test_mistakes(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('name = "x"')
     with pytest.raises(ConfigError, match="commands"):
         load_recipe(str(tmp_path / "r.toml"))
+    command = {"id": "a", "words": "profile", "shows": "x"}
+    for wrong, needed in [
+        ({"words": "profil --what data"}, "needs to begin with one of profile, placements, compare, simulate"),
+        ({"words": ""}, "needs to begin with one of"),
+        ({"words": "profile --what 'data"}, "is no command line: No closing quotation"),
+        ({"words": "profile data --what data"}, "'data' stands where a flag such as --what is needed"),
+        ({"quick": "data"}, "stands where a flag"),
+        ({"id": "A b"}, "commands.0.id"),
+        ({"id": "../a"}, "commands.0.id"),
+        ({"each": ["0", "../a"]}, "each = '../a' needs to be letters and digits"),
+        ({"id": "slots"}, "slots more than once among ids"),
+    ]:
+        content = made_up().model_dump() | {"commands": [command | wrong], "derived": ["slots"]}
+        with pytest.raises(ConfigError, match=re.escape(needed)):
+            checked(Recipe, content, "recipe r.toml")
+    with pytest.raises(ConfigError, match="name: "):
+        checked(Recipe, made_up().model_dump() | {"name": "../../elsewhere"}, "recipe r.toml")
+    for text, needed in [("name = 'x", "is not TOML: "), ("titel = 'x'", "titel: unknown key (did you mean title?)")]:
+        (tmp_path / "r.toml").write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(needed)):
+            load_recipe(str(tmp_path / "r.toml"))
+    with pytest.raises(ConfigError, match=r"derived ratios needs 'data', which no command's record has; there is c"):
+        reproduce(made_up(derived=["ratios"]), tmp_path, lambda words: {"kind": "profile"})
     with pytest.raises(ValueError, match="one of more_than, less_than and within"):
         Claim.model_validate({"says": "x", "value": "a"})
     with pytest.raises(ConfigError, match="derived speed"):

@@ -114,6 +114,8 @@ def placements(
     pictures = png or out
     if pictures is not None:
         need_matplotlib(f"{'--png' if png is not None else '--out'} needs")
+    if not listed(machine):
+        raise typer.BadParameter(f"--machine {machine!r}: needed one or several, such as zion,h200")
     power = _watts(watts or [])
     sweeps = [parse_sweep(text) for text in sweep or ()]
     with own_stdout():

@@ -168,7 +168,7 @@ def make_folders(folders: list[Path]) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"folder {folder} could not be made: {error.strerror}") from error
+            raise OutputError(f"folder {folder} could not be made: {error.strerror}; name another one") from error
 
 
 def _keep(
