@@ -21,15 +21,6 @@ class Overdue(Exception):  # noqa: N818 (becomes a PolicyError where policy and 
     """There is no answer within the time allowed."""
 
 
-def overdue_text(owner: str, method: str, step: int, seconds: float) -> str:
-    """What the user is told of a method that was given up; `step`: the batch it was asked about, or -1."""
-    return (
-        f"{owner}.{method}{f' at batch {step}' if step >= 0 else ''} has not returned for {seconds:g} s and is "
-        f"left behind. Nothing was moved; look there for a loop or a wait without an end. For a method that is only "
-        f"slow raise the limit: --set tier.policy_timeout_s={10 * seconds:g} (0: none)."
-    )
-
-
 class Raised(Exception):  # noqa: N818 (becomes a PolicyError where policy and method are known)
     """A method raised what is no `Exception`, such as `KeyboardInterrupt`, and must not pass for the user's."""
 
