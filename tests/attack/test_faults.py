@@ -197,19 +197,19 @@ def test_a_limit_that_falls_at_once_or_behind_a_checkpoint_lets_nothing_hang(
         goes_on(nursery, out, is_whole=code == 0)
 
 
-def warm(nursery: Nursery, folder: Path) -> None:
+def warm(nursery: Nursery, folder: Path, settings: dict[str, Any] = SETTINGS) -> None:
     """Kernels are loaded, where memory is not limited."""
-    nursery.here(train, str(folder / "warm"), SETTINGS, False, str(folder / "warm.log"))
+    nursery.here(train, str(folder / "warm"), settings, False, str(folder / "warm.log"))
 
 
-def goes_on(nursery: Nursery, out: Path, *, is_whole: bool) -> None:
+def goes_on(nursery: Nursery, out: Path, *, is_whole: bool, settings: dict[str, Any] = SETTINGS) -> None:
     """From what a run has left it goes on to its end, or, where it has saved nothing, begins anew."""
     log, expected = out.with_suffix(".again"), numbers(out.parent / "warm")
     if not is_whole:
         saved = list(out.glob("checkpoint-*")) or (out / "weights").exists()
         if not saved:
             shutil.rmtree(out, ignore_errors=True)
-        code = nursery.start(trained, str(out), SETTINGS, bool(saved), str(log)).ended()
+        code = nursery.start(trained, str(out), settings, bool(saved), str(log)).ended()
         assert code == 0 or (code == 2 and "is finished" in log.read_text()), log.read_text()[-2000:]
     assert_equal(numbers(out), expected)
     assert not [path for path in out.rglob("*") if ".tmp-" in path.name]
