@@ -258,10 +258,11 @@ class Run:
         sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
         steps, samples = self.recorder.steps, self.recorder.samples
         if self.config.tensorboard:
-            rows = table_rows(self.components)
-            purge_from = steps + 1 if self.left else None
-            directory = self.directory.tensorboard
-            sinks.append(TensorBoardView(directory, list(rows), list(rows.values()), purge_from=purge_from))
+            rows, directory = table_rows(self.components), self.directory.tensorboard
+            if self.left:
+                sinks.append(TensorBoardView.resumed(directory, rows, self.directory.metrics, steps))
+            else:
+                sinks.append(TensorBoardView(directory, list(rows), list(rows.values())))
         sinks += make_loggers(self.config.log_to, self.directory.path, self.config.model_dump(mode="json"))
         if stream is not None:
             total = total_steps(self.config, self.dataset)
