@@ -8,7 +8,6 @@ were.
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -20,7 +19,8 @@ from adaptive.kernels.planning.selection import ORDERS
 from adaptive.planning.policy_errors import OF_RULE, PolicyErrors
 from adaptive.planning.policy_numbers import PolicyNumbers
 from adaptive.planning.policy_source import PolicySource
-from adaptive.planning.policy_thread import Overdue, PolicyThread, Raised
+from adaptive.planning.policy_thread import Overdue, PolicyThread, Raised, is_users
+from adaptive.planning.row_stats import read_only
 from adaptive.policy import Deferral, Policy, RowStats, SkipRule, TierView, arranges, drops_inputs, order_of
 
 Answer = TypeVar("Answer")
@@ -122,7 +122,7 @@ class PolicyCaller:
 
     def score(self, stats: RowStats) -> NDArray[np.float64]:
         """(n,) float64 scores without NaN."""
-        answer = self._ask("score", stats.step, lambda: self.policy.score(_read_only(stats)))
+        answer = self._ask("score", stats.step, lambda: self.policy.score(read_only(stats)))
         array = self._array("score", stats, answer)
         if array.dtype.kind not in "fiub":
             raise self._errors.wrong("score", stats.step, f"numbers, found dtype {array.dtype}")
@@ -135,7 +135,7 @@ class PolicyCaller:
 
     def saturated(self, stats: RowStats) -> NDArray[np.bool_]:
         """(n,) bool verdicts, cut to those that a guard allows."""
-        answer = self._ask("saturated", stats.step, lambda: self.policy.saturated(_read_only(stats)))
+        answer = self._ask("saturated", stats.step, lambda: self.policy.saturated(read_only(stats)))
         array = self._array("saturated", stats, answer)
         if array.dtype != np.bool_:
             raise self._errors.wrong("saturated", stats.step, f"an array of bool, found dtype {array.dtype}")
@@ -145,7 +145,7 @@ class PolicyCaller:
         """(n,) the rule's answers: visits per update, at most `rule.at_most`; 0, left out, as far as a guard allows."""
         rule = self.policy.rule
         assert rule is not None
-        answer = self._ask("visits", stats.step, lambda: rule.visits(_read_only(stats)))
+        answer = self._ask("visits", stats.step, lambda: rule.visits(read_only(stats)))
         array = self._array("visits", stats, answer)
         if array.dtype.kind not in "iu":
             raise self._errors.wrong("visits", stats.step, f"whole numbers, found dtype {array.dtype}")
@@ -167,7 +167,7 @@ class PolicyCaller:
     def begin(self, optimizer: str) -> None:
         """Tell the rule which optimizer updates the rows."""
         if (rule := self.policy.rule) is not None:
-            self._ask("begin", -1, lambda: rule.begin(optimizer))
+            self.ask("begin", lambda: rule.begin(optimizer))
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
         """The policy's batches, each checked to be one."""
@@ -204,13 +204,22 @@ class PolicyCaller:
 
     def _kept(self, rule: SkipRule, source: PolicySource, view: TierView) -> Iterator[Batch]:
         """The batches that a rule leaves, for the policy to arrange; in the policy's thread."""
-        try:
-            yield from rule.arrange(source, view, self.policy.allows)
-        except BaseException as error:
-            if isinstance(error, GeneratorExit) or error is source.error:
-                raise
-            self._told = self._errors.raised(RULE_ARRANGE, -1, error)
-            raise self._told from error
+        kept: Iterator[object] | None = None
+        while True:
+            try:
+                kept = kept or iter(rule.arrange(source, view, self.policy.allows))
+                batch = next(kept, _DONE)
+            except BaseException as error:
+                if is_users(error) or error is source.error:
+                    raise
+                self._told = self._errors.raised(RULE_ARRANGE, -1, error)
+                raise self._told from error
+            if batch is _DONE:
+                return
+            if not isinstance(batch, Batch):
+                self._told = self._errors.wrong(RULE_ARRANGE, -1, f"batches, found {type(batch).__name__}")
+                raise self._told
+            yield batch
 
     def _check_samples(self, source: PolicySource, num_samples: int) -> None:
         """Check that all samples came back: no report would tell of those left out without `drops_inputs`."""
@@ -288,11 +297,3 @@ class PolicyCaller:
     @property
     def _name(self) -> str:
         return type(self.policy).__name__
-
-
-def _read_only(stats: RowStats) -> RowStats:
-    for item in fields(stats):
-        value = getattr(stats, item.name)
-        if isinstance(value, np.ndarray):
-            value.flags.writeable = False
-    return stats

@@ -19,16 +19,18 @@ class PolicyErrors:
 
     def raised(self, method: str, step: int, error: BaseException) -> PolicyError:
         """It raised this."""
-        where = f"{self.owner(method)}.{method.removeprefix(OF_RULE)}{_at(step)}"
-        return PolicyError(f"{where} raised {error_text(error)}. {CHECK}")
+        return PolicyError(f"{self._where(method)}{_at(step)} raised {error_text(error)}. {CHECK}")
 
     def wrong(self, method: str, step: int, needed: str) -> PolicyError:
         """It returned something else than is needed."""
-        return PolicyError(f"{self.owner(method)}.{method}{_at(step)} must return {needed}. {CHECK}")
+        return PolicyError(f"{self._where(method)}{_at(step)} must return {needed}. {CHECK}")
 
     def overdue(self, method: str, step: int, seconds: float) -> PolicyError:
         """It has not returned for so long."""
         return PolicyError(overdue_text(self.owner(method), method.removeprefix(OF_RULE), step, seconds))
+
+    def _where(self, method: str) -> str:
+        return f"{self.owner(method)}.{method.removeprefix(OF_RULE)}"
 
     def owner(self, method: str) -> str:
         """Whose method it is."""

@@ -3,6 +3,7 @@
 from collections import deque
 
 from adaptive.errors import PolicyError, error_text
+from adaptive.planning.policy_thread import is_users
 from adaptive.policy import Policy
 
 
@@ -56,7 +57,9 @@ class PolicyNumbers:
             prefix = f"{type(one).__name__.lower()}." if one is self._policy.rule else ""
             try:
                 numbers |= {prefix + name: float(getattr(one, name)) for name in one.reported}
-            except (Exception, SystemExit) as error:  # an attribute may be code of the policy's
+            except BaseException as error:  # an attribute may be code of the policy's
+                if is_users(error):
+                    raise
                 self.error = PolicyError(
                     f"{kind} {type(one).__name__}.reported must name attributes that are numbers: {error_text(error)}"
                 )

@@ -29,6 +29,11 @@ class Raised(Exception):  # noqa: N818 (becomes a PolicyError where policy and m
         self.error = error
 
 
+def is_users(error: BaseException) -> bool:
+    """Whether it may be the user's Ctrl-C, which comes in the main thread; elsewhere it is a policy's own."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
 class PolicyThread:
     """A thread that calls a policy's methods (*questions*) one at a time, each within a time limit.
 
