@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
 
+from adaptive.system import start_thread
+
 Answer = TypeVar("Answer")
 Question = Callable[[], object]
 LOOK_SECONDS = 1.0  # between two looks whether the thread is alive
@@ -49,7 +51,7 @@ class PolicyThread:
         self._since = 0.0
         self._away = False
         self._thread = threading.Thread(target=self._run, name="adaptive-policy", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def is_stuck(self) -> bool:
