@@ -20,6 +20,7 @@ from types import FrameType
 from adaptive.errors import DeviceMemoryError
 
 FEW_CORES = 4
+START_LOOKS = 10  # seconds in which a thread begins
 SHARED = 1 << 17  # items: so many are shared out among torch's threads
 
 STOPPED = {129: "hung up", 130: "interrupted", 143: "terminated"}  # exit codes by SIGHUP, SIGINT, SIGTERM
@@ -33,6 +34,29 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class _Begun(threading.Event):
+    """Waited for by `Thread.start` without an end, which never comes where the new thread has no memory to begin."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is not None:
+            return super().wait(timeout)
+        for _ in range(START_LOOKS):  # second by second: a process that was stopped meanwhile has not waited
+            if super().wait(1.0):
+                return True
+        raise MemoryError("a new thread could not begin")
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread, as its `start` does.
+
+    Raises:
+        MemoryError: if it does not begin within ten seconds, as where no memory is left.
+        RuntimeError: if no more threads can be started.
+    """
+    thread._started = _Begun()  # type: ignore[attr-defined]
+    thread.start()
 
 
 def count_as_thread() -> None:

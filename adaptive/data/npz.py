@@ -22,6 +22,8 @@ def load_arrays(path: Path, wanted: tuple[str, ...], whose: str, needed: str = "
         InputError: if one is missing or cannot be read without unpickling.
     """
     arrays, at = list[NDArray[Any]](), ""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: needed {whose} .npz file, found a folder, a pipe or a device")
     try:
         with zipfile.ZipFile(path) as members, np.load(path, allow_pickle=False) as file:
             for key in wanted:
@@ -32,7 +34,7 @@ def load_arrays(path: Path, wanted: tuple[str, ...], whose: str, needed: str = "
                 arrays.append(file[key])
     except InputError:
         raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, ValueError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path}: {at}cannot be read as {whose} .npz ({error}); make the file again") from error
     return arrays
 

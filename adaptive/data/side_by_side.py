@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from adaptive.system import start_thread
+
 T = TypeVar("T")
 
 _AHEAD = 2  # pieces for each thread that may be begun before the consumer comes to them
@@ -38,7 +40,7 @@ def side_by_side(works: Sequence[Callable[[], Iterator[T]]], *, threads: int, mo
     workers = [threading.Thread(target=shared.work, name=f"reader-{n}", daemon=True) for n in range(threads)]
     try:
         for worker in workers:
-            worker.start()
+            start_thread(worker)
         yield from shared.results()
     finally:
         shared.stop()

@@ -30,7 +30,7 @@ from adaptive.engine.sharing import find_slots, share_anew, too_few
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.planning.lookups import Lookups
 from adaptive.policy import arranges
-from adaptive.system import count_as_thread
+from adaptive.system import count_as_thread, start_thread
 
 logger = logging.getLogger("adaptive.engine")
 
@@ -202,7 +202,7 @@ class _Worker:
         self._stopping = False
         self._counted = False
         self._thread = threading.Thread(target=self._run, name="adaptive-look-ahead", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def ready(self) -> Iterator[ReadyBatch]:
         """Yield batches as they become ready; then raise the thread's error, if there is one."""

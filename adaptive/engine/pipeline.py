@@ -25,7 +25,7 @@ from adaptive.planning.following import Follower
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, DistinctFinder, Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.planning.parts import GroupPart, describe_parts
-from adaptive.planning.plan import Feedback, GroupPlan, Moves
+from adaptive.planning.plan import Feedback, GroupPlan, Moves, UpdateSizes
 from adaptive.planning.planner import Arrival, Planner
 from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.tiers.device import DeviceTier
@@ -58,7 +58,8 @@ class ReadyBatch:
     batch: Batch
     plans: list[GroupPlan]  # one for each group
     parts: list[tuple[GroupPart, ...]]  # one entry for each group; empty if the batch is run in one pass
-    reported: Mapping[str, float] = field(default_factory=dict)  # what the policy wants shown, as of this batch
+    reported: Mapping[str, float]  # what the policy wants shown, as of this batch
+    update_sizes: UpdateSizes  # of the batches that were learnt of before this one was planned
     arrived: Future[None] = field(default_factory=Future)
     """Done once all rows are in place; raises what moving them raised."""
 
@@ -116,6 +117,7 @@ class Pipeline:
         self.follower = Follower([lane.planner for lane in self.lanes], policy_caller)
         self.late = LateRows([lane.device for lane in self.lanes], self.stopwatch)
         self._reported: Mapping[str, float] = {}  # by the policy, with the batch to be planned
+        self._update_sizes = self.update_sizes()  # by then
         self._learnt = 0  # feedback of all batches before this one has been taken in
         self.lost = [np.zeros(len(group.tables), np.int64) for group in self.groups]
         """(tables of each group,) rows that left the device outside of a batch, not counted yet."""
@@ -217,7 +219,7 @@ class Pipeline:
             parts = self._parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
             plans = [lane.device.ship(plan, buffer) for lane, plan in zip(self.lanes, plans, strict=True)]
-            ready = ReadyBatch(batch, plans, parts, self._reported)
+            ready = ReadyBatch(batch, plans, parts, self._reported, self._update_sizes)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
             if ready.is_late:
@@ -310,6 +312,7 @@ class Pipeline:
                     if lane.planner.skipper is not None:
                         lane.planner.skipper.ask(self.next_number)
             self._reported = self.policy_caller.reported_with_next()
+            self._update_sizes = self.update_sizes()
 
     def learn_until(self, number: int) -> None:
         """Take in the feedback of all batches before `number`. A batch that was not trained left none."""
@@ -317,6 +320,15 @@ class Pipeline:
             for lane, feedback in zip(self.lanes, self._feedback.pop(past, ()), strict=False):
                 lane.planner.learn(feedback())
         self._learnt = max(self._learnt, number)
+
+    def update_sizes(self) -> UpdateSizes:
+        """A copy, over all groups. For the owner of the planners."""
+        first, *others = (lane.planner.tracker for lane in self.lanes)
+        counts, total = first.bin_counts.copy(), first.norm_sum
+        for tracker in others:
+            counts += tracker.bin_counts
+            total += tracker.norm_sum
+        return UpdateSizes(counts, total)
 
     def observe_until(self, number: int) -> None:
         """Tell the policy the losses that were measured after batches before `number`."""

@@ -27,7 +27,7 @@ class Statistics:
     saturated_rows: NDArray[np.int64]  # (tables,) of these, whose updates are left out or wait
     times_ms: dict[str, float]  # summed over the batches, per stage
     update_norm_edges: NDArray[np.float64]  # (n + 1,)
-    update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm
+    update_norm_counts: NDArray[np.int64]  # (n,) row updates by L2 norm: sizes come some batches after training
     update_norm_sum: float
     policy: Mapping[str, float]  # what the policy, and the skip rule beside it, want shown
     batches_in_parts: int = 0  # of the batches
@@ -66,8 +66,7 @@ class StatisticsInterval:
         self.total = np.zeros(len(Counter), np.int64)  # over all tables, never reset
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
-        self._bins = np.zeros_like(self._all_bins())
-        self._norm_sum = 0.0
+        self._told = self._sizes = pipeline.update_sizes()
         self._traffic = self._all_traffic()
 
     def _all_traffic(self) -> tuple[RankTraffic, ...]:
@@ -79,10 +78,6 @@ class StatisticsInterval:
         tables = sum(len(lane.group.tables) for lane in self._pipeline.lanes)
         return np.zeros((tables, len(Counter)), np.int64)
 
-    def _all_bins(self) -> NDArray[np.int64]:
-        bins: NDArray[np.int64] = np.sum([lane.planner.tracker.bin_counts for lane in self._pipeline.lanes], axis=0)
-        return bins
-
     def add(self, ready: ReadyBatch, *, in_parts: bool, waited: bool) -> None:
         """Count a trained batch; `waited`: training had to wait for rows between two of its parts."""
         self._batches += 1
@@ -90,7 +85,7 @@ class StatisticsInterval:
         self._waited += waited
         counts = np.concatenate([plan.tally for plan in ready.plans])
         self._watched = [plan.watched or old for plan, old in zip(ready.plans, self._watched, strict=True)]
-        self._policy = ready.reported
+        self._policy, self._sizes = ready.reported, ready.update_sizes
         self._counts += counts
         self.total += counts.sum(axis=0)
         lost = np.concatenate(self._pipeline.lost)
@@ -103,7 +98,8 @@ class StatisticsInterval:
         self._resident -= left
 
     def count_rows(self) -> None:
-        """Count the rows in slots as resident, and those that are watched. No batch is in flight."""
+        """Count the rows in slots as resident, those that are watched, and all updates. No batch is in flight."""
+        self._sizes = self._pipeline.update_sizes()
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
         self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
 
@@ -111,7 +107,6 @@ class StatisticsInterval:
         """What happened since the last call."""
         pipeline = self._pipeline
         times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
-        bins, norm_sum = self._all_bins(), sum(lane.planner.tracker.norm_sum for lane in pipeline.lanes)
         traffic = self._all_traffic()
         statistics = Statistics(
             batches=self._batches,
@@ -125,12 +120,12 @@ class StatisticsInterval:
             saturated_rows=np.concatenate([counts.saturated for counts in self._watched]),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
-            update_norm_counts=bins - self._bins,
-            update_norm_sum=norm_sum - self._norm_sum,
+            update_norm_counts=self._sizes.counts - self._told.counts,
+            update_norm_sum=self._sizes.sum - self._told.sum,
             policy=self._policy,
             ranks=tuple(now.since(before) for now, before in zip(traffic, self._traffic, strict=True)),
         )
         self._counts, self._times = self._zeros(), times
         self._batches = self._in_parts = self._waited = 0
-        self._bins, self._norm_sum, self._traffic = bins, norm_sum, traffic
+        self._told, self._traffic = self._sizes, traffic
         return statistics

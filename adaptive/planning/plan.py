@@ -104,6 +104,14 @@ class WatchedCounts:
 
 
 @dataclass(frozen=True)
+class UpdateSizes:
+    """Row updates by their L2 norms, of all batches whose feedback has been taken in."""
+
+    counts: Int64s  # (bins,) see `Tracker.bin_edges`
+    sum: float
+
+
+@dataclass(frozen=True)
 class GroupPlan:
     """All that is decided about one batch and one group of tables: what moves, what is pooled, what is updated."""
 

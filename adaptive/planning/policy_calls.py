@@ -6,23 +6,24 @@ were.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import fields
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch, as_batch
-from adaptive.errors import PolicyError, error_text
+from adaptive.batch import Batch
+from adaptive.errors import PolicyError
 from adaptive.kernels.planning.selection import ORDERS
-from adaptive.planning.policy_thread import Overdue, PolicyThread, Raised, overdue_text
+from adaptive.planning.policy_errors import OF_RULE, PolicyErrors
+from adaptive.planning.policy_numbers import PolicyNumbers
+from adaptive.planning.policy_source import PolicySource
+from adaptive.planning.policy_thread import Overdue, PolicyThread, Raised, is_users
+from adaptive.planning.row_stats import read_only
 from adaptive.policy import Deferral, Policy, RowStats, SkipRule, TierView, arranges, drops_inputs, order_of
 
 Answer = TypeVar("Answer")
-OF_RULE: Final = "rule."
 RULE_ARRANGE: Final = OF_RULE + "arrange"  # for errors, beside the policy's `arrange`
 _DONE: Final = object()
 
@@ -42,8 +43,9 @@ class PolicyCaller:
         self._thread: PolicyThread | None = None
         self._stuck: PolicyThread | None = None  # was left behind
         self._told: BaseException | None = None  # the latest error that says whose it is
-        self._source: _Source | None = None  # of the batches that are arranged
-        self._given: deque[dict[str, float]] | None = None  # what was reported with each arranged batch, to be planned
+        self._source: PolicySource | None = None  # of the batches that are arranged
+        self._errors = PolicyErrors(policy)
+        self._numbers = PolicyNumbers(policy)
 
     @property
     def watches_movement(self) -> bool:
@@ -120,36 +122,38 @@ class PolicyCaller:
 
     def score(self, stats: RowStats) -> NDArray[np.float64]:
         """(n,) float64 scores without NaN."""
-        answer = self._ask("score", stats.step, lambda: self.policy.score(_read_only(stats)))
+        answer = self._ask("score", stats.step, lambda: self.policy.score(read_only(stats)))
         array = self._array("score", stats, answer)
         if array.dtype.kind not in "fiub":
-            raise self._wrong("score", stats.step, f"numbers, found dtype {array.dtype}")
+            raise self._errors.wrong("score", stats.step, f"numbers, found dtype {array.dtype}")
         if array.dtype.kind == "f" and len(bad := np.flatnonzero(np.isnan(array))):
-            raise self._wrong("score", stats.step, f"no NaN, found {len(bad)}, the first for row {stats.rows[bad[0]]}")
+            raise self._errors.wrong(
+                "score", stats.step, f"no NaN, found {len(bad)}, the first for row {stats.rows[bad[0]]}"
+            )
         scores: NDArray[np.float64] = array.astype(np.float64)
         return scores
 
     def saturated(self, stats: RowStats) -> NDArray[np.bool_]:
         """(n,) bool verdicts, cut to those that a guard allows."""
-        answer = self._ask("saturated", stats.step, lambda: self.policy.saturated(_read_only(stats)))
+        answer = self._ask("saturated", stats.step, lambda: self.policy.saturated(read_only(stats)))
         array = self._array("saturated", stats, answer)
         if array.dtype != np.bool_:
-            raise self._wrong("saturated", stats.step, f"an array of bool, found dtype {array.dtype}")
+            raise self._errors.wrong("saturated", stats.step, f"an array of bool, found dtype {array.dtype}")
         return array & self.policy.allows(stats.rows)
 
     def visits(self, stats: RowStats) -> NDArray[np.int64]:
         """(n,) the rule's answers: visits per update, at most `rule.at_most`; 0, left out, as far as a guard allows."""
         rule = self.policy.rule
         assert rule is not None
-        answer = self._ask("visits", stats.step, lambda: rule.visits(_read_only(stats)))
+        answer = self._ask("visits", stats.step, lambda: rule.visits(read_only(stats)))
         array = self._array("visits", stats, answer)
         if array.dtype.kind not in "iu":
-            raise self._wrong("visits", stats.step, f"whole numbers, found dtype {array.dtype}")
+            raise self._errors.wrong("visits", stats.step, f"whole numbers, found dtype {array.dtype}")
         least = 0 if rule.leaves_out else 1
         if len(bad := np.flatnonzero(array < least)):
             found = f"{array[bad[0]]} for row {stats.rows[bad[0]]}"
             hint = "" if least == 0 else " (a rule that leaves updates out says so by leaves_out = True)"
-            raise self._wrong("visits", stats.step, f"numbers of at least {least}, found {found}{hint}")
+            raise self._errors.wrong("visits", stats.step, f"numbers of at least {least}, found {found}{hint}")
         checked: NDArray[np.int64] = np.minimum(array.astype(np.int64), rule.at_most)
         return np.where((checked == 0) & ~self.policy.allows(stats.rows), 1, checked)
 
@@ -158,27 +162,28 @@ class PolicyCaller:
         rows.flags.writeable = False
         answer = self._ask(method, number, lambda: getattr(self.policy, method)(number, rows, *more))
         if answer is not None:
-            raise self._wrong(method, number, f"nothing, found {type(answer).__name__}")
+            raise self._errors.wrong(method, number, f"nothing, found {type(answer).__name__}")
 
     def begin(self, optimizer: str) -> None:
         """Tell the rule which optimizer updates the rows."""
         if (rule := self.policy.rule) is not None:
-            self._ask("begin", -1, lambda: rule.begin(optimizer))
+            self.ask("begin", lambda: rule.begin(optimizer))
 
     def arrange(self, batches: Iterator[Batch], view: TierView) -> Generator[Batch, None, None]:
         """The policy's batches, each checked to be one."""
-        self._given = deque() if arranges(self.policy) else None
-        if self._given is None:
+        is_arranged = arranges(self.policy)
+        self._numbers.begin(kept=is_arranged)
+        if not is_arranged:
             for batch in batches:  # noqa: UP028 (`yield from` would close the caller's iterator with this one)
                 yield batch
             return
-        source = self._source = _Source(batches, self._thread)
+        source = self._source = PolicySource(batches, self._thread)
         try:
-            yield from self._arranged(source, view, self._given)
+            yield from self._arranged(source, view)
         finally:
             source.closed = True
 
-    def _arranged(self, source: "_Source", view: TierView, given: deque[dict[str, float]]) -> Iterator[Batch]:
+    def _arranged(self, source: PolicySource, view: TierView) -> Iterator[Batch]:
         policy, rule = self.policy, self.policy.rule
         kept: Iterator[Batch] = source
         if rule is not None and rule.drops_inputs:
@@ -186,28 +191,37 @@ class PolicyCaller:
         arranged = self._ask("arrange", -1, lambda: iter(policy.arrange(kept, view)))
         num_samples = 0
         while True:
-            batch, reported = self._run("arrange", -1, lambda: (next(arranged, _DONE), self._reported()))
+            batch, reported = self._run("arrange", -1, lambda: (next(arranged, _DONE), self._numbers.now()))
             if batch is _DONE:
                 break
             if not isinstance(batch, Batch):
-                raise self._wrong("arrange", -1, f"batches, found {type(batch).__name__}")
+                raise self._errors.wrong("arrange", -1, f"batches, found {type(batch).__name__}")
             num_samples += batch.num_samples
-            given.append(reported)
+            self._numbers.keep(reported)
             yield batch
         if not drops_inputs(policy):
             self._check_samples(source, num_samples)
 
-    def _kept(self, rule: SkipRule, source: "_Source", view: TierView) -> Iterator[Batch]:
+    def _kept(self, rule: SkipRule, source: PolicySource, view: TierView) -> Iterator[Batch]:
         """The batches that a rule leaves, for the policy to arrange; in the policy's thread."""
-        try:
-            yield from rule.arrange(source, view, self.policy.allows)
-        except BaseException as error:
-            if isinstance(error, GeneratorExit) or error is source.error:
-                raise
-            self._told = self._failed(RULE_ARRANGE, -1, error)
-            raise self._told from error
+        kept: Iterator[object] | None = None
+        while True:
+            try:
+                kept = kept or iter(rule.arrange(source, view, self.policy.allows))
+                batch = next(kept, _DONE)
+            except BaseException as error:
+                if is_users(error) or error is source.error:
+                    raise
+                self._told = self._errors.raised(RULE_ARRANGE, -1, error)
+                raise self._told from error
+            if batch is _DONE:
+                return
+            if not isinstance(batch, Batch):
+                self._told = self._errors.wrong(RULE_ARRANGE, -1, f"batches, found {type(batch).__name__}")
+                raise self._told
+            yield batch
 
-    def _check_samples(self, source: "_Source", num_samples: int) -> None:
+    def _check_samples(self, source: PolicySource, num_samples: int) -> None:
         """Check that all samples came back: no report would tell of those left out without `drops_inputs`."""
         given = source.num_samples
         unread = next(source, None) is not None
@@ -230,32 +244,14 @@ class PolicyCaller:
         Raises:
             PolicyError: if one names an attribute that is not there, or no number.
         """
-        return self.ask("reported", self._reported)
+        return self.ask("reported", self._numbers.now)
 
     def reported_with_next(self) -> dict[str, float]:
         """`reported` as of the next batch to be planned: when the policy gave it, if it arranges batches. Called once
         for each batch, by the look-ahead."""
-        if self._given is not None:
-            return self._given.popleft()
-        rule = self.policy.rule
-        if not (self.policy.reported or (rule is not None and rule.reported)):
-            return {}
-        return self._run("reported", -1, self._reported)
-
-    def _reported(self) -> dict[str, float]:
-        numbers: dict[str, float] = {}
-        for kind, one in (("policy", self.policy), ("skip rule", self.policy.rule)):
-            if one is None:
-                continue
-            prefix = f"{type(one).__name__.lower()}." if one is self.policy.rule else ""  # both may count the same
-            try:
-                numbers |= {prefix + name: float(getattr(one, name)) for name in one.reported}
-            except (Exception, SystemExit) as error:  # an attribute may be code of the policy's
-                self._told = PolicyError(
-                    f"{kind} {type(one).__name__}.reported must name attributes that are numbers: {error_text(error)}"
-                )
-                raise self._told from error
-        return numbers
+        if self._numbers.are_kept:
+            return self._numbers.take_next()
+        return {} if self._numbers.are_none else self._run("reported", -1, self._numbers.now)
 
     def observe(self, number: int, loss: float) -> None:
         """Tell the policy of a loss, unless it has been given up."""
@@ -280,81 +276,24 @@ class PolicyCaller:
         try:
             return question() if self._thread is None else self._thread.ask(question)
         except Overdue:
-            raise self._overdue(method, step) from None
+            raise self._errors.overdue(method, step, self._timeout) from None
         except Raised as found:
             error = found.error
         except KeyboardInterrupt:
             raise  # the user's: a policy's own comes as `Raised`, where it has a thread
         except BaseException as found:
             error = found
-        if error is self._told or (self._source is not None and error is self._source.error):
+        told = (self._told, self._numbers.error, None if self._source is None else self._source.error)
+        if any(error is one for one in told):
             raise error
-        raise self._failed(method, step, error) from error
+        raise self._errors.raised(method, step, error) from error
 
     def _array(self, method: str, stats: RowStats, answer: object) -> NDArray[Any]:
         if not isinstance(answer, np.ndarray) or answer.shape != (len(stats),):
             found = f"shape {answer.shape}" if isinstance(answer, np.ndarray) else type(answer).__name__
-            raise self._wrong(method, stats.step, f"an array of shape ({len(stats)},), found {found}")
+            raise self._errors.wrong(method, stats.step, f"an array of shape ({len(stats)},), found {found}")
         return answer
-
-    def _failed(self, method: str, step: int, error: BaseException) -> PolicyError:
-        return PolicyError(
-            f"{self._owner(method)}.{method.removeprefix(OF_RULE)}{_at(step)} raised {error_text(error)}. "
-            f"Nothing was moved; run `adaptive-train policies check` on it."
-        )
-
-    def _overdue(self, method: str, step: int) -> PolicyError:
-        return PolicyError(overdue_text(self._owner(method), method, step, self._timeout))
-
-    def _wrong(self, method: str, step: int, needed: str) -> PolicyError:
-        return PolicyError(
-            f"{self._owner(method)}.{method}{_at(step)} must return {needed}. "
-            f"Nothing was moved; run `adaptive-train policies check` on it."
-        )
-
-    def _owner(self, method: str) -> str:
-        """Whose method it is, as errors name it."""
-        if method in ("visits", "begin") or method.startswith(OF_RULE):
-            return f"skip rule {type(self.policy.rule).__name__}"
-        return f"policy {self._name}"
 
     @property
     def _name(self) -> str:
         return type(self.policy).__name__
-
-
-class _Source(Iterator[Batch]):
-    """Batches on their way to the policy. Their errors, and the time to read them, do not count as the policy's."""
-
-    def __init__(self, batches: Iterator[Batch], thread: PolicyThread | None) -> None:
-        self.error: Exception | None = None
-        self.num_samples = 0  # handed out
-        self.closed = False  # a method that was given up reads no more
-        self._batches = batches
-        self._thread = thread
-
-    def __next__(self) -> Batch:
-        if self.closed:
-            raise StopIteration
-        try:
-            with nullcontext() if self._thread is None else self._thread.elsewhere():
-                batch = as_batch(next(self._batches))
-        except StopIteration:
-            raise
-        except Exception as error:
-            self.error = error
-            raise
-        self.num_samples += batch.num_samples
-        return batch
-
-
-def _at(step: int) -> str:
-    return f" at batch {step}" if step >= 0 else ""
-
-
-def _read_only(stats: RowStats) -> RowStats:
-    for item in fields(stats):
-        value = getattr(stats, item.name)
-        if isinstance(value, np.ndarray):
-            value.flags.writeable = False
-    return stats

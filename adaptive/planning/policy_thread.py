@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
 
+from adaptive.system import start_thread
+
 Answer = TypeVar("Answer")
 Question = Callable[[], object]
 LOOK_SECONDS = 1.0  # between two looks whether the thread is alive
@@ -21,21 +23,17 @@ class Overdue(Exception):  # noqa: N818 (becomes a PolicyError where policy and 
     """There is no answer within the time allowed."""
 
 
-def overdue_text(owner: str, method: str, step: int, seconds: float) -> str:
-    """What the user is told of a method that was given up; `step`: the batch it was asked about, or -1."""
-    return (
-        f"{owner}.{method}{f' at batch {step}' if step >= 0 else ''} has not returned for {seconds:g} s and is "
-        f"left behind. Nothing was moved; look there for a loop or a wait without an end. For a method that is only "
-        f"slow raise the limit: --set tier.policy_timeout_s={10 * seconds:g} (0: none)."
-    )
-
-
 class Raised(Exception):  # noqa: N818 (becomes a PolicyError where policy and method are known)
     """A method raised what is no `Exception`, such as `KeyboardInterrupt`, and must not pass for the user's."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
+
+
+def is_users(error: BaseException) -> bool:
+    """Whether it may be the user's Ctrl-C, which comes in the main thread; elsewhere it is a policy's own."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 class PolicyThread:
@@ -53,7 +51,7 @@ class PolicyThread:
         self._since = 0.0
         self._away = False
         self._thread = threading.Thread(target=self._run, name="adaptive-policy", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def is_stuck(self) -> bool:

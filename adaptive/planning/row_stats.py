@@ -1,6 +1,7 @@
 """`StatsSource`: puts together what a policy is told about rows, from records, slots and the hot set."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,3 +115,12 @@ class _Unknown:
     def _reach(self, size: int) -> None:
         if size > len(self._drift):
             self._make(size)
+
+
+def read_only(stats: RowStats) -> RowStats:
+    """The same, its arrays not writable: it is handed to a policy."""
+    for item in fields(stats):
+        value = getattr(stats, item.name)
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    return stats

@@ -209,9 +209,8 @@ def _rejects_anew(path: Path) -> Iterator[None]:
 
 
 def _drop_records(directory: RunDirectory, config: TrainConfig, checkpoint: Checkpoint, reached: SavedProgress) -> int:
-    """The evaluation behind the last step is made again where that ends the epoch, or the run; one in the middle is
-    not."""
-    again = reached.place.is_evaluated_next(config.steps)
+    """Of the evaluations behind the last step those go that are made again; see `DataPosition`."""
+    again = reached.place.is_evaluated_again(config.steps)
     written = reached.metrics
     try:
         if written is not None and written.bytes and os.path.lexists(directory.metrics):

@@ -76,7 +76,7 @@ class Run:
         tasks = tasks_of(components.model)
         self.recorder = Recorder(components.embeddings, log_every=config.log_every, tasks=tasks)
         if left:
-            again = left.reached.place.is_evaluated_next(config.steps)
+            again = left.reached.place.is_evaluated_again(config.steps)
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where, again=again)
             if left.reached.evaluations is None:  # saved by an earlier version
                 self.recorder.evaluations = _evaluations(left.metrics)
@@ -258,10 +258,11 @@ class Run:
         sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
         steps, samples = self.recorder.steps, self.recorder.samples
         if self.config.tensorboard:
-            rows = table_rows(self.components)
-            purge_from = steps + 1 if self.left else None
-            directory = self.directory.tensorboard
-            sinks.append(TensorBoardView(directory, list(rows), list(rows.values()), purge_from=purge_from))
+            rows, directory = table_rows(self.components), self.directory.tensorboard
+            if self.left:
+                sinks.append(TensorBoardView.resumed(directory, rows, self.directory.metrics, steps))
+            else:
+                sinks.append(TensorBoardView(directory, list(rows), list(rows.values())))
         sinks += make_loggers(self.config.log_to, self.directory.path, self.config.model_dump(mode="json"))
         if stream is not None:
             total = total_steps(self.config, self.dataset)

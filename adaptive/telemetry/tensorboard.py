@@ -3,7 +3,7 @@
 `metrics.jsonl` is the record; `view_from_metrics` makes the same view from it again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,6 +57,23 @@ class TensorBoardView:
         self._file = events.EventFile(directory, preamble=tags.page(), purge_from=purge_from)
         self._step = 0  # of the latest interval
         self._skips = False
+
+    @classmethod
+    def resumed(cls, directory: Path, table_rows: Mapping[str, int], metrics: Path, step: int) -> "TensorBoardView":
+        """The view of a run that goes on after this step, which is shown anew from its metrics: earlier files may lack
+        it, or have an evaluation that is made again. What they have of later steps is hidden."""
+        intervals, last = [0], list[Record]()
+        for record in read_metrics(metrics) if metrics.exists() else ():
+            if isinstance(record, IntervalRecord) and record.step < step:
+                intervals.append(record.step)
+            if isinstance(record, IntervalRecord | EvalRecord) and record.step == step:
+                last.append(record)
+        purge_from = step if last else step + 1
+        view = cls(directory, list(table_rows), list(table_rows.values()), purge_from=purge_from)
+        view._step = intervals[-1]
+        for record in last:
+            view.write(record)
+        return view
 
     @property
     def failures(self) -> int:

@@ -4,6 +4,7 @@ code for users; nothing is written outside the run directory, and no memory is t
 import io
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Final
 
@@ -98,6 +99,7 @@ def arrays() -> dict[str, bytes]:
     np.save(plain, ids)
     content["npz"] = out.getvalue()
     content["10^15 values"] = plain.getvalue().replace(b"(5,)", b"(1000000000000000,)").replace(b" " * 15, b"", 1)
+    content["pickle"] = pickle.dumps(ids)
     content["no literal"] = plain.getvalue().replace(b"'shape'", b"__im__'")
     content["empty"] = b""
     return content
@@ -206,7 +208,12 @@ def test_a_number_of_a_million_digits_in_a_schema(tmp_path: Path, text: str) -> 
     assert len(str(caught.value)) < 2000
 
 
-UNREADABLE: Final = {"memory": "/proc/self/mem", "long": "/tmp/" + "x" * 300, "longer": "/tmp/" + "x/" * 3000}
+UNREADABLE: Final = {
+    "zero": "/dev/zero",
+    "memory": "/proc/self/mem",
+    "long": "/tmp/" + "x" * 300,
+    "longer": "/tmp/" + "x/" * 3000,
+}
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)

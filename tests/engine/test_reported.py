@@ -23,7 +23,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 
 
 def told(name: str, depth: int) -> list[Any]:
-    """Behind each trained batch: rows watched, judged and saturated, and what the policy and its rule report."""
+    """Behind each trained batch: rows watched, judged and saturated, what the policy and its rule report, and sizes of
+    updates."""
     policy, options, rule = CASES[name]
     table = TableConfig(name="t", num_embeddings=FEW_ROWS, embedding_dim=5)
     skip = None if rule is None else WATCH_EARLY.model_copy(update={"rule": rule})
@@ -38,7 +39,9 @@ def told(name: str, depth: int) -> list[Any]:
     for planned in embeddings.look_ahead(islice(skewed_batches(), BATCHES), depth=depth):
         if planned.number:
             one = embeddings.take_statistics()
-            found.append((*map(int, (*one.watched_rows, *one.judged_rows, *one.saturated_rows)), dict(one.policy)))
+            rows = (*one.watched_rows, *one.judged_rows, *one.saturated_rows)
+            sizes = (one.update_norm_counts.tolist(), one.update_norm_sum) if skip else ()  # else depth is their lag
+            found.append((*map(int, rows), dict(one.policy), *sizes))
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
         embeddings.step()
         time.sleep(0.002 if depth else 0)  # so that planning is far ahead

@@ -13,6 +13,7 @@ import pytest
 from helpers import bags, look_ahead_threads, one_table, step_all, sum_of
 from numpy.typing import NDArray
 
+from adaptive import system
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
@@ -310,3 +311,14 @@ def test_the_command_line_ends_with_the_policys_exit_code(tmp_path: Path, how: s
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 9, done.stderr
     assert "policy Hangs.score at batch" in done.stderr and "has not returned for 0.5 s" in done.stderr
+
+
+def test_a_thread_that_never_begins_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is where no memory is left: it is made, and ends before its first line."""
+    monkeypatch.setattr(threading, "_start_new_thread", lambda function, arguments: 1)
+    monkeypatch.setattr(threading, "_start_joinable_thread", lambda function, **more: None, raising=False)
+    monkeypatch.setattr(system, "START_LOOKS", 1)
+    with pytest.raises(MemoryError, match="a new thread could not begin"):
+        PolicyThread(9)
+    for thread in policy_threads():
+        threading._limbo.pop(thread)  # type: ignore[attr-defined]

@@ -312,6 +312,31 @@ def test_tensorboard_shows_each_step_once(world: pytest.MonkeyPatch, tmp_path: P
     assert text.tensor_proto.string_val == [b"resumed after step 15"]
 
 
+def test_tensorboard_shows_an_evaluation_once_that_is_made_again(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Killed when all was written but that the run is finished: it evaluates once more."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    config = config_of("lru", log_every=3, tensorboard=True)
+    run(whole, config)
+
+    def killed_at_last(*arguments: Any) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as own:
+        own.setattr(RunDirectory, "finish", killed_at_last)
+        with pytest.raises(Killed):
+            run(out, config)
+    resume_run(out)
+    found, expected = (EventAccumulator(str(one / "tensorboard")).Reload() for one in (out, whole))
+    assert found.Tags()["scalars"] == expected.Tags()["scalars"]
+    for tag in expected.Tags()["scalars"]:
+        steps, values = zip(*((event.step, event.value) for event in expected.Scalars(tag)), strict=True)
+        assert [event.step for event in found.Scalars(tag)] == list(steps), tag
+        if "time" not in tag and "samples_per_s" not in tag:
+            assert [event.value for event in found.Scalars(tag)] == list(values), tag
+    (tag,) = expected.Tags()["histograms"]
+    assert [one.step for one in found.Histograms(tag)] == [one.step for one in expected.Histograms(tag)]
+
+
 # -- how long -----------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ are read by pyarrow. What a page says of itself is checked before it is believed
 
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.arrow import types
+from adaptive.data.arrow.damage import DamagedError, damage_told
 from adaptive.data.arrow.values import ValueReader, Values
-from adaptive.errors import InputError
 from adaptive.kernels.data import parquet as kernels
 
 Ids = NDArray[np.int64]
@@ -33,25 +32,6 @@ _CODED = (kernels.PLAIN_DICTIONARY, kernels.RLE_DICTIONARY)
 _DATA = (kernels.DATA_PAGE, kernels.DATA_PAGE_2)
 _SNAPPY_RATIO = 64  # a copy of 64 bytes takes at least two
 _ALL: Flags = np.empty(0, np.bool_)
-
-
-class DamagedError(ValueError):
-    """A page is not what its header says."""
-
-
-@contextmanager
-def damage_told(where: str) -> Iterator[None]:
-    """Within it, what is wrong with a page or a file becomes an InputError with its place."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except (OSError, DamagedError, pa.ArrowException) as error:
-        raise InputError(f"{where}: damaged or cut off ({first_line(error)}); write the file again") from error
-
-
-def first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 class Bytes:

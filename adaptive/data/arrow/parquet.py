@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive.data.arrow import types
+from adaptive.data.arrow.damage import damage_told
 from adaptive.data.arrow.describe import describe_columns, readable
 from adaptive.data.arrow.reader import ArrowSource
 from adaptive.data.arrow.row_group import RowGroup, parquet_file
@@ -17,7 +18,7 @@ from adaptive.data.options import DataOptions
 from adaptive.data.text.assemble import limits, open_text
 from adaptive.data.text.rejects import RejectLog
 from adaptive.data.text.schema import DelimitedSchema, load_schema
-from adaptive.data.text.source import TextFile
+from adaptive.data.text.source import TextFile, find_file
 from adaptive.errors import ConfigError, InputError
 
 
@@ -67,7 +68,7 @@ def find_parquet(spec: str) -> tuple[TextFile, ...]:
                 f"data: no .parquet file in {part.strip()!r}; check the path, and quote patterns in the shell"
             )
         found += below
-    return tuple(_file(path) for path in found)
+    return tuple(find_file(path) for path in found)
 
 
 def _is_pattern(path: Path) -> bool:
@@ -77,13 +78,6 @@ def _is_pattern(path: Path) -> bool:
 def _in_folder(folder: Path) -> list[Path]:
     files = (file for file in folder.rglob("*.parquet") if file.is_file())
     return sorted(file for file in files if not any(part[0] in "._" for part in file.relative_to(folder).parts))
-
-
-def _file(path: Path) -> TextFile:
-    try:
-        return TextFile(path, path.stat().st_size)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ class _Opened:
 
     @classmethod
     def of(cls, file: TextFile) -> "_Opened":
-        with parquet_file(file) as found:
+        with damage_told(str(file.path)), parquet_file(file) as found:
             groups = [found.metadata.row_group(number) for number in range(found.num_row_groups)]
             sizes = [sum(g.column(c).total_compressed_size for c in range(g.num_columns)) for g in groups]
             schema = found.schema_arrow

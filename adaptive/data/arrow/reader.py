@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from adaptive.data.arrow.damage import damage_told
 from adaptive.data.arrow.fill import Filler
 from adaptive.data.text.format import Block, TextFormat
 from adaptive.data.text.rejects import BadLine, RejectLog
@@ -108,7 +109,8 @@ class ArrowReader(RowReader):
             size = min(room - row, self._batch.num_rows - self._at, BATCH_ROWS)
             part = self._batch.slice(self._at, size)
             lines = np.arange(self._used + 1, self._used + size + 1)
-            filled = self._fillers[self._source.formats[self._piece]].fill(part, block, row)
+            with damage_told(self._source.pieces[self._piece].name):
+                filled = self._fillers[self._source.formats[self._piece]].fill(part, block, row)
             bad = [
                 BadLine(int(lines[at]), kernels.CAUSES[cause], column.name, _text(part, column.name, at))
                 for at, cause, column in filled.bad

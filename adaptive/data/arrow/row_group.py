@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from adaptive.data.arrow import types
-from adaptive.data.arrow.pages import Chunk, ColumnReader, damage_told, first_line, read_chunk
+from adaptive.data.arrow.damage import damage_told, first_line
+from adaptive.data.arrow.pages import Chunk, ColumnReader, read_chunk
 from adaptive.data.arrow.reader import BATCH_ROWS, Piece
 from adaptive.data.text.source import TextFile
 from adaptive.errors import InputError
@@ -121,5 +122,5 @@ def parquet_file(file: TextFile, texts: Sequence[str] = ()) -> Any:
                 "during a run"
             )
         return parquet.ParquetFile(file.path, read_dictionary=list(texts))
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, OverflowError, pyarrow.ArrowException) as error:
         raise InputError(f"{file.path}: cannot be read as Parquet ({first_line(error)}); check the file") from error

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.arrow import types
+from adaptive.data.arrow.damage import DamagedError
 from adaptive.data.text.format import key_of
 from adaptive.data.text.texts import TextKeeper
 from adaptive.kernels.data import arrow as kernels
@@ -24,6 +25,7 @@ _SCRATCH = 512  # bytes; no number is written with as many digits
 _KEYS = (text.KEY_HEX, text.KEY_INTEGER, text.KEY_TEXT, text.LABEL_SET)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _WHOLE = 2.0**63
+_NO_ENTRY = "a value is the number of no entry of its dictionary"
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,13 @@ class ValueReader:
         known, nulls = self._known, missing(array)
         codes = _view(indices if pa.types.is_int32(indices.type) else indices.cast(pa.int32()), np.int32)
         if nulls is None and known.states is None:
+            if len(codes) and not 0 <= codes.min() <= codes.max() < len(known.keys):
+                raise DamagedError(_NO_ENTRY)
             return Values(known.keys[codes], _NO_NUMBERS if self._kind in _KEYS else known.numbers[codes])
         keys, states = np.empty(len(codes), np.int64), np.empty(len(codes), np.int8)
-        kernels.gather(codes, _NO_STATES if nulls is None else nulls, known.keys, known.state(), keys, states)
+        none = _NO_STATES if nulls is None else nulls
+        if not kernels.gather(codes, none, known.keys, known.state(), keys, states):
+            raise DamagedError(_NO_ENTRY)
         if self._kind in _KEYS:
             return Values(keys, _NO_NUMBERS, states)
         numbers = np.append(known.numbers, 0.0)[np.where(states == 0, codes, -1)]

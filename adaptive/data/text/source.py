@@ -62,11 +62,12 @@ def find_files(spec: str) -> tuple[TextFile, ...]:
             raise InputError(
                 f"data: no file matches {part.strip()!r}; check the folder, and quote patterns in the shell"
             )
-        files += [_find_file(path) for path in paths]
+        files += [find_file(path) for path in paths]
     return tuple(files)
 
 
-def _find_file(path: Path) -> TextFile:
+def find_file(path: Path) -> TextFile:
+    """The file of this path, to be read several times. Raises InputError: if it is none, or not a regular one."""
     if os.path.isdir(path):
         raise InputError(f"{path} is a folder; name its files, for example '{path}/*'")
     try:

@@ -120,16 +120,20 @@ def digit_keys(values: Ids, keys: Ids) -> None:
 
 
 @kernel()
-def gather(codes: NDArray[np.int32], nulls: States, known: Ids, states: States, keys: Ids, out: States) -> None:
-    """Keys and states of values that are numbers of entries in a dictionary; `nulls` is empty where all are there."""
+def gather(codes: NDArray[np.int32], nulls: States, known: Ids, states: States, keys: Ids, out: States) -> bool:
+    """Keys and states of values that are numbers of entries in a dictionary; `nulls` is empty where all are there.
+    False, and no more is read, if one is the number of no entry."""
     for v in range(len(codes)):
         if len(nulls) == 0 or nulls[v] == OK:
             code = np.int64(codes[v])
+            if not 0 <= code < len(known):
+                return False
             keys[v] = known[code]
             out[v] = states[code]
         else:
             keys[v] = 0
             out[v] = MISSING_VALUE
+    return True
 
 
 @kernel()
