@@ -64,10 +64,14 @@ def checked(model: type[M], content: Mapping[str, Any], where: str) -> M:
     except ValidationError as error:
         words = {"missing": "is needed", "extra_forbidden": "unknown key"}
         wrong = sorted(error.errors(), key=lambda one: one["type"])  # a typo before what is missing because of it
-        found = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {words.get(e['type'], e['msg'])}{_meant(model, e)}" for e in wrong
-        )
-        raise ConfigError(f"{where}: {found}") from error
+        texts = [words.get(e["type"], e["msg"].removeprefix("Value error, ")) + _meant(model, e) for e in wrong]
+        places = [".".join(map(str, e["loc"])) for e in wrong]
+        found = [
+            ": ".join(filter(None, (place, text)))
+            for place, text, e in zip(places, texts, wrong, strict=True)
+            if e["type"] != "too_short" or not any(other.startswith(f"{place}.") for other in places)  # it follows
+        ]
+        raise ConfigError(f"{where}: {'; '.join(found)}") from error
 
 
 def _meant(model: type[BaseModel], error: ErrorDetails) -> str:
