@@ -69,7 +69,7 @@ def ends(settings: dict[str, Any]) -> set[int]:
 def test_a_run_that_is_killed_and_stopped_ends_as_one_that_was_not(
     tmp_path: Path, nursery: Nursery, cold_nursery: Nursery
 ) -> None:
-    campaign = Campaign("crash and resume", 2)
+    campaign = Campaign("crash and resume", 1)
     for seed, rng in campaign.tries():
         folder = tmp_path / str(seed)
         folder.mkdir()

@@ -40,7 +40,7 @@ def test_damaged_pages_give_the_rows_that_pyarrow_finds_or_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Damage lies in the pages: pyarrow alone reads the footer, and ends the process at some that are damaged."""
-    campaign, path = Campaign("damaged Parquet", 60), tmp_path / "data.parquet"
+    campaign, path = Campaign("damaged Parquet", 40), tmp_path / "data.parquet"
     whole, end = b"", 0
     for number, (_, rng) in enumerate(campaign.tries()):
         if number % 20 == 0:

@@ -108,7 +108,7 @@ def failed_with(action: Callable[[], Any]) -> BaseException | None:
 def test_a_fault_at_operation_n(tmp_path: Path, fault: str, host: str) -> None:
     tier = {"device_rows": "60%", "host": "memory" if host == "memory" else f"mmap:{tmp_path / 'rows'}"}
     config = config_of("lru", save_every=6, tensorboard=True, tier=tier)
-    campaign = Campaign(f"fault at operation n, {fault}, {host}", 3)
+    campaign = Campaign(f"fault at operation n, {fault}, {host}", 2)
     with small_world(num_train=256) as patch:
         counted = Counted(10**9, "none")
         with spoiled(patch, counted):

@@ -111,7 +111,7 @@ def after_a_checkpoint(action: Callable[[], None], number: int) -> None:
 
 @pytest.mark.parametrize("how", [without_threads, pytest.param(as_nobody, marks=can_be_nobody)])
 def test_out_of_threads(open_folder: Path, nursery: Nursery, how: Callable[..., None]) -> None:
-    campaign = Campaign(f"out of threads, {how.__name__}", 3)
+    campaign = Campaign(f"out of threads, {how.__name__}", 2)
     warm(nursery, open_folder)
     for seed, rng in campaign.tries():
         folder = open_folder / f"{seed}"
