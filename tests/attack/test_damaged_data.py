@@ -45,7 +45,7 @@ def test_damaged_pages_give_the_rows_that_pyarrow_finds_or_an_error(
     for number, (_, rng) in enumerate(campaign.tries()):
         if number % 20 == 0:
             drawn = {name: values[int(rng.integers(len(values)))] for name, values in WRITTEN.items()}
-            pq.write_table(table(int(rng.integers(1, 200)), number, 0.2, int(rng.integers(1, 60))), path, **drawn)
+            pq.write_table(table(int(rng.integers(20, 200)), number, 0.2, int(rng.integers(1, 60))), path, **drawn)
             whole = path.read_bytes()
             end = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
         path.write_bytes(damaged(whole, 4, end, rng))
