@@ -11,9 +11,9 @@ A run that dropped inputs is followed by its control, unasked: `random_drop` wit
 inputs that was dropped. Whether a rule chose its inputs well shows beside one that did not look.
 """
 
-import contextlib
 import hashlib
 import json
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +36,7 @@ from adaptive.policy_loading import load_policy_class
 from adaptive.runs import train_run
 from adaptive.storage.checkpoint import MANIFEST
 from adaptive.storage.durable import write_atomic
+from adaptive.storage.plain import parse_json, read_plain
 from adaptive.storage.scores import read_scores
 
 CONTROL: Final = "random_drop"
@@ -243,8 +244,9 @@ def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: 
 def _bits(path: Path, summary: dict[str, Any]) -> str:
     """A digest of the trained weights and row state, where they were saved, and of the quality."""
     found = {name: summary.get(name) for name in ("steps", "samples", "auc", "log_loss")}
-    with contextlib.suppress(FileNotFoundError):  # save=false: the evaluation has seen every weight that matters to it
-        manifest = json.loads((path / "weights" / MANIFEST).read_bytes())
+    file = path / "weights" / MANIFEST
+    if os.path.lexists(file):  # save=false: the evaluation has seen every weight that matters to it
+        manifest = parse_json(read_plain(file), str(file))
         digests = {f"{entry['group']}/{entry['name']}": entry["sha256"] for entry in manifest["arrays"]}
         found |= {name: digest for name, digest in digests.items() if _TRAINED.fullmatch(name)}
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

@@ -1,5 +1,6 @@
 """Logits and labels of a run's latest evaluation, for tests over the same samples: `evaluation.npy`, float32 (2, n)."""
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.durable import replace_file
+from adaptive.storage.plain import open_plain
 
 SCORES: Final = "evaluation.npy"
 
@@ -29,13 +31,14 @@ def read_scores(directory: Path) -> NDArray[np.float32] | None:
     """Logits and labels (2, n) from a run directory, mapped into memory; None if they were not kept.
 
     Raises:
-        CheckpointError: for a damaged file.
+        CheckpointError: for a damaged file, and for what is no file.
     """
     file = directory / SCORES
+    if not os.path.lexists(file):
+        return None
+    open_plain(file).close()  # a pipe would be waited for
     try:
         found = np.load(file, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, EOFError) as error:
         raise CheckpointError(f"{file}: expected logits and labels of an evaluation, found: {error}") from error
     if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.ndim != 2 or len(found) != 2:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -217,4 +218,8 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
         read_scores(tmp_path)
     np.save(tmp_path / "evaluation.npy", np.zeros(4))
     with pytest.raises(CheckpointError, match=r"expected float32 \(2, samples\), found float64 \(4,\)"):
+        read_scores(tmp_path)
+    (tmp_path / "evaluation.npy").unlink()
+    os.mkfifo(tmp_path / "evaluation.npy")
+    with pytest.raises(CheckpointError, match=r"evaluation\.npy: expected a plain file, found: a pipe"):
         read_scores(tmp_path)

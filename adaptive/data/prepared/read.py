@@ -4,6 +4,7 @@ Every block is checked against its checksum the first time it is read, so damage
 and later epochs pay nothing for it.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from adaptive.data.text.source import TextFile
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.kernels.data.checksum import checksum
 from adaptive.storage.arrays import read_array
+from adaptive.storage.plain import open_plain
 
 _AGAIN = "it is damaged or of another data set; prepare the data again"
 
@@ -105,13 +107,14 @@ class _Part:
             raise InputError(f"{folder}: index and {MANIFEST} disagree about {self._path.name}; {_AGAIN}")
 
     def _map(self, size: int) -> NDArray[np.uint8]:
-        try:
-            found = self._path.stat().st_size
+        with open_plain(self._path, error=InputError, follow=True) as file:
+            found = os.fstat(file.fileno()).st_size
             if found != size:
                 raise InputError(f"{self._path}: has {found} bytes, needed {size}; {_AGAIN}")
-            return np.asarray(np.memmap(self._path, np.uint8, "r"))
-        except OSError as error:
-            raise InputError(f"{self._path}: cannot be read ({error.strerror}); prepare the data again") from error
+            try:
+                return np.asarray(np.memmap(file, np.uint8, "r")) if size else np.empty(0, np.uint8)
+            except OSError as error:
+                raise InputError(f"{self._path}: cannot be read ({error.strerror}); {_AGAIN}") from error
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Batches of `size` samples; the last one may be smaller."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -239,12 +240,18 @@ def change(text: str, other: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(path.read_text().replace(text, other))
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
         ("train.bin", cut, "train.bin: has .* bytes, needed"),
         ("train.bin", flip, r"train.bin: block \d+ is not what was written \(checksum\)"),
-        ("train.bin", Path.unlink, "train.bin: cannot be read"),
+        ("train.bin", Path.unlink, "train.bin: expected a plain file, found: No such file"),
+        ("train.bin", pipe, "train.bin: expected a plain file, found: a pipe"),
         ("evaluation.bin", flip, "evaluation.bin: block 0 is not"),
         ("train.index.npy", cut, "train.index.npy: expected .* bytes"),
         ("train.index.npy", flip, "train.index.npy: expected sha256"),
