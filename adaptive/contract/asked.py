@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.contract.made_up import FollowedView
-from adaptive.planning.policy_errors import overdue_text
-from adaptive.planning.policy_thread import Overdue, PolicyThread
+from adaptive.planning.calling.errors import overdue_text
+from adaptive.planning.calling.thread import Overdue, PolicyThread
 from adaptive.policy import Policy, RowStats, TierView, order_of
 from adaptive.policy_loading import make_policy
 

@@ -11,7 +11,7 @@ from adaptive.config import SkipConfig
 from adaptive.contract.asked import BrokenError
 from adaptive.contract.checks import train_tables
 from adaptive.contract.made_up import MadeUpView, made_up_batches, made_up_stats, samples_of
-from adaptive.planning.policy_calls import PolicyCaller
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.policy import Policy, RowStats, SkipRule
 
 SIZES: Final = (0, 1, 1000)

@@ -12,10 +12,10 @@ from adaptive.engine.exchange.exchange import Exchange
 from adaptive.engine.pipeline import Lane, Pipeline
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import RowOptimizer
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.planning.layout import Group, make_groups, own_share
 from adaptive.planning.lookups import DistinctFinder
 from adaptive.planning.planner import Planner
-from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
 from adaptive.policy import Policy, arranges
 from adaptive.policy_loading import installed_policies, make_policy

@@ -21,13 +21,13 @@ from adaptive.engine.late import LateRows, updated_on_device
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning.books import INITIAL, ON_HOST
 from adaptive.optim import RowOptimizer
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.planning.following import Follower
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, DistinctFinder, Lookups, LookupsAhead, check_batch, plan_threads
 from adaptive.planning.parts import GroupPart, describe_parts
 from adaptive.planning.plan import Feedback, GroupPlan, Moves, UpdateSizes
 from adaptive.planning.planner import Arrival, Planner
-from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.tiers.device import DeviceTier
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover

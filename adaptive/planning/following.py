@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.planning.lookups import Distinct
 from adaptive.planning.planner import Arrival, Planner
-from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import follows
 

@@ -23,10 +23,10 @@ from adaptive.kernels.planning import books
 from adaptive.kernels.planning.selection import lowest
 from adaptive.optim import RowOptimizer
 from adaptive.planning.books import SlotTable, Tracker
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Bags, Distinct, Lookups
 from adaptive.planning.plan import Feedback, GroupPlan, Moves, Pooling, RowUpdates, WatchedCounts, no_rows
-from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
 from adaptive.planning.skipping import Skipper, group_updates
 

@@ -17,12 +17,12 @@ from adaptive.config import SkipConfig
 from adaptive.kernels.planning import books, watched
 from adaptive.optim import RowOptimizer
 from adaptive.planning.books import Tracker
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.planning.deferral import DeferralBook, SummedRows
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, Lookups
 from adaptive.planning.plan import Deferred, Feedback, RowUpdates, Snapshots, WatchedCounts, no_rows
-from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.row_stats import StatsSource
 
 Int64s = NDArray[np.int64]

@@ -40,11 +40,10 @@ class DataPosition(BaseModel):
         """Batches that this epoch may still take if the run is to train `steps`; None: as many as there are."""
         return None if steps is None else max(steps - self.before - self.taken, 0)
 
-    def is_evaluated_again(self, steps: int | None) -> bool:
-        """Whether a recorded evaluation of the very step reached so far does not count: it comes next, where the epoch
-        or the run ends, or was made behind the checkpoint, by a run that went on from it and was killed. One in the
-        middle of an epoch, before the checkpoint, counts."""
-        return self.reached or self.over or self.left(steps) == 0 or self.evaluated != self.total
+    def is_evaluated_next(self, steps: int | None) -> bool:
+        """Whether an evaluation of the very step reached so far comes next, where the epoch or the run ends, and is not
+        one in the middle of an epoch, which has been made."""
+        return self.reached or self.over or self.left(steps) == 0
 
     def advance(self, number: int) -> None:
         self.taken += number

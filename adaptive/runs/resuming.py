@@ -86,7 +86,7 @@ def resume_run(
             with components.embeddings:
                 refuse_guarded_resume(config, components, path)
                 restore(components, checkpoint, where)
-                dropped = _drop_records(directory, config, checkpoint, reached) if is_first else 0
+                dropped = _drop_records(directory, config, checkpoint, reached, record) if is_first else 0
                 if ranks is not None:
                     ranks.gather_facts("records dropped")  # the others read them behind this
                 left = ResumePoint(where, checkpoint, reached, dropped, damaged, path / directory.metrics.name)
@@ -208,9 +208,18 @@ def _rejects_anew(path: Path) -> Iterator[None]:
     aside.unlink(missing_ok=True)
 
 
-def _drop_records(directory: RunDirectory, config: TrainConfig, checkpoint: Checkpoint, reached: SavedProgress) -> int:
-    """Of the evaluations behind the last step those go that are made again; see `DataPosition`."""
-    again = reached.place.is_evaluated_again(config.steps)
+def _drop_records(
+    directory: RunDirectory,
+    config: TrainConfig,
+    checkpoint: Checkpoint,
+    reached: SavedProgress,
+    record: Mapping[str, Any],
+) -> int:
+    """Of the evaluations of the step reached those go that are made again: one that comes next, and one that was made
+    behind the checkpoint by a run that was killed. That of a finished run stays."""
+    place = reached.place
+    cut = place.evaluated != place.total and record.get("status") != "finished"
+    again = place.is_evaluated_next(config.steps) or cut
     written = reached.metrics
     try:
         if written is not None and written.bytes and os.path.lexists(directory.metrics):

@@ -76,7 +76,7 @@ class Run:
         tasks = tasks_of(components.model)
         self.recorder = Recorder(components.embeddings, log_every=config.log_every, tasks=tasks)
         if left:
-            again = left.reached.place.is_evaluated_again(config.steps)
+            again = left.reached.place.is_evaluated_next(config.steps)
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where, again=again)
             if left.reached.evaluations is None:  # saved by an earlier version
                 self.recorder.evaluations = _evaluations(left.metrics)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from adaptive.counters import Counter
-from adaptive.planning.policy_calls import PolicyCaller
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.planning.sizing import row_bytes
 from adaptive.simulate.machine import Machine, Traffic, expected_ms, step_ms
 from adaptive.simulate.run import Setup, SimulatedRun

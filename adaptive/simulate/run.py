@@ -18,11 +18,11 @@ from adaptive.counters import Counter
 from adaptive.errors import DeviceMemoryError, PolicyError
 from adaptive.kernels.planning import belady
 from adaptive.optim import RowOptimizer
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.planning.following import Follower
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Distinct, lay_out_bags
 from adaptive.planning.planner import Arrival, Planner
-from adaptive.planning.policy_calls import PolicyCaller
 from adaptive.planning.sizing import choose_slots, hot_rows, row_bytes
 from adaptive.planning.tier_view import RowView
 from adaptive.policy import Policy, RowStats, SkipRule, arranges

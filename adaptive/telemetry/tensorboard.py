@@ -57,6 +57,7 @@ class TensorBoardView:
         self._file = events.EventFile(directory, preamble=tags.page(), purge_from=purge_from)
         self._step = 0  # of the latest interval
         self._skips = False
+        self._before = list[Record]()  # shown before the next record, with which the file is made
 
     @classmethod
     def resumed(cls, directory: Path, table_rows: Mapping[str, int], metrics: Path, step: int) -> "TensorBoardView":
@@ -70,9 +71,7 @@ class TensorBoardView:
                 last.append(record)
         purge_from = step if last else step + 1
         view = cls(directory, list(table_rows), list(table_rows.values()), purge_from=purge_from)
-        view._step = intervals[-1]
-        for record in last:
-            view.write(record)
+        view._step, view._before = intervals[-1], last
         return view
 
     @property
@@ -82,6 +81,11 @@ class TensorBoardView:
 
     def write(self, record: Record) -> None:
         """Show a record."""
+        shown, self._before = [*self._before, record], []
+        for one in shown:
+            self._show(one)
+
+    def _show(self, record: Record) -> None:
         match record:
             case RunRecord():
                 values, step = events.text("config", _indented(record.config)), 0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError, InputError, PolicyError
-from adaptive.planning.policy_calls import PolicyCaller
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView
 from adaptive.policy_loading import load_policy_class

@@ -18,7 +18,7 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import PolicyError
-from adaptive.planning.policy_thread import Overdue, PolicyThread, Raised
+from adaptive.planning.calling.thread import Overdue, PolicyThread, Raised
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView
 

@@ -16,7 +16,7 @@ from adaptive.contract import check_rule
 from adaptive.counters import Counter
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import SGD, RowOptimizer
-from adaptive.planning.policy_calls import PolicyCaller
+from adaptive.planning.calling.caller import PolicyCaller
 from adaptive.policies.defer import Defer
 from adaptive.policies.fae import FAE
 from adaptive.policies.hybrid import Hybrid

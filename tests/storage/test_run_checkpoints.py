@@ -75,11 +75,11 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(world: pytest.MonkeyPatc
     """As when a run is evaluated that is under way."""
     out, calls = killed(world, tmp_path / "run"), list[str]()
 
-    def load(path: Path, *, rows_in_files: bool) -> Checkpoint:
+    def load(path: Path, **options: Any) -> Checkpoint:
         calls.append(path.name)
         if len(calls) == 1:
             (out / "checkpoint-10").rename(out / "checkpoint-15")
-        return load_checkpoint(path, rows_in_files=rows_in_files)
+        return load_checkpoint(path, **options)
 
     world.setattr(run_checkpoints, "load_checkpoint", load)
     assert load_newest(out)[0].name == "checkpoint-15" and calls == ["checkpoint-10", "checkpoint-15"]

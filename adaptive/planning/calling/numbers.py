@@ -3,7 +3,7 @@
 from collections import deque
 
 from adaptive.errors import PolicyError, error_text
-from adaptive.planning.policy_thread import is_users
+from adaptive.planning.calling.thread import is_users
 from adaptive.policy import Policy
 
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.errors import PolicyError
 from adaptive.kernels.planning.selection import ORDERS
-from adaptive.planning.policy_errors import OF_RULE, PolicyErrors
-from adaptive.planning.policy_numbers import PolicyNumbers
-from adaptive.planning.policy_source import PolicySource
-from adaptive.planning.policy_thread import Overdue, PolicyThread, Raised, is_users
+from adaptive.planning.calling.errors import OF_RULE, PolicyErrors
+from adaptive.planning.calling.numbers import PolicyNumbers
+from adaptive.planning.calling.source import PolicySource
+from adaptive.planning.calling.thread import Overdue, PolicyThread, Raised, is_users
 from adaptive.planning.row_stats import read_only
 from adaptive.policy import Deferral, Policy, RowStats, SkipRule, TierView, arranges, drops_inputs, order_of
 

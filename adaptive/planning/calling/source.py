@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 from adaptive.batch import Batch, as_batch
-from adaptive.planning.policy_thread import PolicyThread
+from adaptive.planning.calling.thread import PolicyThread
 
 
 class PolicySource(Iterator[Batch]):
