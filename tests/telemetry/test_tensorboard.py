@@ -414,6 +414,18 @@ def test_a_run_that_is_gone_on_with_shows_each_step_once(tmp_path):
     assert text.tensor_proto.string_val == [b"resumed after step 20"] and text.step == 20
 
 
+def test_the_last_step_is_shown_anew_with_the_next_record(tmp_path):
+    """An earlier file may lack it. Until then there is no file, which a run that cannot begin would leave open."""
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (10, 20):
+        metrics.write(interval(step, wall_time=1e9 + step))
+    write_all(TensorBoardView(tmp_path / "view", ["site"]), interval(10, wall_time=1e9 + 10))
+    view = TensorBoardView.resumed(tmp_path / "view", {"site": 4}, metrics.path, 20)
+    assert steps(tmp_path / "view") == [10] and len(list((tmp_path / "view").iterdir())) == 1
+    write_all(view, ResumeRecord(step=20, dropped=0, wall_time=1e9 + 40), interval(30, wall_time=1e9 + 50))
+    assert steps(tmp_path / "view") == [10, 20, 30]
+
+
 def test_files_of_one_second_are_read_in_the_order_in_which_they_were_begun(tmp_path, monkeypatch):
     """TensorBoard sorts them by name, as text: 10 would come before 9."""
     monkeypatch.setattr(events, "_file_numbers", itertools.count(9))
