@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
+from adaptive.engine.exchange.asked import Asked
 from adaptive.engine.exchange.asking import AskedBlock, AskedGroup
-from adaptive.engine.exchange.exchange import Asked
 from adaptive.engine.pipeline import Lane
 from adaptive.errors import ConfigError
 from adaptive.planned import GroupWork, Planned

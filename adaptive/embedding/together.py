@@ -42,7 +42,7 @@ class Together(Reports):
         lanes, number = self._pipeline.lanes, ready.number
         asked = self._exchange.asked(number)
         served = [lane.device.pool(plan.pooling) for lane, plan in zip(lanes, ready.plans, strict=True)]
-        rows = self._exchange.vectors(number, asked, served)
+        rows = self._exchange.rows.vectors(number, asked, served)
         works = [AskedWork(*one) for one in zip(lanes, ready.plans, asked.groups, rows, strict=True)]
         self._has_no_samples = all(block is None for block in asked.blocks)
         return PlannedBlocks(ready.batch, works, self._send, asked, self._exchange.ranks.blocks)
@@ -61,9 +61,9 @@ class Together(Reports):
         planned.given = True
         if planned.came is None:
             sums = self._sums(planned) if with_own else None
-            found = self._exchange.gradients(planned.number, planned.asked, sums)
+            found = self._exchange.rows.gradients(planned.number, planned.asked, sums)
         else:
-            found = self._exchange.taken_in(planned.asked, planned.came)
+            found = self._exchange.rows.taken_in(planned.asked, planned.came)
         if found is not None:
             own = [work.take_in(one) for work, one in zip(planned.blocks, found, strict=True)]
             self._pipeline.report(planned.number, [work.update() for work in own])
@@ -81,7 +81,7 @@ class Together(Reports):
         """The gradients of this rank's rows, for each rank, to cross beside other things; `planned.came` is what came.
         Then `step()` exchanges nothing any more."""
         assert self._exchange is not None
-        return self._exchange.for_owners(planned.asked, self._sums(planned) if planned.has_gradients else None)
+        return self._exchange.rows.for_owners(planned.asked, self._sums(planned) if planned.has_gradients else None)
 
     def _refuse_with_ranks(self, what: str) -> None:
         """What looks at the gradients of one rank only."""

@@ -172,7 +172,7 @@ def test_an_owner_that_does_not_see_rows_change_is_caught(monkeypatch: pytest.Mo
 
 
 def test_an_asker_that_keeps_old_vectors_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.engine.exchange.exchange.Copies", _Forgetful)
+    monkeypatch.setattr("adaptive.engine.exchange.rows.Copies", _Forgetful)
     with pytest.raises(AssertionError):
         assert_equal_on([2], 2, Case(BATCHES, Adagrad(lr=0.1), POLICIES["defer"], skip=WATCHED))
 

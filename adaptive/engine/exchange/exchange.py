@@ -13,31 +13,26 @@ waits for a message that nobody sends.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from adaptive.batch import Batch, OwnPart, cut
-from adaptive.engine.exchange.answers import Answer, Bools, pack_answers, unpack_answers
-from adaptive.engine.exchange.arrays import Arrays
-from adaptive.engine.exchange.asking import AskedGroup, Asker
-from adaptive.engine.exchange.crossing import Crossing, count_chosen
-from adaptive.engine.exchange.keeping import Copies, Holders
-from adaptive.engine.exchange.requests import unpack_requests
-from adaptive.engine.exchange.serving import ServedGroup, Server
-from adaptive.engine.exchange.values import DeviceValues, HostValues, Values
+from adaptive.engine.exchange.answers import Answer, pack_answers, unpack_answers
+from adaptive.engine.exchange.asked import Asked, Party
+from adaptive.engine.exchange.crossing import Crossing
+from adaptive.engine.exchange.keeping import Holders
+from adaptive.engine.exchange.rows import RowsExchange
 from adaptive.errors import AdaptiveError, RanksError
 from adaptive.planning.hot_set import HotSet
 from adaptive.planning.layout import Group
 from adaptive.planning.lookups import Lookups
 from adaptive.planning.plan import GroupPlan
 from adaptive.ranks import Ranks
-from adaptive.ranks.channel import NOTHING, Channel, Exchanged
-from adaptive.ranks.transport import Bytes
+from adaptive.ranks.channel import Channel, Exchanged
 from adaptive.ranks.wire import Kind
 from adaptive.tiers.device import DeviceTier
 
@@ -46,20 +41,11 @@ Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A batch, as far as ranks have told each other of it."""
-
-    blocks: tuple[Batch | None, ...]  # of this rank
-    groups: tuple[AskedGroup, ...]  # what this rank asks
-    served: tuple[ServedGroup, ...]  # what it is asked
-    samples: int  # of all ranks
-    first: int  # samples of the ranks before this one
-    forget: tuple[int, ...] = ()  # owners whose rows this rank forgets first
-
-
 class Exchange:
     """Exchanges what batches need, for all groups.
+
+    Attributes:
+        rows: of the training thread.
 
     Args:
         ranks: this process among the others.
@@ -73,15 +59,10 @@ class Exchange:
     ) -> None:
         self.ranks = ranks
         self._groups = tuple(groups)
-        self._ahead, self._reading = _Party(ranks, groups), _Party(ranks, groups)  # of one thread each
-        self._values: Values[Any] = HostValues(ranks, groups, devices)
-        if ranks.crosses_on(device.type):
-            self._values = DeviceValues(ranks, groups, devices[0], device)
-        self._value_bytes = 2 if ranks.wire == "bf16" else 4
+        self.rows = RowsExchange(ranks, groups, devices, device)
+        self._ahead, self._reading = Party(ranks, groups), Party(ranks, groups)  # of one thread each
         self._exactly = Crossing(ranks, groups, rounds=False)
         self._holders = [Holders(ranks.rank, ranks.size) for _ in groups]  # of the look-ahead thread
-        arrays = self._values.arrays
-        self._copies = [[Copies(group.embedding_dim, arrays) for _ in range(ranks.size)] for group in groups]
         self._asked: dict[int, Asked] = {}
         self._ended: Kind | None = None
 
@@ -92,8 +73,7 @@ class Exchange:
         batches may have been answered and not trained."""
         self._asked.clear()
         self.forget_kept()
-        for copies in (one for group in self._copies for one in group):
-            copies.forget()
+        self.rows.forget()
         self._next, self._ended = number, None
 
     def coming(
@@ -212,56 +192,6 @@ class Exchange:
         """What ranks have told each other of a batch; once."""
         return self._asked.pop(number)
 
-    def vectors(self, number: int, asked: Asked, served: Sequence[Tensor]) -> list[Tensor]:
-        """Give all ranks the rows they asked for, `served` (requests, D) of each group; returns the rows that this one
-        asked for (n, D), on the device."""
-        arrays = self._values.arrays
-        here, counts = _crossing(asked.served, "kept")
-        there, come = _crossing(asked.groups, "kept")
-        rows = [arrays.chosen(*one) for one in zip(self._values.unload(served), here, strict=True)]
-        found = self.ranks.rows.exchange(Kind.VECTORS, number, self._values.pack(rows, counts))
-        self._spare("vectors_spared", [one.sizes for one in asked.served], counts)
-        came = self._values.unpack(found, Kind.VECTORS, come)
-        for rank in asked.forget:
-            for copies in self._copies:
-                copies[rank].forget()
-        whole = [arrays.spread(*one) for one in zip(came, there, strict=True)]
-        for group, copies, vectors in zip(asked.groups, self._copies, whole, strict=True):
-            _use_copies(arrays, group, copies, vectors)
-        return self._values.load(whole)
-
-    def gradients(self, number: int, asked: Asked, sums: Sequence[Tensor] | None) -> list[Tensor] | None:
-        """Give the owners the gradients of the rows this rank asked for, `sums` (m, D) of each group without those that
-        are left out, or none; returns those for the requests of all ranks, as `taken_in` does."""
-        parts = self.for_owners(asked, sums)
-        return self.taken_in(
-            asked, self.ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
-        )
-
-    def for_owners(self, asked: Asked, sums: Sequence[Tensor] | None) -> list[Bytes]:
-        """The part of each owner of the gradients that `gradients` is given."""
-        _, counts = _crossing(asked.groups, "left_out")
-        self._spare("gradients_spared", [one.sizes for one in asked.groups], counts)
-        return [NOTHING] * self.ranks.size if sums is None else self._values.pack(self._values.unload(sums), counts)
-
-    def taken_in(self, asked: Asked, found: Exchanged) -> list[Tensor] | None:
-        """The gradients for the requests of all ranks (requests, D) on the device, 0 where they are left out, from what
-        `for_owners` gave on each rank. Ranks whose header tells of no samples count as 0; None: no rank has
-        gradients."""
-        if not any(header.samples for header in found.headers):
-            return None
-        wanted, come = _crossing(asked.served, "left_out")
-        arrays, came = self._values.arrays, self._values.unpack(found, Kind.GRADIENTS, come)
-        return self._values.load([arrays.spread(*one) for one in zip(came, wanted, strict=True)])
-
-    def _spare(self, name: str, sizes: Sequence[Int64s], counts: Sequence[Int64s]) -> None:
-        """Count rows that would have gone to other ranks."""
-        rank, spared = self.ranks.rank, 0
-        for group, size, count in zip(self._groups, sizes, counts, strict=True):
-            left = size - count
-            spared += int(left.sum() - left[rank]) * self._value_bytes * group.embedding_dim
-        self.ranks.rows.tally.add(**{name: spared})
-
     def read(
         self, blocks: Sequence[Batch | None], values: Callable[[int, Int64s], Floats]
     ) -> tuple[Asked, list[Floats]]:
@@ -315,54 +245,3 @@ class Exchange:
         """Samples of all ranks, and of those before this one."""
         numbers = [header.samples for header in found.headers]
         return sum(numbers), sum(numbers[: self.ranks.rank])
-
-
-class _Party:
-    """Asks and serves; memory of one thread."""
-
-    def __init__(self, ranks: Ranks, groups: Sequence[Group]) -> None:
-        self._ranks, self._groups = ranks, groups
-        self._asker = Asker(groups, ranks.size)
-        self._servers = [Server(group, ranks.name) for group in groups]
-
-    def ask(self, blocks: Sequence[Batch | None]) -> tuple[list[AskedGroup], list[Bytes]]:
-        return self._asker.ask(blocks)
-
-    def serve(self, found: Exchanged) -> tuple[ServedGroup, ...]:
-        asked: list[list[Any]] = [[] for _ in self._groups]
-        for rank, message in enumerate(found.parts):
-            sender, rest = f"rank {rank}", message
-            for requests, group in zip(asked, self._groups, strict=True):
-                one, rest = unpack_requests(group.whole, rest, len(self._ranks.blocks_of(rank)), sender)
-                requests.append(one)
-            if len(rest):
-                raise RanksError(f"{sender} sent {len(rest)} bytes more than its requests take")
-        return tuple(server.serve(one) for server, one in zip(self._servers, asked, strict=True))
-
-
-def _opposite(answer: Answer | None, plane: str) -> Bools | None:
-    """The requests (n,) that are not in a plane of an answer; None: all."""
-    there: Bools | None = None if answer is None else getattr(answer, plane)
-    return None if there is None or not there.any() else ~there
-
-
-def _crossing(requests: Sequence[AskedGroup | ServedGroup], plane: str) -> tuple[list[Any], list[Int64s]]:
-    """Of each group the requests (n,) whose rows cross, as they are not in a plane of the answers (None: all), and how
-    many of each rank these are (W,)."""
-    chosen = [_opposite(one.answer, plane) for one in requests]
-    return chosen, [count_chosen(one.sizes, which) for one, which in zip(requests, chosen, strict=True)]
-
-
-def _use_copies(arrays: Arrays[Any], group: AskedGroup, copies: Sequence[Copies], vectors: Any) -> None:
-    """Fill in the vectors (n, D) that did not cross, and keep those that are not to cross again."""
-    if group.answer is None or not (group.answer.kept.any() or group.answer.keep.any()):
-        return
-    last = 0
-    for size, own in zip(group.sizes.tolist(), copies, strict=True):
-        answer = group.answer.of(slice(last, last + size))
-        kept, keep = (last + np.flatnonzero(which) for which in (answer.kept, answer.keep))
-        if len(kept):
-            arrays.put(vectors, kept, own.get(group.rows[kept]))
-        if len(keep):
-            own.put(group.rows[keep], arrays.at(vectors, keep))
-        last += size
