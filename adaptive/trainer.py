@@ -167,7 +167,7 @@ class Trainer:
         if not learnt:  # this rank has no samples of the batch
             return _Passed([], [], [], True)
         with self.recorder.timed("backward"):
-            rows = [work.gradients for work in planned.works if work.gradients is not None]
+            rows = [one for work in planned.works if (one := work.gradients) is not None]
             numbers = torch.stack([*losses, *sums_of_blocks, *sums_of_gradients(self.model, rows)])
             require_room(self.optimizer, self.embeddings.device)
             found_losses, sums = _split(numbers.tolist(), len(losses))

@@ -62,7 +62,7 @@ class Steps(Together):
         dense = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for work in works:
             work.scale_gradients(1 / grad_scale)
-        found = [*dense, *(work.gradients for work in works if work.gradients is not None)]
+        found = [*dense, *(one for work in works if (one := work.gradients) is not None)]
         norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in found]))
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for gradient in dense:
@@ -124,7 +124,7 @@ class Steps(Together):
     def _all_finite(self) -> Tensor | None:
         """(1,) a 1, NaN if a gradient is not finite; None if there is none."""
         works = [work for planned in self._pending.values() for work in planned.works]
-        found = [torch.isfinite(work.gradients).all() for work in works if work.gradients is not None]
+        found = [torch.isfinite(one).all() for work in works if (one := work.gradients) is not None]
         if not found:
             return None
         return torch.where(torch.stack(found).all(), 1.0, torch.nan).reshape(1)
