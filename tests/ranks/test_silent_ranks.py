@@ -1,5 +1,6 @@
 """Which ranks are not heard any more, by the store that ranks met at: also where it does not answer."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -47,6 +48,7 @@ def test_who_is_silent(ranks: list[TorchTransport], server: subprocess.Popen[str
     assert ranks[2].silent() == [1]
     assert ranks[1].silent() == []
     server.send_signal(signal.SIGSTOP)  # as behind a link that is down: connected, and nothing comes
+    os.waitpid(server.pid, os.WUNTRACED)  # each of its threads has stopped
     assert ranks[1].silent() == [0]
     server.send_signal(signal.SIGCONT)
     server.kill()

@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from adaptive.storage.plain import signed_json
 
-SECONDS, MOST_MEMORY = 5, 500 << 20
+SECONDS, MOST_MEMORY = 90, 500 << 20
 VALUES: Final[list[Any]] = [
     None, "", "text", "nul\0", "\ud800", -1, 0, 10**18, 2**70, -(2**70), 1.5, 1e300, 1e-300, True, [], {}, [[]],
     {"a": {}}, [1, "2"], "/dev/zero", "/proc/self/mem", "../..", "x" * 5000, "file.py:Class",
@@ -26,21 +25,20 @@ class Hangs(BaseException):
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """What is inside takes neither more than a few seconds nor much memory."""
+    """What is inside ends, and takes little memory. Where it does not end `Hangs` is raised: late enough for kernels to
+    be compiled in it on a machine that others use."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise Hangs
 
     before = signal.signal(signal.SIGALRM, ring)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    signal.setitimer(signal.ITIMER_REAL, 12 * SECONDS)  # of the clock, where others use the machine, too
-    begun = time.process_time()
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.process_time() - begun < SECONDS
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024 < MOST_MEMORY
 
 
