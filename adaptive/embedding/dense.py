@@ -21,7 +21,7 @@ from adaptive.errors import RanksError
 from adaptive.ranks import Ranks
 from adaptive.ranks.channel import NOTHING, Exchanged
 from adaptive.ranks.dense import slice_size, slices_of, sum_blocks
-from adaptive.ranks.transport import Bytes
+from adaptive.ranks.transport import Bytes, as_bytes
 from adaptive.ranks.wire import Kind
 
 Floats = NDArray[np.float32]
@@ -180,5 +180,5 @@ def _numbers(message: Bytes) -> tuple[int, int]:
 
 def _joined(*arrays: NDArray[Any]) -> Bytes:
     """All bytes; of one array its own."""
-    parts: list[Bytes] = [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in arrays]
+    parts = [as_bytes(one) for one in arrays]
     return parts[0] if len(parts) == 1 else np.concatenate([NOTHING, *parts])

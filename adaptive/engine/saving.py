@@ -63,7 +63,7 @@ def save_rows(pipeline: Pipeline) -> Arrays:
 def save_blocks(pipeline: Pipeline) -> dict[str, NDArray[Any] | Blocks | ShardPart]:
     """`save_rows` with values and state as `Blocks`, which are read when they are written, once each: train nothing in
     between. Of rows 8 MiB are in memory at once. With other ranks, the rows that this one owns, as parts of a shard."""
-    if pipeline.exchange is not None and pipeline.exchange.ranks.size > 1:
+    if gatherer_of(pipeline) is not None:
         return _save_shard(pipeline)
 
     with pipeline.lock:

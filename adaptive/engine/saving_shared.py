@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from adaptive.engine.exchange.gathering import Gatherer, own_rows
 from adaptive.engine.pipeline import Lane, Pipeline
-from adaptive.engine.saving_watched import OF_SUMS, WATCHED, save_watched
+from adaptive.engine.saving_watched import OF_SUMS, WATCHED, save_own_watched
 from adaptive.planning.layout import Group
 from adaptive.storage.arrays import Blocks
 
@@ -64,18 +64,13 @@ def save_shared_lane(
 
 def save_shared_watched(pipeline: Pipeline, lane: Lane, prefix: str, gatherer: Gatherer) -> Arrays:
     """What is known of the watched rows of all ranks; entries in order of rows."""
-    with pipeline.lock:
-        found = save_watched(pipeline, lane, "")
-    if not found:
+    own = save_own_watched(pipeline, lane)
+    if own is None:
         return {}
-    mine = {name.removeprefix(WATCHED): value for name, value in found.items()}
-    interval, summed = mine.pop("interval"), mine.pop("summed", None)
-    rows = lane.group.whole_rows(mine.pop("row"))
-    of_sums = {name: mine.pop(name) for name in OF_SUMS if name in mine}
-    everyones, columns = gatherer.merged(rows, mine)
-    merged: Arrays = {"interval": interval, "row": everyones, **columns}
-    if summed is not None:
-        of_rows, sums = gatherer.merged(rows[summed], of_sums)
+    everyones, columns = gatherer.merged(own.rows, own.columns)
+    merged: Arrays = {"interval": own.interval, "row": everyones, **columns}
+    if own.summed is not None:
+        of_rows, sums = gatherer.merged(own.rows[own.summed], own.of_sums)
         merged |= {"summed": np.searchsorted(everyones, of_rows), **sums}
     return {prefix + WATCHED + name: value for name, value in merged.items()}
 

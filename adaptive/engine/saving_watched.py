@@ -14,6 +14,7 @@ nothing of movement. Names, after the group's prefix:
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,28 @@ def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
         found |= {"visits": visits, "waiting": waiting, "summed": kept.waiting, "sums": kept.sums}
         found |= {"squares": kept.squares, "raw_values": weights, "raw_states": state}
     return {prefix + WATCHED + name: value for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class OwnWatched:
+    """What `save_watched` gives of the rows that one rank owns, taken apart. Of n entries m have a sum that waits."""
+
+    interval: NDArray[np.int64]  # (1,)
+    rows: NDArray[np.int64]  # (n,) of the undivided group
+    columns: Arrays  # (n, ...)
+    summed: NDArray[np.int64] | None  # (m,) entries; None: updates are not deferred
+    of_sums: Arrays  # (m, ...)
+
+
+def save_own_watched(pipeline: Pipeline, lane: Lane) -> OwnWatched | None:
+    """The same of one of several ranks; None where none are watched."""
+    with pipeline.lock:
+        found = {name.removeprefix(WATCHED): value for name, value in save_watched(pipeline, lane, "").items()}
+    if not found:
+        return None
+    interval, summed, rows = found.pop("interval"), found.pop("summed", None), lane.group.whole_rows(found.pop("row"))
+    of_sums = {name: found.pop(name) for name in OF_SUMS if name in found}
+    return OwnWatched(interval, rows, found, summed, of_sums)
 
 
 def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:

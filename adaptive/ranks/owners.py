@@ -48,9 +48,7 @@ class Owners:
         sizes = np.diff(table_starts)
         self._full = sizes >> BITS  # whole blocks of each table
         tables = np.repeat(np.arange(len(names)), self._full + 1)
-        self._block_starts = np.cumsum([0, *self._full + 1])[
-            :-1
-        ]  # each table's first block, counted through all tables
+        self._block_starts = np.cumsum(self._full + 1) - self._full - 1  # of each table, through all tables
         blocks = np.arange(len(tables)) - self._block_starts[tables]
         self._shifts = self._hashes(tables, blocks).astype(np.uint16)  # of the buckets of each block
         self._is_last = blocks == self._full[tables]

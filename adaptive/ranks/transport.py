@@ -6,7 +6,7 @@ order: what the operations mean, and whether ranks agree on it, is the business 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,11 @@ Bytes = NDArray[np.uint8]
 AHEAD: Final = 0  # of the look-ahead thread: who asks whom for which rows
 ROWS: Final = 1  # of the training thread: vectors, gradients, and whatever else is agreed on
 CHANNELS: Final = ("ahead", "rows")
+
+
+def as_bytes(array: NDArray[Any]) -> Bytes:
+    """The array's memory, or that of a contiguous copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class TransportError(Exception):

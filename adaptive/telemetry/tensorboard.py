@@ -63,15 +63,15 @@ class TensorBoardView:
     def resumed(cls, directory: Path, table_rows: Mapping[str, int], metrics: Path, step: int) -> "TensorBoardView":
         """The view of a run that goes on after this step, which is shown anew from its metrics: earlier files may lack
         it, or have an evaluation that is made again. What they have of later steps is hidden."""
-        intervals, last = [0], list[Record]()
+        before, last = 0, list[Record]()
         for record in read_metrics(metrics) if metrics.exists() else ():
             if isinstance(record, IntervalRecord) and record.step < step:
-                intervals.append(record.step)
+                before = record.step
             if isinstance(record, IntervalRecord | EvalRecord) and record.step == step:
                 last.append(record)
         purge_from = step if last else step + 1
         view = cls(directory, list(table_rows), list(table_rows.values()), purge_from=purge_from)
-        view._step, view._before = intervals[-1], last
+        view._step, view._before = before, last
         return view
 
     @property

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from adaptive.planning.layout import Group
 from adaptive.ranks import Ranks
-from adaptive.ranks.transport import Bytes
+from adaptive.ranks.transport import as_bytes
 from adaptive.ranks.wire import Kind
 
 Int64s = NDArray[np.int64]
@@ -30,8 +30,7 @@ class Gatherer:
 
     def all_of(self, array: NDArray[Any]) -> list[NDArray[Any]]:
         """Each rank's array (any length, ...), of one type and width."""
-        flat: Bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        found = self._ranks.rows.exchange(Kind.FACTS, parts=[flat] * self._ranks.size).parts
+        found = self._ranks.rows.exchange(Kind.FACTS, parts=[as_bytes(array)] * self._ranks.size).parts
         width = int(np.prod(array.shape[1:], dtype=np.int64))
         kept = [np.frombuffer(part.tobytes(), array.dtype) for part in found]
         return [one.reshape(len(one) // max(width, 1), *array.shape[1:]) for one in kept]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from adaptive.errors import RanksError
 from adaptive.planning.layout import Group
-from adaptive.ranks.transport import Bytes
+from adaptive.ranks.transport import Bytes, as_bytes
 
 Int64s = NDArray[np.int64]
 MANY: Final = 255
@@ -40,7 +40,7 @@ def pack_requests(group: Group, counts: Int64s, tables: Int64s, rows: Int64s, lo
     index = (rows - group.table_starts[tables]).astype(index_type(group))
     few = np.minimum(lookups, MANY).astype(np.uint8)
     many = lookups[lookups >= MANY].astype(np.uint32)
-    return np.concatenate([_bytes(counts.astype(np.int32)), _bytes(index), _bytes(few), _bytes(many)])
+    return np.concatenate([as_bytes(counts.astype(np.int32)), as_bytes(index), as_bytes(few), as_bytes(many)])
 
 
 def unpack_requests(group: Group, message: Bytes, num_blocks: int, sender: str) -> tuple[Requests, Bytes]:
@@ -80,10 +80,6 @@ class _Reader:
             )
         found, self.rest = self.rest[:size], self.rest[size:]
         return np.frombuffer(found.tobytes(), kind)
-
-
-def _bytes(array: NDArray[Any]) -> Bytes:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def index_type(group: Group) -> np.dtype[Any]:

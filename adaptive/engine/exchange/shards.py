@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.engine.pipeline import Lane, Pipeline
-from adaptive.engine.saving_watched import OF_SUMS, SUMMED_ROWS, WATCHED, save_watched
+from adaptive.engine.saving_watched import SUMMED_ROWS, WATCHED, save_own_watched
 from adaptive.planning.layout import OwnedGroup
 from adaptive.ranks.owners import BITS
 from adaptive.storage.arrays import Blocks
@@ -23,15 +23,15 @@ Int64s = NDArray[np.int64]
 class _Dealt:
     """Rows (m,) of one rank in the order of a shard: piece after piece, ascending in each."""
 
-    def __init__(self, group: OwnedGroup, local: Int64s) -> None:
-        rows = group.whole_rows(local)
+    def __init__(self, group: OwnedGroup, rows: Int64s) -> None:
+        """`rows`: of the undivided group."""
         pieces = group.buckets_of(rows) * PIECES >> BITS
         self.order: Int64s = np.lexsort((rows, pieces))
         self.rows = rows[self.order]
         self.counts = np.bincount(pieces, minlength=PIECES).tolist()
 
     def parts(self, prefix: str, key: str, columns: Mapping[str, NDArray[Any]]) -> dict[str, Part]:
-        """Their numbers, and columns (m, ...) that are in the order of `local`."""
+        """Their numbers, and columns (m, ...) that are in the order they were given."""
         found = {prefix + key: self.part(self.rows, prefix + key)}
         return found | {prefix + name: self.part(one[self.order], prefix + key) for name, one in columns.items()}
 
@@ -54,31 +54,27 @@ def save_shard_lane(
         changed = np.flatnonzero(tracker.codes).astype(np.int64)
         seen = np.flatnonzero(tracker.accesses).astype(np.int64)
         columns = {name: tracker.records[name][seen] for name in records}
-    dealt = _Dealt(group, changed)
+    dealt = _Dealt(group, group.whole_rows(changed))
     values = read(pipeline, lane, changed[dealt.order])
     return {
         prefix + "table_starts": group.whole.table_starts,
         prefix + "table_keys": group.whole.table_keys,
         **dealt.parts(prefix, "changed", {}),
         **{prefix + name: dealt.part(blocks, prefix + "changed") for name, blocks in values.items()},
-        **_Dealt(group, seen).parts(prefix, "seen", columns),
+        **_Dealt(group, group.whole_rows(seen)).parts(prefix, "seen", columns),
     }
 
 
 def save_shard_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> dict[str, Any]:
     """What is known of watched rows. Sums that wait are told by their rows, since entries have other numbers in all
     shards together."""
-    with pipeline.lock:
-        found = save_watched(pipeline, lane, "")
-    if not found:
+    own, group = save_own_watched(pipeline, lane), lane.group
+    if own is None:
         return {}
-    group = lane.group
     assert isinstance(group, OwnedGroup)
-    mine = {name.removeprefix(WATCHED): value for name, value in found.items()}
-    interval, summed, rows = mine.pop("interval"), mine.pop("summed", None), mine.pop("row")
-    of_sums = {name: mine.pop(name) for name in OF_SUMS if name in mine}
     prefix += WATCHED
-    saved: dict[str, Any] = {prefix + "interval": interval, **_Dealt(group, rows).parts(prefix, "row", mine)}
-    if summed is not None:
-        saved |= _Dealt(group, rows[summed]).parts(prefix, SUMMED_ROWS, of_sums)
+    watched = _Dealt(group, own.rows).parts(prefix, "row", own.columns)
+    saved: dict[str, Any] = {prefix + "interval": own.interval, **watched}
+    if own.summed is not None:
+        saved |= _Dealt(group, own.rows[own.summed]).parts(prefix, SUMMED_ROWS, own.of_sums)
     return saved
