@@ -25,6 +25,8 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one
 hypothesis.settings.load_profile("any machine")
 torch.set_num_threads(1)
 numba.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def table(rows: int, seed: int, nulls: float, distinct: int) -> object:
             "user": column(rng.integers(0, distinct, rows), pa.uint32()),
             "hex": column(np.array([f"{i:x}" for i in rng.integers(0, distinct, rows)])),
             "word": column(words[rng.integers(0, distinct, rows)]),
-            "category": column(words[rng.integers(0, distinct, rows)], can_miss=nulls < 1).dictionary_encode(),
+            "category": column(words[rng.integers(0, distinct, rows)], pa.string()).dictionary_encode(),
         }
     )
 
