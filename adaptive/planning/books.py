@@ -100,6 +100,7 @@ def _zeros(num_rows: int) -> NDArray[Any]:
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
+Bools = NDArray[np.bool_]
 
 
 class SlotTable:
@@ -238,13 +239,22 @@ class SlotTable:
         )
 
     def take(
-        self, takers: Int64s, distinct: Distinct, locations: Int64s, number: int, mark: int, tally: Int64s
-    ) -> tuple[Int64s, NDArray[np.bool_]]:
+        self,
+        takers: Int64s,
+        distinct: Distinct,
+        locations: Int64s,
+        number: int,
+        oldest_held: int,
+        mark: int,
+        tally: Int64s,
+    ) -> tuple[Int64s, Bools, Bools]:
         """Give the distinct rows `takers` a slot each, held for batch `number`, and touch them.
 
-        Returns (slots, still at their initial value)."""
+        Returns (slots, still at their initial value, still updated on the host by a batch from `oldest_held` on).
+        """
         assert len(takers) <= self.num_free
-        slots, initial = np.empty(len(takers), np.int64), np.empty(len(takers), np.bool_)
+        slots = np.empty(len(takers), np.int64)
+        initial, late = np.empty((2, len(takers)), np.bool_)
         tracker = self._tracker
         books.take_slots(
             takers,
@@ -257,6 +267,7 @@ class SlotTable:
             np.uint8(mark),
             locations,
             number,
+            oldest_held,
             self.rows,
             self._used,
             self._accesses,
@@ -265,10 +276,11 @@ class SlotTable:
             self.num_free,
             slots,
             initial,
+            late,
             tally,
         )
         self.num_free -= len(takers)
-        return slots, initial
+        return slots, initial, late
 
     def leave_on_host(self, missing: Int64s, distinct: Distinct, locations: Int64s, number: int) -> Int64s:
         """Touch those of the distinct rows `missing` that have no slot; returns those that must be given their initial

@@ -99,8 +99,7 @@ class Planner:
         question = _Question(number, depth, window, rows, missing[:count])
         staged = self._policy_caller.policy.misses == "stage"
         takers, victims = self._stage(question) if staged else self._promote(question)
-        late = self.tracker.last_access[rows[takers]] > question.oldest_held
-        return Arrival(number, distinct, locations, question.missing, takers, victims, late, tally)
+        return Arrival(number, question.oldest_held, distinct, locations, question.missing, takers, victims, tally)
 
     def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
         """Slots that the rows of batch `number`, which is not planned, and of the `depth` batches before it take."""
@@ -167,10 +166,11 @@ class Planner:
 
     def _exchange(self, arrival: "Arrival") -> Moves:
         """Enter the batch's moves; slots, codes and records are then as they are once its rows have moved."""
-        distinct, locations, takers, late = arrival.distinct, arrival.locations, arrival.takers, arrival.late
+        distinct, locations, takers = arrival.distinct, arrival.locations, arrival.takers
         number, tally = arrival.number, arrival.tally
         back_slots, back_rows = self.slots.release(arrival.victims, tally)
-        slots, initial = self.slots.take(takers, distinct, locations, number, self._mark, tally)
+        held = number, arrival.oldest_held
+        slots, initial, late = self.slots.take(takers, distinct, locations, *held, self._mark, tally)
         all_come, fresh = len(takers) == len(arrival.missing), no_rows()
         if not all_come:
             fresh = self.slots.leave_on_host(arrival.missing, distinct, locations, number)
@@ -255,12 +255,12 @@ class Arrival:
     """What `prepare` decided: distinct rows `takers` get slots, the rows of slots `victims` leave."""
 
     number: int
+    oldest_held: int  # batches from this one on keep their rows where they are
     distinct: Distinct
     locations: Int64s  # (U,) slot, or -1
     missing: Int64s  # distinct rows without a slot
     takers: Int64s
     victims: Int64s
-    late: NDArray[np.bool_]  # of the takers: batches in flight still update them on the host
     tally: Int64s  # (tables of the group, counters)
 
 

@@ -220,6 +220,7 @@ def take_slots(
     mark,
     locations,
     batch,
+    oldest_held,
     slot_rows,
     slot_used,
     slot_accesses,
@@ -228,12 +229,14 @@ def take_slots(
     num_free,
     slots,
     initial,
+    late,
     tally,
 ):
     """Give each of the missing distinct rows `takers`, ascending, a free slot, from the end of `free`, held for the
     batch, and touch it. mark: see `enter_batch`.
 
-    Outputs, aligned with takers: slots (int64) and initial (bool): the row is still at its initial value.
+    Outputs, aligned with takers: slots (int64), initial (bool): the row is still at its initial value, and late (bool):
+    a batch from `oldest_held` on updates it on the host.
     """
     table = 0
     for i in range(takers.size):
@@ -252,6 +255,7 @@ def take_slots(
         slot_rows[slot] = row
         slot_used[slot] = batch
         codes[row] = slot + 1
+        late[i] = last_access[row] > oldest_held
         touch(row, counts[u], batch, accesses, last_access)
         slot_accesses[slot] = accesses[row]
         locations[u] = slot

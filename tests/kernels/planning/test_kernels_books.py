@@ -257,16 +257,19 @@ def test_take_gives_slots_from_the_end_of_the_free_list(choose: Choose) -> None:
     slots["rows"], slots["flags"] = np.full(8, -1), np.full(8, 99, np.uint8)
     rows, counts, ends, locations = ints(0, 6, 5), i32(2, 7, 3), ints(1, 3), ints(-1, 1, -1)
     accesses, last = np.zeros(10, np.uint32), np.zeros(10, np.int32)
+    last[[0, 5]] = [3, 4]  # row 5 by batch 3, the oldest that is held
+    late = np.zeros(2, np.bool_)
     out, initial, used = np.full(2, -9), np.zeros(2, np.bool_), np.full(8, 3, np.int32)
     counted_in = np.zeros(8, np.uint32)
     choose(books.take_slots)(
-        ints(0, 2), rows, counts, ends, slots["codes"], accesses, last, np.uint8(DIRTY), locations, 5, slots["rows"],
-        used, counted_in, slots["flags"], slots["free"], 3, out, initial, tally,
+        ints(0, 2), rows, counts, ends, slots["codes"], accesses, last, np.uint8(DIRTY), locations, 5, 3, slots["rows"],
+        used, counted_in, slots["flags"], slots["free"], 3, out, initial, late, tally,
     )  # fmt: skip
     assert used.tolist() == [3] * 6 + [5, 5]
     assert counted_in.tolist() == [0] * 6 + [2, 3]
     assert out.tolist() == [6, 7]
     assert initial.tolist() == [True, False]
+    assert late.tolist() == [False, True]
     assert locations.tolist() == [6, 1, 7]
     assert slots["rows"][[6, 7]].tolist() == [0, 5]
     assert slots["flags"][[6, 7]].tolist() == [DIRTY, CHANGED | DIRTY]
