@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = DEBUG in words
     show_anything()
     _need_folder()
+    _refuse_empty(words)
     stopped: list[int] = []
     try:
         with _terminable(stopped), told_of_reading(_reading_begins):
@@ -130,6 +132,18 @@ def _need_folder() -> None:
     except OSError as error:
         note(f"adaptive-train: error: the working directory is gone ({error.strerror}); change to another one")
         sys.exit(2)
+
+
+def _refuse_empty(words: Sequence[str]) -> None:
+    """An empty word is a variable of the shell that has no value; as a path it would be the working directory."""
+    for before, word in pairwise(["", *words]):
+        flag = before if before.startswith("--") and "=" not in before else word
+        if not word or (word.startswith("--") and word.find("=") == len(word) - 1):
+            place = f"{flag.rstrip('=')}: " if flag else ""
+            note(
+                f"adaptive-train: error: {place}needed a value, found an empty one; is a variable of the shell not set?"
+            )
+            sys.exit(2)
 
 
 def _verdict(error: Exception) -> tuple[int, str]:

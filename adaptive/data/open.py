@@ -1,10 +1,13 @@
 """`open_dataset`: the data set meant by a spec such as `synthetic` or `criteo:PATH[,PATH...]`."""
 
 from pathlib import Path
+from typing import Final
 
 from adaptive.data.dataset import Dataset
 from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError
+
+BUILT_IN: Final = ("synthetic", "sequences")
 
 
 def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None) -> Dataset:
@@ -18,6 +21,8 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         InputError: if files are missing or, where they must be read to open them (`holdout`, vocabularies), bad.
     """
     kind, _, paths = spec.partition(":")
+    if spec in BUILT_IN:
+        _refuse_files(spec, options)
     if spec == "synthetic":
         from adaptive.data.synthetic.stream import Synthetic
 
@@ -64,3 +69,18 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         "'prepared:DIR'; of sequences 'sequences', 'taobao:PATH[,PATH...]' or "
         "'tbsm:PATH[,PATH...]'"
     )
+
+
+def _refuse_files(spec: str, options: DataOptions) -> None:
+    """The built-in streams read no files: who says how to read or divide some, meant data of his own.
+
+    Raises:
+        ConfigError: naming the settings.
+    """
+    names = ("schema_path", "eval_data", "holdout", "time_split", "counts_path", "vocabulary_path", "vocabulary_from")
+    given = [name for name in names if getattr(options, name) is not None]
+    if given:
+        raise ConfigError(
+            f"data {spec}: is built in and reads no files, found {', '.join(f'data.{name}' for name in given)}; name "
+            "your data, such as --data csv:PATH, or leave it out"
+        )

@@ -1,7 +1,8 @@
 """`compare_placements`: placements of shapes on machines, modelled; and those that exist here, measured."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any, Final
 
 from adaptive.build import open_data
@@ -33,12 +34,7 @@ def compare_placements(
     Raises:
         ConfigError: for a placement that nobody knows, watts of no machine, too many sweeps.
     """
-    wrong = [name for name in placements if name not in PLACEMENTS]
-    if wrong or not placements:
-        raise ConfigError(f"--placements {','.join(wrong)!r}: needed some of {', '.join(PLACEMENTS)}")
-    strangers = set(watts or ()) - {machine.name for machine in machines}
-    if strangers:
-        raise ConfigError(f"--watts {', '.join(sorted(strangers))}: not among the machines")
+    check_asked(placements, sweeps, [machine.name for machine in machines], watts or ())
     power = {machine.name: (watts or {}).get(machine.name, machine.watts) for machine in machines}
     lines = [
         _line(shape, machine, placement, locality, power[machine.name], point)
@@ -60,18 +56,52 @@ def compare_placements(
     }
 
 
+def check_asked(
+    placements: Sequence[str],
+    sweeps: Sequence[Sweep],
+    machines: Sequence[str],
+    watts: Iterable[str],
+    *,
+    measured: bool = False,
+) -> None:
+    """What can be told before data are read.
+
+    Args:
+        placements, sweeps: as asked for.
+        machines: their names.
+        watts: names of machines whose power is given.
+        measured: some placements are to be trained here.
+
+    Raises:
+        ConfigError: see `compare_placements`; or if there is nothing to train.
+    """
+    wrong = [name for name in placements if name not in PLACEMENTS]
+    if wrong or not placements:
+        raise ConfigError(f"--placements {','.join(wrong)!r}: needed some of {', '.join(PLACEMENTS)}")
+    if strangers := sorted(set(watts) - set(machines)):
+        raise ConfigError(f"--watts {', '.join(strangers)}: not among the machines, {', '.join(machines)}")
+    keys = [key for key, _ in sweeps]
+    if len(keys) > 2:
+        raise ConfigError(f"--sweep: needed one or two keys, found {len(keys)}")
+    if len(keys) == 2 and keys[0] == keys[1]:
+        raise ConfigError(f"--sweep {keys[0]}: given twice; give all its values at once, {keys[0]}=VALUE,VALUE,...")
+    number = prod(len(values) for _, values in sweeps)
+    if number > MOST_POINTS:
+        raise ConfigError(f"--sweep: {number:,} points are more than {MOST_POINTS}")
+    if measured and not set(placements) & set(POLICIES):
+        raise ConfigError(
+            f"--measure: none of {', '.join(placements)} can be trained here; needed one of {', '.join(POLICIES)}"
+        )
+
+
 def points_of(shape: Shape, sweeps: Sequence[Sweep]) -> list[tuple[dict[str, str], Shape]]:
     """Every point of the sweeps, as its keys and values, with its shape; the shape itself where nothing is swept.
 
     Raises:
-        ConfigError: for more than two keys, too many points, or a value that no shape has.
+        ConfigError: for a value that no shape has.
     """
-    if len(sweeps) > 2:
-        raise ConfigError(f"--sweep: needed one or two keys, found {len(sweeps)}")
     keys = [key for key, _ in sweeps]
     found = [dict(zip(keys, values, strict=True)) for values in product(*(values for _, values in sweeps))]
-    if len(found) > MOST_POINTS:
-        raise ConfigError(f"--sweep: {len(found)} points are more than {MOST_POINTS}")
     return [(point, varied(shape, list(point), list(point.values())) if point else shape) for point in found]
 
 

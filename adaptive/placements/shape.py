@@ -9,7 +9,7 @@ from pydantic import Field
 
 from adaptive.config import Config
 from adaptive.errors import ConfigError
-from adaptive.models.dlrm import parse_mlp
+from adaptive.models.dlrm import MOST_LAYERS, WIDEST, parse_mlp
 from adaptive.storage.named import checked, load_named, names_in
 
 SHAPES: Final = Path(__file__).parent / "shapes"
@@ -22,14 +22,14 @@ class Shape(Config):
     name: str
     source: str = ""
     ours: str = Field(default="", description="what the source does not say")
-    num_dense: int = Field(ge=0)
-    num_sparse: int = Field(ge=1, description="tables, each with a feature")
-    lookups: int = Field(ge=1, description="of a bag")
-    hash_size: int = Field(ge=1, description="rows of a table, on average")
-    width: int = Field(ge=1, description="values of a row")
+    num_dense: int = Field(ge=0, le=2**20)
+    num_sparse: int = Field(ge=1, le=2**16, description="tables, each with a feature")
+    lookups: int = Field(ge=1, le=2**20, description="of a bag")
+    hash_size: int = Field(ge=1, le=2**48, description="rows of a table, on average")
+    width: int = Field(ge=1, le=WIDEST, description="values of a row")
     bottom_mlp: str
     top_mlp: str
-    batch_size: int = Field(ge=1, description="samples of a step, on all devices together")
+    batch_size: int = Field(ge=1, le=2**24, description="samples of a step, on all devices together")
 
     @property
     def value_bytes(self) -> int:
@@ -118,9 +118,16 @@ def swept_settings(point: Mapping[str, str], tables: int, width: int) -> list[st
 
 
 def mlps(text: str, width: int) -> dict[str, str]:
-    """Both towers of `512^3`: three layers of 512 before their last ones."""
-    size, _, depth = text.partition("^")
-    layers = "-".join([str(int(size))] * int(depth or 1))
+    """Both towers of `512^3`: three layers of 512 before their last ones.
+
+    Raises:
+        ValueError: if it is no such text, or says what no MLP has.
+    """
+    size, power, depth = text.partition("^")
+    number = int(depth) if power else 1
+    if not (1 <= int(size) <= WIDEST and 1 <= number <= MOST_LAYERS):
+        raise ValueError(text)
+    layers = "-".join([str(int(size))] * number)
     return {"bottom_mlp": f"{layers}-{width}", "top_mlp": f"{layers}-1"}
 
 
@@ -138,7 +145,10 @@ def varied(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Shape:
             else:
                 changes[key] = int(value)
         except ValueError as error:
-            raise ConfigError(f"--sweep {key}={value!r}: needed a whole number, or 512^3 for mlp") from error
+            meant = f"such as 512^3, at most {MOST_LAYERS} layers of {WIDEST}" if key == "mlp" else "a whole number"
+            raise ConfigError(f"{key}={value!r}: needed {meant}") from error
     return checked(
-        Shape, shape.model_dump() | changes, f"shape {shape.name} with {dict(zip(keys, values, strict=True))}"
+        Shape,
+        shape.model_dump() | changes,
+        f"shape {shape.name} with {', '.join(map('='.join, zip(keys, values, strict=True)))}",
     )

@@ -55,6 +55,8 @@ class Question:
             raise ConfigError(f"--what {','.join(self.parts)!r}: needed some of {', '.join(PARTS)}")
         if self.with_rates and "step" not in self.parts:
             raise ConfigError("--save needs the step, from which rates are measured: --what step")
+        if "data" in self.parts and not self.memory:
+            raise ConfigError("--memory: needed one or several sizes, such as 1%,5% or 512MiB, found none")
         if len(self.memory) > MOST_BUDGETS:
             raise ConfigError(f"--memory: needed at most {MOST_BUDGETS} sizes, found {len(self.memory)}")
 
@@ -114,9 +116,15 @@ def profile(
 
 def _budgets(memory: Sequence[str], group: Group, size: int) -> tuple[tuple[str, int], ...]:
     try:
-        return tuple((text, parse_size(text, row_bytes=size, num_rows=group.num_rows)) for text in memory)
+        found = tuple((text, parse_size(text, row_bytes=size, num_rows=group.num_rows)) for text in memory)
     except ValueError as error:
         raise ConfigError(f"--memory: {error}") from error
+    for text, rows in found:
+        if not rows:
+            raise ConfigError(
+                f"--memory {text}: needed room for one row at least, which takes {size} bytes with its state"
+            )
+    return found
 
 
 def _plan_factor(cases: Sequence[Case], steps: Sequence[dict[str, Any]], dataset: Dataset, group: Group) -> float:

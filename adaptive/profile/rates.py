@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from adaptive.config import TrainConfig, parse_size
 from adaptive.errors import ConfigError
 from adaptive.machines.spec import HERE, MachineSpec, Measured
+from adaptive.policy_loading import make_policy
 from adaptive.system import usable_cores
 
 Found = Mapping[str, Any]
@@ -36,10 +38,7 @@ def measured_machine(
     """
     served = [one for one in policies if one["misses"] == "host" and not one["device_rows"]]
     staged = [one for one in policies if one["misses"] == "stage"]
-    if not served or not staged:
-        raise ConfigError(
-            "--save needs rates of both tiers: give --policies at least hybrid and one that fetches rows, such as lfu"
-        )
+    _need_both(served=bool(served), staged=bool(staged))
     first = policies[0]
     moving = [one for one in staged if one["beside_ms"]["move"] > 0 and _moved(one)]
     host = statistics.median(_rate(one, value_bytes, row_bytes, features) for one in served)
@@ -68,6 +67,31 @@ def measured_machine(
             on=f"{first['device']}, {usable_cores()} cores, torch {torch.__version__}, {platform.processor() or 'CPU'}",
         ),
     )
+
+
+def check_measurable(cases: Sequence[tuple[str, TrainConfig]]) -> None:
+    """Whether trainings of these policies, as written and with their settings, would give the rates of a machine: told
+    before they begin.
+
+    Raises:
+        ConfigError: if one of the two kinds that `measured_machine` needs is missing.
+    """
+    policies = [(make_policy(config.policy, config.policy_options), config.tier.device_rows) for _, config in cases]
+    _need_both(
+        served=any(one.misses == "host" and _is_nothing(one.device_rows or rows) for one, rows in policies),
+        staged=any(one.misses == "stage" for one, _ in policies),
+    )
+
+
+def _is_nothing(size: str) -> bool:
+    return size != "auto" and parse_size(size, row_bytes=1, num_rows=1) == 0
+
+
+def _need_both(*, served: bool, staged: bool) -> None:
+    if not (served and staged):
+        raise ConfigError(
+            "--save needs rates of both tiers: give --policies at least hybrid and one that fetches rows, such as lfu"
+        )
 
 
 def hidden_share(one: Found) -> float:

@@ -31,6 +31,10 @@ class Command(Config):
     each: tuple[str, ...] = Field(default=(), description="the command is run once for each of these, as ID-VALUE")
     shows: str = Field(description="the figure or table of the paper that it stands for")
 
+    @property
+    def verb(self) -> str:
+        return _split(self.words)[0]
+
     @model_validator(mode="after")
     def _is_a_command_line(self) -> Self:
         verb, *flags = _split(self.words) or [""]

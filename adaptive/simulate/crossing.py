@@ -26,7 +26,7 @@ from adaptive.models.making import model_config
 from adaptive.planning.layout import Group, OwnedGroup, make_groups, own_share
 from adaptive.planning.lookups import DistinctFinder, check_batch
 from adaptive.ranks.dense import goes_whole
-from adaptive.ranks.owners import Owners
+from adaptive.ranks.owners import SIZE, Owners
 from adaptive.ranks.wire import Header, Kind
 from adaptive.simulate.stream import Told, total_batches
 from adaptive.system import StopRequest, stop_request
@@ -35,6 +35,7 @@ SCHEMA: Final = 1
 KINDS: Final = ("requests", "vectors", "gradients", "dense", "predictions", "headers")
 EXCHANGES: Final = 3  # of a step of the trainer: requests, vectors, gradients with all that goes beside them
 VALUE: Final = 4  # bytes
+MOST_RANKS: Final = SIZE  # each has a bucket of rows at least
 
 
 def simulate_crossing(
@@ -63,6 +64,7 @@ def simulate_crossing(
         ConfigError: for numbers of ranks that cannot be.
         InputError: if there is no training data.
     """
+    _check_sizes(sizes, config.ranks.blocks)
     dataset = open_data(config)
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
@@ -109,6 +111,14 @@ def simulate_crossing(
     }
 
 
+def _check_sizes(sizes: Sequence[int], blocks: int | None) -> None:
+    most = MOST_RANKS if blocks is None else min(blocks, MOST_RANKS)
+    for size in sizes:
+        if not 2 <= size <= most:
+            why = "" if most == MOST_RANKS else f" (ranks.blocks={blocks})"
+            raise ConfigError(f"--ranks {size}: needed are 2 ranks or more, at most {most:,}{why}")
+
+
 def _batches(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
     """Those of all epochs, as far as they are asked for."""
     every = (batch for epoch in range(config.epochs) for batch in dataset.train(config.batch_size, epoch=epoch))
@@ -131,10 +141,6 @@ class _Counted:
     load: float = 0.0  # of owners: largest over mean, summed over batches
 
     def __post_init__(self) -> None:
-        if not 2 <= self.size <= self.blocks:
-            raise ConfigError(
-                f"--ranks {self.size}: needed are 2 ranks or more, and no more than ranks.blocks={self.blocks}"
-            )
         shares = own_share(self.groups, 0, self.size)
         self.owners = [share.owners for share in shares if isinstance(share, OwnedGroup)]
         self.sent = dict.fromkeys(KINDS, 0)

@@ -248,7 +248,11 @@ def test_simulate_mistakes(cli: Cli) -> None:
         (["--device-rows", "1", *SMALL[:-2]], 7, "none of the 2 runs"),
         (["--ranks", "2,x"], 2, "whole numbers are needed"),
         (["--ranks", "2", "--link", "1GB/s", "--policy", "lru"], 2, "--policy, --link has no influence"),
-        (["--ranks", "1", *SMALL[:-2]], 2, "2 ranks or more"),
+        (["--ranks", "1"], 2, "2 ranks or more"),
+        (["--ranks", "0"], 2, "2 ranks or more, at most 65,536"),
+        (["--ranks", "9" * 20], 2, "2 ranks or more, at most 65,536"),
+        (["--ranks", "3", "--set", "ranks.blocks=2"], 2, "2 ranks or more, at most 2 (ranks.blocks=2)"),
+        (["--dense-ms", "inf"], 2, "needed milliseconds, a finite number"),
         (["--saturated", "0.2"], 2, "--saturated needs --ranks"),
     ]:
         result = cli("simulate", *words)

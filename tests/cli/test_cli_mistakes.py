@@ -66,3 +66,27 @@ def test_several_mistakes_are_reported_together(cli: Cli, trainer: Any) -> None:
     assert result.code == 2
     assert "4 settings cannot be used" in result.err
     assert all(key in result.err for key in ("steps", "epochs", "tier.foo", "tier.device"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--out", ""),
+        ("run", "--out="),
+        ("report", "page", ""),
+        ("profile", "--memory", ""),
+        ("simulate", "", "x"),
+    ],
+)
+def test_an_empty_word_is_no_path_of_the_working_directory(cli: Cli, words: tuple[str, ...]) -> None:
+    result = cli(*words)
+    flag = next((word.rstrip("=") for word in words if word.startswith("--")), None)
+    needed = "needed a value, found an empty one; is a variable of the shell not set?"
+    assert result.code == 2 and result.err == f"adaptive-train: error: {f'{flag}: ' if flag else ''}{needed}\n"
+
+
+def test_run_with_built_in_data_refuses_what_only_files_have(cli: Cli) -> None:
+    for spec in ("synthetic", "sequences"):
+        model = () if spec == "synthetic" else ("--model", "tbsm")
+        result = cli("run", "--data", spec, *model, "--set", "data.holdout=0.1", "--schema", "s.toml", "--steps", "1")
+        assert result.code == 2 and "reads no files, found data.schema_path, data.holdout" in result.err, result.err

@@ -43,13 +43,43 @@ def test_sweep_and_mistakes(cli: Cli) -> None:
     for words, needed in (
         (("--machine", "h300"), "neither a file nor one of"),
         (("--preset", "rmc9"), "neither a file nor one of"),
-        (("--machine", ""), "needed one or several"),
+        (("--machine", ","), "needed one or several"),
         (("--watts", "h200"), "needed NAME=WATTS"),
         (("--sweep", "speed=1"), "needed KEY=VALUE"),
         (("--placements", "gpu"), "needed some of"),
     ):
         bad = cli("placements", *small, *words)
         assert bad.code == 2 and needed in bad.err, bad.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "needed"),
+    [
+        (("--machine", "zion,nothere"), 2, "machine file 'nothere': neither a file nor one of"),
+        (("--preset", ","), 2, "--preset ',': needed one or several"),
+        (("--batch-size", ","), 2, "--batch-size ',': needed one or several"),
+        (("--preset", "rmc1", "--batch-size", "9" * 30), 2, "batch_size: Input should be less than or equal to"),
+        (("--preset", "rmc1", "--batch-size", "nan"), 2, "batch_size='nan': needed a whole number"),
+        (("--batch-size", "64", "--sweep", "batch_size=32,64"), 2, "disagree; give one of them"),
+        (("--placements", ","), 2, "needed one or several"),
+        (("--placements", "gpu"), 2, "--placements 'gpu': needed some of device"),
+        (("--watts", "nowhere=100"), 2, "--watts nowhere: not among the machines, dual-cpu, big-basin, zion"),
+        (("--watts", "zion=inf"), 2, "needed NAME=WATTS"),
+        (("--watts", "zion=1", "--watts", "zion=2"), 2, "--watts zion: given twice, as 1 and 2"),
+        (("--sweep", "lookups=1", "--sweep", "lookups=2"), 2, "--sweep lookups: given twice"),
+        (("--preset", "rmc1", "--sweep", "mlp=64^100000000"), 2, "needed such as 512^3, at most 64 layers"),
+        (("--preset", "rmc1", "--sweep", "mlp=64^0"), 2, "needed such as 512^3, at most 64 layers"),
+        (("--measure", "--placements", "remote"), 2, "none of remote can be trained here"),
+        (("--measure", "--out", "file"), 6, "folder file could not be made"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_before_data_are_read(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, needed: str
+) -> None:
+    monkeypatch.setattr("adaptive.build.open_data", lambda *_: pytest.fail("data are read"))
+    Path("file").touch()
+    result = cli("placements", *words)
+    assert result.code == code and result.out == "" and needed in " ".join(result.err.split()), result.err
 
 
 def test_a_sweep_is_trained_at_each_of_its_points(cli: Cli, tmp_path: Path) -> None:

@@ -58,8 +58,23 @@ def test_json_is_the_record_alone(cli: Cli) -> None:
         (("--save", "no/where.toml"), "there is no folder no"),
         (("--link", "fast"), "--link"),
         (("--policies", "slipstreem"), "did you mean slipstream"),
+        (("--memory", ","), "needed one or several sizes"),
+        (("--what", "step", "--policies", "lfu,lru", "--save", "m.toml"), "at least hybrid and one that fetches"),
+        (("--what", "step", "--policies", "hybrid,fae", "--save", "m.toml"), "at least hybrid and one that fetches"),
+        (("--schema", "adfea.toml"), "data synthetic: is built in and reads no files, found data.schema_path"),
     ],
 )
 def test_mistakes(cli: Cli, words: tuple[str, ...], needed: str) -> None:
     result = cli("profile", *SMALL, *words)
     assert result.code != 0 and result.out == "" and needed in result.err
+
+
+def test_memory_without_room_for_a_row_and_where_nothing_can_be_written(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = cli("profile", *SMALL, "--what", "data", "--memory", "10%,1B")
+    assert result.code == 2 and "--memory 1B: needed room for one row at least, which takes 68 bytes" in result.err
+    monkeypatch.setattr("adaptive.build.open_data", lambda *_: pytest.fail("data are read"))
+    Path("file").touch()
+    result = cli("profile", *SMALL, "--out", "file")
+    assert result.code == 6 and "folder file could not be made" in result.err

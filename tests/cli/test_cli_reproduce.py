@@ -131,6 +131,21 @@ def test_the_list_and_mistakes(cli: Cli, tmp_path: Path) -> None:
     assert full.code != 0 and "is not empty" in full.err
 
 
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("--schema", "s.toml"), "--schema s.toml: the built-in stream has none; name the data"),
+        (("--seeds", "3"), "--seeds 3: recipe zion"),
+        (("--set", "steps"), "needed KEY=VALUE"),
+        (("--data", ""), "--data: needed a value, found an empty one"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(cli: Cli, tmp_path: Path, words: tuple[str, ...], needed: str) -> None:
+    result = cli("reproduce", "scratchpipe" if "--seeds" in words else "zion", "--out", "found", *words)
+    assert result.code == 2 and needed.replace("zion", "scratchpipe") in result.err, result.err
+    assert not (tmp_path / "found").exists()
+
+
 def test_a_recipe_of_ones_own_runs_its_commands(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(
         'name = "own"\ntitle = "Own"\nsource = "me"\n[[commands]]\nid = "d"\nshows = "skew"\n'

@@ -1,6 +1,7 @@
 """`adaptive-train placements`: which placement of the tables, which machine."""
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -102,10 +103,11 @@ def placements(
         (one,) = load_contenders(policy, [*(sets or []), *point], flags, config, flag="--placements", more=more)
         return one.label, one.config
 
+    from adaptive.machines.spec import HERE, load_machine
     from adaptive.placements.locality import locality_of
-    from adaptive.placements.placements import compare_placements, measure_placements, points_of
+    from adaptive.placements.placements import check_asked, compare_placements, measure_placements, points_of
     from adaptive.placements.report import draw_placements, lines_table, measured_table, placements_text
-    from adaptive.placements.shape import load_shape, parse_sweep, varied
+    from adaptive.placements.shape import load_shape, parse_sweep
     from adaptive.profile.report import table_csv
     from adaptive.profile.step import StepLength
     from adaptive.simulate.report import need_matplotlib
@@ -114,22 +116,30 @@ def placements(
     pictures = png or out
     if pictures is not None:
         need_matplotlib(f"{'--png' if png is not None else '--out'} needs")
-    if not listed(machine):
-        raise typer.BadParameter(f"--machine {machine!r}: needed one or several, such as zion,h200")
+    names, wanted = _named("--machine", machine), _named("--placements", placements)
+    sizes = () if batch_size is None else _named("--batch-size", batch_size)
     power = _watts(watts or [])
     sweeps = [parse_sweep(text) for text in sweep or ()]
+    if sizes and "batch_size" in dict(sweeps):
+        raise typer.BadParameter("--batch-size and --sweep batch_size=... disagree; give one of them")
+    presets = [load_shape(name) for name in _named("--preset", preset)] if preset is not None else []
+    there = {name: load_machine(name) for name in names if name != HERE}
+    of_machines = [there[name].name if name in there else HERE for name in names]
+    check_asked(wanted, sweeps, of_machines, power, measured=measure)
+    bases = _with_sizes(presets, sizes)
+    for base in bases:
+        points_of(base, sweeps)
+    make_folders([folder for folder in (out, csv or out, png or out) if folder is not None])
     with own_stdout():
         _, settings = load("lfu")
         dataset, own, group, row_bytes = _data(settings)
-        bases = [load_shape(name) for name in listed(preset)] if preset else [own]
-        shapes = [varied(base, ["batch_size"], [size]) for base in bases for size in listed(batch_size or "")] or bases
-        names = listed(machine)
+        shapes = bases or _with_sizes([own], sizes)
         points = points_of(own, sweeps) if measure else []
         trained = [(point, one, _settings_of(point, settings, own)) for point, one in points]
         here = _here(load, dataset, own, row_bytes, time_steps) if "here" in names or measure else None
-        machines = [_machine(name, here) for name in names]
+        machines = [there.get(name, here) for name in names]
         locality = locality_of(dataset, group, row_bytes, f"data {settings.data}")
-        result = compare_placements(shapes, machines, listed(placements), locality, sweeps=sweeps, watts=power)
+        result = compare_placements(shapes, [*filter(None, machines)], wanted, locality, sweeps=sweeps, watts=power)
     with stop_request() if measure else nullcontext(StopRequest()) as stop:
         if measure and here is not None:
             length = StepLength(steps=time_steps)
@@ -139,7 +149,7 @@ def placements(
                     at = ", ".join(f"{key}={value}" for key, value in point.items())
                     found = measure_placements(
                         partial(load, point=words),
-                        listed(placements),
+                        wanted,
                         point_shape,
                         here,
                         locality,
@@ -150,7 +160,6 @@ def placements(
                     )
                     result["measured"] += [{**one, **point} for one in found]
             result["was_stopped"] = bool(stop)
-        make_folders([folder for folder in (out, csv or out, png or out) if folder is not None])
         if out is not None:
             write_text(out / "placements.json", json.dumps(result, indent=1) + "\n")
         if (tables := csv or out) is not None:
@@ -226,23 +235,35 @@ def _here(load: Any, dataset: "Dataset", shape: "Shape", row_bytes: int, steps: 
     )
 
 
-def _machine(name: str, here: "MachineSpec | None") -> "MachineSpec":
-    from adaptive.machines.spec import HERE, load_machine
+def _named(flag: str, text: str) -> tuple[str, ...]:
+    """What a list names.
 
-    if name == HERE:
-        assert here is not None
-        return here
-    return load_machine(name)
+    Raises:
+        BadParameter: if it names nothing.
+    """
+    if not (found := listed(text)):
+        raise typer.BadParameter(f"{flag} {text!r}: needed one or several, separated by commas")
+    return found
+
+
+def _with_sizes(shapes: "Sequence[Shape]", sizes: Sequence[str]) -> "list[Shape]":
+    """Each shape with each batch size; as it is, if there are none."""
+    from adaptive.placements.shape import varied
+
+    return [varied(one, ["batch_size"], [size]) for one in shapes for size in sizes] if sizes else [*shapes]
 
 
 def _watts(texts: list[str]) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for text in texts:
         name, _, number = text.partition("=")
         try:
-            found[name] = float(number)
+            watts = float(number)
         except ValueError:
-            found[name] = 0.0
-        if not (name and found[name] > 0):
+            watts = 0.0
+        if name in found:
+            raise typer.BadParameter(f"--watts {name}: given twice, as {found[name]:g} and {watts:g}")
+        found[name] = watts
+        if not (name and 0 < watts < math.inf):
             raise typer.BadParameter(f"--watts {text!r}: needed NAME=WATTS, such as big-basin=2900")
     return found

@@ -121,6 +121,7 @@ def profile(
     from adaptive.profile.movement import MovementLength
     from adaptive.profile.profile import Question
     from adaptive.profile.profile import profile as run_profile
+    from adaptive.profile.rates import check_measurable
     from adaptive.profile.report import profile_text
     from adaptive.profile.step import StepLength
     from adaptive.simulate.machine import parse_rate
@@ -144,8 +145,10 @@ def profile(
         movement=MovementLength(steps, every),
         with_rates=save is not None,
     )
-    make_folders(folders)
     cases = [(rival.label, rival.config) for rival in rivals]
+    if save is not None:
+        check_measurable(cases)
+    make_folders(folders)
     with own_stdout():
         dataset = open_data(cases[0][1])  # may read all files; nothing is done yet that a first Ctrl-C would keep
     with stop_request() as stop:

@@ -13,7 +13,7 @@ import typer
 from typer import Abort
 
 from adaptive.cli.flags import DATA, OUTPUT
-from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
+from adaptive.cli.output import AsJson, Sets, given_sets, note, own_stdout, print_result
 from adaptive.cli.studies.profile import make_folders
 
 
@@ -56,7 +56,7 @@ def reproduce(
     from adaptive.errors import ConfigError, OutputError
     from adaptive.report.writing import write_report
     from adaptive.reproduce.recipe import load_recipe, recipe_names
-    from adaptive.reproduce.reproduce import command_lines
+    from adaptive.reproduce.reproduce import SEEDED, command_lines
     from adaptive.reproduce.reproduce import reproduce as run_recipe
     from adaptive.simulate.report import need_matplotlib
 
@@ -68,12 +68,19 @@ def reproduce(
     if recipe is None:
         raise ConfigError(f"reproduce: needed a recipe: {', '.join(recipe_names())}; --list says what they show")
     chosen = load_recipe(recipe)
+    if schema is not None and data is None:
+        raise ConfigError(
+            f"--schema {schema}: the built-in stream has none; name the data that it describes with --data"
+        )
+    if seeds is not None and not any(command.verb in SEEDED for command in chosen.commands):
+        raise ConfigError(f"--seeds {seeds}: recipe {chosen.name} compares no policies; leave --seeds out")
+    given_sets(sets)
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not empty: name another folder with --out")
     need_matplotlib("reproduce draws with")
     make_folders([folder])
-    more = [*(["--data", data] if data else []), *(["--schema", str(schema)] if schema else [])]
+    more = [*(["--data", data] if data is not None else []), *(["--schema", str(schema)] if schema else [])]
     more += [word for text in sets or () for word in ("--set", text)]
     for _, _, words in command_lines(chosen, folder, quick=quick, seeds=seeds, more=more):
         note(f"adaptive-train {shlex.join(words)}")

@@ -1,5 +1,6 @@
 """`adaptive-train simulate`: planner and policies over ids alone, for several device sizes and a described machine."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,6 +90,7 @@ def simulate(
         int | None,
         typer.Option(
             min=0,
+            max=2**50,
             metavar="BYTES",
             help="Of all dense weights, as they cross at each step of XDL: adds its modelled step.",
             rich_help_panel=MACHINE,
@@ -164,6 +166,8 @@ def simulate(
     if png is not None:
         need_matplotlib()
     rates = {"link": link, "device": device_bandwidth, "host": host_bandwidth}
+    if dense_ms is not None and not math.isfinite(dense_ms):
+        raise typer.BadParameter(f"--dense-ms {dense_ms}: needed milliseconds, a finite number")
     described = _machine(machine, rates, dense_ms, dense_bytes or 0)
     cases = [(rival.label, rival.config) for rival in rivals]
     width = embedding_dim or int(rivals[0].config.model_options.get("embedding_dim", 16))
