@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from adaptive.cli.launching import check_number
 from adaptive.cli.output import AsJson, key_lines, print_result, size_text
 from adaptive.system import usable_cores
 
@@ -39,6 +40,7 @@ def doctor(
     if ranks is not None:
         if is_rank():
             raise typer.BadParameter("--ranks starts processes itself; under torchrun leave it out")
+        check_number(ranks, None)
         raise typer.Exit(launch(ranks, ["doctor", *(["--json"] if as_json else [])], None))
     together = _exchanges() if is_rank() else None
     if together is not None and not together.pop("prints"):

@@ -2,12 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 
+from adaptive.cli.output import note, size_text
+
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
+
+LEAST_BYTES: Final = 300 << 20  # of memory that is a rank's alone: libraries and kernels; 360 MB were measured
 
 
 def settings_for_ranks(run: Path, ranks: int | None) -> "TrainConfig | None":
@@ -34,7 +38,33 @@ def launch_ranks(ranks: int, blocks: int | None) -> NoReturn:
     """Run the same command line in so many processes, and end as they do."""
     from adaptive.ranks.launch import launch
 
+    check_number(ranks, blocks)
     raise typer.Exit(launch(ranks, _without_ranks(sys.argv[1:]), blocks))
+
+
+def check_number(ranks: int, blocks: int | None) -> None:
+    """Before so many processes are started: more than there are cores work, but take turns, and are told.
+
+    Raises:
+        ConfigError: for more ranks than there are blocks, or than memory has room for.
+    """
+    from adaptive.errors import ConfigError
+    from adaptive.system import available_bytes, usable_cores
+
+    if blocks is not None and ranks > blocks:
+        raise ConfigError(f"--ranks {ranks}: each needs a block, and ranks.blocks={blocks}; start at most {blocks}")
+    number, room = usable_cores(), max(available_bytes() // LEAST_BYTES, 1)
+    cores, least = f"{number} core{'s' * (number > 1)}", size_text(ranks * LEAST_BYTES)
+    if ranks > room:
+        raise ConfigError(
+            f"--ranks {ranks}: before they have any row they take {least} of memory, {size_text(LEAST_BYTES)} each; "
+            f"there is room for {room}, and there are {cores}. Start no more ranks than cores"
+        )
+    if ranks > number:
+        note(
+            f"adaptive-train: {ranks} ranks take turns on {cores}, which is slower than --ranks {number}, and take "
+            f"{least} of memory before they have any row"
+        )
 
 
 def _without_ranks(words: list[str]) -> list[str]:

@@ -1,0 +1,56 @@
+"""`--ranks NUMBER` before any process is started: what cannot be is refused once, what is slow is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+GIB = 1 << 30
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of ranks that were started, on two cores with 8 GiB."""
+    found: list[int] = []
+
+    def launch(size: int, words: object, blocks: object) -> int:
+        found.append(size)
+        return 0
+
+    monkeypatch.setattr("adaptive.ranks.launch.launch", launch)
+    monkeypatch.setattr("adaptive.system.usable_cores", lambda: 2)
+    monkeypatch.setattr("adaptive.system.available_bytes", lambda: 8 * GIB)
+    return found
+
+
+@pytest.mark.parametrize("command", ["run", "doctor"])
+def test_ranks_that_memory_has_no_room_for_are_refused(cli: Cli, launched: list[int], command: str) -> None:
+    for number in ("28", "100", "9" * 20):
+        result = cli(command, "--ranks", number)
+        assert result.code == 2 and launched == []
+        assert f"--ranks {number}: before they have any row they take" in result.err
+        assert (
+            "300.0 MiB each; there is room for 27, and there are 2 cores. Start no more ranks than cores" in result.err
+        )
+
+
+def test_more_ranks_than_cores_are_told_and_started(cli: Cli, launched: list[int]) -> None:
+    result = cli("run", "--ranks", "27")
+    assert result.code == 0 and launched == [27]
+    assert "27 ranks take turns on 2 cores, which is slower than --ranks 2, and take 7.9 GiB" in result.err
+    result = cli("run", "--ranks", "2")
+    assert result.code == 0 and launched == [27, 2] and result.err == ""
+
+
+def test_one_rank_is_started_whatever_memory_there_is(
+    cli: Cli, launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adaptive.system.available_bytes", lambda: 0)
+    assert cli("run", "--ranks", "1").code == 0 and launched == [1]
+
+
+def test_more_ranks_than_blocks_are_refused_once(cli: Cli, launched: list[int]) -> None:
+    result = cli("run", "--ranks", "3", "--set", "ranks.blocks=2")
+    assert result.code == 2 and launched == []
+    assert result.err == "adaptive-train: error: --ranks 3: each needs a block, and ranks.blocks=2; start at most 2\n"
