@@ -1,5 +1,6 @@
 """Processes that are ranks, started once for many tests; one that dies is replaced."""
 
+import contextlib
 import os
 import select
 import subprocess
@@ -14,7 +15,10 @@ import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "rank_worker.py"
-SECONDS = 240.0  # of a job; the first one may compile all kernels
+STILL_SECONDS = 240.0  # in which workers that have not come to a halt use some of the processor, on any machine
+LEAST_USED = 0.5  # seconds of the processor, of all workers together: threads that only wait use less
+MOST_SECONDS = 3600.0  # of a job, for workers that run and never end
+TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,8 @@ class RankPool:
         self._folder, self._jobs = folder, 0
         self._workers: list[subprocess.Popen[str]] = []
 
-    def run(
-        self, size: int, argv: Sequence[str], *, cwd: Path = ROOT, seconds: float = SECONDS, **env: str
-    ) -> list[Outcome]:
-        """The same command line on `size` ranks; argv as in `rank_worker`. Fails if one does not end in time."""
+    def run(self, size: int, argv: Sequence[str], *, cwd: Path = ROOT, **env: str) -> list[Outcome]:
+        """The same command line on `size` ranks; argv as in `rank_worker`. Fails if they stand still."""
         self._prepare(size)
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._jobs += 1
@@ -49,7 +51,7 @@ class RankPool:
             files.append((out, err))
             job = {"argv": list(argv), "env": {**own, **meeting, "TORCHELASTIC_USE_AGENT_STORE": "True", **env}}
             self._give(worker, {**job, "cwd": str(cwd), "out": str(out), "err": str(err)})
-        codes = self._wait(self._workers[:size], time.monotonic() + seconds)
+        codes = self._wait(self._workers[:size])
         found = []
         for code, worker, (out, err) in zip(codes, self._workers, files, strict=False):
             found.append(Outcome(code, _text(out), _text(err), worker.pid))
@@ -77,10 +79,18 @@ class RankPool:
         worker.stdin.write(json.dumps(job) + "\n")
         worker.stdin.flush()
 
-    def _wait(self, workers: Sequence[subprocess.Popen[str]], until: float) -> list[Any]:
-        """Exit codes of a job; the workers that did not end are killed, and have none."""
+    def _wait(self, workers: Sequence[subprocess.Popen[str]]) -> list[Any]:
+        """Exit codes of a job; workers that stand still before its end are killed, and have none. A machine that does
+        much else is slow and no hang, so what counts is whether they use the processor at all."""
         codes: dict[int, int] = {}
-        while len(codes) < len(workers) and time.monotonic() < until:
+        begun = moved = time.monotonic()
+        used = _used(workers)
+        while len(codes) < len(workers):
+            now, uses = time.monotonic(), _used(workers)
+            if not used <= uses < used + LEAST_USED:
+                moved, used = now, uses
+            if now > moved + STILL_SECONDS or now > begun + MOST_SECONDS:
+                break
             left = {worker.stdout: number for number, worker in enumerate(workers) if number not in codes}
             ready, _, _ = select.select(list(left), [], [], 1.0)
             for pipe in ready:
@@ -99,6 +109,16 @@ def _start() -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True, cwd=ROOT
     )
+
+
+def _used(workers: Sequence[subprocess.Popen[str]]) -> float:
+    """Seconds of the processor that they have used; none of one that has ended, so that it may fall."""
+    ticks = 0
+    for worker in workers:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICK
 
 
 def _text(file: Path) -> str:
