@@ -377,6 +377,9 @@ class DenseOptimizerConfig(Config):
     schedule: ScheduleConfig = ScheduleConfig()
 
 
+FiniteCheck = Literal["before_update", "a_step_later"]
+
+
 class TrainConfig(Config):
     """All settings of one training run."""
 
@@ -475,6 +478,12 @@ class TrainConfig(Config):
     )
     stop_at: StopAtConfig | None = Field(
         default=None, description="null: train to the end; or the quality at which an evaluation ends training"
+    )
+    finite_check: FiniteCheck = Field(
+        default="before_update",
+        description="when loss and gradients are looked at; a_step_later: a step does not wait for a GPU, and numbers "
+        "are the same, but one that is not finite has updated everything when that is known: the run ends, as ever, "
+        "and only goes on from its latest checkpoint",
     )
     deterministic: bool = Field(
         default=False, description="torch's deterministic algorithms; needed for equal bits on a GPU"

@@ -63,7 +63,7 @@ class DeviceMemoryError(AdaptiveError):
 
 
 class NonFiniteError(AdaptiveError):
-    """A loss or gradient that is not finite; nothing was updated (exit code 8)."""
+    """A loss or gradient that is not finite (exit code 8); the message says whether anything was updated."""
 
     exit_code = 8
 

@@ -92,15 +92,34 @@ class GroupWork:
 
     def split(self, vectors: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Feature -> its part of the vectors."""
+        pooled, block, loose = self._blocks(vectors, batch)
+        columns = block.unbind(1) if pooled else ()
+        return dict(zip(pooled, columns, strict=True)) | loose
+
+    def _blocks(self, vectors: Tensor, batch: Batch) -> tuple[list[str], Tensor, dict[str, Tensor]]:
+        """Names of the pooled features and their vectors (B, features, D); those of other features by name."""
         features = self._group.features
         pooled = sorted((f for f in features if f.column >= 0), key=lambda f: f.column)
         loose = [f for f in features if f.column < 0]
-        samples = batch.num_samples
         sizes = [batch.num_lookups(f.position) for f in loose]
-        parts = torch.split(vectors, [samples * len(pooled), *sizes])
-        columns = parts[0].view(samples, len(pooled), -1).unbind(1) if pooled else ()
-        named = {f.name: column for f, column in zip(pooled, columns, strict=True)}
-        return named | {f.name: part for f, part in zip(loose, parts[1:], strict=True)}
+        first, *parts = torch.split(vectors, [batch.num_samples * len(pooled), *sizes])
+        block = first.view(batch.num_samples, len(pooled), vectors.shape[1])
+        return [f.name for f in pooled], block, {f.name: part for f, part in zip(loose, parts, strict=True)}
+
+    def gradient_bounds(self, batch: Batch) -> list[tuple[str, Tensor]]:
+        """Of each feature the least and the largest of its gradients, NaN if one is: names, each with a number () on
+        the device. Nothing waits, and no finite gradient has a bound that is not finite."""
+        if self.gradients is None or not self.gradients.numel():
+            return []
+        pooled, block, loose = self._blocks(self.gradients, batch)
+        found: list[tuple[str, Tensor]] = []
+        if pooled:
+            # Samples first: rows of the block are read in order, by whole vectors of the machine.
+            rows, shape = block.view(len(block), -1), (len(pooled), block.shape[2])
+            for bounds in (rows.amin(0).view(shape).amin(1), rows.amax(0).view(shape).amax(1)):
+                found += zip(pooled, bounds.unbind(), strict=True)
+        found += ((name, bound) for name, part in loose.items() if part.numel() for bound in torch.aminmax(part))
+        return found
 
     def bad_gradients(self, batch: Batch) -> list[str]:
         """Features whose gradient is not finite."""

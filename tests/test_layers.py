@@ -28,6 +28,7 @@ LAYERS = [
     ["telemetry", "machines"],
     ["build", "settings", "contract", "tensorboard"],
     ["simulate"],
+    ["step"],
     ["trainer"],
     ["profile"],
     ["placements"],

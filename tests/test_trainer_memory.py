@@ -11,12 +11,12 @@ from toy_runs import assert_equal, everything
 
 import adaptive.build
 import adaptive.trainer
-from adaptive import trainer
 from adaptive.build import Components, build
 from adaptive.errors import DeviceMemoryError
 from adaptive.evaluation import evaluate
 from adaptive.models.dlrm import DLRM
-from adaptive.trainer import UPDATE_ROOM, Trainer, require_room
+from adaptive.step.update import UPDATE_ROOM, require_room
+from adaptive.trainer import Trainer
 
 
 class RunsOut(nn.Module):
@@ -107,9 +107,7 @@ def test_the_room_asked_for_is_what_torchs_optimizers_take(monkeypatch: pytest.M
     model = nn.Linear(30, 10)
     model.weight.grad = torch.ones(10, 30)  # and none of the bias, which is not updated
     asked: list[tuple[int, torch.device]] = []
-    monkeypatch.setattr(
-        trainer.torch, "empty", lambda size, *, dtype, device: asked.append((size * dtype.itemsize, device))
-    )
+    monkeypatch.setattr(torch, "empty", lambda size, *, dtype, device: asked.append((size * dtype.itemsize, device)))
     for name in ("cpu", "meta"):
         require_room(torch.optim.Adam(model.parameters()), torch.device(name))
     assert asked == [(UPDATE_ROOM * 4 * 300, torch.device("meta"))]

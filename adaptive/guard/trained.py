@@ -133,7 +133,7 @@ class TrainedRun(Trained):
 class _Silent(Recorder):
     """Counts steps and remembers nothing of them."""
 
-    def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
+    def step(self, loss: float | None, logits: Tensor, labels: NDArray[np.float32]) -> None:
         self.steps += 1
 
 

@@ -86,6 +86,7 @@ class Recorder:
     def start(self, at: float | None = None) -> None:
         """Begin an interval, now or at the given second. Time before that counts for no step."""
         self._losses: list[float] = []
+        self._lacks_loss = False  # of the latest
         self._logits: list[Tensor] = []
         self._labels: list[NDArray[np.float32]] = []
         self._stopwatch = Stopwatch(self._now)
@@ -95,14 +96,22 @@ class Recorder:
         """Add the time spent inside to a stage of the training thread. On a GPU: the time to launch the work."""
         return self._stopwatch.stage(stage)
 
-    def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
-        """Record a trained batch: mean loss, logits (B,) and labels (B,), of several labels (B, T)."""
+    def step(self, loss: float | None, logits: Tensor, labels: NDArray[np.float32]) -> None:
+        """Record a trained batch: mean loss, logits (B,) and labels (B,), of several labels (B, T). A loss of None is
+        told later (`known_loss`), before the next step is recorded and before a record is written."""
+        assert not self._lacks_loss
         self.steps += 1
         self.samples += len(labels)
-        self.loss = loss
-        self._losses.append(loss)
+        self.loss, self._lacks_loss = math.nan if loss is None else loss, loss is None
+        self._losses.append(self.loss)
         self._logits.append(logits.detach())
         self._labels.append(labels)
+
+    def known_loss(self, loss: float) -> None:
+        """The mean loss of the latest batch, which was recorded without it."""
+        assert self._lacks_loss
+        self.loss = self._losses[-1] = loss
+        self._lacks_loss = False
 
     @property
     def is_due(self) -> bool:
@@ -118,6 +127,7 @@ class Recorder:
         """Write a record of the steps since the last one; nothing if there were none."""
         if not self._losses:
             return
+        assert not self._lacks_loss
         if self._embeddings.device.type == "cuda":
             torch.cuda.synchronize(self._embeddings.device)  # work launched is not work done
         ended = self._now()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch, one_hot_batch
-from adaptive.config import SkipConfig, TierConfig
+from adaptive.config import FiniteCheck, SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels.planning.books import ON_HOST
 from adaptive.policy_loading import load_policy_class
@@ -50,7 +50,7 @@ class Spec:
     exact: bool = True  # see `TierConfig`, as for `transfer`
     transfer: Transfer = "auto"
     lookups: Finder = "auto"
-    trainer: bool = False  # whole steps as `Trainer` trains them, with its one wait
+    trainer: FiniteCheck | None = None  # whole steps as `Trainer` trains them: when it looks at loss and gradients
 
     @property
     def is_ours(self) -> bool:
@@ -67,7 +67,7 @@ class Spec:
         parts += [] if self.exact else ["sums in chunks"]
         parts += [] if self.transfer == "auto" else [self.transfer]
         parts += [] if self.lookups == "auto" else [f"look-ups found by the {self.lookups}"]
-        parts += ["by Trainer"] if self.trainer else []
+        parts += [BY_TRAINER[self.trainer]] if self.trainer else []
         return ", ".join(parts)
 
     def memory_bytes(self, workload: Workload) -> tuple[int, int]:
@@ -80,6 +80,7 @@ class Spec:
         return rows * (workload.row_bytes + RECORD_BYTES), rows * workload.row_bytes * share // 100
 
 
+BY_TRAINER = {"before_update": "by Trainer", "a_step_later": "by Trainer, checked a step later"}
 TITLES = {
     "torch": "torch on the GPU, one EmbeddingBag a table",
     "torch_joined": "torch on the GPU, one joined table",
