@@ -37,6 +37,7 @@ from adaptive.tiers.gpu.sent import (
 
 T = TypeVar("T")
 Sent = Callable[[list[Tensor]], T]  # from all that was sent to what was asked for
+Picked = Sent[tuple[Tensor, ...]]
 
 
 def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer) -> SentPlan:
@@ -95,15 +96,22 @@ def send_pooling(pooling: Pooling, link: ComputeLink) -> SentPooling:
 
 
 class _Packing:
-    """Arrays to be sent together."""
+    """Arrays to be sent together, each once: forward pass and update mostly name rows by the very same locations."""
 
     def __init__(self) -> None:
         self.arrays: list[NDArray[Any]] = []
+        self._places: dict[int, int] = {}  # id of an array -> its place
 
-    def add(self, *arrays: NDArray[Any]) -> slice:
-        """Where the tensors of these arrays will be."""
-        self.arrays += arrays
-        return slice(len(self.arrays) - len(arrays), len(self.arrays))
+    def add(self, *arrays: NDArray[Any]) -> Picked:
+        """Picks the tensors of these arrays out of all that was sent."""
+        places = [self._place(array) for array in arrays]
+        return lambda sent: tuple(sent[place] for place in places)
+
+    def _place(self, array: NDArray[Any]) -> int:
+        if id(array) not in self._places:
+            self._places[id(array)] = len(self.arrays)
+            self.arrays.append(array)
+        return self._places[id(array)]
 
     def send(self, transfer_buffer: TransferBuffer) -> list[Tensor]:
         transfer_buffer.take([(array.dtype, array.shape) for array in self.arrays])
@@ -124,10 +132,10 @@ def _complete(
     sums = packing.add(locations, segments, hot_rows(segments))
 
     def pooling(sent: list[Tensor]) -> SentPooling:
-        return _cut(plan.pooling, found.bags_at(*sent[at]), no_rows(), None, None)
+        return _cut(plan.pooling, found.bags_at(*at(sent)), no_rows(), None, None)
 
     def updates(sent: list[Tensor]) -> SentRowUpdates:
-        to, starts, hot = sent[sums]
+        to, starts, hot = sums(sent)
         return SentRowUpdates(
             **vars(row_updates),
             here=np.arange(len(locations)),
@@ -143,7 +151,7 @@ def _complete(
 def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
     if not (pooling.row_locations < 0).any():  # before anything is as long as the look-ups
         bags = packing.add(*bag_arrays(pooling, pooling.row_locations))
-        return lambda sent: _cut(pooling, SentBags(pooling.num_samples, *sent[bags]), no_rows(), None, None)
+        return lambda sent: _cut(pooling, SentBags(pooling.num_samples, *bags(sent)), no_rows(), None, None)
     on_host = pooling.locations < 0
     if on_host.all():  # empty bags need no device either
         return lambda sent: _cut(pooling, None, no_rows(), pooling, None)
@@ -156,10 +164,10 @@ def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
     locations, crossing = _crossing(here.row_locations, used)
     bags = packing.add(*bag_arrays(here, locations))
     if not whole.any():
-        return lambda sent: _cut(pooling, SentBags(here.num_samples, *sent[bags]), crossing, None, None)
+        return lambda sent: _cut(pooling, SentBags(here.num_samples, *bags(sent)), crossing, None, None)
     vectors = packing.add(there.bag_vectors)
     numbered = replace(there, num_vectors=len(there.bag_vectors), bag_vectors=_count(there.bag_vectors))
-    return lambda sent: _cut(pooling, SentBags(here.num_samples, *sent[bags]), crossing, numbered, sent[vectors][0])
+    return lambda sent: _cut(pooling, SentBags(here.num_samples, *bags(sent)), crossing, numbered, vectors(sent)[0])
 
 
 def _cut(
@@ -189,7 +197,7 @@ def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packin
     on_host = row_updates.locations < 0
     here, there = _take_rows(row_updates, ~on_host), _take_rows(row_updates, on_host)
     segments = _add_segments(here, packing)
-    needed: slice | None = None
+    needed: Picked | None = None
     if on_host.any() and not on_host.all():
         wanted = np.zeros(num_vectors, np.bool_)
         wanted[there.vectors] = True
@@ -198,10 +206,10 @@ def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packin
     return lambda sent: SentRowUpdates(
         **vars(row_updates),
         here=np.flatnonzero(~on_host),
-        segments_here=Segments(*sent[segments]),
+        segments_here=Segments(*segments(sent)),
         there=np.flatnonzero(on_host),
         on_host=there,
-        needed=None if needed is None else sent[needed][0],
+        needed=None if needed is None else needed(sent)[0],
     )
 
 
@@ -216,15 +224,15 @@ def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
     return lambda sent: SentRowUpdates(
         **vars(due),
         here=np.flatnonzero(~on_host),
-        segments_here=Segments(*sent[segments]),
+        segments_here=Segments(*segments(sent)),
         there=np.flatnonzero(on_host),
         on_host=replace(there, vectors=_count(there.vectors)),
-        needed=sent[needed][0],
+        needed=needed(sent)[0],
     )
 
 
-def _add_segments(row_updates: RowUpdates, packing: _Packing) -> slice:
-    """Where the arguments of `Segments` will be."""
+def _add_segments(row_updates: RowUpdates, packing: _Packing) -> Picked:
+    """The arguments of `Segments`."""
     arrays = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
     return packing.add(*arrays, hot_rows(row_updates.segments))
 
@@ -242,7 +250,7 @@ def _take_rows(row_updates: RowUpdates, which: NDArray[np.bool_]) -> RowUpdates:
 def _send_snapshots(snapshots: Snapshots, packing: _Packing) -> Sent[SentSnapshots]:
     locations, crossing = _crossing(snapshots.locations)
     parts = packing.add(locations, snapshots.entries, snapshots.known)
-    return lambda sent: SentSnapshots(**vars(snapshots), arguments=SnapshotArguments(*sent[parts]), crossing=crossing)
+    return lambda sent: SentSnapshots(**vars(snapshots), arguments=SnapshotArguments(*parts(sent)), crossing=crossing)
 
 
 def _send_deferred(deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
@@ -250,7 +258,7 @@ def _send_deferred(deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
     segments = _add_segments(row_updates, packing)
     entries = packing.add(deferred.due_entries)
     return lambda sent: SentDeferred(
-        **vars(deferred), segments_sent=Segments(*sent[segments]), due=due(sent), due_sent=sent[entries][0]
+        **vars(deferred), segments_sent=Segments(*segments(sent)), due=due(sent), due_sent=entries(sent)[0]
     )
 
 

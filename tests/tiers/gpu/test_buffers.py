@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import Scattered, ScatteredOnHost, bags, one_table, random_batches, step_all
+from helpers import Scattered, ScatteredOnHost, bags, one_table, random_batches, resident, step_all
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -127,6 +127,30 @@ def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypat
     assert sum(sizes) > 0
     difference[:, Counter.BYTES_H2D] = 0
     assert not difference.any()
+
+
+@pytest.mark.parametrize("lookups", ["host", "device"])
+def test_where_rows_lie_is_sent_once_for_forward_and_update(lookups: str) -> None:
+    """So it is when slots are given back, and the plans of batches in flight are sent again."""
+    with one_table(200, "20", device="cpu-torch", lookups=lookups) as embeddings:
+        ahead = embeddings.look_ahead([bags(list(range(100, 116))), bags([3, 1], [4, 3]), bags([3])], depth=1)
+        next(ahead)
+        next(ahead)
+        before = plan_of(embeddings, 1)
+        embeddings.make_room()
+        sent = plan_of(embeddings, 1)
+        assert sent is before
+        assert sent.pooling.bags.row_locations is sent.row_updates.segments_here.locations
+        here = resident(embeddings)
+        assert sent.pooling.bags.row_locations.tolist() == [here[row] for row in (3, 1, 4)]
+        by_look_up = 0 if lookups == "device" else 2 * 16 + 32  # the row of each, those of each row; where bags begin
+        assert sent.transfer_buffer.size == 32 + 32 + by_look_up  # slots, where look-ups of rows begin
+        ahead.close()
+
+
+def plan_of(embeddings: TieredEmbeddingBag, number: int) -> Any:
+    (plan,) = next(ready.plans for ready in embeddings._pipeline.in_flight() if ready.number == number)
+    return plan
 
 
 @given(total=st.integers(0, 2**40), weights=st.lists(st.integers(0, 2**20), min_size=1, max_size=30))

@@ -181,7 +181,7 @@ def test_a_plan_sends_nothing_as_long_as_its_look_ups() -> None:
             counts = embeddings.take_statistics().counts
             totals[lookups] = [int(counts[:, one].sum()) for one in (Counter.BYTES_H2D, Counter.BYTES_D2H)]
     look_ups, starts = 4 * 600, 8 * 201 + 8
-    rows = 7 * 16 + 3 * 64 + 32  # fetched; two lists of slots, where look-ups begin, which rows are hot
+    rows = 7 * 16 + 2 * 64 + 32  # fetched; a list of slots, where look-ups begin, which rows are hot
     assert totals["host"] == [2 * look_ups + starts + rows, 0]
     assert totals["device"] == [look_ups + 16 + starts + rows, 16 + 2 * 304]  # room for an eighth of the look-ups
 
