@@ -485,6 +485,11 @@ class TrainConfig(Config):
         "are the same, but one that is not finite has updated everything when that is known: the run ends, as ever, "
         "and only goes on from its latest checkpoint",
     )
+    dense_graphs: bool = Field(
+        default=False,
+        description="on a GPU, launch forward and backward of the dense part as one CUDA graph, for batches of one "
+        "shape: pays for small batches; not for models with dropout or running statistics, nor with ranks",
+    )
     deterministic: bool = Field(
         default=False, description="torch's deterministic algorithms; needed for equal bits on a GPU"
     )

@@ -43,11 +43,12 @@ from adaptive.embedding import TieredEmbeddingBag
 from adaptive.embedding.blocks import PlannedBlocks
 from adaptive.embedding.dense import StepTogether
 from adaptive.errors import ConfigError
-from adaptive.evaluation import evaluate, logits_of, vectors_of
+from adaptive.evaluation import evaluate, vectors_of
 from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.models.dropout import at_step
 from adaptive.models.tasks import labels_of, log_losses, tasks_of
 from adaptive.planned import Planned
+from adaptive.step.graphs import DenseGraph, Inputs
 from adaptive.step.unchecked import LaterChecks, LearntPart, Numbers, numbers_of
 from adaptive.step.update import buffers_back_on_error, require_room, update
 from adaptive.telemetry.recorder import Recorder
@@ -90,6 +91,7 @@ class Trainer:
         recorder: Recorder | None = None,
         set_rates: Callable[[int], None] = lambda step: None,
         finite_check: FiniteCheck = "before_update",
+        dense_graphs: bool = False,
     ) -> None:
         """
         Args:
@@ -101,6 +103,11 @@ class Trainer:
             finite_check: when loss and gradients are looked at. "a_step_later": a GPU is not waited for in a step; the
                 numbers are the same, but if one is not finite, the step has updated tables and weights when that is
                 known, and they are refused from then on. With ranks it is as "before_update".
+            dense_graphs: on a GPU, batches of one shape go forward and backward through the model as a CUDA graph
+                (`step.graphs`); elsewhere nothing changes.
+
+        Raises:
+            ConfigError: `dense_graphs` with ranks, or a model whose passes depend on the host.
         """
         if finite_check not in get_args(FiniteCheck):
             raise ConfigError(
@@ -113,6 +120,13 @@ class Trainer:
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
         self._together = None if embeddings.ranks is None else StepTogether(embeddings.ranks, model)
         self._looks_later = finite_check == "a_step_later" and self._together is None
+        self._graph: DenseGraph | None = None
+        if dense_graphs:
+            if self._together is not None:
+                raise ConfigError(
+                    "dense_graphs: ranks train block by block, which no graph does; set dense_graphs=false"
+                )
+            self._graph = DenseGraph(model, self._tasks, embeddings.device)
         self._later = LaterChecks(embeddings, self.recorder)
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, stopped: Callable[[], bool] = lambda: False) -> int:
@@ -194,10 +208,10 @@ class Trainer:
             self._together.begin()
         parts = self._in_one(planned) if self._mixes_samples and not planned.is_share else planned.parts()
         while (part := self._next_part(parts)) is not None:
-            loss, found = self._learn(part)
+            loss, logits_of_part = self._learn(part)
             learnt.append(part)
             losses.append(loss)
-            logits.append(found)
+            logits.append(logits_of_part)
             if self._together is not None:
                 sums_of_blocks.append(self._together.take_gradients())
         if not learnt:  # this rank has no samples of the batch
@@ -210,12 +224,21 @@ class Trainer:
             rows = [one for work in planned.works if (one := work.gradients) is not None]
             numbers = torch.stack([*losses, *sums_of_blocks, *sums_of_gradients(self.model, rows)])
             require_room(self.optimizer, self.embeddings.device)
-            found_losses, sums = _split(numbers.tolist(), len(losses))
-        return _Passed(found_losses, learnt, logits, all(map(math.isfinite, sums)))
+            found = numbers.tolist()
+        return _Passed(found[: len(losses)], learnt, logits, all(map(math.isfinite, found[len(losses) :])))
 
     def _learn(self, part: Planned) -> tuple[Tensor, Tensor]:
         """Forward and backward; returns the part's share of the batch's loss, and its logits."""
         timed = self.recorder.timed
+        with timed("forward"):
+            vectors, labels = vectors_of(self.embeddings, self.model, part), self._labels(part)
+            passes = None
+            if self._graph is not None and not part.is_share:
+                passes = self._graph.passes(Inputs(part.dense, vectors, labels))
+        if passes is not None:
+            with timed("backward"):
+                passes.hand_on(vectors)
+            return passes.loss, passes.logits
         with timed("forward"):
             at_step(
                 self.model,
@@ -224,8 +247,8 @@ class Trainer:
                 samples=part.num_samples,
                 whole=part.num_samples_of_all,
             )
-            logits = logits_of(self.embeddings, self.model, part)
-            loss = log_losses(logits, self._labels(part), self._tasks, samples=part.num_samples_of_all)
+            logits = self.model(part.dense, vectors)
+            loss = log_losses(logits, labels, self._tasks, samples=part.num_samples_of_all)
         with timed("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), logits.detach()
@@ -234,7 +257,7 @@ class Trainer:
         """(n,), or of a model of T labels (n, T)."""
         if self._tasks is None:
             return part.labels
-        return torch.from_numpy(labels_of(part.batch, self._tasks)).to(part.labels.device)
+        return self.embeddings.send(labels_of(part.batch, self._tasks))
 
     def _check(self, passed: _Passed, planned: Planned, name: str) -> None:
         if passed.numbers is not None:
@@ -287,7 +310,3 @@ class Trainer:
             self._check_alike()
             self.recorder.write_interval()
         return planned
-
-
-def _split(numbers: list[float], at: int) -> tuple[list[float], list[float]]:
-    return numbers[:at], numbers[at:]

@@ -197,7 +197,7 @@ class TieredEmbeddingBag(Steps, Rows):
     def _planned(self, ready: ReadyBatch) -> Planned:
         if self._exchange is not None:
             return self._planned_with_ranks(ready)
-        return Planned(ready.batch, self._works(ready), self._send, partial(self._pipeline.wait_for, ready))
+        return Planned(ready.batch, self._works(ready), self.send, partial(self._pipeline.wait_for, ready))
 
     def _works(self, ready: ReadyBatch) -> list[GroupWork]:
         parts = ready.parts or [()] * len(ready.plans)
@@ -277,7 +277,7 @@ class TieredEmbeddingBag(Steps, Rows):
                 here = np.arange(len(distinct.rows), dtype=np.int64)
                 pooling = lay_out_bags(lane.group, batch).pooling(distinct.inverse, here)
                 works.append(GroupWork(lane, None, pooling, weights))
-        return Planned(batch, works, self._send)
+        return Planned(batch, works, self.send)
 
     def close(self) -> None:
         """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""

@@ -8,6 +8,7 @@ Letters: B samples, T labels.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,13 @@ def log_losses(logits: Tensor, labels: Tensor, tasks: Tasks | None, *, samples: 
             return binary_cross_entropy_with_logits(logits, labels)
         return binary_cross_entropy_with_logits(logits, labels, reduction="sum") / samples
     losses = binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(dim=0) / samples
-    return losses @ torch.tensor(tasks.weights, dtype=losses.dtype, device=losses.device)
+    return losses @ _weights(tasks, losses.dtype, losses.device)
+
+
+@cache
+def _weights(tasks: Tasks, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(T,) of the losses. Made once: a GPU would be waited for in every step."""
+    return torch.tensor(tasks.weights, dtype=dtype, device=device)
 
 
 def first_label(values: Tensor) -> Tensor:

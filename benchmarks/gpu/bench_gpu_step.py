@@ -13,11 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import get_args
 
 import torch
 
-from adaptive.config import FiniteCheck
 from adaptive.counters import Counter
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
@@ -60,7 +58,9 @@ class Settings:
     ways: tuple[str, ...] = ("staged",)  # of rows over the link, besides the usual one; and sums in chunks
     lookups: tuple[str, ...] = ("host", "device")  # who finds those of long bags, of the models above
     bf16: int = 1  # 1: the base case with bf16 MLPs, too
-    trainer: int = 1  # 1: the base case, and the smallest batch, by `Trainer` in both ways, too
+    trainer: int = (
+        1  # 1: the base case, and the smallest batch, by `Trainer`, too: as usual, without a wait, as a graph
+    )
     tf32: int = 0  # 1: matrix products of all variants from tensor cores, as with `tf32=true`
     copy_megabytes: int = 512
     rounds: int = 5
@@ -119,8 +119,9 @@ def plan(settings: Settings) -> Wanted:
         wanted[base][replace(staged, transfer=_way(way))] = [here]
     if settings.trainer:
         least = Point(min((settings.batch, *settings.batches)), settings.depth)
-        for check in get_args(FiniteCheck):
-            wanted[base][replace(staged, trainer=check)] = list(dict.fromkeys([here, least]))
+        usual, later = replace(staged, trainer="before_update"), replace(staged, trainer="a_step_later")
+        for spec in (usual, later, replace(later, graphs=True)):
+            wanted[base][spec] = list(dict.fromkeys([here, least]))
     for policy in settings.policies:
         wanted[base][Spec(policy, settings.share)] = [here]
     for share in settings.shares:
@@ -202,7 +203,7 @@ def _ratios(report: Report, settings: Settings, workload: Workload, timings: lis
     for spec, timing in here.items():
         if spec.is_staged:
             name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
-            name += TRAINERS[spec.trainer]
+            name += TRAINERS[spec.trainer] + ("_graph" if spec.graphs else "")
             name += ("" if spec.exact else "_chunked") + ("" if spec.transfer == "auto" else f"_{spec.transfer}")
             name += "" if spec.lookups == "auto" else f"_lookups_{spec.lookups}"
             report.ratios[f"gpu_staged_vs_device{name}{suffix}"] = timing.speed

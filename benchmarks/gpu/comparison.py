@@ -179,10 +179,9 @@ class Comparison:
         )
 
     def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
-        check = embeddings.by_trainer if isinstance(embeddings, Tiers) else None
         part: Part = PARTS[self._part_name](self.workload, self.accelerator)
-        if check is not None:
-            part = TrainerStep(self.workload, self.accelerator, check)
+        if isinstance(embeddings, Tiers) and embeddings.by_trainer is not None:
+            part = TrainerStep(self.workload, self.accelerator, embeddings.by_trainer, graphs=embeddings.graphs)
         return Line(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
 
     def _measure(self, variants: Mapping[str, Embeddings], point: Point) -> dict[str, Measured]:

@@ -51,6 +51,7 @@ class Spec:
     transfer: Transfer = "auto"
     lookups: Finder = "auto"
     trainer: FiniteCheck | None = None  # whole steps as `Trainer` trains them: when it looks at loss and gradients
+    graphs: bool = False  # of the dense part, by `Trainer`
 
     @property
     def is_ours(self) -> bool:
@@ -68,6 +69,7 @@ class Spec:
         parts += [] if self.transfer == "auto" else [self.transfer]
         parts += [] if self.lookups == "auto" else [f"look-ups found by the {self.lookups}"]
         parts += [BY_TRAINER[self.trainer]] if self.trainer else []
+        parts += ["dense part as a graph"] if self.graphs else []
         return ", ".join(parts)
 
     def memory_bytes(self, workload: Workload) -> tuple[int, int]:
@@ -155,7 +157,7 @@ class Tiers(Ours):
         )
         skip = SkipConfig() if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)
-        self.title, self.by_trainer = spec.title, spec.trainer
+        self.title, self.by_trainer, self.graphs = spec.title, spec.trainer, spec.graphs
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
         self._depth = 0
         self._running = None

@@ -25,7 +25,7 @@ STAGES = {
     "reading": ("adaptive.embedding.dense", "own_part"),
     "asking": ("adaptive.engine.exchange.asking", "Asker.ask"),
     "serving": ("adaptive.engine.exchange.serving", "Server.serve"),
-    "forward": ("adaptive.trainer", "logits_of"),
+    "forward": ("adaptive.trainer", "vectors_of"),
     "backward": ("adaptive.embedding.dense", "StepTogether.take_gradients"),
     "update": ("adaptive.trainer", "update"),
     "saving": ("adaptive.storage.shards", "write_part"),

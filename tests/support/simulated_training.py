@@ -191,7 +191,7 @@ class Run:
             self.pooled[ready.number] = [work.pool() for work in works]
             pipeline.end_training(ready)
             return
-        slope = self.embeddings._send(np.array([0.25 + ready.number / 64], np.float32))
+        slope = self.embeddings.send(np.array([0.25 + ready.number / 64], np.float32))
         for work in works:
             vectors = work.pool()
             work.add_gradients(self.on_device(vectors, lambda out, v=vectors: out.copy_(v * slope + 0.125)))
