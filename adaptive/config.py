@@ -207,6 +207,11 @@ class TierConfig(Config):
         "sorting them; auto: a GPU, for batches of 65,536 look-ups and more, 4 to a bag on average, where no row stays "
         "on the host and no update waits or is left out",
     )
+    copy_streams: Literal[1, 2] = Field(
+        default=1,
+        description="on a GPU, with equal results: 1: rows cross one after another; 2: rows go back to the host beside "
+        "those that come, which may help where steps wait for the link",
+    )
     poison: bool = Field(default=False, description="debug: fill the invalid copy of every row with NaN")
 
 

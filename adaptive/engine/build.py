@@ -25,7 +25,8 @@ from adaptive.tiers.device import DeviceTier
 from adaptive.tiers.gpu.build import build_devices, device_finds, free_bytes
 from adaptive.tiers.host import HostTier, MemoryHost
 from adaptive.tiers.host_file import FileHost
-from adaptive.tiers.mover import Mover, streams_of
+from adaptive.tiers.mover import Mover
+from adaptive.tiers.streams import streams_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def build_engine(
     if ranks is not None:
         refuse_with_ranks(policy, ranks)
         groups = own_share(groups, ranks.rank, ranks.size)
-    mover = Mover(streams_of(choose_device(tier.device) if ranks is None else device_of_rank(tier.device, ranks)))
+    device = choose_device(tier.device) if ranks is None else device_of_rank(tier.device, ranks)
+    mover = Mover(streams_of(device), tier.copy_streams)
     policy_caller.begin(type(optimizer).__name__.lower())
     defers = policy_caller.defers
     skip = skip if policy_caller.skips else None

@@ -273,6 +273,8 @@ class Pipeline:
             device.write_back(plan.moves)
             if device.poison:
                 device.poison_slots(plan.moves.back_slots)
+            if len(plan.moves.back_slots):
+                self.mover.have_left()
         with self.stopwatch.stage("fetch"):
             device.fetch(plan.moves)
             lane.host.expect(plan.row_updates)
@@ -391,9 +393,9 @@ class Pipeline:
 
     def write_all_back(self) -> None:
         """Write changed rows back to the host; they keep their slots. The caller holds the lock."""
-        self.mover.catch_up()
         if self.late.coming:
             self.late.look()
+        self.mover.catch_up()
         for lane in self.lanes:
             slots = lane.planner.slots.dirty()
             lane.device.write_back(Moves(slots, lane.planner.slots.rows[slots]))

@@ -1,21 +1,31 @@
-"""`Mover`: the order of copying and training on a device. The only file that knows streams and events.
+"""`Mover`: the order of copying and training on a device. The only file that knows which stream waits for which.
 
 Work on a device is asked for now and done later. Streams, each of which does its work in the order it was asked:
 
-    copy stream      asked by the look-ahead thread: plans and rows to the device, rows back to the host
-    compute stream   asked by the training thread: forward, backward, update. On CUDA it is whatever stream is current
-                     in the training loop when a batch is asked for; a batch is trained on one stream.
-    finding stream   asked by the look-ahead thread or a helper, where the device finds what batches look up
+    fetching stream      asked by the look-ahead thread: plans and rows to the device
+    writing-back stream  asked by the look-ahead thread: rows back to the host. The fetching stream itself, unless
+                         copies are to go both ways at once (`tier.copy_streams=2`)
+    compute stream       asked by the training thread: forward, backward, update. On CUDA it is whatever stream is
+                         current in the training loop when a batch is asked for; a batch is trained on one stream.
+    finding stream       asked by the look-ahead thread or a helper, where the device finds what batches look up
 
-What one stream needs of the other, or the host of either, is waited for by exactly one of the methods `await_*`:
+What one stream needs of another, or the host of any, is waited for by exactly one of the methods `await_*`:
 
-    await_trained    copies for batch n start when batch n - depth - 1 has been trained: it may use what they overwrite
+    await_trained    plan and rows for batch n come when batch n - depth - 1 has been trained: it may use what they
+                     overwrite
+    await_changed  * rows leave for batch n when batch n - depth - 1 has been trained: it may change them
+    await_left     * rows for batch n come when those have left that leave for it or left before: into their slots, and
+                     from the host, where they may have arrived just now
     await_moved      batch n starts when its rows and its plan have come
     await_computed   a flush copies rows as all work asked for so far leaves them
+    await_fetched  * and when they have come: rows for batches in flight may be on their way
     await_unused     look-ups are found in memory that no batch in training reads
     await_sent       the host writes into a pinned buffer again when its last contents have been sent
     await_brought    the host reads a pinned buffer when numbers or rows have come
     await_copies     the host touches rows of the tiers itself when every copy asked for is done
+
+With one stream for both ways, those marked * are what its own order gives, and are left out. Rows of batch n + 1 leave
+beside those that come for batch n: these are held, so no slot and no row is of both.
 
 Those from `await_trained` to `await_unused` take no time of the host. The training thread waits in `await_brought` if a
 batch updates rows on the host, and in `await_sent` if the device is several batches behind; `tests/tiers/test_mover.py`
@@ -27,16 +37,12 @@ blocks), so no allocator can hand it out while the other stream still uses it. T
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from adaptive.errors import ConfigError
-from adaptive.system import is_out_of_memory
 
 Shape = int | tuple[int, ...]
 
@@ -72,22 +78,25 @@ class Streams:
     """A device's streams and the host memory it copies from."""
 
     device: torch.device
-    copies: Stream
+    fetching: Stream
     compute: Stream
     pinned: Callable[[int], Tensor]  # (num_bytes,) uint8 on the host, for copies that do not wait
     settle: Callable[[], None]  # wait until all work of every stream is done, also of such as are not known here
-    another: Callable[[], Stream]  # a new one, for work that need not wait for either
+    another: Callable[[], Stream]  # a new one, for work that need not wait for these
 
 
 class Mover:
-    """Keeps copying and training on a device in order: one method for each wait of one stream for the other.
+    """Keeps copying and training on a device in order: one method for each wait of one stream for another.
 
-    `trained` and number arguments count batches; -1 and below: before the first.
+    `trained` and number arguments count batches; -1 and below: before the first. `copy_streams`: 2 for rows that leave
+    beside rows that come, each way on a stream of its own.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, copy_streams: int = 1) -> None:
         self.device = streams.device
-        self.copies, self.compute = streams.copies, streams.compute
+        self.fetching, self.compute = streams.fetching, streams.compute
+        self._both_ways = copy_streams == 2
+        self.writing_back = streams.another() if self._both_ways else self.fetching
         self.pinned, self._settle, self._another = streams.pinned, streams.settle, streams.another
         self._waited_for = -1
         self._trained: dict[int, Event] = {}
@@ -104,10 +113,10 @@ class Mover:
         self._buffers = []
 
     def start_moves(self, number: int, after: int) -> int:
-        """From the look-ahead thread: what is asked of the copy stream from now on is for batch `number`, and `after`
-        must be trained before. Returns the number of a plan buffer that is free then; there are depth + 1."""
+        """From the look-ahead thread: copies asked for from now on are for batch `number`, and `after` must be trained
+        before. Returns the number of a plan buffer that is free then; there are depth + 1."""
         after = self._waited_for = max(after, self._waited_for)  # an earlier batch may have asked for more
-        self.await_trained(self._trained[after])
+        self.rest(after)
         for past in [past for past in list(self._trained) if past < after]:
             del self._trained[past]
         free = [buffer for buffer, user in enumerate(self._buffers) if user <= after]
@@ -128,9 +137,14 @@ class Mover:
         self.await_unused(self._trained[self._waited_for])
         return self._waited_for
 
+    def have_left(self) -> None:
+        """Rows that come from now on do so when those written back so far have left."""
+        if self._both_ways:
+            self.await_left(self.writing_back.record())
+
     def end_moves(self, number: int) -> None:
-        """All that batch `number` needs has been asked of the copy stream."""
-        self._moved[number] = self.copies.record()
+        """All that batch `number` needs has been asked of the fetching stream."""
+        self._moved[number] = self.fetching.record()
 
     def start_training(self, number: int) -> None:
         """From the training thread: what is asked of the compute stream from now on is batch `number`."""
@@ -141,17 +155,21 @@ class Mover:
         self._trained[number] = self.compute.record()
 
     def rest(self, trained: int) -> None:
-        """From the look-ahead thread, with no batch in flight: copies asked for from now on see rows as batch `trained`
-        leaves them."""
+        """From the look-ahead thread: copies asked for from now on see rows as batch `trained` leaves them."""
         self.await_trained(self._trained[trained])
+        if self._both_ways:
+            self.await_changed(self._trained[trained])
 
     def catch_up(self) -> None:
-        """Copies asked for from now on see rows as all work so far leaves them."""
+        """Rows written back from now on are so as all work so far leaves them, that of the fetching stream included."""
         self.await_computed(self.compute.record())
+        if self._both_ways:
+            self.await_fetched(self.fetching.record())
 
     def finish_copies(self) -> None:
         """Wait until every copy is done."""
-        self.await_copies(self.copies.record())
+        self.have_left()
+        self.await_copies(self.fetching.record())
 
     def settle(self) -> None:
         """Wait for all work so far, whatever stream it was asked of.
@@ -164,13 +182,22 @@ class Mover:
     # --- waits -----------------------------------------------------------------------------------------------
 
     def await_trained(self, event: Event) -> None:
-        self.copies.after(event)
+        self.fetching.after(event)
+
+    def await_changed(self, event: Event) -> None:
+        self.writing_back.after(event)
+
+    def await_left(self, event: Event) -> None:
+        self.fetching.after(event)
 
     def await_moved(self, event: Event) -> None:
         self.compute.after(event)
 
     def await_computed(self, event: Event) -> None:
-        self.copies.after(event)
+        self.writing_back.after(event)
+
+    def await_fetched(self, event: Event) -> None:
+        self.writing_back.after(event)
 
     def await_unused(self, event: Event) -> None:
         self.finding.after(event)
@@ -183,20 +210,6 @@ class Mover:
 
     def await_copies(self, event: Event) -> None:
         event.wait()
-
-
-def streams_of(device: torch.device) -> Streams:
-    """The streams of a device."""
-    if device.type != "cuda":
-        return inline(device)
-    if device.index is None:  # "the current device" is another one in another thread
-        device = torch.device("cuda", torch.cuda.current_device())
-
-    def another() -> Stream:
-        return _CudaStream(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-
-    settle = partial(torch.cuda.synchronize, device)
-    return Streams(device, another(), _CudaStream(device, None), _pinned, settle, another)
 
 
 def inline(device: torch.device) -> Streams:
@@ -229,66 +242,3 @@ class _Now:
 class _Past:
     def wait(self) -> None:
         pass
-
-
-class _CudaStream:
-    """A stream of its own, or whichever is current in the calling thread."""
-
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
-        self._device, self._own = device, stream
-
-    @property
-    def _stream(self) -> torch.cuda.Stream:
-        return self._own or torch.cuda.current_stream(self._device)
-
-    def _entered(self) -> AbstractContextManager[object]:
-        """Nothing to enter, and 5 us saved a dozen times a step, for the stream and the device that are current."""
-        if self._own is None and torch.cuda.current_device() == self._device.index:
-            return nullcontext()
-        return torch.cuda.stream(self._stream)
-
-    def run(self, work: Callable[[], None]) -> None:
-        with self._entered():
-            work()
-
-    def copy(self, to: Tensor, source: Tensor) -> None:
-        with self._entered():
-            to.copy_(source, non_blocking=True)
-
-    def empty(self, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
-        with self._entered():
-            return torch.empty(shape, dtype=dtype, device=self._device)
-
-    def record(self) -> Event:
-        return _CudaEvent(self._stream)
-
-    def after(self, event: Event) -> None:
-        assert isinstance(event, _CudaEvent)
-        self._stream.wait_event(event.event)
-
-
-class _CudaEvent:
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        # A thread that waits sleeps and leaves the core to the readers.
-        self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self.event.record(stream)
-
-    def wait(self) -> None:
-        self.event.synchronize()
-
-
-def _pinned(num_bytes: int) -> Tensor:
-    """
-    Raises:
-        ConfigError: if the host has no such memory to pin. CUDA says so in the words in which it says that the device's
-            memory is full; fewer device rows would not help.
-    """
-    try:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ConfigError(
-            f"a buffer of {num_bytes:,} bytes of host memory cannot be pinned: {str(error).splitlines()[0]}. Free host "
-            f"memory, raise the limit of locked memory (ulimit -l), or lower batch_size or depth"
-        ) from error

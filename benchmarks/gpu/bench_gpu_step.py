@@ -57,6 +57,7 @@ class Settings:
     models: tuple[str, ...] = ("heavy",)
     ways: tuple[str, ...] = ("staged",)  # of rows over the link, besides the usual one; and sums in chunks
     lookups: tuple[str, ...] = ("host", "device")  # who finds those of long bags, of the models above
+    both_ways: int = 1  # 1: the base case, and the smallest share of the rows, with `tier.copy_streams=2`, too
     bf16: int = 1  # 1: the base case with bf16 MLPs, too
     trainer: int = (
         1  # 1: the base case, and the smallest batch, by `Trainer`, too: as usual, without a wait, as a graph
@@ -75,11 +76,11 @@ SETTINGS = {
     "full": Settings(),
     "quick": Settings(
         gigabytes=2.0, policies=("lfu",), depths=(0,), shares=(25,), batches=(2048,), optimizers=("sgd",), dims=(),
-        sizes=(), models=(), ways=(), bf16=0, trainer=0, rounds=3, seconds=180.0,
+        sizes=(), models=(), ways=(), both_ways=0, bf16=0, trainer=0, rounds=3, seconds=180.0,
     ),
     "smoke": Settings(
         gigabytes=0.5, batch=4096, policies=(), depths=(), shares=(), batches=(), optimizers=("sgd",), dims=(),
-        sizes=(), models=(), ways=(), bf16=0, trainer=0, copy_megabytes=256, rounds=3, seconds=40.0,
+        sizes=(), models=(), ways=(), both_ways=0, bf16=0, trainer=0, copy_megabytes=256, rounds=3, seconds=40.0,
     ),
 }  # fmt: skip
 
@@ -122,6 +123,9 @@ def plan(settings: Settings) -> Wanted:
         usual, later = replace(staged, trainer="before_update"), replace(staged, trainer="a_step_later")
         for spec in (usual, later, replace(later, graphs=True)):
             wanted[base][spec] = list(dict.fromkeys([here, least]))
+    if settings.both_ways:
+        for share in {settings.share, min((settings.share, *settings.shares))}:
+            wanted[base][replace(staged, share=share, copy_streams=2)] = [here]
     for policy in settings.policies:
         wanted[base][Spec(policy, settings.share)] = [here]
     for share in settings.shares:
@@ -203,6 +207,7 @@ def _ratios(report: Report, settings: Settings, workload: Workload, timings: lis
     for spec, timing in here.items():
         if spec.is_staged:
             name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
+            name += "_both_ways" if spec.copy_streams == 2 else ""
             name += TRAINERS[spec.trainer] + ("_graph" if spec.graphs else "")
             name += ("" if spec.exact else "_chunked") + ("" if spec.transfer == "auto" else f"_{spec.transfer}")
             name += "" if spec.lookups == "auto" else f"_lookups_{spec.lookups}"

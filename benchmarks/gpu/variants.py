@@ -26,6 +26,7 @@ from benchmarks.variants import Block, Embeddings, NotAvailable, Ours, Setup, jo
 
 Transfer = Literal["auto", "direct", "staged"]
 Finder = Literal["auto", "host", "device"]  # of look-ups
+CopyStreams = Literal[1, 2]
 
 # As module:Class, so that policies are found where the package is not installed.
 POLICIES = {
@@ -50,6 +51,7 @@ class Spec:
     exact: bool = True  # see `TierConfig`, as for `transfer`
     transfer: Transfer = "auto"
     lookups: Finder = "auto"
+    copy_streams: CopyStreams = 1
     trainer: FiniteCheck | None = None  # whole steps as `Trainer` trains them: when it looks at loss and gradients
     graphs: bool = False  # of the dense part, by `Trainer`
 
@@ -68,6 +70,7 @@ class Spec:
         parts += [] if self.exact else ["sums in chunks"]
         parts += [] if self.transfer == "auto" else [self.transfer]
         parts += [] if self.lookups == "auto" else [f"look-ups found by the {self.lookups}"]
+        parts += ["copies both ways at once"] if self.copy_streams == 2 else []
         parts += [BY_TRAINER[self.trainer]] if self.trainer else []
         parts += ["dense part as a graph"] if self.graphs else []
         return ", ".join(parts)
@@ -154,6 +157,7 @@ class Tiers(Ours):
             exact=spec.exact,
             transfer=transfer_of(spec, setup, accelerator),
             lookups=spec.lookups,
+            copy_streams=spec.copy_streams,
         )
         skip = SkipConfig() if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)

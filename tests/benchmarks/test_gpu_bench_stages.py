@@ -112,6 +112,7 @@ def test_whole_step() -> None:
         "_lru_10pct_trainer",
         "_lru_10pct_trainer_later",
         "_lru_10pct_trainer_later_graph",
+        "_lru_10pct_both_ways",
         "_lfu_10pct",
         "_scratchpipe_10pct",
         "_slipstream_10pct",

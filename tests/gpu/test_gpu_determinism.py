@@ -38,8 +38,9 @@ def test_placement_leaves_the_dense_part_alone_too(device: str, policy: type[Pol
 
 
 @pytest.mark.parametrize("seed", range(REPEATS))
-def test_delays_in_every_stream_and_thread_change_nothing(device: str, seed: int) -> None:
-    training = Training(device, LRU, Adam(), depth=1 + seed)
+@pytest.mark.parametrize("copy_streams", [1, 2])
+def test_delays_in_every_stream_and_thread_change_nothing(device: str, seed: int, copy_streams: int) -> None:
+    training = Training(device, LRU, Adam(), depth=1 + seed, copy_streams=copy_streams)
     delays = Delays(device, seed)
     with delays.around_events():
         late = training.run(delays)
@@ -51,7 +52,7 @@ def test_another_process_gets_the_same_bits(device: str) -> None:
     here = digest(device)
     code = f"from test_gpu_determinism import digest; print('digest', digest({device!r}))"
     tests = Path(__file__).parents[1]
-    paths = [str(tests / "support"), str(tests), str(tests.parent)]
+    paths = [str(tests / "gpu"), str(tests / "support"), str(tests), str(tests.parent)]
     script = f"import sys; sys.path[:0] = {paths!r}; {code}"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert f"digest {here}" in found.stdout

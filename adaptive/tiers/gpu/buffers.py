@@ -1,8 +1,8 @@
 """Pinned buffers: what crosses between host and device waits here. All are reused; none is freed during a run.
 
     PinnedBlock      pinned memory, used again when its contents have been sent
-    TransferBuffer   a block with a twin on the device, for the copy stream or another: several arrays, one copy
-    IndexSender      lists of rows and slots, for the kernels of the copy stream
+    TransferBuffer   a block with a twin on the device, for one stream: several arrays, one copy
+    IndexSender      lists of rows and slots, for the kernels of one stream
 
 Sizes grow to the largest use and are powers of two, as torch's pinned memory is anyway. What the training thread sends
 and reads has buffers of its own: `link`.
@@ -67,10 +67,10 @@ class PinnedBlock:
 
 
 class TransferBuffer:
-    """Several arrays in one pinned block, with twins on the device that a stream fills, by default the copy stream."""
+    """Several arrays in one pinned block, with twins on the device that a stream fills, by default the fetching one."""
 
     def __init__(self, mover: Mover, stream: Stream | None = None) -> None:
-        self._stream = stream or mover.copies
+        self._stream = stream or mover.fetching
         self._block = PinnedBlock(mover)
         self._twin = self._stream.empty(0, torch.uint8)
         self._starts = [0]
@@ -131,8 +131,8 @@ class DeviceBlock:
 class Ring:
     """Transfer buffers used in turn."""
 
-    def __init__(self, mover: Mover, size: int) -> None:
-        self._transfer_buffers = deque(TransferBuffer(mover) for _ in range(size))
+    def __init__(self, mover: Mover, size: int, stream: Stream) -> None:
+        self._transfer_buffers = deque(TransferBuffer(mover, stream) for _ in range(size))
 
     def next(self) -> TransferBuffer:
         self._transfer_buffers.rotate(-1)
@@ -144,13 +144,13 @@ class Ring:
 
 
 class IndexSender:
-    """Sends numbers of rows or slots to the device, for the kernels of the copy stream.
+    """Sends numbers of rows or slots to the device, for the kernels of one stream.
 
     What is sent lies in buffers that are used again, so work on it has to be asked for before the next call.
     """
 
-    def __init__(self, mover: Mover) -> None:
-        self._ring = Ring(mover, NUM_LISTS)
+    def __init__(self, mover: Mover, stream: Stream) -> None:
+        self._ring = Ring(mover, NUM_LISTS, stream)
 
     def send(self, *numbers: Int64s) -> Iterator[list[Tensor]]:
         """Lists of one length on the device, a stretch of all of them at a time."""

@@ -36,7 +36,7 @@ from adaptive.tiers.mover import Mover
 
 
 class TorchDevice(DeviceTier):
-    """Slots on a torch device: rows cross on the copy stream, pooling and updates run on the training stream.
+    """Slots on a torch device: rows cross on streams for copies, pooling and updates run on the training stream.
 
     Bit-equal to `CpuDevice` unless `exact` is false; see the module for what that means on a GPU.
     """
@@ -86,7 +86,7 @@ class TorchDevice(DeviceTier):
         self._mover.settle()
         self.num_slots = num_slots
 
-    # --- ahead of training, on the copy stream -------------------------------------------------------------------
+    # --- ahead of training, on streams for copies ---------------------------------------------------------------
 
     def send(self, array: NDArray[Any]) -> Tensor:
         return self._link.send(array)

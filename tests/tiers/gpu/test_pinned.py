@@ -15,7 +15,7 @@ from adaptive.errors import ConfigError
 from adaptive.optim import SGD, Adagrad
 from adaptive.planning.layout import make_groups
 from adaptive.system import available_bytes
-from adaptive.tiers import mover
+from adaptive.tiers import streams
 from adaptive.tiers.gpu import build, pinned
 from adaptive.tiers.gpu.build import choose_transfer
 from adaptive.tiers.gpu.pinned import Pinned
@@ -203,7 +203,7 @@ def test_host_memory_that_cannot_be_pinned_is_no_lack_of_device_memory(monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", full)
         with pytest.raises(ConfigError, match=r"1,000 bytes of host memory cannot be pinned: CUDA error: .*\(ulimit"):
-            mover._pinned(1000)
+            streams._pinned(1000)
 
 
 def test_state_of_no_width_is_not_pinned(runtime: Runtime) -> None:

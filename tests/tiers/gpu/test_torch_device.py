@@ -116,7 +116,7 @@ def test_sends_are_waited_for_only_when_too_many_are_under_way() -> None:
 
 
 def torch_streams() -> Any:
-    from adaptive.tiers.mover import streams_of
+    from adaptive.tiers.streams import streams_of
 
     return streams_of(torch.device("cpu"))
 
@@ -137,10 +137,10 @@ def test_a_parcel_is_one_copy_whatever_it_holds() -> None:
     streams = torch_streams()
     copied: list[int] = []
     mover = Mover(streams)
-    mover.copies = type("Counting", (), {})()  # type: ignore[assignment]
+    mover.fetching = type("Counting", (), {})()  # type: ignore[assignment]
     for name in ("run", "empty", "record", "after"):
-        setattr(mover.copies, name, getattr(streams.copies, name))
-    mover.copies.copy = lambda to, source: (copied.append(len(to)), to.copy_(source))  # type: ignore[method-assign]
+        setattr(mover.fetching, name, getattr(streams.fetching, name))
+    mover.fetching.copy = lambda to, source: (copied.append(len(to)), to.copy_(source))  # type: ignore[method-assign]
     transfer_buffer = TransferBuffer(mover)
     for size in (3, 500, 2):
         transfer_buffer.take([(np.int64, size), (np.bool_, 1), (np.float32, (size, 2)), (np.int32, 0)])

@@ -22,7 +22,8 @@ from adaptive.policy import Policy
 from adaptive.tiers.gpu.build import free_bytes
 from adaptive.tiers.gpu.pinned import Pinned
 from adaptive.tiers.host import whole_pages
-from adaptive.tiers.mover import Stream, Streams, streams_of
+from adaptive.tiers.mover import Stream, Streams
+from adaptive.tiers.streams import streams_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,15 +64,18 @@ class Sleepy:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy.__name__}-{case.depth}-{case.way}")
-@pytest.mark.parametrize("sleeps", ["copies", "compute", "both"])
+@pytest.mark.parametrize("sleeps", ["fetching", "compute", "all"])
 def test_streams_that_sleep_change_nothing(case: Case, sleeps: str) -> None:
     random = np.random.default_rng(1)
 
     def sleepy(device: torch.device) -> Streams:
         real = streams_of(device)
-        copies = Sleepy(real.copies, random) if sleeps != "compute" else real.copies
-        compute = Sleepy(real.compute, random) if sleeps != "copies" else real.compute
-        return Streams(real.device, copies, compute, real.pinned, real.settle, real.another)  # type: ignore[arg-type]
+        fetching = Sleepy(real.fetching, random) if sleeps != "compute" else real.fetching
+        compute = Sleepy(real.compute, random) if sleeps != "fetching" else real.compute
+        return Streams(real.device, fetching, compute, real.pinned, real.settle, another(real))  # type: ignore[arg-type]
+
+    def another(real: Streams) -> Callable[[], Stream]:
+        return (lambda: Sleepy(real.another(), random)) if sleeps == "all" else real.another  # type: ignore[return-value]
 
     with patched(build_module, streams_of=sleepy):
         assert_as_expected(case, run(case))
