@@ -31,17 +31,19 @@ class CudaGraph:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graph = torch.cuda.CUDAGraph()
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def warm_up(self, work: Callable[[], object]) -> None:
-        current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
             work()
-        current.wait_stream(side)
+        current.wait_stream(self._side)
 
     def record(self, work: Callable[[], object]) -> None:
         # The look-ahead thread asks for memory and copies meanwhile, on streams of its own: that is its own affair.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        # torch's own stream for captures is of the device that was current when it was made.
+        with torch.cuda.graph(self._graph, stream=self._side, capture_error_mode="thread_local"):
             work()
 
     def replay(self) -> None:
