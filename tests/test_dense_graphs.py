@@ -164,6 +164,49 @@ def test_gradients_that_are_there_already_are_added_to() -> None:
     assert torch.equal(*sums)
 
 
+class Around(nn.Module):
+    """A model that does something else, too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.calls = model, 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        logits: Tensor = self.model(dense, pooled)
+        return self.more(logits)
+
+    def more(self, logits: Tensor) -> Tensor:
+        return logits
+
+
+class SharesGradients(Around):
+    """Two weights with one gradient, and one whose gradient is a single value for all of them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.one, self.other = nn.Parameter(torch.zeros(32)), nn.Parameter(torch.zeros(32))
+        self.all = nn.Parameter(torch.zeros(5, 3).T)
+
+    def more(self, logits: Tensor) -> Tensor:
+        return logits + self.one + self.other + self.all.sum()
+
+
+def test_each_weight_has_a_gradient_of_its_own() -> None:
+    found = []
+    for dense_graphs in (False, True):
+        parts = made()
+        model = SharesGradients(parts.model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1, momentum=0.5, maximize=True)
+        trainer = Trainer(parts.embeddings, model, optimizer, dense_graphs=dense_graphs)
+        trainer.train(batches(parts)[:10], depth=0)
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == len(list(model.parameters()))
+        assert all(one.grad is not None and one.stride() == one.grad.stride() for one in model.parameters())
+        found.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    assert torch.equal(*found)
+
+
 def test_weights_that_have_moved_are_captured_anew(recorded: list[RecordedGraph]) -> None:
     parts, expected = made(), made()
     trainer = Trainer(parts.embeddings, parts.model, parts.optimizer, dense_graphs=True)
@@ -216,22 +259,6 @@ def refusal(model: Callable[[nn.Module], nn.Module]) -> str:
         train()
     assert "set dense_graphs=false" in str(caught.value)
     return str(caught.value)
-
-
-class Around(nn.Module):
-    """A model that does something else, too."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.calls = model, 0
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        logits: Tensor = self.model(dense, pooled)
-        return self.more(logits)
-
-    def more(self, logits: Tensor) -> Tensor:
-        return logits
 
 
 class CountsItself(Around):

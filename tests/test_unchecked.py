@@ -332,6 +332,22 @@ def test_an_error_that_a_bad_step_has_caused_does_not_hide_it(monkeypatch: pytes
     spoilt()
 
 
+@pytest.mark.parametrize(("spoil", "error"), [({}, RuntimeError), ({96: NAN}, NonFiniteError)])
+def test_an_update_that_fails_is_told_unless_its_step_was_bad(spoil: dict[int, float], error: type[Exception]) -> None:
+    parts = made()
+    trainer = Trainer(parts.embeddings, parts.model, parts.optimizer, finite_check="a_step_later")
+    step = parts.optimizer.step
+
+    def fails(*given: Any) -> Any:
+        if trainer.recorder.steps == 3:
+            raise RuntimeError("no update")
+        return step(*given)
+
+    parts.optimizer.step = fails  # type: ignore[method-assign]
+    with pytest.raises(error, match="no update" if error is RuntimeError else "step 4: the loss is nan"):
+        trainer.train(ToyData(spoil=spoil).train(32), depth=2)
+
+
 def test_an_unknown_way_is_refused() -> None:
     parts = made()
     with pytest.raises(ConfigError, match="finite_check: one of before_update, a_step_later is needed, found 'never'"):

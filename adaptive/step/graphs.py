@@ -157,7 +157,9 @@ class DenseGraph:
         loss = log_losses(logits, inputs.labels, self._tasks, samples=len(inputs.labels))
         weights = [weight for weight in self._model.parameters() if weight.requires_grad]
         first, *others = torch.autograd.grad(loss, [inputs.vectors, *weights], allow_unused=True)
-        return Passes(loss.detach(), logits.detach(), first, tuple(zip(weights, others, strict=True)))
+        taken = {_memory(one) for one in (*self._model.parameters(), inputs.dense, inputs.vectors, inputs.labels)}
+        gradients = [_own(one, weight, taken) for one, weight in zip(others, weights, strict=True)]
+        return Passes(loss.detach(), logits.detach(), first, tuple(zip(weights, gradients, strict=True)))
 
     def _warm_up(self, graph: Graph, inputs: Inputs) -> None:
         """Passes before the capture; what they change is put back, and refused."""
@@ -193,6 +195,21 @@ class DenseGraph:
             *(module.training for module in self._model.modules()),
             torch.backends.cuda.matmul.fp32_precision,
         )
+
+
+def _own(gradient: Tensor | None, weight: Tensor, taken: set[int]) -> Tensor | None:
+    """A gradient as backward leaves it with a weight: in memory of its own, laid out as the weight is. What autograd
+    gives may be spread from fewer values, or be one tensor for two weights. `taken`: memory of others, grows."""
+    if gradient is None:
+        return None
+    if gradient.stride() != weight.stride() or _memory(gradient) in taken:
+        gradient = torch.empty_like(weight).copy_(gradient)
+    taken.add(_memory(gradient))
+    return gradient
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 @dataclass

@@ -146,7 +146,8 @@ class LaterChecks:
             raise
         self._step = None
         self._embeddings.check_before_use(None)
-        self._recorder.known_loss(loss)
+        if self._recorder.lacks_loss:  # or something failed before the step was recorded
+            self._recorder.known_loss(loss)
 
     def refuse_spoiled(self) -> None:
         """
