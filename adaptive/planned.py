@@ -13,6 +13,7 @@ from adaptive.batch import Batch
 from adaptive.engine.pipeline import Lane
 from adaptive.planning.parts import GroupPart
 from adaptive.planning.plan import Feedback, GroupPlan, Pooling
+from adaptive.tiers.device import Send
 
 
 class GroupWork:
@@ -150,7 +151,8 @@ class Planned:
     """A batch whose rows are in place, or, while only a part of it is in use, on their way.
 
     `dense` (B, num_dense) and `labels` (B,) are float32 tensors on the device, `extras` tensors (B, ...) by name, of
-    the types that the batch has; `batch` is the batch as it is trained, its features in the tables' order.
+    the types that the batch has: a loop may keep them, but not write them. `batch` is the batch as it is trained, its
+    features in the tables' order.
     """
 
     share = 1.0
@@ -162,29 +164,42 @@ class Planned:
         self,
         batch: Batch,
         works: Sequence[GroupWork],
-        send: Callable[[NDArray[np.float32]], Tensor],
+        send: Send,
         arrived: Callable[[], bool] = lambda: False,
+        *,
+        whole: bool = True,
     ) -> None:
-        self._batch = batch
+        """`whole`: dense inputs and labels are wanted; else it is by parts, which have their own."""
+        self._batch, self._send = batch, send
         self._arrived = arrived
         self.waited = False  # whether a part had to wait for its rows
         self.works = tuple(works)
-        self.dense = send(batch.dense)
-        self.labels = send(batch.labels)
         self.num_samples_of_all = batch.num_samples
+        if whole:  # now: on the stream that is current here, and no compiled model need trace it
+            _ = self.dense, self.labels
 
     @property
     def batch(self) -> Batch:
         return self._batch
 
     @cached_property
+    def dense(self) -> Tensor:
+        """(B, num_dense) float32, on the device."""
+        return self._send(self.batch.dense)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """(B,) float32, on the device."""
+        return self._send(self.batch.labels)
+
+    @cached_property
     def extras(self) -> dict[str, Tensor]:
         """`Batch.extras` on the device."""
-        return {name: torch.tensor(array, device=self.labels.device) for name, array in self.batch.extras.items()}
+        return {name: self._send(array) for name, array in self.batch.extras.items()}
 
     @property
     def num_samples(self) -> int:
-        return len(self.labels)
+        return self.batch.num_samples
 
     @property
     def whole(self) -> "Planned":
@@ -249,7 +264,6 @@ class _Part(Planned):
         self._waits = any(work.parts[number].waits for work in whole.works)
         self._taken: Batch | None = None
         self.works = tuple(PartWork(work, work.parts[number]) for work in whole.works)
-        self.dense, self.labels = whole.dense[first:last], whole.labels[first:last]
         self.share = (last - first) / whole.num_samples
         self.num_samples_of_all, self.is_share = whole.num_samples, True
 
@@ -258,6 +272,22 @@ class _Part(Planned):
         if self._taken is None:
             self._taken = self._whole.batch.take(np.arange(self._samples.start, self._samples.stop))
         return self._taken
+
+    @cached_property
+    def dense(self) -> Tensor:
+        return self._whole.dense[self._samples]
+
+    @cached_property
+    def labels(self) -> Tensor:
+        return self._whole.labels[self._samples]
+
+    @cached_property
+    def extras(self) -> dict[str, Tensor]:
+        return {name: values[self._samples] for name, values in self._whole.extras.items()}
+
+    @property
+    def num_samples(self) -> int:
+        return int(self._samples.stop - self._samples.start)
 
     @property
     def whole(self) -> Planned:

@@ -46,7 +46,7 @@ from adaptive.errors import ConfigError
 from adaptive.evaluation import evaluate, vectors_of
 from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.models.dropout import at_step
-from adaptive.models.tasks import labels_of, log_losses, tasks_of
+from adaptive.models.tasks import label_tensor, labels_of, log_losses, tasks_of
 from adaptive.planned import Planned
 from adaptive.step.graphs import DenseGraph, Inputs
 from adaptive.step.unchecked import LaterChecks, LearntPart, Numbers, numbers_of
@@ -257,7 +257,7 @@ class Trainer:
         """(n,), or of a model of T labels (n, T)."""
         if self._tasks is None:
             return part.labels
-        return self.embeddings.send(labels_of(part.batch, self._tasks))
+        return label_tensor(part.labels, part.extras, self._tasks)
 
     def _check(self, passed: _Passed, planned: Planned, name: str) -> None:
         if passed.numbers is not None:

@@ -123,14 +123,13 @@ class PlannedBlocks(Planned):
         asked: Asked,
         num_blocks: int,
     ) -> None:
-        super().__init__(batch, works, send)
+        super().__init__(batch, works, send, whole=len(asked.blocks) == 1)
         self.asked = asked
         self.blocks = tuple(works)
         self.given = False  # the owners have taken this batch's gradients in
         self.came: Exchanged | None = None  # the gradients for this owner, if they have crossed with other things
         self.num_samples_of_all = asked.samples
         self.is_share = num_blocks > 1
-        self._send = send
 
     @property
     def first(self) -> int:

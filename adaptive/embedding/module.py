@@ -197,7 +197,8 @@ class TieredEmbeddingBag(Steps, Rows):
     def _planned(self, ready: ReadyBatch) -> Planned:
         if self._exchange is not None:
             return self._planned_with_ranks(ready)
-        return Planned(ready.batch, self._works(ready), self.send, partial(self._pipeline.wait_for, ready))
+        inputs = self._pipeline.inputs(ready)
+        return Planned(ready.batch, self._works(ready), inputs, partial(self._pipeline.wait_for, ready))
 
     def _works(self, ready: ReadyBatch) -> list[GroupWork]:
         parts = ready.parts or [()] * len(ready.plans)

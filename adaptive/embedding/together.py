@@ -45,7 +45,7 @@ class Together(Reports):
         rows = self._exchange.rows.vectors(number, asked, served)
         works = [AskedWork(*one) for one in zip(lanes, ready.plans, asked.groups, rows, strict=True)]
         self._has_no_samples = all(block is None for block in asked.blocks)
-        return PlannedBlocks(ready.batch, works, self.send, asked, self._exchange.ranks.blocks)
+        return PlannedBlocks(ready.batch, works, self._pipeline.inputs(ready), asked, self._exchange.ranks.blocks)
 
     def _finish_with_ranks(self, planned: Planned) -> None:
         """A batch ends that the loop may not have stepped: the others wait for this rank's part all the same."""

@@ -28,7 +28,7 @@ from adaptive.planning.lookups import Distinct, DistinctFinder, Lookups, Lookups
 from adaptive.planning.parts import GroupPart, describe_parts
 from adaptive.planning.plan import Feedback, GroupPlan, Moves, UpdateSizes
 from adaptive.planning.planner import Arrival, Planner
-from adaptive.tiers.device import DeviceTier
+from adaptive.tiers.device import DeviceTier, Send
 from adaptive.tiers.host import HostTier
 from adaptive.tiers.mover import Mover
 
@@ -218,13 +218,26 @@ class Pipeline:
             ]
             parts = self._parts(batch, plans, arrivals)
             buffer = self.mover.start_moves(number, after=number - depth - 1)
-            plans = [lane.device.ship(plan, buffer) for lane, plan in zip(self.lanes, plans, strict=True)]
+            inputs = [self._inputs(number, batch), *[()] * (len(plans) - 1)]  # with the first group's plan
+            plans = [
+                lane.device.ship(plan, buffer, along)
+                for lane, plan, along in zip(self.lanes, plans, inputs, strict=True)
+            ]
             ready = ReadyBatch(batch, plans, parts, self._reported, self._update_sizes)
             self.next_number = number + 1
             self._planned = [*self.in_flight(), ready]
             if ready.is_late:
                 self.late.expect(plans)
         return ready
+
+    def _inputs(self, number: int, batch: Batch) -> Sequence[NDArray[Any]]:
+        """What a model is given of a batch beside its vectors; with ranks, of each of this rank's blocks."""
+        blocks = [batch] if self.exchange is None else self.exchange.blocks(number)
+        return [array for one in blocks if one is not None for array in (one.dense, one.labels, *one.extras.values())]
+
+    def inputs(self, ready: ReadyBatch) -> Send:
+        """From the training thread, when a batch begins: what makes tensors on the device of its arrays."""
+        return self.lanes[0].device.inputs(ready.plans[0])
 
     def answer(self, ready: ReadyBatch) -> None:
         """Tell other ranks what of a planned batch need not cross. Not under the lock: they may be waited for."""

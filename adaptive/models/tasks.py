@@ -9,7 +9,7 @@ Letters: B samples, T labels.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
 from adaptive.errors import InputError
+
+Values = TypeVar("Values", NDArray[Any], Tensor)
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,24 @@ def labels_of(batch: Batch, tasks: Tasks) -> NDArray[np.float32]:
     Raises:
         InputError: if it lacks one, or one is neither 0 nor 1.
     """
-    columns = [batch.labels, *(_extra(batch.extras, name) for name in tasks.names[1:])]
+    columns = [batch.labels, *(_extra(batch.extras, name).astype(np.float32) for name in tasks.names[1:])]
     return np.stack(columns, axis=1)
 
 
-def _extra(extras: Mapping[str, NDArray[Any]], name: str) -> NDArray[np.float32]:
+def label_tensor(labels: Tensor, extras: Mapping[str, Tensor], tasks: Tasks) -> Tensor:
+    """(B, T) float32 the labels of a batch of which labels (B,) and extras are on the device already.
+
+    Raises:
+        InputError: as `labels_of`.
+    """
+    return torch.stack([labels, *(_extra(extras, name).float() for name in tasks.names[1:])], dim=1)
+
+
+def _extra(extras: Mapping[str, Values], name: str) -> Values:
     if name not in extras:
         known = ", ".join(extras) or "none"
         raise InputError(f"samples have no label {name!r}, which the model is to predict; further ones are: {known}")
-    return extras[name].astype(np.float32)
+    return extras[name]
 
 
 def log_losses(logits: Tensor, labels: Tensor, tasks: Tasks | None, *, samples: int) -> Tensor:
@@ -69,8 +80,9 @@ def log_losses(logits: Tensor, labels: Tensor, tasks: Tasks | None, *, samples: 
 
 @cache
 def _weights(tasks: Tasks, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(T,) of the losses. Made once: a GPU would be waited for in every step."""
-    return torch.tensor(tasks.weights, dtype=dtype, device=device)
+    """(T,) made once: to make a tensor on a GPU of what the host has waits for all work there."""
+    with torch.inference_mode(False):  # it is used in training, wherever it is first asked for
+        return torch.tensor(tasks.weights, dtype=dtype, device=device)
 
 
 def first_label(values: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ plan leaves on the host (`misses = "host"`) take part at their place in the sum.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from adaptive.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdat
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Send = Callable[[NDArray[Any]], Tensor]
 Later = Callable[[], Floats]  # call it once for numbers that may still be on their way: it waits for them
 
 
@@ -43,16 +44,21 @@ class DeviceTier(ABC):
 
     @abstractmethod
     def send(self, array: NDArray[Any]) -> Tensor:
-        """A tensor on the device with a batch's own numbers (float32, bool, int32 or int64); it does not change when
-        the array does."""
+        """A tensor on the device with a batch's own numbers; it does not change when the array does."""
 
     @abstractmethod
     def bring(self, tensor: Tensor) -> Later:
         """Numbers (n, D) that lie on the device, as an array of the host's."""
 
     @abstractmethod
-    def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
-        """The plan with all that training needs of it on the device. `buffer`: see `Mover.start_moves`."""
+    def ship(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
+        """The plan with all that training needs of it on the device, and with it arrays of the batch. `buffer`: see
+        `Mover.start_moves`."""
+
+    @abstractmethod
+    def inputs(self, plan: GroupPlan) -> Send:
+        """From the training thread, when a batch begins: `send`, but for arrays that went with its plan (the very same
+        objects), which are there. The tensors are the loop's own: it may keep them."""
 
     @abstractmethod
     def ship_again(self, plan: GroupPlan) -> None:

@@ -3,13 +3,17 @@ that is not put off to the next step; the device tier takes the memory it was gi
 
 import gc
 from contextlib import closing, nullcontext
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from gpu_helpers import Running, Training, assert_same, reading_is_allowed, waiting_is_an_error
+from torch import Tensor, nn
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.models.tasks import Tasks
 from adaptive.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.device import Device
 from adaptive.policies.lfu import LFU
@@ -35,6 +39,23 @@ def test_no_host_waits_in_a_step(device: str, policy: type[Policy], optimizer: R
         with waiting_is_an_error(device):
             done = sum(1 for _ in steps)
     assert done == training.num_batches - WARM_UP
+
+
+def test_what_belongs_to_samples_comes_without_a_wait(device: str) -> None:
+    """With the plans; and a loop may keep it."""
+    training = Training(device, LRU, RowwiseAdagrad())
+    random = np.random.default_rng(0)
+    batches = [replace(one, extras={"stars": random.integers(0, 5, one.num_samples)}) for one in training.batches()]
+    kept = []
+    with training.open().embeddings as embeddings:
+        coming = embeddings.look_ahead(batches, depth=training.depth)
+        for planned in coming:
+            with waiting_is_an_error(device) if planned.number >= WARM_UP else nullcontext():
+                kept.append((planned.dense, planned.labels, planned.extras["stars"]))
+            embeddings.discard()
+    for batch, tensors in zip(batches, kept, strict=True):
+        for tensor, array in zip(tensors, (batch.dense, batch.labels, batch.extras["stars"]), strict=True):
+            assert np.array_equal(tensor.cpu().numpy(), array)
 
 
 @pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
@@ -73,6 +94,35 @@ def test_the_trainer_that_looks_a_step_later_never_waits(device: str, dense: typ
             running.losses.append(torch.tensor(trainer.recorder.loss))
             numbers.append(running.numbers())
     assert_same(numbers[1], numbers[0])
+
+
+class TwoLabels(nn.Module):
+    """Logits of two labels."""
+
+    tasks = Tasks(("label", "bought"), (1.0, 0.5))
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(inputs, 2)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.cat([dense, pooled.flatten(1)], dim=1))
+        return found
+
+
+def test_several_labels_cost_no_more_waits(device: str) -> None:
+    training = Training(device, LRU, RowwiseAdagrad())
+    batches = [replace(one, extras={"bought": 1 - one.labels}) for one in training.batches()]
+    with training.open().embeddings as embeddings:
+        model = TwoLabels(1 + 3 * training.dim).to(embeddings.device)
+        trainer = Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.01))
+        coming = embeddings.look_ahead(batches, depth=training.depth)
+        for _ in range(WARM_UP):
+            trainer.step(next(coming))
+        with waiting_is_an_error(device), reading_is_allowed(device) as reads:
+            for planned in coming:
+                trainer.step(planned)
+    assert len(reads) == training.num_batches - WARM_UP
 
 
 def test_twice_the_steps_cost_no_more_waits(device: str) -> None:

@@ -24,7 +24,8 @@ BATCHES = tuple(random_batches(TABLES, 16, samples=5, seed=4))
 
 
 def trained(ranks: Ranks, device: str, policy: Any) -> dict[str, Any]:
-    """A gradient is a multiple of the vector and a constant, worked out on the device, so that the host runs ahead."""
+    """A gradient is a multiple of the vector and a number of its block's first sample. It is worked out on the device,
+    so that the host runs ahead."""
     tier = TierConfig(device=device, device_rows="60%", poison=True)  # type: ignore[arg-type]
     skip = None if policy in (LFU, LFUOnHost) else WATCHED
     embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy(), optimizer=Adagrad(lr=0.1), skip=skip, ranks=ranks)
@@ -32,10 +33,16 @@ def trained(ranks: Ranks, device: str, policy: Any) -> dict[str, Any]:
     for planned in embeddings.look_ahead([own_part(batch, ranks) for batch in BATCHES], depth=2):
         embeddings._pending[planned.number] = planned
         slope = 0.25 + planned.number / 64
-        for work in (work for part in planned.parts() for work in part.works):
+        for part, work in ((block, work) for block in planned.parts() for work in block.works):
             vectors = work.pool()
             gradients = compute.empty(tuple(vectors.shape))
-            compute.run(lambda out=gradients, like=vectors, slope=slope: out.copy_(like * slope + 0.125))  # type: ignore[misc]
+
+            def differentiate(
+                out: Any = gradients, like: Any = vectors, slope: float = slope, part: Any = part
+            ) -> None:
+                out.copy_(like * slope + (0.125 * part.dense[0, 0] + part.labels[0]))
+
+            compute.run(differentiate)
             work.add_gradients(gradients)
         embeddings.step()
     return embeddings.state_arrays()

@@ -205,10 +205,13 @@ class Run:
             self.pooled[ready.number] = [work.pool() for work in works]
             pipeline.end_training(ready)
             return
-        slope = self.embeddings.send(np.array([0.25 + ready.number / 64], np.float32))
+        slope, inputs = self.embeddings.send(np.array([0.25 + ready.number / 64], np.float32)), pipeline.inputs(ready)
+        dense, labels = inputs(ready.batch.dense), inputs(ready.batch.labels)  # sent ahead, with the plan
         for work in works:
             vectors = work.pool()
-            work.add_gradients(self.on_device(vectors, lambda out, v=vectors: out.copy_(v * slope + 0.125)))
+            work.add_gradients(
+                self.on_device(vectors, lambda out, v=vectors: out.copy_(v * slope + (0.125 * dense[0, 0] + labels[0])))
+            )
         pipeline.report(ready.number, [work.update() for work in works])
         pipeline.end_training(ready)
 

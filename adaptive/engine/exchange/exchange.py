@@ -186,6 +186,10 @@ class Exchange:
         batch, count = check(batch), len(self.ranks.own_blocks)
         return cut(batch, np.diff([number * batch.num_samples // count for number in range(count + 1)]).tolist())
 
+    def blocks(self, number: int) -> Sequence[Batch | None]:
+        """The blocks of this rank in a batch whose look-ups have come and that is not trained yet."""
+        return self._asked[number].blocks
+
     # --- the training thread ---------------------------------------------------------------------------------
 
     def asked(self, number: int) -> Asked:

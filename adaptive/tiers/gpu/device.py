@@ -11,7 +11,7 @@ rows with more than 32 look-ups in a batch are taken in fixed chunks, and only r
 agree. Nothing depends on timing: every sum has one order, and whatever is measured is used at a fixed age.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from torch import Tensor
 from adaptive.kernels.rows.choose import RowKernels
 from adaptive.optim import RowOptimizer
 from adaptive.planning.plan import Deferred, GroupPlan, Moves, Pooling, RowUpdates, Snapshots
-from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, WatchedValues
-from adaptive.tiers.gpu.buffers import Bytes, TransferBuffer, added, take_rows
+from adaptive.tiers.device import DeviceTier, Floats, Int64s, Later, Send, WatchedValues
+from adaptive.tiers.gpu.buffers import TORCH_DTYPES, Bytes, TransferBuffer, added, take_rows
 from adaptive.tiers.gpu.host_rows import HostRows
 from adaptive.tiers.gpu.link import ArrivingArray, ComputeLink
 from adaptive.tiers.gpu.lookups import DeviceSearcher
@@ -94,16 +94,17 @@ class TorchDevice(DeviceTier):
     def bring(self, tensor: Tensor) -> Later:
         return self._link.bring(tensor)
 
-    def ship(self, plan: GroupPlan, buffer: int) -> GroupPlan:
+    def ship(self, plan: GroupPlan, buffer: int, inputs: Sequence[NDArray[Any]] = ()) -> GroupPlan:
         while len(self._transfer_buffers) <= buffer:
             self._transfer_buffers.append(TransferBuffer(self._mover))
         if plan.found is not None:
             found_of(plan.found).user = plan.number
-        return counted(send_plan(plan, self._transfer_buffers[buffer]))
+        known = [array for array in inputs if array.dtype in TORCH_DTYPES]
+        return counted(send_plan(plan, self._transfer_buffers[buffer], known))
 
     def ship_again(self, plan: GroupPlan) -> None:
         assert isinstance(plan, SentPlan)
-        send_plan(plan.original, plan.transfer_buffer)
+        send_plan(plan.original, plan.transfer_buffer, plan.inputs)
 
     def write_back(self, moves: Moves) -> None:
         self._transfer.write_back(self.slots, moves)
@@ -124,6 +125,17 @@ class TorchDevice(DeviceTier):
         self._transfer.poison_host(rows)
 
     # --- training, on the compute stream -------------------------------------------------------------------------
+
+    def inputs(self, plan: GroupPlan) -> Send:
+        assert isinstance(plan, SentPlan)
+        # Copies, within the device's memory: the parcel is written again when the batch has been trained.
+        own = {id(one): (one, self._own(sent)) for one, sent in zip(plan.inputs, plan.sent_inputs, strict=True)}
+        return lambda array: own[id(array)][1] if id(array) in own else self.send(array)
+
+    def _own(self, sent: Tensor) -> Tensor:
+        found = self._mover.compute.empty(tuple(sent.shape), sent.dtype)
+        self._mover.compute.run(lambda: _copy(found, sent))
+        return found
 
     def pool(self, pooling: Pooling, rows: Floats | Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if not isinstance(pooling, SentPooling):
@@ -278,6 +290,10 @@ class TorchDevice(DeviceTier):
         plans = (transfer_buffer.num_bytes for transfer_buffer in list(self._transfer_buffers))
         found = (0, 0) if self._searcher is None else self._searcher.num_bytes
         return added([self._transfer.num_bytes, (self._link.num_bytes, 0), found, *plans])
+
+
+def _copy(to: Tensor, source: Tensor) -> None:
+    to.copy_(source)
 
 
 def _fill(table: Tensor, value: float) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
@@ -35,7 +36,9 @@ class ComputeLink:
         return self._blocks[-1]
 
     def send(self, array: NDArray[Any]) -> Tensor:
-        """The array on the device: float32, bool, int32 or int64."""
+        """The array on the device."""
+        if array.dtype not in TORCH_DTYPES:  # rare: what belongs to samples may be of any type that torch knows
+            return torch.tensor(array, device=self._mover.device)
         return self.send_filled(array.dtype, array.shape, lambda to: np.copyto(to, array))
 
     def send_filled(self, dtype: DTypeLike, shape: Shape, fill: Callable[[NDArray[Any]], None]) -> Tensor:

@@ -1,7 +1,9 @@
 """What a plan becomes on the device: arguments of kernels, which lie there. `sent_plan` makes them."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.planning.plan import Deferred, GroupPlan, Int64s, Pooling, RowUpdates, Snapshots
@@ -83,4 +85,6 @@ class SentPlan(GroupPlan):
     """A plan whose `pooling`, `row_updates`, `snapshots` and `deferred` are the classes above."""
 
     original: GroupPlan  # over the same arrays
+    inputs: tuple[NDArray[Any], ...]  # of the batch, that go along
+    sent_inputs: tuple[Tensor, ...]
     transfer_buffer: TransferBuffer

@@ -10,7 +10,7 @@ Either way a sum runs in look-up order, so the cut does not change the numbers. 
 itself (`lookups`) no row is on the host, and what is as long as the look-ups lies there already.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -40,9 +40,11 @@ Sent = Callable[[list[Tensor]], T]  # from all that was sent to what was asked f
 Picked = Sent[tuple[Tensor, ...]]
 
 
-def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer) -> SentPlan:
-    """Send a plan, by one copy. A plan that changed in slots only can be sent again: its tensors stay."""
+def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer, inputs: Sequence[NDArray[Any]] = ()) -> SentPlan:
+    """Send a plan and arrays of its batch, by one copy. A plan that changed in slots only can be sent again, with the
+    same arrays: its tensors stay."""
     packing = _Packing()
+    along = packing.add(*inputs)
     if plan.found is None:
         pooling = _cut_pooling(plan.pooling, packing)
         row_updates = _cut_row_updates(plan.row_updates, plan.pooling.num_vectors, packing)
@@ -61,6 +63,8 @@ def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer) -> SentPlan:
         deferred=None if deferred is None else deferred(sent),
         found=plan.found,
         original=plan,
+        inputs=tuple(inputs),
+        sent_inputs=along(sent),
         transfer_buffer=transfer_buffer,
     )
 

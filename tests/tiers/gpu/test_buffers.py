@@ -144,7 +144,9 @@ def test_where_rows_lie_is_sent_once_for_forward_and_update(lookups: str) -> Non
         here = resident(embeddings)
         assert sent.pooling.bags.row_locations.tolist() == [here[row] for row in (3, 1, 4)]
         by_look_up = 0 if lookups == "device" else 2 * 16 + 32  # the row of each, those of each row; where bags begin
-        assert sent.transfer_buffer.size == 32 + 32 + by_look_up  # slots, where look-ups of rows begin
+        assert (
+            sent.transfer_buffer.size == 32 + 32 + by_look_up + 32
+        )  # slots, where their look-ups begin; the batch's own
         ahead.close()
 
 

@@ -175,15 +175,19 @@ def test_a_plan_sends_nothing_as_long_as_its_look_ups() -> None:
         with one_table(10, "100%", device="cpu-torch", lookups=lookups) as embeddings:
             for planned in embeddings.look_ahead([batch]):
                 (work,) = planned.works
-                longest = max(len(tensor) for tensor in work.plan.transfer_buffer.tensors)  # type: ignore[union-attr]
-                assert longest == (8 if lookups == "device" else 600)
+                inputs, *others = work.plan.transfer_buffer.tensors[:2], *work.plan.transfer_buffer.tensors[2:]  # type: ignore[union-attr]
+                assert [len(tensor) for tensor in inputs] == [200, 200]
+                assert max(map(len, others)) == (8 if lookups == "device" else 600)
                 embeddings.discard()
             counts = embeddings.take_statistics().counts
             totals[lookups] = [int(counts[:, one].sum()) for one in (Counter.BYTES_H2D, Counter.BYTES_D2H)]
-    look_ups, starts = 4 * 600, 8 * 201 + 8
+    look_ups, starts, inputs = 4 * 600, 8 * 201 + 8, 2 * 4 * 200
     rows = 7 * 16 + 2 * 64 + 32  # fetched; a list of slots, where look-ups begin, which rows are hot
-    assert totals["host"] == [2 * look_ups + starts + rows, 0]
-    assert totals["device"] == [look_ups + 16 + starts + rows, 16 + 2 * 304]  # room for an eighth of the look-ups
+    assert totals["host"] == [2 * look_ups + starts + rows + inputs, 0]
+    assert totals["device"] == [
+        look_ups + 16 + starts + rows + inputs,
+        16 + 2 * 304,
+    ]  # room for an eighth of the look-ups
 
 
 # --- who finds them --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.engine import build as build_module
 from adaptive.kernels.rows import torch_ops
 from adaptive.kernels.rows.bags import one_each
 from adaptive.kernels.rows.cpu import initial, pool
@@ -102,6 +104,43 @@ def test_a_training_step_waits_for_nothing_but_gradients_of_rows_on_the_host(
             # "moved" is waited for by the device; "sent" only if it is many batches behind, see the next test.
             assert [name for name in found if name not in ("await_moved", "await_sent")] == ["await_brought"] * waited
             found.clear()
+
+
+class Counted:
+    """A stream that counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self._stream = torch_streams().compute
+        self.asked: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked[name] += 1
+        return getattr(self._stream, name)
+
+
+@pytest.mark.parametrize("copy_streams", [1, 2])
+def test_what_is_asked_of_the_device_in_a_step(copy_streams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many times torch or CUDA is called, by either thread, for a batch that has rows leave and come."""
+    fetching, compute, writing_back = Counted(), Counted(), Counted()
+    streams = replace(torch_streams(), fetching=fetching, compute=compute, another=lambda: writing_back)
+    monkeypatch.setattr(build_module, "streams_of", lambda device: streams)
+    tier = {"device": "cpu-torch", "transfer": "direct", "poison": False, "copy_streams": copy_streams}
+    with one_table(100, "20", **tier) as embeddings:
+        batches = [bags(list(range(n, n + 5))) for n in range(0, 50, 5)] * 2  # the first round makes rows, and no more
+        last = [Counter[str]()] * 3
+        for planned in embeddings.look_ahead(batches, depth=0):
+            sum_of(embeddings(planned)).backward()
+            embeddings.step()
+            counts = [Counter(stream.asked) for stream in (fetching, compute, writing_back)]
+            one, asked, other = (now - before for now, before in zip(counts, last, strict=True))
+            last = counts
+    # Dense inputs, labels, pooling, update; norms come back; rows have come, norms too, and the batch is trained.
+    assert asked == {"empty": 4, "run": 4, "copy": 1, "after": 1, "record": 2}
+    # A parcel and lists of rows are sent, and these written back and fetched.
+    assert one + other == {"copy": 3, "run": 2, "record": 5, "after": 1} | (
+        {"record": 6, "after": 3} if copy_streams == 2 else {}
+    )
+    assert other == ({"copy": 1, "run": 1, "record": 3, "after": 1} if copy_streams == 2 else {})
 
 
 def test_sends_are_waited_for_only_when_too_many_are_under_way() -> None:
