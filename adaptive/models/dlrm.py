@@ -17,6 +17,7 @@ from adaptive.models.common import ModelConfig, precision
 from adaptive.models.dropout import DroppedReLU
 from adaptive.models.feature_norm import feature_norm
 from adaptive.models.interaction import aligned, concatenation, dot_interaction, num_dots
+from adaptive.models.linear import Linear
 
 
 def parse_mlp(text: str, *, num_inputs: int | None = None) -> tuple[int, ...]:
@@ -208,7 +209,7 @@ def linear(
     num_inputs: int, num_outputs: int, generator: torch.Generator, *, columns: int | None = None, bias: bool = True
 ) -> nn.Linear:
     """A layer with DLRM's initial values: weights of deviation sqrt(2 / (in + out)), biases of sqrt(1 / out)."""
-    layer = nn.Linear(columns or num_inputs, num_outputs, bias=bias, device="meta").to_empty(device="cpu")
+    layer = Linear(columns or num_inputs, num_outputs, bias=bias, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         layer.weight.zero_()
         weight = layer.weight.new_empty((num_outputs, num_inputs))

@@ -1,0 +1,97 @@
+"""`Linear` in oneDNN: what torch's own layer computes, gradients of gradients included; elsewhere that layer itself."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from adaptive.models import linear
+from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.models.linear import Linear
+
+
+@pytest.fixture
+def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Every product that may go to oneDNN does; the list gets their shapes."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN")
+    shapes: list[Any] = []
+    inside = linear._Product.forward
+
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.append((*x.shape, len(weight)))
+        return inside(ctx, x, weight, bias)
+
+    monkeypatch.setattr(linear, "multiplies_faster", lambda: True)
+    monkeypatch.setattr(linear, "MANY", 1)
+    monkeypatch.setattr(linear, "MANY_WEIGHTS", 1)
+    monkeypatch.setattr(linear._Product, "forward", staticmethod(forward))
+    return iter([shapes])
+
+
+def layers(num_inputs: int, num_outputs: int, *, bias: bool = True) -> tuple[Linear, nn.Linear]:
+    torch.manual_seed(0)
+    ours, plain = Linear(num_inputs, num_outputs, bias=bias), nn.Linear(num_inputs, num_outputs, bias=bias)
+    plain.load_state_dict(ours.state_dict())
+    return ours, plain
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_and_gradients_are_those_of_torch(by_onednn: Iterator[list[Any]], bias: bool) -> None:
+    ours, plain = layers(37, 19, bias=bias)
+    x = torch.randn(53, 37)
+    found = []
+    for layer in (ours, plain):
+        given = x.clone().requires_grad_()
+        out = layer(given)
+        (out * torch.arange(19)).sum().backward()
+        found.append([out, given.grad, *(parameter.grad for parameter in layer.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert next(by_onednn) == [(53, 37, 19), (53, 19, 37), (19, 53, 37)]
+
+
+def test_gradients_of_gradients(by_onednn: Iterator[list[Any]]) -> None:
+    found = []
+    for layer in layers(5, 3):
+        x = torch.linspace(-1, 1, 20).view(4, 5).requires_grad_()
+        (first,) = torch.autograd.grad((layer(x) ** 3).sum(), x, create_graph=True)
+        (first**2).sum().backward()
+        found.append((x.grad, layer.weight.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", ["float64", "three dimensions", "bfloat16", "no rows", "short"])
+def test_other_products_are_left_to_torch(
+    kind: str, by_onednn: Iterator[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, plain = layers(6, 4)
+    x = torch.randn(8, 6)
+    if kind == "float64":
+        ours, plain, x = ours.double(), plain.double(), x.double()
+    if kind == "three dimensions":
+        x = x.view(2, 4, 6)
+    if kind == "no rows":
+        x = x[:0]
+    if kind == "short":
+        monkeypatch.setattr(linear, "MANY", 8 * 6 * 4 + 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "bfloat16"):
+        assert torch.equal(ours(x), plain(x))
+    assert next(by_onednn) == []
+
+
+def test_padding_gets_no_gradient_in_onednn_either(by_onednn: Iterator[list[Any]]) -> None:
+    """The top MLP's input has 10 columns and 6 of zeros: their weights stay 0."""
+    model = DLRM(DLRMConfig(embedding_dim=4, bottom_mlp=(8, 4), top_mlp=(8, 1)), num_dense=3, num_features=3)
+    loss = functional.binary_cross_entropy_with_logits(model(torch.randn(9, 3), torch.randn(9, 3, 4)), torch.ones(9))
+    loss.backward()  # type: ignore[no-untyped-call]
+    (first,) = [layer for layer in model.top if isinstance(layer, Linear) and layer.in_features == 16]
+    assert first.weight.grad is not None
+    assert (first.weight[:, 10:] == 0).all()
+    assert (first.weight.grad[:, 10:] == 0).all()
+    assert (first.weight.grad[:, :10] != 0).any()
+    assert (9, 16, 8) in next(by_onednn)
