@@ -74,7 +74,7 @@ class Settings:
 
 SETTINGS = {
     "full": Settings(),
-    "quick": Settings(rows=1_000_000, cases=Settings.cases[:1] + Settings.cases[7:8], rounds=3, fill=2_000_000),
+    "quick": Settings(rows=1_500_000, cases=Settings.cases[:1] + Settings.cases[7:8], rounds=3, fill=2_000_000),
     "smoke": Settings(
         rows=20_000, cases=(Turns(Case(64, 16, "sgd", 3), True),), policies=("lru",), seconds=0.01, rounds=2,
         fill=2_000, most_steps=3,

@@ -2,7 +2,8 @@
 
 torch has float32 products computed by MKL, which uses registers of 512 bits on Intel's processors only: 97 GFLOPS on a
 core of an AMD EPYC (Zen 5), where oneDNN, which comes with torch as well, has 190 to 235. Which of them computes
-follows from the processor and from sizes, never from a measurement: equal runs on one machine stay equal.
+follows from the processor and the layer's size, never from a measurement or a number of samples: equal runs on one
+machine stay equal, whatever parts a batch is run in.
 """
 
 from functools import cache
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-MANY = 1 << 22  # multiplications of a product: oneDNN's call takes 13 us more
-MANY_WEIGHTS = 1 << 14  # of a gradient's product over samples, whose threads must add up what each has
+MANY = 1 << 12  # weights of a layer: oneDNN's call takes 13 us more
+MANY_SUMS = 1 << 14  # weights whose gradients are sums over samples: threads must add up what each of them has
 
 
 @cache
@@ -40,21 +41,22 @@ class Linear(nn.Linear):
     """`nn.Linear`, with the same weights, names and gradients up to rounding."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not _is_long(input, self.weight):
+        if torch.compiler.is_compiling() or not _is_for_onednn(input, self.weight):
             return super().forward(input)
         found: Tensor = _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return found
 
 
-def _is_long(x: Tensor, weight: Tensor) -> bool:
+def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether x (n, in) times weight (out, in) is a product for oneDNN."""
     return (
         multiplies_faster()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and x.ndim == 2
+        and len(x) > 0
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
-        and len(x) * weight.numel() >= MANY
+        and weight.numel() >= MANY
         and not torch.is_autocast_enabled("cpu")
     )
 
@@ -82,7 +84,7 @@ class _Product(torch.autograd.Function):
 
 def _of_weight(gradient: Tensor, x: Tensor) -> Tensor:
     """(out, in) the weight's gradient, of the output's (n, out) and x (n, in)."""
-    if gradient.shape[1] * x.shape[1] < MANY_WEIGHTS:
+    if gradient.shape[1] * x.shape[1] < MANY_SUMS:
         return gradient.t() @ x
     found: Tensor = _Product.apply(gradient.t(), x.t(), None)  # type: ignore[no-untyped-call]
     return found
