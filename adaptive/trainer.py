@@ -45,7 +45,7 @@ from adaptive.embedding.dense import StepTogether
 from adaptive.errors import ConfigError
 from adaptive.evaluation import evaluate, vectors_of
 from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
-from adaptive.models.dropout import at_step
+from adaptive.models.layers.dropout import at_step
 from adaptive.models.tasks import label_tensor, labels_of, log_losses, tasks_of
 from adaptive.planned import Planned
 from adaptive.step.graphs import DenseGraph, Inputs

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive.models.dlrm import DLRM, DLRMConfig
-from adaptive.models.interaction import dot_interaction, plain_dot_interaction
+from adaptive.models.layers.interaction import dot_interaction, plain_dot_interaction
 
 NUM_SAMPLES, NUM_DENSE, NUM_FEATURES = 2048, 13, 26
 NUM_DOTS = NUM_FEATURES * (NUM_FEATURES + 1) // 2

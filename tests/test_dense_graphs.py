@@ -15,7 +15,7 @@ from toy_runs import assert_equal, everything
 from adaptive.batch import Batch
 from adaptive.build import Components, build
 from adaptive.errors import ConfigError, NonFiniteError
-from adaptive.models import interaction
+from adaptive.models.layers import interaction
 from adaptive.planned import Planned
 from adaptive.ranks import Ranks
 from adaptive.step import capture

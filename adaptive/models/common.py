@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from adaptive.config import Config
-from adaptive.models.feature_norm import Kind, feature_norm
+from adaptive.models.layers.feature_norm import Kind, feature_norm
 
 
 class ModelConfig(Config):

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
 from adaptive.models.common import ModelConfig, precision
-from adaptive.models.dropout import DroppedReLU
-from adaptive.models.feature_norm import feature_norm
-from adaptive.models.interaction import aligned, concatenation, dot_interaction, num_dots
-from adaptive.models.linear import Linear
+from adaptive.models.layers.dropout import DroppedReLU
+from adaptive.models.layers.feature_norm import feature_norm
+from adaptive.models.layers.interaction import aligned, concatenation, dot_interaction, num_dots
+from adaptive.models.layers.linear import Linear
 
 
 def parse_mlp(text: str, *, num_inputs: int | None = None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from adaptive.models.common import Inputs, ModelConfig
 from adaptive.models.dcn import DCN, DCNConfig
 from adaptive.models.deepfm import DeepFM, DeepFMConfig
 from adaptive.models.dlrm import DLRM, TowerConfig, parse_mlp
-from adaptive.models.dropout import seed_dropouts
+from adaptive.models.layers.dropout import seed_dropouts
 from adaptive.models.multi_task import MultiTask, MultiTaskConfig
 from adaptive.models.options import OPTIONS
 from adaptive.models.own import OwnConfig, make_own, own_options

@@ -24,7 +24,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.evaluation import vectors_of
-from adaptive.models.dropout import at_step
+from adaptive.models.layers.dropout import at_step
 from adaptive.models.tasks import log_losses
 from adaptive.planned import Planned
 from adaptive.telemetry.record import IntervalRecord, Record, sum_tables

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
-from adaptive.models.dropout import Dropout
+from adaptive.models.layers.dropout import Dropout
 
 HINT: Final = "set dense_graphs=false"
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from adaptive.kernels.rows.choose import RowKernels, row_kernels
 from adaptive.kernels.rows.hot import hot_rows
-from adaptive.models.interaction import dot_interaction, gathered_dot_interaction, plain_dot_interaction
+from adaptive.models.layers.interaction import dot_interaction, gathered_dot_interaction, plain_dot_interaction
 from adaptive.optim import RowwiseAdagrad
 from adaptive.planning.layout import make_groups
 from adaptive.planning.lookups import LookupsAhead

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
 from adaptive.models.dlrm import DLRM, DLRMConfig, parse_mlp
-from adaptive.models.interaction import plain_dot_interaction
+from adaptive.models.layers.interaction import plain_dot_interaction
 
 NUM_DENSE, NUM_FEATURES = 13, 26
 

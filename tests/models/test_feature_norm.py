@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.models.dlrm import DLRM, DLRMConfig
-from adaptive.models.feature_norm import BatchFeatureNorm, LayerFeatureNorm, feature_norm
+from adaptive.models.layers.feature_norm import BatchFeatureNorm, LayerFeatureNorm, feature_norm
 from adaptive.settings import load_settings
 
 FEATURES, WIDTH = 3, 4

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adaptive.kernels import interaction as kernels
-from adaptive.models.interaction import (
+from adaptive.models.layers.interaction import (
     aligned,
     concatenation,
     dot_interaction,

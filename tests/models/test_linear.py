@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adaptive.models import linear
 from adaptive.models.dlrm import DLRM, DLRMConfig
-from adaptive.models.linear import Linear
+from adaptive.models.layers import linear
+from adaptive.models.layers.linear import Linear
 
 
 @pytest.fixture
@@ -95,3 +95,14 @@ def test_padding_gets_no_gradient_in_onednn_either(by_onednn: Iterator[list[Any]
     assert (first.weight.grad[:, 10:] == 0).all()
     assert (first.weight.grad[:, :10] != 0).any()
     assert (9, 16, 8) in next(by_onednn)
+
+
+def test_a_torch_whose_call_has_another_form_multiplies_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_form(*arguments: object) -> Tensor:
+        raise TypeError("_linear_pointwise() takes 7 positional arguments")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", other_form, raising=False)
+    monkeypatch.setattr(linear, "_vendor", lambda: "AuthenticAMD")
+    linear.multiplies_faster.cache_clear()
+    assert not linear.multiplies_faster()
+    linear.multiplies_faster.cache_clear()

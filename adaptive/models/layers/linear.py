@@ -23,9 +23,19 @@ def multiplies_faster() -> bool:
     return (
         torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and _vendor() == "AuthenticAMD"
+        and _has_product()
     )
+
+
+def _has_product() -> bool:
+    """Whether torch has its call of oneDNN as it is used here. It is torch's own: another version may change it."""
+    one = torch.ones(1, 1)
+    try:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(one, one, None, "none", [], "")
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return torch.equal(found, one)
 
 
 def _vendor() -> str:
