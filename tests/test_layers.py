@@ -16,7 +16,8 @@ ROOT = Path(adaptive.__file__).parent.parent
 LAYERS = [
     ["errors", "counters", "former_names"],
     ["config", "system"],
-    ["kernels", "batch", "storage", "ranks"],
+    ["kernels"],
+    ["batch", "storage", "ranks"],
     ["optim", "policy"],
     ["policy_loading", "planning"],
     ["tiers"],

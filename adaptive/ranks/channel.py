@@ -10,7 +10,7 @@ message. What counts is decided from the headers of all ranks alone: all take ea
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from adaptive.errors import AdaptiveError, RanksError
 from adaptive.ranks.rooms import Room, Rooms
 from adaptive.ranks.traffic import Tally
 from adaptive.ranks.transport import CHANNELS, Bytes, Transport, TransportError
-from adaptive.ranks.wire import MOST_TEXT, Header, Kind, unpack
+from adaptive.ranks.wire import MOST_TEXT, Header, Kind, header_size, part_check, seed_of, unpack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,8 @@ class Channel:
 
         Raises:
             AdaptiveError: of the class with which another rank has failed.
-            RanksError: if ranks are out of step, gone, or do not come in time.
+            RanksError: if ranks are out of step, gone, or do not come in time, or what came is damaged. Of a damaged
+                part other ranks can be told (`tell_failure`); of a damaged header not, since nobody knows what follows.
         """
         size, rank = self._transport.size, self._transport.rank
         own = [NOTHING] * size if parts is None else [np.ascontiguousarray(part).view(np.uint8) for part in parts]
@@ -98,6 +99,7 @@ class Channel:
             self._rooms.learn(None if failed or ended else kind, [header.lengths for header in headers])
             counts = failed or ([] if ended else range(size))  # the ranks whose parts are taken
             found = self._whole(kind, own, headers, early, room, counts)
+            damaged = [r for r in counts if r != rank and part_check(found[r]) != headers[r].check]
             if not ended:
                 for other, num_bytes in counted.items():
                     self.tally.send(other, num_bytes)
@@ -108,6 +110,9 @@ class Channel:
         except RanksError:
             self.over = True
             raise
+        if damaged:
+            self.over = bool(failed)
+            raise self._damaged(damaged[0], headers[damaged[0]])
         if failed and rank not in failed:
             self.over = True
             raise self._of_another(failed[0], headers[failed[0]].code, found[failed[0]])
@@ -119,21 +124,31 @@ class Channel:
         size, rank = self._transport.size, self._transport.rank
         if size == 1:
             return (mine,), [NOTHING]
-        message = np.frombuffer(mine.pack(), np.uint8)
+        num_bytes = header_size(size)
         pieces = [
-            [message, part[:space], self._rooms.nothing[: max(0, space - len(part))]]
-            for part, space in zip(own, room[rank], strict=True)
-        ]
-        sizes = [len(message) + room[sender][rank] for sender in range(size)]
+            [self._header(mine, to, NOTHING if to == rank else part), part[:space],
+             self._rooms.nothing[: max(0, space - len(part))]]
+            for to, (part, space) in enumerate(zip(own, room[rank], strict=True))
+        ]  # fmt: skip
+        sizes = [num_bytes + room[sender][rank] for sender in range(size)]
         with self.tally.timed(mine.kind, "wait_ms"):
-            came = self._transport.swap(self._number, pieces, sizes, len(message) + max(map(max, room)))
+            came = self._transport.swap(self._number, pieces, sizes, num_bytes + max(map(max, room)))
         taken = sum(min(len(part), space) for part, space in zip(own, room[rank], strict=True))
         self.tally.send(mine.kind, taken)
-        self.tally.add(headers=(size - 1) * len(message), padding=sum(room[rank]) - taken)
+        self.tally.add(headers=(size - 1) * num_bytes, padding=sum(room[rank]) - taken)
         headers = tuple(
-            unpack(one[: len(message)].tobytes(), size, self._who(sender)) for sender, one in enumerate(came)
+            unpack(one[:num_bytes].tobytes(), size, self._who(sender), self._seed(sender, rank))
+            for sender, one in enumerate(came)
         )
-        return headers, [one[len(message) :] for one in came]
+        return headers, [one[num_bytes:] for one in came]
+
+    def _header(self, mine: Header, to: int, part: Bytes) -> Bytes:
+        """As it goes to the rank that the part is for."""
+        sealed = replace(mine, check=part_check(part)).pack(self._seed(self._transport.rank, to))
+        return np.frombuffer(sealed, np.uint8)
+
+    def _seed(self, sender: int, receiver: int) -> int:
+        return seed_of(self._transport.job, sender, receiver)
 
     def _whole(
         self,
@@ -220,6 +235,12 @@ class Channel:
         text = f"not heard any more: {gone}" if silent else gone
         return RanksError(
             f"{self._who(self._transport.rank)}: channel {CHANNELS[self._number]}, {mine.text}: {error}; {text}"
+        )
+
+    def _damaged(self, sender: int, header: Header) -> RanksError:
+        return RanksError(
+            f"{self._who(self._transport.rank)}: {header.text} from {self._who(sender)} is not what was sent: "
+            "damaged on the way; go on from the last checkpoint, and look at network and memory of both"
         )
 
     def _of_another(self, rank: int, code: int, message: Bytes) -> AdaptiveError:

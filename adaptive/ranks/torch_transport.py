@@ -8,6 +8,7 @@ device in two threads. No collective that adds is used, and none that pickles.
 
 import contextlib
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -74,6 +75,7 @@ class TorchTransport(Transport):
         self._groups: list[Any] = [_met(lambda: dist.new_group(backend="gloo", timeout=timeout)) for _ in CHANNELS]
         self._alone = self.size == 1
         self._names = self._everyones(f"{socket.gethostname()}, process {os.getpid()}")
+        self.job = int(self._everyones(secrets.token_hex(4))[0], 16)
         self.gpu = gpus.own
         names = self._everyones(name_of_gpu(socket.gethostname(), gpus))
         has_nccl = self._everyones("nccl" if "cuda:nccl" in dist.get_backend_config() else "")

@@ -34,12 +34,14 @@ class Transport(ABC):
     """Moves bytes; adds nothing and understands nothing.
 
     Attributes:
+        job: a number below 2^32 that all ranks have, drawn for this job.
         gpu: number of the GPU that is this rank's; None: whichever is current, if there is one.
         values_on: the kind of devices between which `swap_values` works; None: it does not.
     """
 
     rank: int
     size: int
+    job: int = 0
     gpu: int | None = None
     values_on: str | None = None
 

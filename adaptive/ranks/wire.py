@@ -1,22 +1,33 @@
 """What stands before every message: the header, which says of what it is, and lets ranks see that they agree.
 
     "ADRK", version, kind, sequence number, batch, samples, signal heard, code, length of the part for each rank
+    checksum of the part for the receiver, checksum of all that stands before, and of the job's
+    number, sender and receiver
 
 A header goes to all ranks, in the first message of an exchange; so all know what the others send, and decide alike.
+Checksums tell damage on the way, and messages of another job; they keep nobody out.
 """
 
 import struct
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+import numpy as np
+
 from adaptive.errors import RanksError
+from adaptive.kernels.data.checksum import checksum
+from adaptive.ranks.transport import Bytes
 
 MAGIC: Final = b"ADRK"
-VERSION: Final = 1
+VERSION: Final = 2
 MOST_TEXT: Final = 1024  # bytes of a message about a failure
 _FIXED: Final = struct.Struct("<4sHHQqQII")
-_LENGTH: Final = struct.Struct("<Q")
+_PADDING: Final = 4  # bytes, so that parts begin at whole words behind it
+_END: Final = struct.Struct(f"<I{_PADDING}x")
+_WORD: Final = 8
+_SMALL: Final = 4096  # bytes, from which on the kernel is faster
 
 
 class Kind(IntEnum):
@@ -49,23 +60,45 @@ class Header:
     samples: int = 0
     signal: int = 0
     code: int = 0
+    check: int = 0  # of the part for the rank that this header goes to
 
-    def pack(self) -> bytes:
+    def pack(self, seed: int = 0) -> bytes:
+        """`seed`: see `seed_of`."""
         fixed = (MAGIC, VERSION, self.kind, self.sequence, self.batch, self.samples, self.signal, self.code)
-        return _FIXED.pack(*fixed) + b"".join(map(_LENGTH.pack, self.lengths))
+        head = _FIXED.pack(*fixed) + struct.pack(f"<{len(self.lengths)}QQ", *self.lengths, self.check)
+        return head + _END.pack(zlib.crc32(head, seed))
 
     @property
     def text(self) -> str:
         return f"{self.kind.name.lower()} of batch {self.batch}, message {self.sequence}"
 
 
-def unpack(message: bytes, size: int, sender: str) -> Header:
-    """The header in a message to `size` ranks.
+def part_check(part: Bytes) -> int:
+    """A checksum of the bytes of a part, and of how many there are."""
+    if len(part) < _SMALL:
+        return zlib.crc32(part.tobytes(), len(part))
+    whole = len(part) // _WORD * _WORD
+    words = np.require(part[:whole], requirements="A").view(np.uint64)
+    return int(checksum(words)) % 2**64 ^ zlib.crc32(part[whole:].tobytes())
+
+
+def header_size(size: int) -> int:
+    """Bytes of a header among `size` ranks."""
+    return _FIXED.size + (size + 1) * _WORD + _END.size
+
+
+def seed_of(job: int, sender: int, receiver: int) -> int:
+    """Of the checksum of a header. `job`: a number below 2^32 that all its ranks know, and most likely no other's."""
+    return zlib.crc32(struct.pack("<3I", job, sender, receiver))
+
+
+def unpack(message: bytes, size: int, sender: str, seed: int = 0) -> Header:
+    """The header in a message to `size` ranks; `seed` as it was packed.
 
     Raises:
-        RanksError: if it is none, or of another version.
+        RanksError: if it is none, damaged, or of another version, job or rank.
     """
-    needed = _FIXED.size + size * _LENGTH.size
+    needed = header_size(size)
     if len(message) != needed:
         raise RanksError(
             f"{sender} sent a header of {len(message)} bytes, {needed} are needed: another number of ranks?"
@@ -78,5 +111,8 @@ def unpack(message: bytes, size: int, sender: str) -> Header:
         )
     if kind not in Kind.__members__.values():
         raise RanksError(f"{sender} sent a message of kind {kind}, which is none")
-    lengths = tuple(_LENGTH.unpack_from(message, _FIXED.size + place * _LENGTH.size)[0] for place in range(size))
-    return Header(Kind(kind), sequence, batch, lengths, samples, signal, code)
+    end = len(message) - _END.size
+    if _END.unpack_from(message, end)[0] != zlib.crc32(message[:end], seed) or any(message[-_PADDING:]):
+        raise RanksError(f"{sender} sent a header that is damaged on the way, or of another job or rank")
+    *lengths, check = struct.unpack_from(f"<{size + 1}Q", message, _FIXED.size)
+    return Header(Kind(kind), sequence, batch, tuple(lengths), samples, signal, code, check)

@@ -27,7 +27,7 @@ from adaptive.planning.layout import Group, OwnedGroup, make_groups, own_share
 from adaptive.planning.lookups import DistinctFinder, check_batch
 from adaptive.ranks.dense import goes_whole
 from adaptive.ranks.owners import SIZE, Owners
-from adaptive.ranks.wire import Header, Kind
+from adaptive.ranks.wire import header_size
 from adaptive.simulate.stream import Told, total_batches
 from adaptive.system import StopRequest, stop_request
 
@@ -178,7 +178,7 @@ class _Counted:
         self.sent["dense"] += VALUE * dense
         scores = 2 * VALUE * self.labels * batch.num_samples
         self.sent["predictions"] += others * (16 * self.size + 8 * blocks + scores)
-        header = len(Header(Kind.VECTORS, 0, 0, (0,) * self.size).pack())
+        header = header_size(self.size)
         self.sent["headers"] += exchanges * header * others * self.size
 
     def facts(self, batches: int, samples: int, saturated: float) -> dict[str, Any]:

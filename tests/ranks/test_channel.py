@@ -36,7 +36,8 @@ def test_a_header_comes_back_as_it_was() -> None:
         (Header(Kind.VECTORS, 0, 0, (0, 0, 0)).pack(), "another number of ranks"),
         (b"XXXX" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[4:], "begins with b'XXXX'"),
         (b"ADRK\x63" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[5:], "version 99"),
-        (b"ADRK\x01\x00\x63\x00" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[8:], "kind 99"),
+        (b"ADRK\x02\x00\x63\x00" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[8:], "kind 99"),
+        (Header(Kind.VECTORS, 0, 0, (0, 0)).pack(7), "damaged on the way, or of another job or rank"),
     ],
 )
 def test_what_is_no_header_is_refused(message: bytes, told: str) -> None:

@@ -13,10 +13,11 @@ from adaptive.engine.statistics import Statistics
 from adaptive.optim import SGD
 from adaptive.ranks import Ranks
 from adaptive.ranks.traffic import RankTraffic
+from adaptive.ranks.wire import header_size
 
 TABLES = [TableConfig(name="t", num_embeddings=500, embedding_dim=16)]
 SAMPLES, STEPS = 64, 8
-HEADER = 40 + 2 * 8  # of two ranks
+HEADER = header_size(2)
 
 
 def drawn_ids() -> list[np.ndarray]:

@@ -1,6 +1,7 @@
 """Threads as ranks: a transport of lists and a condition, and a way to run one function on each of them."""
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +16,17 @@ from adaptive.ranks.transport import CHANNELS, ROWS, Bytes, Transport, Transport
 
 T = TypeVar("T")
 SECONDS = 60.0
+GLANCE = 0.2  # seconds after which a waiting rank looks how long it is to wait
 
 
 class _Meeting:
     """Where the ranks of one channel meet, round after round."""
 
-    def __init__(self, size: int, seconds: float) -> None:
-        self._size, self._seconds = size, seconds
+    def __init__(self, town: "Town") -> None:
+        self._size, self._town = town.size, town
         self._changed = threading.Condition()
         self._rounds: dict[int, dict[int, Any]] = defaultdict(dict)
-        self._round = [0] * size
+        self._round = [0] * town.size
         self._gone: set[int] = set()
 
     def swap(self, rank: int, given: Any) -> list[Any]:
@@ -34,7 +36,11 @@ class _Meeting:
             here = self._rounds[number]
             here[rank] = given
             self._changed.notify_all()
-            self._changed.wait_for(lambda: len(here) == self._size or self._gone - set(here), self._seconds)
+            begun = time.monotonic()
+            while not (len(here) == self._size or self._gone - set(here)):
+                self._changed.wait(GLANCE)
+                if time.monotonic() > begun + self._town.seconds:  # which may have become fewer
+                    break
             if len(here) < self._size:
                 raise TransportError("a rank is gone or late")
             return [here[other] for other in range(self._size)]
@@ -47,18 +53,20 @@ class _Meeting:
 
 @dataclass
 class Town:
-    """Where threads meet that are ranks. `spoil(rank, channel, message)` may change what a rank sends; `values_on`:
-    devices between which numbers cross as they do by NCCL."""
+    """Where threads meet that are ranks. `spoil(rank, channel, message)` may change what a rank sends, which is asked
+    for each receiver in turn, also for the rank itself; `values_on`: devices between which numbers cross as they do by
+    NCCL; `job`: the number of the job."""
 
     size: int
     seconds: float = SECONDS
     spoil: Callable[[int, int, bytes], bytes] | None = None
     values_on: str | None = None
+    job: int = 0
     meetings: list[_Meeting] = field(init=False)
     sent: list[int] = field(init=False)  # bytes of all messages to others, of each rank
 
     def __post_init__(self) -> None:
-        self.meetings = [_Meeting(self.size, self.seconds) for _ in CHANNELS]
+        self.meetings = [_Meeting(self) for _ in CHANNELS]
         self.sent = [0] * self.size
 
     def leave(self, rank: int) -> None:
@@ -71,7 +79,7 @@ class ThreadTransport(Transport):
 
     def __init__(self, town: Town, rank: int) -> None:
         self.rank, self.size = rank, town.size
-        self._town, self.values_on = town, town.values_on
+        self._town, self.values_on, self.job = town, town.values_on, town.job
 
     def swap_values(self, values: Tensor, sizes: Sequence[int], come: Sequence[int]) -> Tensor:
         pieces = [piece.clone() for piece in values.split(list(sizes))]

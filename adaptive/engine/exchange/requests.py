@@ -22,6 +22,7 @@ from adaptive.ranks.transport import Bytes, as_bytes
 
 Int64s = NDArray[np.int64]
 MANY: Final = 255
+MOST: Final = 2**31 - 1  # look-ups of a batch
 WIDE: Final = 1 << 32  # rows of a table from which on 4 bytes do not do
 
 
@@ -47,7 +48,7 @@ def unpack_requests(group: Group, message: Bytes, num_blocks: int, sender: str) 
     """The requests at the beginning of a message, and what follows them.
 
     Raises:
-        RanksError: if they are cut short or name rows that the tables do not have.
+        RanksError: if they are cut short, or name rows that the tables do not have, or look-ups that no batch has.
     """
     reader = _Reader(message, sender)
     counts = reader.take(np.int32, num_blocks * len(group.tables)).astype(np.int64)
@@ -58,6 +59,8 @@ def unpack_requests(group: Group, message: Bytes, num_blocks: int, sender: str) 
     lookups = reader.take(np.uint8, number).astype(np.int64)
     many = np.flatnonzero(lookups == MANY)
     lookups[many] = reader.take(np.uint32, len(many))
+    if (lookups[many] < MANY).any() or int(lookups.sum()) > MOST:
+        raise RanksError(f"{sender} sent requests of numbers of look-ups that no batch has")
     tables = np.repeat(np.tile(np.arange(len(group.tables)), num_blocks), counts)
     sizes = group.table_sizes[tables]
     if (index < 0).any() or (index >= sizes).any() or (lookups < 1).any():
