@@ -25,7 +25,7 @@ from adaptive.runs.together import directory_of, facts_of, readers_of, refuse_al
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.durable import temporary_name
 from adaptive.storage.run_checkpoints import load_whole
-from adaptive.storage.run_directory import RECORD, RunDirectory, read_record, versions
+from adaptive.storage.run_directory import RECORD, RunDirectory, read_record, versions, was_finished
 from adaptive.telemetry.jsonl import check_beginning, drop_after
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -216,9 +216,9 @@ def _drop_records(
     record: Mapping[str, Any],
 ) -> int:
     """Of the evaluations of the step reached those go that are made again: one that comes next, and one that was made
-    behind the checkpoint by a run that was killed. That of a finished run stays."""
+    behind the checkpoint by a run that was killed. That of a run that was finished stays."""
     place = reached.place
-    cut = place.evaluated != place.total and record.get("status") != "finished"
+    cut = place.evaluated != place.total and not was_finished(record, checkpoint.meta["steps"])
     again = place.is_evaluated_next(config.steps) or cut
     written = reached.metrics
     try:

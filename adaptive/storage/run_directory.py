@@ -129,10 +129,12 @@ class RunDirectory:
         """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed; `ranks`:
         where each rank is that goes on."""
         over = ("end", "error", "summary", DIGEST)
-        self.record = {**{name: one for name, one in self.record.items() if name not in over}, "schema": SCHEMA}
         earlier = self.record.get("resumed") or []
-        stretch = {"step": step, "start": now(), "versions": versions()}
+        stretch: dict[str, Any] = {"step": step, "start": now(), "versions": versions()}
+        if was_finished(self.record, step):
+            stretch["of_finished"] = True
         resumed = [*earlier, stretch if ranks is None else {**stretch, "ranks": list(ranks)}]
+        self.record = {**{name: one for name, one in self.record.items() if name not in over}, "schema": SCHEMA}
         self.write(status="running", resumed=resumed, **holder(), **facts)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -260,6 +262,13 @@ def _remove_litter(path: Path) -> None:
         for entry in list(folder.iterdir()) if folder.is_dir() else []:
             if kind.fullmatch(entry.name):
                 DISK.remove(entry)
+
+
+def was_finished(record: Mapping[str, Any], step: int) -> bool:
+    """Whether a run had come to its end after this step: it is finished, or was made longer there and was stopped
+    before it saved anything more."""
+    last = (record.get("resumed") or [{}])[-1]
+    return record.get("status") == "finished" or (bool(last.get("of_finished")) and last.get("step") == step)
 
 
 def versions() -> dict[str, str]:

@@ -355,6 +355,23 @@ def test_a_finished_run_can_be_made_longer(
     assert_equal(found, expected)
 
 
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_finished_run_that_is_made_longer_and_killed_before_it_saves_keeps_its_evaluation(
+    world: pytest.MonkeyPatch, tmp_path: Path, kills: int
+) -> None:
+    """In its third forward pass; how often in a row changes nothing."""
+    run(tmp_path / "cut", config_of("lru", steps=7))
+    for _ in range(kills):
+        with interrupted(world, "kill", 3):
+            resume_run(tmp_path / "cut", steps=16)
+    resume_run(tmp_path / "cut", steps=16)
+    run(tmp_path / "whole", config_of("lru", steps=16))
+    found, expected = (numbers(tmp_path / name, placement=False) for name in ("cut", "whole"))
+    assert found["evaluations"][:, 0].tolist() == [7, 16]
+    found["evaluations"] = found["evaluations"][1:]
+    assert_equal(found, expected)
+
+
 def test_lengths_that_cannot_be(world: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = killed(world, tmp_path / "run")
     with pytest.raises(ConfigError, match="steps=9, but 10 are trained already; give as many or more"):
