@@ -28,16 +28,17 @@ def _bytes(value: Any) -> Any:
     return value
 
 
-Bytes = Annotated[float, BeforeValidator(_bytes), Field(gt=0)]
+LEAST, MOST = 1e-6, 1e24  # of any number here: beyond are mistakes, and steps that take no time or no end
+Bytes = Annotated[float, BeforeValidator(_bytes), Field(ge=1, le=MOST)]
 
 
 class Gpus(Config):
     """Accelerators of one machine."""
 
-    count: int = Field(ge=1, description="accelerators")
+    count: int = Field(ge=1, le=2**20, description="accelerators")
     memory: Bytes = Field(description="of each")
     bandwidth: Bytes = Field(description="of each one's memory, per second")
-    flops: float = Field(gt=0, description="peak of each in float32 (or tf32, if `note` says so), per second")
+    flops: float = Field(ge=1, le=MOST, description="peak of each in float32 (or tf32, if `note` says so), per second")
     link: Bytes | None = Field(
         default=None, description="from one to all others, each way, per second; none: by the host"
     )
@@ -48,7 +49,7 @@ class Host(Config):
 
     memory: Bytes = Field(description="main memory")
     bandwidth: Bytes = Field(description="of main memory, per second")
-    flops: float = Field(gt=0, description="peak in float32, per second")
+    flops: float = Field(ge=1, le=MOST, description="peak in float32, per second")
     link: Bytes = Field(default=12e9, description="to each accelerator, each way, per second")
 
 
@@ -56,17 +57,17 @@ class Network(Config):
     """Servers that could hold tables."""
 
     rate: Bytes = Field(description="of this machine, each way, per second")
-    servers: int = Field(default=1, ge=1, description="remote servers that hold tables")
+    servers: int = Field(default=1, ge=1, le=2**20, description="remote servers that hold tables")
     bandwidth: Bytes = Field(description="of each server's main memory, per second")
 
 
 class Assumed(Config):
     """Shares of the peaks that are reached."""
 
-    gpu_bandwidth: float = Field(default=0.6, gt=0, le=1)
-    host_bandwidth: float = Field(default=0.6, gt=0, le=1)
-    flops: float = Field(default=0.3, gt=0, le=1)
-    link: float = Field(default=0.8, gt=0, le=1)
+    gpu_bandwidth: float = Field(default=0.6, ge=LEAST, le=1)
+    host_bandwidth: float = Field(default=0.6, ge=LEAST, le=1)
+    flops: float = Field(default=0.3, ge=LEAST, le=1)
+    link: float = Field(default=0.8, ge=LEAST, le=1)
 
 
 class Measured(Config):
@@ -75,16 +76,18 @@ class Measured(Config):
     device: Bytes = Field(description="pooling and updating rows of the device tier, per second")
     host: Bytes = Field(description="the same of rows that stay on the host, per second")
     move: Bytes = Field(description="copying rows between the tiers, per second, both ways together")
-    dense_ms: float = Field(gt=0, description="forward, backward and update of the dense part, with what is around it")
-    flops_per_sample: float = Field(gt=0, description="of the dense part that was measured")
-    batch_size: int = Field(ge=1)
+    dense_ms: float = Field(
+        ge=LEAST, le=MOST, description="forward, backward and update of the dense part, with what is around it"
+    )
+    flops_per_sample: float = Field(ge=LEAST, le=MOST, description="of the dense part that was measured")
+    batch_size: int = Field(ge=1, le=2**24)
     overlap_staged: float = Field(
         ge=-1, le=1, description="share of the shorter of training and look-ahead that is hidden; below 0: they disturb"
     )
     overlap_host: float = Field(ge=-1, le=1, description="the same for policies that leave misses on the host")
-    plan_factor: float = Field(gt=0, description="planning in training over planning in `simulate`")
+    plan_factor: float = Field(ge=LEAST, le=MOST, description="planning in training over planning in `simulate`")
     vectors_cross: bool = Field(description="whether pooled vectors are copied between host and device")
-    depth: int = Field(ge=0, description="look-ahead with which the overlap was measured")
+    depth: int = Field(ge=0, le=2**20, description="look-ahead with which the overlap was measured")
     when: str = Field(default="", description="date of the measurement")
     on: str = Field(default="", description="device, cores and versions")
 
@@ -98,7 +101,7 @@ class MachineSpec(Config):
     gpu: Gpus | None = None
     host: Host | None = None
     network: Network | None = None
-    watts: float | None = Field(default=None, gt=0, description="of the whole machine at work")
+    watts: float | None = Field(default=None, ge=LEAST, le=MOST, description="of the whole machine at work")
     assumed: Assumed = Assumed()
     measured: Measured | None = None
 
