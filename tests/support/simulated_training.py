@@ -103,6 +103,7 @@ CASES = [
     Case(Skips, 1, "staged", "50%", ample=True, copy_streams=2),
     Case(ScatteredOnHost, 3, "direct", "75%", ample=True, copy_streams=2),
     Case(way="direct", device_rows="60%", ample=True, copy_streams=2, lookups="device"),
+    Case(way="direct", device_rows="50%", ample=True, copy_streams=2),  # slots are shared anew
 ]
 
 
@@ -161,7 +162,15 @@ class Run:
 
     def _train(self, num_batches: int) -> None:
         pipeline = self.embeddings._pipeline
-        coming, source = deque[ReadyBatch](), _carried_out(pipeline, iter(BATCHES), self.depth, self.assert_trained)
+        coming = deque[ReadyBatch]()
+
+        def train_until(number: int) -> None:
+            """What the look-ahead waits for where slots are shared anew; else it has been trained already."""
+            while pipeline.trained < number:
+                self.train_one(coming.popleft())
+                self.read_now_and_then()
+
+        source = _carried_out(pipeline, iter(BATCHES), self.depth, train_until)
         try:
             while pipeline.trained < num_batches - 1:
                 if self.may_plan() and (not coming or self.random.random() < 0.5):
@@ -194,9 +203,6 @@ class Run:
             on_host = lane.host.read(lane.planner.slots.rows[slots])
             assert all(map(np.array_equal, on_host, lane.device.read(slots)))
 
-    def assert_trained(self, number: int) -> None:
-        assert self.embeddings._pipeline.trained >= number
-
     def train_one(self, ready: ReadyBatch) -> None:
         pipeline = self.embeddings._pipeline
         pipeline.start_training(ready)
@@ -223,6 +229,15 @@ class Run:
 
     def look_around(self) -> None:
         """Now and then rows are read, flushed, or given fewer slots while batches are in flight."""
+        self.read_now_and_then()
+        if self.random.random() < 0.1:
+            self.embeddings.flush()
+            self.assert_flushed()
+        if self.shrinks and self.random.random() < 0.2:
+            self.shrinks = False
+            self.embeddings.make_room()
+
+    def read_now_and_then(self) -> None:
         if self.random.random() < 0.2:
             planned = self.embeddings.read(BATCHES[3])
             rows = [work._weights for work in planned.works]
@@ -230,12 +245,6 @@ class Run:
             self.catch_up()
             found = [numbers.copy() for numbers in (*rows, *(tensor.cpu().numpy() for tensor in vectors))]
             self.readings[self.embeddings._pipeline.trained] = found
-        if self.random.random() < 0.1:
-            self.embeddings.flush()
-            self.assert_flushed()
-        if self.shrinks and self.random.random() < 0.2:
-            self.shrinks = False
-            self.embeddings.make_room()
 
     def catch_up(self) -> None:
         compute = self.embeddings._pipeline.mover.compute

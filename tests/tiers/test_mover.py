@@ -120,11 +120,16 @@ def test_a_wait_that_is_left_out_is_missed() -> None:
 
 
 def test_so_is_one_of_two_streams_for_copies() -> None:
-    """Each wait of one stream for another, in cases whose copies go both ways at once."""
+    """Each wait of one stream for another, in cases whose copies go both ways at once.
+
+    Where slots are shared anew, `rest` and `catch_up` wait for the same here: on CUDA the compute stream of the thread
+    that does it is not the loop's.
+    """
     of_streams = {"await_trained", "await_moved", "await_computed", "await_copies", *BOTH_WAYS}
     sites = all_sites([case for case in CASES if case.copy_streams == 2])
     assert {site[0] for site in sites} >= of_streams
-    found = {site: cases for site, cases in sites.items() if site[0] in of_streams}
+    assert any("share_anew" in site for site in sites)
+    found = {site: cases for site, cases in sites.items() if site[0] in of_streams and "share_anew" not in site}
     assert [site for site, cases in found.items() if not is_missed(site, cases)] == []
 
 
