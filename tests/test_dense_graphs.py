@@ -29,6 +29,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "dcn": {"model": "dcn", "model_options": {"embedding_dim": 4, "deep_mlp": (8, 4)}},
     "deepfm": {"model": "deepfm", "model_options": {"embedding_dim": 4, "deep_mlp": (8,)}},
     "multi-task": {"model": "multi-task", "model_options": {"embedding_dim": 4, "shared_mlp": (8,), "task_mlp": (4,)}},
+    "two-tower": {
+        "model": "two-tower",
+        "model_options": {"embedding_dim": 4, "tower_mlp": (8, 4), "user_tables": ("user",)},
+    },
     "widths": {"model_options": {"embedding_dim": 4, "bottom_mlp": (8, 4), "widths": {"user": 6}}},
 }
 MORE_LABELS = ("click", "second", "third")

@@ -71,9 +71,17 @@ class TwoTower(CheckedModel):
 
     def vectors(self, dense: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """(B, E) of the user and (B, E) of the item, of normalised vectors."""
-        user = self.user(side_by_side(dense[:, self.user_dense], pooled[:, self.user_features]))
-        item = self.item(side_by_side(dense[:, self.item_dense], pooled[:, self.item_features]))
+        user = self.user(side_by_side(_picked(dense, self.user_dense), _picked(pooled, self.user_features)))
+        item = self.item(side_by_side(_picked(dense, self.item_dense), _picked(pooled, self.item_features)))
         return (normalize(user, dim=1), normalize(item, dim=1)) if self.config.unit_vectors else (user, item)
+
+
+def _picked(values: Tensor, positions: Sequence[int]) -> Tensor:
+    """values (B, n, ...) at these positions of the second dimension. By slices: a list would be sent to a GPU in every
+    step, which waits."""
+    if not positions:
+        return values[:, :0]
+    return torch.cat([values[:, one : one + 1] for one in positions], dim=1)
 
 
 def _towers(config: TwoTowerConfig, inputs: Inputs) -> tuple[set[str], set[str]]:
