@@ -1,6 +1,5 @@
 """What `README.md` here says is there: every test that it names."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -13,8 +12,8 @@ PAGE = (HERE / "README.md").read_text(encoding="utf-8")
 
 
 def names_in(folder: Path) -> set[str]:
-    found = [ast.parse(path.read_text(encoding="utf-8")) for path in folder.rglob("test_*.py")]
-    return {node.name for tree in found for node in tree.body if isinstance(node, ast.FunctionDef)}
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("test_*.py")]
+    return {name for text in texts for name in re.findall(r"^def (test_\w+)\(", text, re.M)}
 
 
 def test_every_promise_names_a_test_that_is_there() -> None:

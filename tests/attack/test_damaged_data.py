@@ -40,7 +40,7 @@ def test_damaged_pages_give_the_rows_that_pyarrow_finds_or_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Damage lies in the pages: pyarrow alone reads the footer, and ends the process at some that are damaged."""
-    campaign, path = Campaign("damaged Parquet", 40), tmp_path / "data.parquet"
+    campaign, path = Campaign("damaged Parquet", 20), tmp_path / "data.parquet"
     whole, end = b"", 0
     for number, (_, rng) in enumerate(campaign.tries()):
         if number % 20 == 0:
@@ -80,7 +80,7 @@ def test_damaged_prepared_data_are_told_or_read_as_before(tmp_path: Path) -> Non
         batches = [*data.train(16), *data.evaluation(16)]
         return [array.tobytes() for batch in batches for array in (batch.dense, batch.ids, batch.offsets, batch.labels)]
 
-    whole, campaign = read(tmp_path / "as"), Campaign("damaged prepared data", 40)
+    whole, campaign = read(tmp_path / "as"), Campaign("damaged prepared data", 20)
     files = sorted(path.relative_to(tmp_path / "as") for path in (tmp_path / "as").rglob("*") if path.is_file())
     for _, rng in campaign.tries():
         path = copied(tmp_path / "as", tmp_path / "to") / files[int(rng.integers(len(files)))]

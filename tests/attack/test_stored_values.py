@@ -29,7 +29,7 @@ def opened(folder: Path) -> None:
 def test_every_value_of_a_strangers_record(cut_run: Path, tmp_path: Path, action: str) -> None:
     content = json.loads((cut_run / "run.json").read_text())
     places = [path for path in paths_in(content) if path[0] != DIGEST]
-    campaign, act = Campaign(f"values of run.json, {action}", 40), opened if action == "open" else resume_run
+    campaign, act = Campaign(f"values of run.json, {action}", 20), opened if action == "open" else resume_run
     with small_world(num_train=256):
         for _, rng in campaign.tries():
             place, value = places[int(rng.integers(len(places)))], VALUES[int(rng.integers(len(VALUES)))]
@@ -43,7 +43,7 @@ def test_every_value_of_a_strangers_record(cut_run: Path, tmp_path: Path, action
 def test_every_value_of_a_strangers_checkpoint(cut_run: Path, tmp_path: Path) -> None:
     manifest = json.loads((cut_run / "checkpoint-4/manifest.json").read_text())
     places = [path for path in paths_in(manifest) if path[0] != DIGEST]
-    campaign = Campaign("values of a manifest", 30)
+    campaign = Campaign("values of a manifest", 20)
     with small_world(num_train=256):
         for _, rng in campaign.tries():
             place, value = places[int(rng.integers(len(places)))], VALUES[int(rng.integers(len(VALUES)))]
