@@ -161,14 +161,14 @@ def test_the_training_thread_does_not_wait_while_a_batch_is_read() -> None:
         for number, batch in enumerate(batches()):
             if number == 2:
                 reading.set()
-                assert go_on.wait(30)
+                assert go_on.wait(600)
             yield batch
 
     policy = Plain()
     stream = NumberedBatches(slow(), policy)
     thread = threading.Thread(target=lambda: list(stream))
     thread.start()
-    assert reading.wait(30)
+    assert reading.wait(600)
     assert stream.place(4) == 1 and stream.inputs(2) == Inputs(8, 8)
     stream.forget(1)
     assert stream.switch(3, 0.5) == 3 and number_of(stream.get(1)) == 1
@@ -182,13 +182,13 @@ def test_a_batch_that_two_threads_want_is_read_once() -> None:
 
     def slow() -> Iterator[Batch]:
         reading.set()
-        assert go_on.wait(30)
+        assert go_on.wait(600)
         yield from batches()
 
     stream = NumberedBatches(slow(), Plain())
     threads = [threading.Thread(target=stream.get, args=(0,)) for _ in range(2)]
     threads[0].start()
-    assert reading.wait(30)
+    assert reading.wait(600)
     threads[1].start()
     threads[1].join(0.1)  # it comes to the lock
     go_on.set()

@@ -107,7 +107,7 @@ def test_a_finder_starts_again_before_its_numbers_end(monkeypatch: pytest.Monkey
 
 def test_helpers_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [all_lookups(batch)[0].distinct.rows.tolist() for batch in BATCHES[:3]]
-    together, make = threading.Barrier(3, timeout=10), LookupsAhead._make
+    together, make = threading.Barrier(3, timeout=600), LookupsAhead._make
     monkeypatch.setattr(LookupsAhead, "_make", lambda self, *given: (together.wait(), make(self, *given))[1])
     lookups_ahead = LookupsAhead(make_groups(TABLES, 0), 3)
     with lookups_ahead.working():

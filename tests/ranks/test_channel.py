@@ -157,7 +157,7 @@ def test_a_rank_that_has_read_less_far_leaves_with_the_others() -> None:
 
         def late() -> None:
             if ranks.rank == 1 and embeddings._pipeline.next_number == 1:
-                leaving.wait(10)
+                leaving.wait(600)
             learn()
 
         embeddings._pipeline.learn = late  # type: ignore[method-assign]

@@ -120,7 +120,7 @@ def test_settings_data_and_versions_that_differ_are_named_before_anything_is_wri
 
 
 def test_a_rank_that_stands_still_is_given_up_after_the_timeout(pool: RankPool, tmp_path: Path) -> None:
-    found = troubled(pool, tmp_path / "run", 1, "update", 3, "stand-8", "--set", "ranks.timeout_s=3")
+    found = troubled(pool, tmp_path / "run", 1, "update", 3, "stand-12", "--set", "ranks.timeout_s=6")
     assert codes(found) == [10, 10], found
     assert "rank 0 of 2" in found[0].err and "batch " in found[0].err  # which, a machine that is busy may decide
 

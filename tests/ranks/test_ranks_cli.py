@@ -115,7 +115,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
             assert process.poll() is None
             time.sleep(0.1)
         os.kill(int(children.read_text().split()[1]), signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 143, errors
@@ -135,7 +135,7 @@ def test_a_killed_rank_ends_the_run_with_exit_code_10_and_the_checkpoint_is_whol
             time.sleep(0.1)
         ranks = [int(pid) for pid in children.read_text().split()]
         os.kill(ranks[1], signal.SIGKILL)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 10, errors

@@ -49,7 +49,7 @@ def answer(child: subprocess.Popen[str]) -> str:
 
 
 def end(child: subprocess.Popen[str]) -> None:
-    child.communicate(timeout=30)
+    child.communicate(timeout=600)
 
 
 def test_record_of_a_finished_run(tmp_path: Path) -> None:

@@ -376,7 +376,7 @@ def after_sums(initial: Floats, batches: Iterable[Batch]) -> Floats:
 
 def wait_for_look_ahead(embeddings: TieredEmbeddingBag, planned: Planned, depth: int, num_batches: int) -> None:
     """Let the look-ahead thread run as far ahead as it may while `planned` is not trained: the worst schedule."""
-    pipeline, deadline = embeddings._pipeline, time.monotonic() + 60
+    pipeline, deadline = embeddings._pipeline, time.monotonic() + 600  # only a hang comes to it
     while pipeline.next_number < min(planned.number + depth + 1, num_batches):
         assert time.monotonic() < deadline, "the look-ahead does not look ahead"
         time.sleep(0.0005)

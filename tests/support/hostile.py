@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from adaptive.storage.plain import signed_json
 
-SECONDS, MOST_MEMORY = 90, 500 << 20
+SECONDS, MOST_MEMORY = 600, 500 << 20
 VALUES: Final[list[Any]] = [
     None, "", "text", "nul\0", "\ud800", -1, 0, 10**18, 2**70, -(2**70), 1.5, 1e300, 1e-300, True, [], {}, [[]],
     {"a": {}}, [1, "2"], "/dev/zero", "/proc/self/mem", "../..", "x" * 5000, "file.py:Class",

@@ -15,7 +15,7 @@ from adaptive.ranks import Ranks
 from adaptive.ranks.transport import CHANNELS, ROWS, Bytes, Transport, TransportError
 
 T = TypeVar("T")
-SECONDS = 60.0
+SECONDS = 600.0  # only a hang comes to it
 GLANCE = 0.2  # seconds after which a waiting rank looks how long it is to wait
 
 
