@@ -134,7 +134,9 @@ def test_too_little_address_space_to_load_libraries_is_told(tmp_path: Path, mib:
     found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert found.returncode in (0, 1), found.stderr
     if found.returncode:
-        assert "not enough memory" in found.stderr or "no more threads" in found.stderr, found.stderr
+        # numpy's OpenBLAS ends the process by itself, before anybody could say it better
+        told = ("not enough memory", "no more threads", "OpenBLAS error: Memory allocation still failed")
+        assert any(text in found.stderr for text in told), found.stderr
         assert "bug" not in found.stderr, found.stderr
 
 
