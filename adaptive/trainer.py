@@ -49,7 +49,7 @@ from adaptive.models.layers.dropout import at_step
 from adaptive.models.tasks import label_tensor, labels_of, log_losses, tasks_of
 from adaptive.planned import Planned
 from adaptive.step.graphs import DenseGraph, Inputs
-from adaptive.step.unchecked import LaterChecks, LearntPart, Numbers, numbers_of
+from adaptive.step.unchecked import LaterChecks, LearntPart, Numbers, numbers_of, total_loss
 from adaptive.step.update import buffers_back_on_error, require_room, update
 from adaptive.telemetry.recorder import Recorder
 
@@ -67,12 +67,7 @@ class _Passed:
     @property
     def loss(self) -> float | None:
         """Of the batch, where it is known."""
-        if self.numbers is not None:
-            return None
-        total = 0.0
-        for loss in self.losses:  # `sum` rounds otherwise
-            total += loss
-        return total
+        return total_loss(self.losses) if self.numbers is None else None
 
 
 class Trainer:

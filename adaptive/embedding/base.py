@@ -43,6 +43,6 @@ class Base(nn.Module):
     _spoiled: str | None  # why no value may be used
     _pending: dict[int, Planned]  # batches that went forward and are not updated yet, by number
 
-    def send(self, array: NDArray[np.float32]) -> Tensor:
+    def _send(self, array: NDArray[np.float32]) -> Tensor:
         """The array on the device, without a wait."""
         return self._pipeline.lanes[0].device.send(array)

@@ -278,7 +278,7 @@ class TieredEmbeddingBag(Steps, Rows):
                 here = np.arange(len(distinct.rows), dtype=np.int64)
                 pooling = lay_out_bags(lane.group, batch).pooling(distinct.inverse, here)
                 works.append(GroupWork(lane, None, pooling, weights))
-        return Planned(batch, works, self.send)
+        return Planned(batch, works, self._send)
 
     def close(self) -> None:
         """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""

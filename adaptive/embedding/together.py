@@ -102,4 +102,4 @@ class Together(Reports):
         asked, rows = self._exchange.read(blocks, values)
         came = [lane.device.send(one) for lane, one in zip(lanes, rows, strict=True)]
         works = [AskedWork(lane, None, own, one) for lane, own, one in zip(lanes, asked.groups, came, strict=True)]
-        return PlannedBlocks(batch, works, self.send, asked, self._exchange.ranks.blocks)
+        return PlannedBlocks(batch, works, self._send, asked, self._exchange.ranks.blocks)

@@ -15,7 +15,7 @@ ordinary passes, bit for bit.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,7 @@ COMPARED: Final = 3  # replays that are compared with ordinary passes
 MOST_CAPTURES: Final = 8  # of one training: weights that are moved again and again are a mistake
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """Of a batch: dense inputs (B, n), vectors (B, F, D) or (B, sum of widths), labels (B,) or (B, T)."""
 
     dense: Tensor
@@ -41,19 +40,17 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        return tuple((tuple(one.shape), one.dtype) for one in (self.dense, self.vectors, self.labels))
+        return tuple((tuple(one.shape), one.dtype) for one in self)
 
     def own(self) -> "Inputs":
         """Memory for inputs like these, with their values."""
-        dense, vectors, labels = (one.detach().clone() for one in (self.dense, self.vectors, self.labels))
+        dense, vectors, labels = (one.detach().clone() for one in self)
         return Inputs(dense, vectors.requires_grad_(), labels)
 
     @torch.no_grad()
     def take(self, other: "Inputs") -> None:
         """The values of others of this shape."""
-        for mine, theirs in zip(
-            (self.dense, self.vectors, self.labels), (other.dense, other.vectors, other.labels), strict=True
-        ):
+        for mine, theirs in zip(self, other, strict=True):
             mine.copy_(theirs)
 
 
@@ -157,7 +154,7 @@ class DenseGraph:
         loss = log_losses(logits, inputs.labels, self._tasks, samples=len(inputs.labels))
         weights = [weight for weight in self._model.parameters() if weight.requires_grad]
         first, *others = torch.autograd.grad(loss, [inputs.vectors, *weights], allow_unused=True)
-        taken = {_memory(one) for one in (*self._model.parameters(), inputs.dense, inputs.vectors, inputs.labels)}
+        taken = {_memory(one) for one in (*self._model.parameters(), *inputs)}
         gradients = [_own(one, weight, taken) for one, weight in zip(others, weights, strict=True)]
         return Passes(loss.detach(), logits.detach(), first, tuple(zip(weights, gradients, strict=True)))
 

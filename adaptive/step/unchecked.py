@@ -46,6 +46,14 @@ class LearntPart:
     logits: Tensor
 
 
+def total_loss(losses: Sequence[float]) -> float:
+    """Of a batch, from its parts' shares."""
+    total = 0.0
+    for loss in losses:  # `sum` rounds otherwise
+        total += loss
+    return total
+
+
 def numbers_of(losses: Sequence[Tensor], model: nn.Module, planned: Planned) -> Numbers:
     """After backward, without a wait: numbers that are finite exactly if the losses () of the parts and all gradients
     are."""
@@ -95,10 +103,7 @@ class UncheckedStep:
                 )
         if not all(map(math.isfinite, bounds)):
             raise self._about_gradients(bounds)
-        total = 0.0
-        for loss in losses:  # as `Trainer` adds them
-            total += loss
-        return total
+        return total_loss(losses)
 
     def _of(self, part: LearntPart) -> Batch:
         """The samples of a part."""

@@ -11,6 +11,7 @@ import torch
 from gpu_helpers import Running, Training, assert_same, reading_is_allowed, waiting_is_an_error
 from torch import Tensor, nn
 
+from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.models.tasks import Tasks
@@ -58,19 +59,24 @@ def test_what_belongs_to_samples_comes_without_a_wait(device: str) -> None:
             assert np.array_equal(tensor.cpu().numpy(), array)
 
 
+def reads_of(trainer: Trainer, training: Training, batches: list[Batch]) -> int:
+    """How often the host reads the device in the steps after warm-up; any other wait there is an error."""
+    coming = trainer.embeddings.look_ahead(batches, depth=training.depth)
+    for _ in range(WARM_UP):
+        trainer.step(next(coming))
+    with waiting_is_an_error(training.device), reading_is_allowed(training.device) as reads:
+        for planned in coming:
+            trainer.step(planned)
+    return len(reads)
+
+
 @pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
 def test_the_trainer_waits_once_a_step(device: str, dense: type[torch.optim.Optimizer]) -> None:
     training = Training(device, LRU, RowwiseAdagrad())
     running = training.open()
     with running.embeddings as embeddings:
         trainer = Trainer(embeddings, running.model, dense(running.model.parameters(), lr=0.01))  # type: ignore[call-arg]
-        coming = embeddings.look_ahead(training.batches(), depth=training.depth)
-        for _ in range(WARM_UP):
-            trainer.step(next(coming))
-        with waiting_is_an_error(device), reading_is_allowed(device) as reads:
-            for planned in coming:
-                trainer.step(planned)
-    assert len(reads) == training.num_batches - WARM_UP
+        assert reads_of(trainer, training, training.batches()) == training.num_batches - WARM_UP
 
 
 @pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
@@ -116,13 +122,7 @@ def test_several_labels_cost_no_more_waits(device: str) -> None:
     with training.open().embeddings as embeddings:
         model = TwoLabels(1 + 3 * training.dim).to(embeddings.device)
         trainer = Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.01))
-        coming = embeddings.look_ahead(batches, depth=training.depth)
-        for _ in range(WARM_UP):
-            trainer.step(next(coming))
-        with waiting_is_an_error(device), reading_is_allowed(device) as reads:
-            for planned in coming:
-                trainer.step(planned)
-    assert len(reads) == training.num_batches - WARM_UP
+        assert reads_of(trainer, training, batches) == training.num_batches - WARM_UP
 
 
 def test_twice_the_steps_cost_no_more_waits(device: str) -> None:

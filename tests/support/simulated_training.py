@@ -211,7 +211,7 @@ class Run:
             self.pooled[ready.number] = [work.pool() for work in works]
             pipeline.end_training(ready)
             return
-        slope, inputs = self.embeddings.send(np.array([0.25 + ready.number / 64], np.float32)), pipeline.inputs(ready)
+        slope, inputs = self.embeddings._send(np.array([0.25 + ready.number / 64], np.float32)), pipeline.inputs(ready)
         dense, labels = inputs(ready.batch.dense), inputs(ready.batch.labels)  # sent ahead, with the plan
         for work in works:
             vectors = work.pool()
