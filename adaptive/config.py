@@ -382,9 +382,6 @@ class DenseOptimizerConfig(Config):
     schedule: ScheduleConfig = ScheduleConfig()
 
 
-FiniteCheck = Literal["before_update", "a_step_later"]
-
-
 class TrainConfig(Config):
     """All settings of one training run."""
 
@@ -483,17 +480,6 @@ class TrainConfig(Config):
     )
     stop_at: StopAtConfig | None = Field(
         default=None, description="null: train to the end; or the quality at which an evaluation ends training"
-    )
-    finite_check: FiniteCheck = Field(
-        default="before_update",
-        description="when loss and gradients are looked at; a_step_later: a step does not wait for a GPU, and numbers "
-        "are the same, but one that is not finite has updated everything when that is known: the run ends, as ever, "
-        "and only goes on from its latest checkpoint",
-    )
-    dense_graphs: bool = Field(
-        default=False,
-        description="on a GPU, launch forward and backward of the dense part as one CUDA graph, for batches of one "
-        "shape: pays for small batches; not for models with dropout or running statistics, nor with ranks",
     )
     deterministic: bool = Field(
         default=False, description="torch's deterministic algorithms; needed for equal bits on a GPU"

@@ -16,41 +16,26 @@ from adaptive.errors import NonFiniteError
 
 MAX_NAMED = 5
 NOTHING_UPDATED: Final = "nothing was updated. Check these lines, or lower the learning rates"
-UPDATED: Final = (
-    "this one step has updated tables and dense weights before it was known (finite_check=a_step_later), so they are "
-    "spoiled: nothing of them is saved, evaluated or trained any more. Check these lines, or lower the learning rates, "
-    "and go on from the latest checkpoint"
-)
 
 
-def explain_loss(
-    what: str, batch: Batch, *, logits: Tensor, pooled: Tensor | None, model: nn.Module | None
-) -> NonFiniteError:
+def explain_loss(what: str, batch: Batch, *, logits: Tensor, pooled: Tensor, model: nn.Module) -> NonFiniteError:
     """The error for a loss that is not finite.
 
     Args:
         what: of which step, such as `step 7: the loss is nan`.
         batch: the batch it is of.
         logits: (B,), of several labels (B, T).
-        pooled: (B, F, D) embedding vectors; side by side, (B, sum of widths), they are not told apart. None: the batch
-            has updated its rows, and what they were is not known any more.
-        model: may itself hold weights that are not finite; None as for `pooled`.
+        pooled: (B, F, D) embedding vectors; side by side, (B, sum of widths), they are not told apart.
+        model: may itself hold weights that are not finite.
     """
     bad_dense = np.flatnonzero(~np.isfinite(batch.dense).all(0)).tolist()
     causes = [f"dense input {column}" for column in bad_dense]
-    causes += [] if pooled is None else _bad_vectors(pooled.detach())
-    if model is not None:
-        with torch.no_grad():
-            bad_weights = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
-        causes += [f"weight {name}" for name in bad_weights]
+    causes += _bad_vectors(pooled.detach())
+    with torch.no_grad():
+        bad_weights = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
+    causes += [f"weight {name}" for name in bad_weights]
     found = f"; not finite: {_few(causes)}" if causes else ""
-    then = NOTHING_UPDATED
-    if pooled is None or model is None:
-        found += (
-            "; whether a row or weight was not finite before cannot be told any more: finite_check=before_update does"
-        )
-        then = UPDATED
-    return where_not_finite(f"{what}{found}", logits.detach().float().cpu().numpy(), batch, then)
+    return where_not_finite(f"{what}{found}", logits.detach().float().cpu().numpy(), batch)
 
 
 def _bad_vectors(pooled: Tensor) -> list[str]:
@@ -60,27 +45,23 @@ def _bad_vectors(pooled: Tensor) -> list[str]:
     return [f"embedding vector of feature {feature}" for feature in bad.any(2).any(0).nonzero().flatten().tolist()]
 
 
-def explain_gradients(
-    what: str, batch: Batch, *, parameters: list[str], features: list[str], then: str = NOTHING_UPDATED
-) -> NonFiniteError:
-    """The error for gradients that are not finite, of dense weights and of features' embedding vectors. `then`: what
-    became of them, and what to do."""
+def explain_gradients(what: str, batch: Batch, *, parameters: list[str], features: list[str]) -> NonFiniteError:
+    """The error for gradients that are not finite, of dense weights and of features' embedding vectors."""
     names = [f"weight {name}" for name in parameters] + [f"embedding vectors of feature {name}" for name in features]
-    return NonFiniteError(f"{what}: the gradient of {_few(names)} is not finite; the batch is {_span(batch)}; {then}")
+    return NonFiniteError(
+        f"{what}: the gradient of {_few(names)} is not finite; the batch is {_span(batch)}; {NOTHING_UPDATED}"
+    )
 
 
-def where_not_finite(
-    what: str, logits: NDArray[np.float32], batch: Batch, then: str = NOTHING_UPDATED
-) -> NonFiniteError:
-    """The error for logits (B,) or (B, T) that are not finite, or for a finite sum that overflowed. `then`: what became
-    of them, and what to do."""
+def where_not_finite(what: str, logits: NDArray[np.float32], batch: Batch) -> NonFiniteError:
+    """The error for logits (B,) or (B, T) that are not finite, or for a finite sum that overflowed."""
     samples = np.flatnonzero(~np.isfinite(logits).reshape(len(logits), -1).all(axis=1)).tolist()
     if samples:
         places = _few([_place(batch, sample) for sample in samples])
         found = f"{len(samples)} of {len(logits)} predictions are not finite, at {places}"
     else:
         found = "every prediction is finite"
-    return NonFiniteError(f"{what}; {found}; the batch is {_span(batch)}; {then}")
+    return NonFiniteError(f"{what}; {found}; the batch is {_span(batch)}; {NOTHING_UPDATED}")
 
 
 def sums_of_gradients(model: nn.Module, rows: Sequence[Tensor]) -> list[Tensor]:
@@ -94,16 +75,6 @@ def sums_of_gradients(model: nn.Module, rows: Sequence[Tensor]) -> list[Tensor]:
     if gradients:
         found.append(torch.stack([gradient.sum() for gradient in gradients]).sum())
     return found
-
-
-def bounds_of_gradients(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Names of the model's parameters, each with numbers () on the device: the least and the largest of its gradient,
-    NaN if one is.
-
-    For a look when the gradients themselves are gone: a sum of finite values may overflow, these do not.
-    """
-    gradients = [(name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None]
-    return [(name, bound) for name, found in gradients if found.numel() for bound in torch.aminmax(found)]
 
 
 def bad_parameters(model: nn.Module) -> list[str]:

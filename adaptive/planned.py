@@ -107,21 +107,6 @@ class GroupWork:
         block = first.view(batch.num_samples, len(pooled), vectors.shape[1])
         return [f.name for f in pooled], block, {f.name: part for f, part in zip(loose, parts, strict=True)}
 
-    def gradient_bounds(self, batch: Batch) -> list[tuple[str, Tensor]]:
-        """Of each feature the least and the largest of its gradients, NaN if one is: names, each with a number () on
-        the device. Nothing waits, and no finite gradient has a bound that is not finite."""
-        if self.gradients is None or not self.gradients.numel():
-            return []
-        pooled, block, loose = self._blocks(self.gradients, batch)
-        found: list[tuple[str, Tensor]] = []
-        if pooled:
-            # Samples first: rows of the block are read in order, by whole vectors of the machine.
-            rows, shape = block.view(len(block), -1), (len(pooled), block.shape[2])
-            for bounds in (rows.amin(0).view(shape).amin(1), rows.amax(0).view(shape).amax(1)):
-                found += zip(pooled, bounds.unbind(), strict=True)
-        found += ((name, bound) for name, part in loose.items() if part.numel() for bound in torch.aminmax(part))
-        return found
-
     def bad_gradients(self, batch: Batch) -> list[str]:
         """Features whose gradient is not finite."""
         if self.gradients is None or bool(torch.isfinite(self.gradients.sum())):

@@ -16,10 +16,7 @@ What a forward pass changes by itself (buffers, such as running statistics) is p
 or is run again.
 
 On a GPU a step waits for the device once, between the backward pass and the update: whether loss and gradients are
-finite must be known before anything is updated. Everything before that is asked for without a wait. With
-`finite_check="a_step_later"` it does not wait: the numbers are looked at when the next step has asked for its own
-passes (`step.unchecked`), and before anybody sees what they have changed. Ranks look before the update all the same:
-their gradients cross by the host anyway.
+finite must be known before anything is updated. Everything before that is asked for without a wait.
 
 The update of the dense weights is done wholly or not at all: a step of torch's optimizers cannot be taken back, and if
 memory ran out in the middle, some weights would have moved. So the memory that it may take is asked for before, where a
@@ -30,7 +27,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import get_args
+from typing import Final
 
 import numpy as np
 import torch
@@ -38,20 +35,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
-from adaptive.config import FiniteCheck
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.embedding.blocks import PlannedBlocks
 from adaptive.embedding.dense import StepTogether
-from adaptive.errors import ConfigError
 from adaptive.evaluation import evaluate, vectors_of
 from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients
 from adaptive.models.layers.dropout import at_step
 from adaptive.models.tasks import label_tensor, labels_of, log_losses, tasks_of
 from adaptive.planned import Planned
-from adaptive.step.graphs import DenseGraph, Inputs
-from adaptive.step.unchecked import LaterChecks, LearntPart, Numbers, numbers_of, total_loss
-from adaptive.step.update import buffers_back_on_error, require_room, update
+from adaptive.system import running_out
 from adaptive.telemetry.recorder import Recorder
+
+# Most that one step takes anew, over the gradients' bytes: Adam its state (2, in its first step) and the square root of
+# the second moment (1), Adagrad a root and a numerator (2), and one more for the rounding of the allocator.
+UPDATE_ROOM: Final = 4
 
 
 @dataclass(frozen=True)
@@ -62,12 +59,14 @@ class _Passed:
     parts: list[Planned]
     logits: list[Tensor]  # of each part
     finite: bool = True  # all gradients are, for sure
-    numbers: Numbers | None = None  # of a step that is not looked at yet, whose losses are none
 
     @property
-    def loss(self) -> float | None:
-        """Of the batch, where it is known."""
-        return total_loss(self.losses) if self.numbers is None else None
+    def loss(self) -> float:
+        """Loss of the batch, added up from its parts' shares."""
+        total = 0.0
+        for loss in self.losses:  # `sum` rounds differently
+            total += loss
+        return total
 
 
 class Trainer:
@@ -85,8 +84,6 @@ class Trainer:
         *,
         recorder: Recorder | None = None,
         set_rates: Callable[[int], None] = lambda step: None,
-        finite_check: FiniteCheck = "before_update",
-        dense_graphs: bool = False,
     ) -> None:
         """
         Args:
@@ -95,41 +92,19 @@ class Trainer:
             optimizer: of the model's parameters; rows have their own.
             recorder: told of each step; default: one that writes nowhere.
             set_rates: called before each update with the number of steps trained so far.
-            finite_check: when loss and gradients are looked at. "a_step_later": a GPU is not waited for in a step; the
-                numbers are the same, but if one is not finite, the step has updated tables and weights when that is
-                known, and they are refused from then on. With ranks it is as "before_update".
-            dense_graphs: on a GPU, batches of one shape go forward and backward through the model as a CUDA graph
-                (`step.graphs`); elsewhere nothing changes.
-
-        Raises:
-            ConfigError: `dense_graphs` with ranks, or a model whose passes depend on the host.
         """
-        if finite_check not in get_args(FiniteCheck):
-            raise ConfigError(
-                f"finite_check: one of {', '.join(get_args(FiniteCheck))} is needed, found {finite_check!r}"
-            )
         self.embeddings, self.model, self.optimizer = embeddings, model, optimizer
         self.recorder = Recorder(embeddings) if recorder is None else recorder
         self._set_rates = set_rates
         self._tasks = tasks_of(model)
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
         self._together = None if embeddings.ranks is None else StepTogether(embeddings.ranks, model)
-        self._looks_later = finite_check == "a_step_later" and self._together is None
-        self._graph: DenseGraph | None = None
-        if dense_graphs:
-            if self._together is not None:
-                raise ConfigError(
-                    "dense_graphs: ranks train block by block, which no graph does; set dense_graphs=false"
-                )
-            self._graph = DenseGraph(model, self._tasks, embeddings.device)
-        self._later = LaterChecks(embeddings, self.recorder)
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, stopped: Callable[[], bool] = lambda: False) -> int:
         """Train on the batches, or until `stopped()` after a step; returns the number of steps.
 
         Raises:
-            NonFiniteError: for a loss or gradient that is not finite; nothing of its batch was updated, or else the
-                error says so: then tables and model are refused from now on.
+            NonFiniteError: for a loss or gradient that is not finite; nothing of its batch was updated.
 
         With ranks, all of them are given the same batches, and each trains its own part.
         """
@@ -139,30 +114,23 @@ class Trainer:
         before = self.recorder.steps
         self.recorder.start()
         look_ahead = contextlib.closing(self.embeddings.look_ahead(batches, depth=depth))
-        with look_ahead as coming, self.embeddings.telling_ranks(), self._later.told_first():
+        with look_ahead as coming, self.embeddings.telling_ranks():
             while (planned := self._next(coming)) is not None:
                 self.step(planned)
                 self.measure(planned)
                 if stopped():
                     break
-            self.check()
         self._check_alike()
         self.recorder.write_interval()
         return self.recorder.steps - before
 
     def step(self, planned: Planned) -> None:
-        """Train one batch. Whether the numbers are finite is known before anything is updated, or one step later.
+        """Train one batch. Whether the numbers are finite is known before anything is updated.
 
-        A device that runs out of memory in the passes gives rows back, and they are run again. A loop of one's own that
-        calls this, and looks a step later, calls `check` before it saves the model or ends.
+        A device that runs out of memory in the passes gives rows back, and they are run again.
         """
-        self._later.refuse_spoiled()
         name = f"step {self.recorder.steps + 1}"
         passed = self.embeddings.with_room(lambda: self._checked_passes(planned, name))
-        self.check()
-        if passed.numbers is not None:
-            parts = [LearntPart(part.first, logits) for part, logits in zip(passed.parts, passed.logits, strict=True)]
-            self._later.expect(name, planned.batch, parts, passed.numbers)
         loss, logits, labels = self._of_all(planned, passed)
         self._set_rates(self.recorder.steps)
         with self.recorder.timed("update"):
@@ -171,15 +139,7 @@ class Trainer:
             self.embeddings.step()
         self.recorder.step(loss, logits, labels)
 
-    def check(self) -> None:
-        """Look at the numbers of the latest step, if nobody has yet (`finite_check="a_step_later"`).
-
-        Raises:
-            NonFiniteError: if one is not finite. Tables and model are spoiled, and refused from now on.
-        """
-        self._later.check()
-
-    def _of_all(self, planned: Planned, passed: _Passed) -> tuple[float | None, Tensor, NDArray[np.float32]]:
+    def _of_all(self, planned: Planned, passed: _Passed) -> tuple[float, Tensor, NDArray[np.float32]]:
         """Loss, logits and labels of the whole batch; with ranks, dense gradients are sums over all of them now."""
         labels = planned.batch.labels if self._tasks is None else labels_of(planned.batch, self._tasks)
         if self._together is not None:
@@ -196,7 +156,7 @@ class Trainer:
         return passed
 
     def _passes(self, planned: Planned) -> _Passed:
-        """Forward and backward of all parts, and the one wait for the device, if the numbers are looked at now."""
+        """Forward and backward of all parts, and the one wait for the device."""
         self.optimizer.zero_grad()
         learnt, losses, logits, sums_of_blocks = [], [], [], []
         if self._together is not None:
@@ -212,10 +172,6 @@ class Trainer:
         if not learnt:  # this rank has no samples of the batch
             return _Passed([], [], [])
         with self.recorder.timed("backward"):
-            if self._looks_later:
-                unchecked = numbers_of(losses, self.model, planned)
-                require_room(self.optimizer, self.embeddings.device)
-                return _Passed([], learnt, logits, numbers=unchecked)
             rows = [one for work in planned.works if (one := work.gradients) is not None]
             numbers = torch.stack([*losses, *sums_of_blocks, *sums_of_gradients(self.model, rows)])
             require_room(self.optimizer, self.embeddings.device)
@@ -227,14 +183,6 @@ class Trainer:
         timed = self.recorder.timed
         with timed("forward"):
             vectors, labels = vectors_of(self.embeddings, self.model, part), self._labels(part)
-            passes = None
-            if self._graph is not None and not part.is_share:
-                passes = self._graph.passes(Inputs(part.dense, vectors, labels))
-        if passes is not None:
-            with timed("backward"):
-                passes.hand_on(vectors)
-            return passes.loss, passes.logits
-        with timed("forward"):
             at_step(
                 self.model,
                 self.recorder.steps,
@@ -255,8 +203,6 @@ class Trainer:
         return label_tensor(part.labels, part.extras, self._tasks)
 
     def _check(self, passed: _Passed, planned: Planned, name: str) -> None:
-        if passed.numbers is not None:
-            return
         for part, loss, logits in zip(passed.parts, passed.losses, passed.logits, strict=True):
             if not math.isfinite(loss):
                 with torch.no_grad():  # again, rather than keeping every batch's vectors until the wait
@@ -301,7 +247,42 @@ class Trainer:
         with self.recorder.timed("wait"):
             planned = next(coming, None)
         if self.recorder.is_due:  # only now does the last batch count as trained
-            self.check()
             self._check_alike()
             self.recorder.write_interval()
         return planned
+
+
+def require_room(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Make sure, without a wait, that a GPU has the memory which `update` takes; ordinary memory is not asked.
+
+    Raises:
+        torch.OutOfMemoryError: if it has not. Nothing was updated.
+    """
+    if device.type == "cpu":
+        return
+    groups = optimizer.param_groups
+    gradients = [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
+    # torch keeps what is freed here for the next to ask: the optimizer.
+    torch.empty(UPDATE_ROOM * sum(gradient.nbytes for gradient in gradients), dtype=torch.uint8, device=device)
+
+
+def update(optimizer: torch.optim.Optimizer) -> None:
+    """One step of the optimizer.
+
+    Raises:
+        DeviceMemoryError: if it runs out of memory all the same, as one that takes more than torch's usual ones may.
+    """
+    with running_out("in the update of dense weights"):
+        optimizer.step()
+
+
+@contextlib.contextmanager
+def buffers_back_on_error(model: nn.Module) -> Iterator[None]:
+    """Give the model's buffers (running statistics) the values back that they had, if what is inside fails."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    except BaseException:
+        for buffer, value in before:
+            buffer.copy_(value)
+        raise

@@ -29,7 +29,6 @@ LAYERS = [
     ["telemetry", "machines"],
     ["build", "settings", "contract", "tensorboard"],
     ["simulate"],
-    ["step"],
     ["trainer"],
     ["profile"],
     ["placements"],

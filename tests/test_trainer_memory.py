@@ -15,8 +15,7 @@ from adaptive.build import Components, build
 from adaptive.errors import DeviceMemoryError
 from adaptive.evaluation import evaluate
 from adaptive.models.dlrm import DLRM
-from adaptive.step.update import UPDATE_ROOM, require_room
-from adaptive.trainer import Trainer
+from adaptive.trainer import UPDATE_ROOM, Trainer, require_room
 
 
 class RunsOut(nn.Module):

@@ -1,7 +1,5 @@
 """What the parts of `TieredEmbeddingBag` share: the attributes that its constructor sets."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -16,7 +14,6 @@ from adaptive.planned import Planned
 from adaptive.planning.sizing import Sizes
 from adaptive.policy import Policy
 from adaptive.ranks import Ranks
-from adaptive.tiers.brought import Brought
 
 
 class Base(nn.Module):
@@ -38,9 +35,6 @@ class Base(nn.Module):
     _exchange: Exchange | None
     _failure: BaseException | None  # what ended the loop, to be told to other ranks
     _has_no_samples: bool  # this rank, of the current batch
-    _brought: Brought
-    _check: Callable[[], None] | None  # looks at the numbers of the latest step, which nobody has
-    _spoiled: str | None  # why no value may be used
     _pending: dict[int, Planned]  # batches that went forward and are not updated yet, by number
 
     def _send(self, array: NDArray[np.float32]) -> Tensor:

@@ -39,7 +39,6 @@ from adaptive.policy import Policy, SkipRule, TierView
 from adaptive.policy_loading import make_policy, with_rule
 from adaptive.ranks import Ranks
 from adaptive.system import running_out
-from adaptive.tiers.brought import Brought
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -94,8 +93,6 @@ class TieredEmbeddingBag(Steps, Rows):
         engine = build_engine(tables, tier, self.policy, optimizer, skip, seed, ranks)
         self.ranks, self._exchange = ranks, engine.pipeline.exchange
         self._failure, self._has_no_samples = None, False
-        self._check, self._spoiled = None, None
-        self._brought = Brought(engine.pipeline.mover)
         self._pipeline, self._sizes = engine.pipeline, engine.sizes
         self.drops_updates, self.defers = engine.drops_updates, engine.defers
         lanes = self._pipeline.lanes
@@ -171,7 +168,6 @@ class TieredEmbeddingBag(Steps, Rows):
         return LookAhead(partial(self._look_ahead, batches, depth), batches)
 
     def _look_ahead(self, batches: Iterable[Batch], depth: int) -> Generator[Planned, None, None]:
-        self.refuse_spoiled("look_ahead")
         policy_caller = self._pipeline.policy_caller
         failed: BaseException | None = None
         self._failure = None
@@ -257,7 +253,6 @@ class TieredEmbeddingBag(Steps, Rows):
     def _pool(self, planned: Planned, work: GroupWork) -> Tensor:
         if planned.trainable and planned.number <= self._pipeline.trained:
             raise ConfigError(f"batch {planned.number} has ended, its rows may have left: use a batch in its own turn")
-        self.refuse_known_spoiled("pooling")
         planned.wait()
         if planned.trainable and torch.is_grad_enabled():
             self._pending[planned.number] = planned.whole
@@ -266,7 +261,6 @@ class TieredEmbeddingBag(Steps, Rows):
 
     def read(self, batch: Batch) -> Planned:
         """A batch for evaluation or prediction: nothing moves, nothing is counted, nothing can be trained."""
-        self.refuse_spoiled("read")
         if self._exchange is not None:
             return self._read_with_ranks(batch)
         batch = self._pipeline.check(batch)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.embedding.unspoiled import Unspoiled
+from adaptive.embedding.base import Base
 from adaptive.engine.exchange.gathering import own_rows
 from adaptive.engine.filling import fill_table
 from adaptive.engine.pipeline import Lane
@@ -21,13 +21,11 @@ from adaptive.storage.arrays import Blocks, Stored
 from adaptive.storage.shards import Part
 
 
-class Rows(Unspoiled):
-    """The part that reads and writes rows wherever they lie. Whatever shows, saves or keeps values looks first whether
-    a step has spoiled them (`unspoiled`), and raises `NonFiniteError` then."""
+class Rows(Base):
+    """The part that reads and writes rows wherever they lie."""
 
     def flush(self) -> None:
         """Write every changed device row to the host tier; rows keep their slots."""
-        self.refuse_spoiled("flush")
         self._pipeline.flush()
 
     def table_weights(self, name: str) -> NDArray[np.float32]:
@@ -36,7 +34,6 @@ class Rows(Unspoiled):
 
     def table_blocks(self, name: str, block_bytes: int = 8 << 20) -> Iterator[NDArray[np.float32]]:
         """`table_weights` by blocks of at most `block_bytes`, or one row, in order of the rows."""
-        self.refuse_spoiled(f"table {name}")
         lane, first, last = self._place_of(name)
         length = max(1, block_bytes // (4 * lane.group.embedding_dim))
         gatherer = gatherer_of(self._pipeline)
@@ -56,7 +53,6 @@ class Rows(Unspoiled):
         Raises:
             ConfigError: if there is no such table, the shape is another, or a look-ahead is running.
         """
-        self.refuse_spoiled("load_table")
         fill_table(self._pipeline, *self._find_table(name), vectors, self._optimizer)
 
     def _find_table(self, name: str) -> tuple[Lane, int]:
@@ -81,14 +77,12 @@ class Rows(Unspoiled):
         """What a checkpoint needs, as flat arrays: values, state and records of rows that ever changed, with waiting
         gradients applied. With no look-ahead running, also what is deferred and watched, so that tables that load it
         go on as these would (`adaptive.engine.saving`)."""
-        self.refuse_spoiled("saving rows")
         return save_rows(self._pipeline)
 
     def state_blocks(self) -> dict[str, NDArray[Any] | Blocks | Part]:
         """`state_arrays` for tables larger than memory: values and state are `adaptive.storage.arrays.Blocks`, read 8
         MiB at a time when they are written. Train nothing before that. With other ranks, the rows that this one owns,
         as parts of a shard (`adaptive.storage.shards`)."""
-        self.refuse_spoiled("saving rows")
         return save_blocks(self._pipeline)
 
     def load_state_arrays(
@@ -111,10 +105,7 @@ class Rows(Unspoiled):
         Raises:
             CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
         """
-        if self._check is not None:
-            self._check()
         load_rows(self._pipeline, arrays, grow=grow, last=last)
-        self._spoiled = None
         self._since.count_rows()
 
     def state_shapes(self) -> list[tuple[int, float]]:
@@ -130,12 +121,10 @@ class Rows(Unspoiled):
         Raises:
             CheckpointError: if the arrays belong to other tables or another optimizer; nothing is changed then.
         """
-        self.refuse_spoiled("overwrite_rows")
         overwrite_rows(self._pipeline, arrays)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        self.refuse_spoiled("state_dict")
         tensors = rows_to_tensors(self._pipeline, separate=self._separate)
         destination.update({prefix + name: tensor for name, tensor in tensors.items()})
 

@@ -222,7 +222,6 @@ class Loop:
     def _is_over(self, source: Source, stop: StopRequest) -> bool:
         """After a step: whether training is to stop at once."""
         if self._guard:
-            self._trainer.check()  # it asks for the loss, and may save, compare and overwrite
             self._guard.after_step()
         if torch.initial_seed() != self._seed:
             raise PolicyError(

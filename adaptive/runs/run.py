@@ -88,8 +88,6 @@ class Run:
             components.optimizer,
             recorder=self.recorder,
             set_rates=partial(set_rates, config, components),
-            finite_check=config.finite_check,
-            dense_graphs=config.dense_graphs,
         )
         self.checkpoints = checkpoints_of(
             directory.path, self.ranks, keep=config.keep_checkpoints, damaged=left.damaged if left else ()

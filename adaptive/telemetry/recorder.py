@@ -53,7 +53,6 @@ class Recorder:
         auc (and accuracy), log_loss: of the predictions made in training, each before its batch was learnt.
         evaluations: their records so far.
         sinks: where records go.
-        lacks_loss: the latest batch was recorded without its loss, which is told later.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class Recorder:
     def start(self, at: float | None = None) -> None:
         """Begin an interval, now or at the given second. Time before that counts for no step."""
         self._losses: list[float] = []
-        self.lacks_loss = False  # of the latest
         self._logits: list[Tensor] = []
         self._labels: list[NDArray[np.float32]] = []
         self._stopwatch = Stopwatch(self._now)
@@ -97,22 +95,14 @@ class Recorder:
         """Add the time spent inside to a stage of the training thread. On a GPU: the time to launch the work."""
         return self._stopwatch.stage(stage)
 
-    def step(self, loss: float | None, logits: Tensor, labels: NDArray[np.float32]) -> None:
-        """Record a trained batch: mean loss, logits (B,) and labels (B,), of several labels (B, T). A loss of None is
-        told later (`known_loss`), before the next step is recorded and before a record is written."""
-        assert not self.lacks_loss
+    def step(self, loss: float, logits: Tensor, labels: NDArray[np.float32]) -> None:
+        """Record a trained batch: mean loss, logits (B,) and labels (B,), of several labels (B, T)."""
         self.steps += 1
         self.samples += len(labels)
-        self.loss, self.lacks_loss = math.nan if loss is None else loss, loss is None
+        self.loss = loss
         self._losses.append(self.loss)
         self._logits.append(logits.detach())
         self._labels.append(labels)
-
-    def known_loss(self, loss: float) -> None:
-        """The mean loss of the latest batch, which was recorded without it."""
-        assert self.lacks_loss
-        self.loss = self._losses[-1] = loss
-        self.lacks_loss = False
 
     @property
     def is_due(self) -> bool:
@@ -128,7 +118,6 @@ class Recorder:
         """Write a record of the steps since the last one; nothing if there were none."""
         if not self._losses:
             return
-        assert not self.lacks_loss
         if self._embeddings.device.type == "cuda":
             torch.cuda.synchronize(self._embeddings.device)  # work launched is not work done
         ended = self._now()

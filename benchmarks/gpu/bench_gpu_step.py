@@ -59,9 +59,7 @@ class Settings:
     lookups: tuple[str, ...] = ("host", "device")  # who finds those of long bags, of the models above
     both_ways: int = 1  # 1: the base case, and the smallest share of the rows, with `tier.copy_streams=2`, too
     bf16: int = 1  # 1: the base case with bf16 MLPs, too
-    trainer: int = (
-        1  # 1: the base case, and the smallest batch, by `Trainer`, too: as usual, without a wait, as a graph
-    )
+    trainer: int = 1  # 1: the base case, and the smallest batch, by `Trainer`, too
     tf32: int = 0  # 1: matrix products of all variants from tensor cores, as with `tf32=true`
     copy_megabytes: int = 512
     rounds: int = 5
@@ -71,7 +69,6 @@ class Settings:
     seconds: float = 520.0
 
 
-TRAINERS = {None: "", "before_update": "_trainer", "a_step_later": "_trainer_later"}  # in names of ratios
 SETTINGS = {
     "full": Settings(),
     "quick": Settings(
@@ -120,9 +117,7 @@ def plan(settings: Settings) -> Wanted:
         wanted[base][replace(staged, transfer=_way(way))] = [here]
     if settings.trainer:
         least = Point(min((settings.batch, *settings.batches)), settings.depth)
-        usual, later = replace(staged, trainer="before_update"), replace(staged, trainer="a_step_later")
-        for spec in (usual, later, replace(later, graphs=True)):
-            wanted[base][spec] = list(dict.fromkeys([here, least]))
+        wanted[base][replace(staged, trainer=True)] = list(dict.fromkeys([here, least]))
     if settings.both_ways:
         for share in {settings.share, min((settings.share, *settings.shares))}:
             wanted[base][replace(staged, share=share, copy_streams=2)] = [here]
@@ -208,7 +203,7 @@ def _ratios(report: Report, settings: Settings, workload: Workload, timings: lis
         if spec.is_staged:
             name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
             name += "_both_ways" if spec.copy_streams == 2 else ""
-            name += TRAINERS[spec.trainer] + ("_graph" if spec.graphs else "")
+            name += "_trainer" if spec.trainer else ""
             name += ("" if spec.exact else "_chunked") + ("" if spec.transfer == "auto" else f"_{spec.transfer}")
             name += "" if spec.lookups == "auto" else f"_lookups_{spec.lookups}"
             report.ratios[f"gpu_staged_vs_device{name}{suffix}"] = timing.speed

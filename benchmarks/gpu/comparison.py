@@ -180,8 +180,8 @@ class Comparison:
 
     def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
         part: Part = PARTS[self._part_name](self.workload, self.accelerator)
-        if isinstance(embeddings, Tiers) and embeddings.by_trainer is not None:
-            part = TrainerStep(self.workload, self.accelerator, embeddings.by_trainer, graphs=embeddings.graphs)
+        if isinstance(embeddings, Tiers) and embeddings.by_trainer:
+            part = TrainerStep(self.workload, self.accelerator)
         return Line(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
 
     def _measure(self, variants: Mapping[str, Embeddings], point: Point) -> dict[str, Measured]:

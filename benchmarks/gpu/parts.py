@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from adaptive.batch import Batch
-from adaptive.config import FiniteCheck
 from adaptive.planned import Planned
 from adaptive.trainer import Trainer
 from benchmarks.gpu.accelerator import Accelerator
@@ -114,22 +113,16 @@ class WholeStep(Part):
 
 
 class TrainerStep(WholeStep):
-    """The same by `Trainer`, which waits for the device once a step or, if it looks a step later, not at all; all of it
-    counts as its dense phase."""
+    """The same by `Trainer`, which waits for the device once a step; all of it counts as its dense phase."""
 
-    def __init__(
-        self, workload: Workload, accelerator: Accelerator, finite_check: FiniteCheck, *, graphs: bool
-    ) -> None:
+    def __init__(self, workload: Workload, accelerator: Accelerator) -> None:
         super().__init__(workload, accelerator)
-        self._check, self._graphs = finite_check, graphs
         self._trainer: Trainer | None = None
 
     def train(self, embeddings: Embeddings, inputs: Any, prepared: Any, mark: Mark) -> list[Any]:
         if self._trainer is None:
             assert isinstance(embeddings, Ours)
-            self._trainer = Trainer(
-                embeddings.bag, self._model, self._optimizer, finite_check=self._check, dense_graphs=self._graphs
-            )
+            self._trainer = Trainer(embeddings.bag, self._model, self._optimizer)
             self._trainer.recorder.start()
         first = mark()
         self._trainer.step(inputs)

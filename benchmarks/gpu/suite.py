@@ -16,7 +16,7 @@ from benchmarks.harness import Report
 EXAMPLES = {"full": 200, "quick": 40, "smoke": 10}  # drawn trainings of the invariance suite
 NO_TESTS = 5  # what pytest ends with where it finds none
 # Side by side: on a new machine most of their time goes into compiling kernels, which a process does on one core.
-PROCESSES = (("contract",), ("invariance",), ("bf16", "determinism", "graphs", "lookups", "ranks", "saving", "waits"))
+PROCESSES = (("contract",), ("invariance",), ("bf16", "determinism", "lookups", "ranks", "saving", "waits"))
 
 
 def run_suite(tier: str, size: str, seconds: float, *, only: str = "") -> Report:

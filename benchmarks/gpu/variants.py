@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch, one_hot_batch
-from adaptive.config import FiniteCheck, SkipConfig, TierConfig
+from adaptive.config import SkipConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.kernels.planning.books import ON_HOST
 from adaptive.policy_loading import load_policy_class
@@ -52,8 +52,7 @@ class Spec:
     transfer: Transfer = "auto"
     lookups: Finder = "auto"
     copy_streams: CopyStreams = 1
-    trainer: FiniteCheck | None = None  # whole steps as `Trainer` trains them: when it looks at loss and gradients
-    graphs: bool = False  # of the dense part, by `Trainer`
+    trainer: bool = False  # whole steps as `Trainer` trains them
 
     @property
     def is_ours(self) -> bool:
@@ -71,8 +70,7 @@ class Spec:
         parts += [] if self.transfer == "auto" else [self.transfer]
         parts += [] if self.lookups == "auto" else [f"look-ups found by the {self.lookups}"]
         parts += ["copies both ways at once"] if self.copy_streams == 2 else []
-        parts += [BY_TRAINER[self.trainer]] if self.trainer else []
-        parts += ["dense part as a graph"] if self.graphs else []
+        parts += ["by Trainer"] if self.trainer else []
         return ", ".join(parts)
 
     def memory_bytes(self, workload: Workload) -> tuple[int, int]:
@@ -85,7 +83,6 @@ class Spec:
         return rows * (workload.row_bytes + RECORD_BYTES), rows * workload.row_bytes * share // 100
 
 
-BY_TRAINER = {"before_update": "by Trainer", "a_step_later": "by Trainer, checked a step later"}
 TITLES = {
     "torch": "torch on the GPU, one EmbeddingBag a table",
     "torch_joined": "torch on the GPU, one joined table",
@@ -161,7 +158,7 @@ class Tiers(Ours):
         )
         skip = SkipConfig() if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)
-        self.title, self.by_trainer, self.graphs = spec.title, spec.trainer, spec.graphs
+        self.title, self.by_trainer = spec.title, spec.trainer
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)
         self._depth = 0
         self._running = None

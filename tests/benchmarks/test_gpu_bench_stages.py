@@ -110,8 +110,6 @@ def test_whole_step() -> None:
         "_lru_10pct_chunked",
         "_lru_10pct_staged",
         "_lru_10pct_trainer",
-        "_lru_10pct_trainer_later",
-        "_lru_10pct_trainer_later_graph",
         "_lru_10pct_both_ways",
         "_lfu_10pct",
         "_scratchpipe_10pct",

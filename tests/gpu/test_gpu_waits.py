@@ -1,5 +1,5 @@
-"""A training step gives the device work and never waits for it, but for `Trainer`'s one look at loss and gradients, if
-that is not put off to the next step; the device tier takes the memory it was given."""
+"""A training step gives the device work and never waits for it, but for `Trainer`'s one look at loss and gradients;
+the device tier takes the memory it was given."""
 
 import gc
 from contextlib import closing, nullcontext
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gpu_helpers import Running, Training, assert_same, reading_is_allowed, waiting_is_an_error
+from gpu_helpers import Running, Training, reading_is_allowed, waiting_is_an_error
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
@@ -77,29 +77,6 @@ def test_the_trainer_waits_once_a_step(device: str, dense: type[torch.optim.Opti
     with running.embeddings as embeddings:
         trainer = Trainer(embeddings, running.model, dense(running.model.parameters(), lr=0.01))  # type: ignore[call-arg]
         assert reads_of(trainer, training, training.batches()) == training.num_batches - WARM_UP
-
-
-@pytest.mark.parametrize("dense", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
-def test_the_trainer_that_looks_a_step_later_never_waits(device: str, dense: type[torch.optim.Optimizer]) -> None:
-    """No operation makes the host wait; what is read has come with an event of the step before."""
-    training = Training(device, LRU, RowwiseAdagrad())
-    numbers = []
-    for later in (False, True):
-        running = training.open()
-        with running.embeddings as embeddings:
-            optimizer = dense(running.model.parameters(), lr=0.01)  # type: ignore[call-arg]
-            check = "a_step_later" if later else "before_update"
-            trainer = Trainer(embeddings, running.model, optimizer, finite_check=check)
-            coming = embeddings.look_ahead(training.batches(), depth=training.depth)
-            for _ in range(WARM_UP):
-                trainer.step(next(coming))
-            with waiting_is_an_error(device) if later else nullcontext():
-                for planned in coming:
-                    trainer.step(planned)
-            trainer.check()
-            running.losses.append(torch.tensor(trainer.recorder.loss))
-            numbers.append(running.numbers())
-    assert_same(numbers[1], numbers[0])
 
 
 class TwoLabels(nn.Module):
