@@ -1,15 +1,8 @@
-"""Files of named tensors, written block by block: torch's `.pt`, and safetensors. Neither needs a tensor in memory.
+"""Files of named tensors, written block by block: torch's `.pt`, and safetensors. Neither needs a tensor in memory."""
 
-A `.pt` file is a zip archive, not compressed, of one entry for each tensor's values and a `data.pkl` that says what
-they are. We write the archive ourselves, since `torch.save` wants whole tensors; `torch.load(..., weights_only=True)`
-reads it, with `mmap=True` too: values begin at multiples of 64 bytes.
-"""
-
-import io
 import json
 import math
-import pickle
-import zipfile
+import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,35 +10,30 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 import torch
-from torch._utils import _rebuild_tensor_v2
 
 from adaptive.storage.arrays import Blocks
 from adaptive.storage.durable import write_new
 
 ALIGNMENT: Final = 64
-_ROOT: Final = "model"  # of the archive
-_STORAGES: Final = {"<f4": torch.FloatStorage, "<i8": torch.LongStorage}
 _SAFETENSORS: Final = {"<f4": "F32", "<i8": "I64"}
-_ZIP64_BYTES, _HEADER_BYTES = 20, 30  # of an entry's header: what says that it may be large, and the fixed part
 
 
 def write_torch(path: Path, tensors: Mapping[str, Blocks]) -> None:
-    """Write name -> tensor as `torch.save` would an `OrderedDict` of them.
+    """Write name -> tensor as `torch.save` writes an `OrderedDict` of tensors.
+
+    `torch.save` wants whole tensors, so the values go to an unnamed file next to `path` first, which is memory-mapped:
+    the export takes twice its size on the disk for a while, and none of it in memory.
 
     Raises:
         OSError: if it cannot be written.
     """
 
     def write(file: BinaryIO) -> None:
-        with zipfile.ZipFile(file, "w") as archive:
-            # Of no time, so that the same model is the same file.
-            archive.writestr(zipfile.ZipInfo(f"{_ROOT}/data.pkl"), _pickled(tensors))
-            archive.writestr(zipfile.ZipInfo(f"{_ROOT}/byteorder"), "little")
-            for number, blocks in enumerate(tensors.values()):
-                with archive.open(_aligned(f"{_ROOT}/data/{number}", file), "w", force_zip64=True) as entry:
-                    for block in blocks.make():
-                        entry.write(_bytes(block))
-            archive.writestr(f"{_ROOT}/version", "3\n")
+        with tempfile.TemporaryFile(dir=path.parent) as values:
+            starts = [_append(blocks, values) for blocks in tensors.values()]
+            values.flush()
+            mapped = [_mapped(values, start, blocks) for start, blocks in zip(starts, tensors.values(), strict=True)]
+            torch.save(OrderedDict(zip(tensors, mapped, strict=True)), file)
 
     write_new(path, write)
 
@@ -93,40 +81,18 @@ def _bytes(block: np.ndarray[Any, Any]) -> memoryview:
     return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
 
 
-def _aligned(name: str, file: BinaryIO) -> zipfile.ZipInfo:
-    """The next entry, its header padded by a field that readers pass over, so that its values begin at a multiple."""
-    entry = zipfile.ZipInfo(name)
-    start = file.tell() + _HEADER_BYTES + len(name) + _ZIP64_BYTES + 4
-    padding = -start % ALIGNMENT
-    entry.extra = b"FB" + padding.to_bytes(2, "little") + bytes(padding)
-    return entry
+def _append(blocks: Blocks, file: BinaryIO) -> int:
+    """Write the values at the end of the file and return where they begin."""
+    start = file.tell()
+    for block in blocks.make():
+        file.write(_bytes(block))
+    assert file.tell() - start == _size(blocks), "blocks are not the tensor"
+    return start
 
 
-class _Storage:
-    """Stands for the values of a tensor in another entry."""
-
-    def __init__(self, number: int, blocks: Blocks) -> None:
-        self.id = ("storage", _STORAGES[blocks.dtype.str], str(number), "cpu", math.prod(blocks.shape))
-
-
-class _Tensor:
-    """Pickled as torch pickles a contiguous tensor."""
-
-    def __init__(self, number: int, blocks: Blocks) -> None:
-        self._storage, self._shape = _Storage(number, blocks), blocks.shape
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        strides = tuple(math.prod(self._shape[axis + 1 :]) for axis in range(len(self._shape)))
-        return _rebuild_tensor_v2, (self._storage, 0, self._shape, strides, False, OrderedDict())
-
-
-class _Pickler(pickle.Pickler):
-    def persistent_id(self, found: object) -> Any:
-        return found.id if isinstance(found, _Storage) else None
-
-
-def _pickled(tensors: Mapping[str, Blocks]) -> bytes:
-    out = io.BytesIO()
-    content = OrderedDict((name, _Tensor(number, blocks)) for number, (name, blocks) in enumerate(tensors.items()))
-    _Pickler(out, protocol=2).dump(content)
-    return out.getvalue()
+def _mapped(file: BinaryIO, start: int, blocks: Blocks) -> torch.Tensor:
+    """The values at `start` as a tensor whose memory is the file's."""
+    if _size(blocks) == 0:  # nothing cannot be mapped
+        return torch.from_numpy(np.empty(blocks.shape, blocks.dtype))
+    mode: Final = "c"  # copy on write: torch warns of arrays that it must not write to
+    return torch.from_numpy(np.memmap(file, blocks.dtype, mode, start, blocks.shape))
