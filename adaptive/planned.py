@@ -144,6 +144,8 @@ class Planned:
     """Share of the whole batch's samples: the weight of a mean loss over this part."""
     is_share = False
     """This is only a part of what is trained in one step, or may be: there are other ranks, or blocks."""
+    ended = False
+    """The loop has asked for the next batch, or the look-ahead is closed: rows of this one may have left the device."""
 
     def __init__(
         self,
@@ -223,6 +225,10 @@ class Planned:
     @property
     def trainable(self) -> bool:
         return self.works[0].plan is not None
+
+    def belongs_to(self, lanes: Sequence[Lane]) -> bool:
+        """True if the tables of these lanes have planned or read the batch."""
+        return any(self.works[0]._lane is lane for lane in lanes)
 
     @property
     def number(self) -> int:

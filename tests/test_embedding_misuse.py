@@ -2,11 +2,13 @@
 
 import copy
 import pickle
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers import after_sums, step_all, sum_of
 from torch import nn
 
 from adaptive.batch import one_hot_batch
@@ -38,8 +40,91 @@ def test_arguments_of_another_kind(arguments: dict[str, Any], message: str) -> N
 def test_a_batch_that_was_not_looked_ahead() -> None:
     embeddings = TieredEmbeddingBag([TABLE])
     for call in (embeddings, embeddings.stack):
-        with pytest.raises(ConfigError, match=r"look_ahead\(\) or read\(\) is needed, found Batch"):
+        with pytest.raises(ConfigError, match=r"expected a batch of look_ahead\(\) or read\(\), got Batch"):
             call(BATCH)
+
+
+def sgd_table() -> TieredEmbeddingBag:
+    """Each look-up takes 1 from its row."""
+    return TieredEmbeddingBag([TABLE], TierConfig(device_rows="100%", poison=True), optimizer=SGD(lr=1.0))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("closed", [False, True])
+def test_backward_into_a_batch_that_has_ended(depth: int, closed: bool) -> None:
+    """One loss of two batches would lose the gradients of the first."""
+    embeddings = sgd_table()
+    before = embeddings.table_weights("t")
+    coming = embeddings.look_ahead([BATCH] * 3, depth=depth)
+    loss = sum_of(embeddings(next(coming)))
+    if closed:
+        coming.close()
+    else:
+        loss = loss + sum_of(embeddings(next(coming)))
+    with pytest.raises(ConfigError, match="batch 0 has ended; its gradients cannot be applied"):
+        loss.backward()
+    embeddings.discard()
+    coming.close()
+    assert np.array_equal(embeddings.table_weights("t"), before)
+
+
+def test_an_ended_batch_stays_so_after_a_load() -> None:
+    """Loading sets the number of the next batch back; an old batch must not come to life again by that."""
+    embeddings = sgd_table()
+    arrays = embeddings.state_arrays()
+    (planned,) = step_all(embeddings, [BATCH])
+    embeddings.load_state_arrays(arrays)
+    with pytest.raises(ConfigError, match="batch 0 has ended"):
+        embeddings(planned)
+
+
+def test_a_loop_left_between_backward_and_step_warns() -> None:
+    embeddings = sgd_table()
+    coming = embeddings.look_ahead([BATCH] * 3, depth=1)
+    for planned in coming:
+        sum_of(embeddings(planned)).backward()
+        if planned.number == 1:
+            break
+        embeddings.step()
+    with pytest.warns(UserWarning, match="batch 1: the loop was left after backward"):
+        coming.close()
+
+
+@pytest.mark.parametrize("end", ["step", "discard", "forward", "error"])
+def test_a_loop_left_otherwise_does_not_warn(end: str) -> None:
+    embeddings = sgd_table()
+    with suppress(ZeroDivisionError), closing(embeddings.look_ahead([BATCH] * 3, depth=1)) as coming:
+        loss = sum_of(embeddings(next(coming)))
+        if end != "forward":
+            loss.backward()
+        if end in ("step", "discard"):
+            getattr(embeddings, end)()
+        if end == "error":
+            raise ZeroDivisionError
+
+
+def test_discarded_gradients_do_not_come_back() -> None:
+    embeddings = sgd_table()
+    before = embeddings.table_weights("t")
+    for planned in embeddings.look_ahead([BATCH]):
+        (100 * sum_of(embeddings(planned))).backward()
+        embeddings.discard()
+        sum_of(embeddings(planned)).backward()
+        embeddings.step()
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(before, [BATCH]))
+
+
+@pytest.mark.parametrize("way", ["look_ahead", "read"])
+def test_a_batch_of_another_module(way: str) -> None:
+    """It would give the other module's vectors, and step() would update the other module's rows."""
+    one, other = sgd_table(), sgd_table()
+    coming = one.look_ahead([BATCH])
+    planned = next(coming) if way == "look_ahead" else one.read(BATCH)
+    calls = [other, other.stack, other.side_by_side, lambda batch: other.report_loss(batch, 0.5)]
+    for call in calls:
+        with pytest.raises(ConfigError, match="got one of another TieredEmbeddingBag"):
+            call(planned)
+    coming.close()
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -1,6 +1,5 @@
 """`TieredEmbeddingBag`: embedding tables in two tiers, as an `nn.Module` (`module`); its parts by what they are for."""
 
-from adaptive.embedding.checks import check_planned
 from adaptive.embedding.module import TieredEmbeddingBag
 
-__all__ = ["TieredEmbeddingBag", "check_planned"]
+__all__ = ["TieredEmbeddingBag"]

@@ -35,7 +35,7 @@ class Base(nn.Module):
     _exchange: Exchange | None
     _failure: BaseException | None  # what ended the loop, to be told to other ranks
     _has_no_samples: bool  # this rank, of the current batch
-    _pending: dict[int, Planned]  # batches that went forward and are not updated yet, by number
+    _pending: dict[int, Planned]  # batches that gradients have reached and that are not updated yet, by number
 
     def _send(self, array: NDArray[np.float32]) -> Tensor:
         """The array on the device, without a wait."""

@@ -4,20 +4,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.engine.pipeline import Lane
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer
 from adaptive.planned import Planned
 from adaptive.policy import SkipRule
 
 
-def check_planned(planned: object) -> None:
-    """Check that the argument is a batch of a look-ahead.
+def check_planned(planned: object, lanes: Sequence[Lane]) -> None:
+    """Check that the argument is a batch that the tables of these lanes have planned or read.
 
     Raises:
-        ConfigError: if it is something else.
+        ConfigError: if it is something else, or a batch of other tables, whose rows it would update.
     """
     if not isinstance(planned, Planned):
-        raise ConfigError(f"a batch of look_ahead() or read() is needed, found {type(planned).__name__}")
+        raise ConfigError(
+            f"expected a batch of look_ahead() or read(), got {type(planned).__name__}. "
+            "Loop over embeddings.look_ahead(batches), or pass embeddings.read(batch)."
+        )
+    if not planned.belongs_to(lanes):
+        raise ConfigError(
+            "expected a batch of these tables' own look_ahead() or read(), got one of another TieredEmbeddingBag. "
+            "Batches cannot be shared between modules: give each its own look-ahead."
+        )
 
 
 def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: RowOptimizer, skip: Any) -> None:

@@ -8,6 +8,7 @@
 Letters: B samples, F features, D width, V vectors of a group.
 """
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -181,6 +182,9 @@ class TieredEmbeddingBag(Steps, Rows):
                         try:
                             yield planned
                             self._check_stepped(planned)
+                        except GeneratorExit as closed:
+                            self._warn_if_unapplied(planned, closed)
+                            raise
                         finally:  # a loop that stops early has trained this batch too
                             self._finish(planned, ready)
         except Exception as error:
@@ -201,14 +205,27 @@ class TieredEmbeddingBag(Steps, Rows):
         lanes = self._pipeline.lanes
         return [GroupWork(lane, plan, parts=own) for lane, plan, own in zip(lanes, ready.plans, parts, strict=True)]
 
+    def _is_unapplied(self, planned: Planned) -> bool:
+        return planned.number in self._pending and planned.has_gradients and not self._rates.was_skipped
+
     def _check_stepped(self, planned: Planned) -> None:
-        if planned.number in self._pending and planned.has_gradients and not self._rates.was_skipped:
+        if self._is_unapplied(planned):
             raise ConfigError(
                 f"batch {planned.number}: its gradients were neither applied nor discarded before the next batch; "
                 f"call embeddings.step() after loss.backward(), or embeddings.discard()"
             )
 
+    def _warn_if_unapplied(self, planned: Planned, closed: GeneratorExit) -> None:
+        """Warn of a loop that was left between backward() and step(), unless an error has ended it."""
+        if closed.__context__ is None and self._failure is None and self._is_unapplied(planned):
+            warnings.warn(
+                f"batch {planned.number}: the loop was left after backward() and before step(), so the gradients of "
+                "its rows are lost. Call embeddings.step() before `break`, or embeddings.discard() to drop them.",
+                stacklevel=2,
+            )
+
     def _finish(self, planned: Planned, ready: ReadyBatch) -> None:
+        planned.ended = True
         self._pending.pop(planned.number, None)
         self._rates.forget()
         self._finish_with_ranks(planned)
@@ -217,7 +234,7 @@ class TieredEmbeddingBag(Steps, Rows):
     @_not_compiled
     def forward(self, planned: Planned) -> dict[str, Tensor]:
         """Feature -> (B, D) pooled vectors, or (positions, D) for tables with pooling "none"."""
-        check_planned(planned)
+        check_planned(planned, self._pipeline.lanes)
         vectors: dict[str, Tensor] = {}
         for work in planned.works:
             vectors.update(work.split(self._pool(planned, work), planned.batch))
@@ -230,7 +247,7 @@ class TieredEmbeddingBag(Steps, Rows):
         Raises:
             ConfigError: if tables differ in width or one is not pooled; call the module instead.
         """
-        check_planned(planned)
+        check_planned(planned, self._pipeline.lanes)
         groups = self._pipeline.groups
         if len({group.embedding_dim for group in groups}) > 1 or any(f.column < 0 for g in groups for f in g.features):
             raise ConfigError("stack() needs tables of one width, all pooled; call the module for one tensor a feature")
@@ -251,13 +268,23 @@ class TieredEmbeddingBag(Steps, Rows):
         return torch.cat(list(self(planned).values()), dim=1)
 
     def _pool(self, planned: Planned, work: GroupWork) -> Tensor:
-        if planned.trainable and planned.number <= self._pipeline.trained:
+        if planned.whole.ended:
             raise ConfigError(f"batch {planned.number} has ended, its rows may have left: use a batch in its own turn")
         planned.wait()
-        if planned.trainable and torch.is_grad_enabled():
-            self._pending[planned.number] = planned.whole
-        pooled: Tensor = _Pool.apply(self._anchor, work)  # type: ignore[no-untyped-call]
+        pooled: Tensor = _Pool.apply(self._anchor, self, planned, work)  # type: ignore[no-untyped-call]
         return pooled
+
+    def _take_gradients(self, planned: Planned, work: GroupWork, gradients: Tensor) -> None:
+        """Keep the gradients of vectors for `step()`. Called by autograd, on a GPU from a thread of its own."""
+        if not planned.trainable:
+            return
+        if planned.whole.ended:
+            raise ConfigError(
+                f"batch {planned.number} has ended; its gradients cannot be applied. Call backward() and step() for "
+                "each batch before you ask for the next one; to accumulate gradients, make batches larger."
+            )
+        work.add_gradients(gradients)
+        self._pending[planned.number] = planned.whole
 
     def read(self, batch: Batch) -> Planned:
         """A batch for evaluation or prediction: nothing moves, nothing is counted, nothing can be trained."""
@@ -298,11 +325,11 @@ class _Pool(torch.autograd.Function):
     """Pooling whose gradient is kept for `step()` instead of becoming a sparse tensor."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, work: GroupWork) -> Tensor:
-        ctx.work = work
+    def forward(ctx: Any, anchor: Tensor, embeddings: TieredEmbeddingBag, planned: Planned, work: GroupWork) -> Tensor:
+        ctx.embeddings, ctx.planned, ctx.work = embeddings, planned, work
         return work.pool()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[None, None]:
-        ctx.work.add_gradients(gradients[0])
-        return None, None
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, None, None, None]:
+        ctx.embeddings._take_gradients(ctx.planned, ctx.work, gradients[0])
+        return None, None, None, None

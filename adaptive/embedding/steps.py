@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from adaptive.embedding.blocks import PlannedBlocks
+from adaptive.embedding.checks import check_planned
 from adaptive.embedding.together import Together
 from adaptive.engine.rates import RowsOptimizer
 from adaptive.engine.shrinking import give_back
@@ -23,6 +24,9 @@ class Steps(Together):
 
     def discard(self) -> None:
         """Forget the gradients of the current batch: its rows are not updated."""
+        for planned in self._pending.values():
+            for work in planned.works:
+                work.forget()
         self._pending.clear()
         self._rates.forget()
 
@@ -106,7 +110,8 @@ class Steps(Together):
                 if isinstance(planned, PlannedBlocks):
                     self._update_with_ranks(planned, with_own=True)
                 else:
-                    self._pipeline.report(planned.number, [work.update() for work in planned.works])
+                    with self.telling_ranks():  # a loop that ends here was not left before step()
+                        self._pipeline.report(planned.number, [work.update() for work in planned.works])
                 del self._pending[planned.number]
         self._rates.forget()
 
@@ -137,7 +142,8 @@ class Steps(Together):
 
     def report_loss(self, planned: Planned, loss: float) -> None:
         """Tell the policy the mean loss on `planned.batch.held_back`, measured after `step()` (`Policy.observe`)."""
-        if planned.number <= self._pipeline.trained:
+        check_planned(planned, self._pipeline.lanes)
+        if planned.ended:
             raise ConfigError(
                 f"batch {planned.number} has ended: report the loss after its step, before the next batch"
             )
@@ -164,10 +170,6 @@ class Steps(Together):
         Raises:
             DeviceMemoryError: if the batches in flight need all rows; the tiers are as they were.
         """
-        for planned in self._pending.values():
-            for work in planned.works:
-                work.forget()
-        self._pending.clear()
-        self._rates.forget()
+        self.discard()
         self._since.lose(give_back(self._pipeline, SHRINK, self._tier.held_rows))
         self._sizes = self._resized(FEWER)
