@@ -94,5 +94,5 @@ def _mapped(file: BinaryIO, start: int, blocks: Blocks) -> torch.Tensor:
     """The values at `start` as a tensor whose memory is the file's."""
     if _size(blocks) == 0:  # nothing cannot be mapped
         return torch.from_numpy(np.empty(blocks.shape, blocks.dtype))
-    mode: Final = "c"  # copy on write: torch warns of arrays that it must not write to
-    return torch.from_numpy(np.memmap(file, blocks.dtype, mode, start, blocks.shape))
+    # Shared and writable: private pages would count as memory, and torch warns of arrays it must not write to.
+    return torch.from_numpy(np.memmap(file, blocks.dtype, "r+", start, blocks.shape))

@@ -1,7 +1,7 @@
 """Run as a program, by `test_limited_memory.py`: commands on a table that is three times as large as the memory left.
 
-What libraries take, and what is compiled, is taken first, by the same commands on a small table. Then the address space
-is limited: what is taken from then on is for the large one. Prints a line of JSON for each command.
+What libraries take, and what is compiled, is taken first, by the same commands on a small table. Then the memory that
+no file backs is limited: what is taken from then on is for the large one. Prints a line of JSON for each command.
 """
 
 import io
@@ -22,9 +22,10 @@ FIXED = ["optimizer.name=adagrad", f"model.embedding_dim={WIDTH}", "model.bottom
 FIXED += ["depth=1", "tier.device_rows=3000", "eval_batch_size=1024", "tensorboard=false", "data.eval_data=small.csv"]
 
 
-def address_space() -> int:
-    """Bytes of address space that this process has taken."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+def data_bytes() -> int:
+    """Bytes of memory that this process has taken and no file backs, touched or not: what RLIMIT_DATA limits."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
+    return int(line.split()[1]) * 1024
 
 
 def write(name: str, num_rows: int) -> None:
@@ -65,8 +66,8 @@ if __name__ == "__main__":
     write("small", SMALL)
     write("large", LARGE)
     all_commands("small")
-    limit = address_space() + TABLE_BYTES // SHARE
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit = data_bytes() + TABLE_BYTES // SHARE
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     all_commands("large")
     assert call("eval", "run-large", "--set", "tier.host=memory") == 1, "the limit limits nothing"
     sys.exit(0)
