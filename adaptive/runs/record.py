@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset, DataShape
 from adaptive.data.tables import shape_of
+from adaptive.data.text.schema import schema_file
 from adaptive.errors import CheckpointError, InputError
 from adaptive.telemetry.jsonl import plain
 
@@ -40,14 +41,18 @@ def at_home(config: TrainConfig, record: Mapping[str, Any]) -> TrainConfig:
     from before that was recorded mean the current folder."""
     home = Path(str(record.get(FOLDER, "")))
 
+    def path_of(text: object) -> Path:
+        return Path(str(text).strip()).expanduser()
+
     def meant(text: object) -> str:
-        return str(home / Path(str(text).strip()).expanduser())
+        return str(home / path_of(text))
 
     kind, colon, paths = config.data.partition(":")
     options = dict(config.data_options)
-    for name in ("schema_path", "vocabulary_path"):
-        if options.get(name) is not None:
-            options[name] = meant(options[name])
+    if options.get("schema_path") is not None:
+        options["schema_path"] = str(schema_file(path_of(options["schema_path"]), home))
+    if options.get("vocabulary_path") is not None:
+        options["vocabulary_path"] = meant(options["vocabulary_path"])
     if options.get("eval_data") is not None:
         options["eval_data"] = ",".join(map(meant, str(options["eval_data"]).split(",")))
     host = config.tier.host

@@ -45,6 +45,16 @@ def saved_rows(run: Path) -> NDArray[np.float32]:
     return np.asarray(found["rows0.weights"])
 
 
+def test_a_run_by_an_installed_schema(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name means the installed schema in any folder, also in one that has a file of that name."""
+    rows = [f"{n % 2},{n % 5},{n % 3},{n % 7}|{n % 4}" for n in range(200)]
+    write_csv(Path("train.csv"), rows, header="label,target,last,history")
+    path = trained(Path.cwd(), data_options={"schema_path": "next-item", "holdout": 0.25})
+    monkeypatch.chdir(elsewhere)
+    Path("next-item").write_text("another schema")
+    assert evaluate_run(path)["auc"] == summary(path)["auc"]
+
+
 @pytest.mark.parametrize("tier", [{"device_rows": "100%"}, IN_FILES, {**IN_FILES, "device_rows": "90%"}])
 def test_a_run_is_loaded_in_another_folder(elsewhere: Path, monkeypatch: pytest.MonkeyPatch, tier: Any) -> None:
     path = trained(Path.cwd(), tier=tier, depth=0)

@@ -82,7 +82,8 @@ def without_label(rows: list[str]) -> list[str]:
 def trained(folder: Path, **changed: Any) -> Path:
     """A run in `folder/run` on `folder/train.csv`, whose settings name files relative to the current folder, which must
     be `folder`."""
-    write_csv(folder / "train.csv", lines(400))
+    if not (folder / "train.csv").exists():
+        write_csv(folder / "train.csv", lines(400))
     (folder / "schema.toml").write_text(SCHEMA)
     options = {"schema_path": "schema.toml", "holdout": 0.25}
     given = {"data": "csv:train.csv", "data_options": options, "out": "run", "tier": {"device_rows": "100%"}}

@@ -177,7 +177,7 @@ def load_schema(path: Path) -> Schema:
     Raises:
         ConfigError: with all that is wrong, each with its key.
     """
-    path = _found(path)
+    path = schema_file(path)
     try:
         if not os.path.exists(path):  # which takes names that the system refuses, too
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -207,12 +207,12 @@ def schema_of(values: Mapping[str, Any], what: str) -> Schema:
         raise ConfigError("\n".join([f"{what}:", *lines])) from error
 
 
-def _found(path: Path) -> Path:
-    """The file itself, or the installed schema of that name."""
-    named = INSTALLED / f"{path}.toml"
-    return (
-        named if not os.path.isfile(path) and path.name == str(path) and not path.suffix and named.is_file() else path
-    )
+def schema_file(path: Path, home: Path = Path()) -> Path:
+    """The file that a setting names: itself, relative to the folder `home`, or the installed schema of that name."""
+    file, named = home / path, INSTALLED / f"{path}.toml"
+    if not os.path.isfile(file) and path.name == str(path) and not path.suffix and named.is_file():
+        return named
+    return file
 
 
 def _why(error: OSError | UnicodeDecodeError) -> str:
