@@ -24,7 +24,7 @@ from adaptive.models.widths import Widened
 from adaptive.runs.evaluating import NO_SETTINGS
 from adaptive.runs.loading import LoadedRun, load_with
 from adaptive.serving import dense_models, onnx_scoring, scoring, values
-from adaptive.serving.id_maps import dense_rules, id_rules, vocabularies
+from adaptive.serving.id_maps import dense_rules, id_rules, ignored_names, vocabularies
 from adaptive.serving.onnx_files import onnx_or_error, write_onnx
 from adaptive.serving.page import page_text
 from adaptive.serving.tensors import blocks_of, write_safetensors, write_torch
@@ -202,6 +202,7 @@ def _facts(run: LoadedRun, tensors: str, keys: Mapping[str, NDArray[np.int64]]) 
         "tables": [{"name": t.name, "rows": t.num_embeddings, "width": t.embedding_dim} for t in tables],
         "features": [{**rule, "table": numbers[table]} for rule, table in zip(rules, run.shape.tables, strict=True)],
         "dense": dense_rules(run),
+        "ignored": ignored_names(run),
         "steps": run.shape.steps,
         "labels": list(run.shape.labels),
         "model": _model_facts(run),

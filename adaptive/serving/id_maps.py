@@ -19,7 +19,8 @@ from adaptive.runs.loading import LoadedRun
 IdRule = dict[str, Any]
 """JSON values: `rule` is "row" (the key is the row, below `rows`), "hash" (the upper 64 bits of `rows` times the hash
 of the key) or "vocabulary" (the place of the key among those in the file `vocabulary`); `key` is how a value becomes a
-64-bit number: "int", "hex" or "text"; `bag`: several values; `unknown`, `missing`: rows, or null if there is none."""
+64-bit number: "int", "hex" or "text"; `bag`: several values, in a text with `separator` between them; `unknown`,
+`missing`: rows, or null if there is none."""
 
 _RULES = {"direct": "row", "hashed": "hash", "fitted": "vocabulary"}
 _KEYS = {"int": "int", "hex": "hex", "string": "text"}
@@ -66,6 +67,7 @@ def id_rules(run: LoadedRun, keys: Mapping[str, NDArray[np.int64]], files: Mappi
             {
                 "name": feature.name,
                 "bag": bag,
+                "separator": group.get("inner_separator"),
                 "rule": _RULES[kind],
                 "key": _KEYS[group.get("kind", "int")],
                 "rows": rows,
@@ -89,6 +91,14 @@ def dense_rules(run: LoadedRun) -> list[dict[str, str]]:
         return next((str(group["transform"]) for group in groups if _matches(name, group["columns"])), "none")
 
     return [{"name": name, "transform": transform(name)} for name in names]
+
+
+def ignored_names(run: LoadedRun) -> list[str]:
+    """Columns of the data that are no inputs: labels and the time. Samples may have them all the same."""
+    schema = _data(run).get("schema") or {}
+    columns = [schema.get("label"), *schema.get("more_labels", ()), schema.get("time")]
+    names = [str(column["column"]) for column in columns if column]
+    return names or (["label"] if _data(run).get("format") == "criteo" else [])
 
 
 def _data(run: LoadedRun) -> Mapping[str, Any]:

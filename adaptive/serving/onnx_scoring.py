@@ -48,10 +48,15 @@ class Model:
     def score(self, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The probability that its label is 1, of each sample; where there are several labels, a list of theirs in the
         order of `facts["labels"]`. A sample: name of a feature or dense input -> its value, as it
-        stands in the data; of a bag a list of values. What is not given, or empty, is missing."""
+        stands in the data; of a bag a list of values, or one text with the data's separator between them. What is not
+        given, or empty, is missing.
+
+        Raises:
+            ValueError: for a name that the model does not have, or a value that its column cannot hold; names both.
+        """
         if not samples:
             return []
-        found: list[Any] = self._run("scores", self.values.dense(samples), self.values.bags(samples)).tolist()
+        found: list[Any] = self._run("scores", *self.values.inputs(samples)).tolist()
         return found
 
     def _run(self, output: str, dense: NDArray[np.float32], bags: Sequence[Bag]) -> NDArray[np.float32]:
@@ -76,5 +81,4 @@ def beside(name: str) -> Any:
 
 if __name__ == "__main__":
     here = load(Path(__file__).parent)
-    for text in sys.stdin:
-        print(here.score([json.loads(text)])[0])
+    here.values.score_lines(here.score, sys.stdin.buffer)

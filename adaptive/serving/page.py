@@ -33,7 +33,8 @@ the package that trained it.
     print(model.score([{_example(facts)}]))
 
 `score` takes values as they stand in the data, and gives {_given(facts)}. From the command line:
-`python scoring.py < samples.jsonl`, a JSON object a line. `model(dense, bags)` takes rows and gives logits.
+`python scoring.py < samples.jsonl`, a JSON object a line; it stops at the first line that it cannot score.
+`model(dense, bags)` takes rows and gives logits.
 
 | file | holds |
 |---|---|

@@ -75,12 +75,17 @@ class Model(nn.Module):
     def score(self, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The probability that its label is 1, of each sample; where there are several labels, a list of theirs in the
         order of `facts["labels"]`. A sample: name of a feature or dense input -> its value, as it
-        stands in the data; of a bag a list of values. What is not given, or empty, is missing."""
+        stands in the data; of a bag a list of values, or one text with the data's separator between them. What is not
+        given, or empty, is missing.
+
+        Raises:
+            ValueError: for a name that the model does not have, or a value that its column cannot hold; names both.
+        """
         if not samples:
             return []
-        bags = [(torch.from_numpy(rows), torch.from_numpy(starts)) for rows, starts in self.values.bags(samples)]
-        dense = torch.from_numpy(self.values.dense(samples))
-        found: list[Any] = torch.sigmoid(self(dense, bags).double()).tolist()
+        dense, bags = self.values.inputs(samples)
+        tensors = [(torch.from_numpy(rows), torch.from_numpy(starts)) for rows, starts in bags]
+        found: list[Any] = torch.sigmoid(self(torch.from_numpy(dense), tensors).double()).tolist()
         return found
 
 
@@ -260,5 +265,4 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 if __name__ == "__main__":
     here = load(Path(__file__).parent)
-    for text in sys.stdin:
-        print(here.score([json.loads(text)])[0])
+    here.values.score_lines(here.score, sys.stdin.buffer)

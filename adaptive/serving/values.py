@@ -4,8 +4,13 @@ in each export.
 Letters: B samples, N look-ups of one feature.
 """
 
+import difflib
+import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +18,100 @@ import numpy as np
 from numpy.typing import NDArray
 
 WORD = 2**64 - 1
+LARGEST = float(np.finfo(np.float32).max)
 Bag = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
+class SampleError(ValueError):
+    """A sample that cannot be scored. `reason` says why, without the number of the sample."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"sample {number}, {reason}")
+        self.reason = reason
+
+
 class Values:
-    """What a model takes of samples, by the `facts` of an export's `model.json`, which lies in `folder`."""
+    """Turn samples into the inputs of a model, by the `facts` of an export's `model.json`, which is in `folder`."""
 
     def __init__(self, facts: Mapping[str, Any], folder: Path) -> None:
         self.facts = facts
         self.ids = [IdMap(feature, folder) for feature in facts["features"]]
+        self.names = [*(one["name"] for one in facts["dense"]), *(ids.name for ids in self.ids)]
 
-    def dense(self, samples: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
-        """(B, dense inputs), as they are after their transformation."""
-        found = [[dense_input(sample, one) for one in self.facts["dense"]] for sample in samples]
-        return np.array(found, np.float32).reshape(len(samples), len(self.facts["dense"]))
+    def inputs(self, samples: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.float32], list[Bag]]:
+        """Return dense inputs (B, dense inputs) after their transformation, and for each feature in order the rows of
+        all its lookups (N,) and where those of each sample begin (B,).
 
-    def bags(self, samples: Sequence[Mapping[str, Any]]) -> list[Bag]:
-        """For each feature in order the rows of all its look-ups (N,) and where those of each sample begin (B,)."""
-        found = []
-        for ids in self.ids:
-            rows = [ids.rows(sample.get(ids.name)) for sample in samples]
-            starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)[:-1]
-            found.append((np.array([row for one in rows for row in one], np.int64), starts))
-        return found
+        Raises:
+            SampleError: for a name that the model does not have, or a value that its column cannot hold.
+        """
+        dense: list[list[float]] = []
+        rows: list[list[list[int]]] = [[] for _ in self.ids]
+        for number, sample in enumerate(samples):
+            try:
+                self._check_names(sample)
+                dense.append([dense_input(sample, one) for one in self.facts["dense"]])
+                for ids, of_samples in zip(self.ids, rows, strict=True):
+                    of_samples.append(ids.rows(sample.get(ids.name)))
+            except ValueError as error:
+                raise SampleError(number, str(error)) from None
+        shape = (len(samples), len(self.facts["dense"]))
+        return np.array(dense, np.float32).reshape(shape), list(map(bag_of, rows))
+
+    def _check_names(self, sample: Mapping[str, Any]) -> None:
+        for name in sample:
+            if name not in self.names and name not in self.facts["ignored"]:
+                near = difflib.get_close_matches(str(name), self.names, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"the model has {', '.join(self.names)}"
+                raise ValueError(f"{name}: expected a feature or dense input of the model; {hint}")
+
+    @staticmethod
+    def score_lines(score: Callable[[Sequence[Mapping[str, Any]]], list[Any]], lines: Iterable[bytes]) -> None:
+        """Print the score of each line, a JSON object. The first line that cannot be scored ends the program: a message
+        on stderr names it, the exit code is 3. The scores of the lines before it are printed."""
+        for number, line in enumerate(lines, start=1):
+            try:
+                print(score([object_of(line)])[0], flush=True)
+            except SampleError as error:
+                print(f"error: line {number}, {error.reason}", file=sys.stderr)
+                raise SystemExit(3) from None
+            except ValueError as error:
+                print(f"error: line {number}: {error}", file=sys.stderr)
+                raise SystemExit(3) from None
+
+
+def bag_of(rows: Sequence[Sequence[int]]) -> Bag:
+    """The rows of all lookups (N,) and where those of each sample begin (B,), from the rows of each sample."""
+    starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)[:-1]
+    return np.array([row for one in rows for row in one], np.int64), starts
 
 
 def dense_input(sample: Mapping[str, Any], facts: Mapping[str, Any]) -> float:
-    value = sample.get(facts["name"])
-    if value is None or value == "":
+    """The dense input of a sample after its transformation; a missing one is 0.
+
+    Raises:
+        ValueError: for a value that is no finite float32.
+    """
+    name = facts["name"]
+    value = sample.get(name)
+    if is_missing(value):
         return 0.0
-    return math.log1p(max(float(value), 0.0)) if facts["transform"] == "log" else float(value)
+    try:
+        number = float(value) if isinstance(value, str | Real) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= LARGEST:  # of NaN, too
+        raise ValueError(f"{name}: expected a number, got {value!r}")
+    return math.log1p(max(number, 0.0)) if facts["transform"] == "log" else number
+
+
+def is_missing(value: Any) -> bool:
+    """True for None, an empty text and, as in Parquet files, NaN."""
+    return value is None or (isinstance(value, str) and value == "") or (isinstance(value, float) and value != value)
 
 
 class IdMap:
-    """Which row of its table a value of a feature looks up."""
+    """The rows of its table that values of a feature look up."""
 
     def __init__(self, facts: Mapping[str, Any], folder: Path) -> None:
         self.facts, self.name = facts, facts["name"]
@@ -56,10 +121,15 @@ class IdMap:
             self._keys = keys[self._order]
 
     def rows(self, value: Any) -> list[int]:
-        """The rows of one sample: one, or of a bag any number."""
+        """The rows of one sample: one, or of a bag any number. A bag is a list of values, or one text that holds them
+        with the data's separator between them."""
         if not self.facts["bag"]:
             return [self.row(value)]
-        return [self.row(one) for one in value or () if one is not None and one != ""]
+        if isinstance(value, str):
+            value = value.split(self.facts["separator"])
+        elif value is not None and not isinstance(value, Sequence | np.ndarray):
+            value = [value]
+        return [self.row(one) for one in (() if value is None else value) if not is_missing(one)]
 
     def row(self, value: Any) -> int:
         """The row of one value; None or an empty text: it is missing.
@@ -68,11 +138,13 @@ class IdMap:
             ValueError: for a value that has no row.
         """
         facts = self.facts
-        if value is None or value == "":
+        if is_missing(value):
             return self._special("missing", value)
-        if facts["rule"] == "hash":
-            return mixed(key_of(value, facts["key"])) * int(facts["rows"]) >> 64
         key = key_of(value, facts["key"])
+        if key is None:
+            raise ValueError(f"{self.name}: expected {EXPECTED[facts['key']]}, got {value!r}")
+        if facts["rule"] == "hash":
+            return mixed(key) * int(facts["rows"]) >> 64
         if facts["rule"] == "row":
             return key if 0 <= key < facts["rows"] else self._special("unknown", value)
         place = int(np.searchsorted(self._keys, key))
@@ -83,21 +155,42 @@ class IdMap:
     def _special(self, name: str, value: Any) -> int:
         row = self.facts[name]
         if row is None:
-            raise ValueError(f"feature {self.name}: {value!r} has no row, and the table has none for {name} values")
+            raise ValueError(f"{self.name}: {value!r} has no row, and the table has none for {name} values")
         return int(row)
 
 
-def key_of(value: Any, kind: str) -> int:
-    """The 64-bit key of a value: a whole number itself, hex digits as a number, of a text its FNV-1a hash."""
+EXPECTED = {
+    "int": "a whole number of 64 bits",
+    "hex": "a text of at most 16 hexadecimal digits",
+    "text": "a text or a whole number",
+}
+
+
+def key_of(value: Any, kind: str) -> int | None:
+    """The 64-bit key of a value: a whole number itself, hex digits as a number, of a text its FNV-1a hash. None: the
+    value is not of its kind, by the rules of the readers of training data."""
     if kind == "int":
-        return int(value)
+        return whole_number(value)
     if kind == "hex":
-        key = int(str(value), 16)
+        if not (isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{1,16}", value)):
+            return None
+        key = int(value, 16)
     else:
+        if not isinstance(value, str | Integral):
+            return None
         key = 0xCBF29CE484222325
-        for byte in str(value).encode():
+        for byte in (str(value).lower() if isinstance(value, bool) else str(value)).encode():
             key = (key ^ byte) * 0x100000001B3 & WORD
     return key - 2**64 if key >= 2**63 else key
+
+
+def whole_number(value: Any) -> int | None:
+    """A number, or the text of one, as an integer of 64 bits. None: it is none."""
+    is_text = isinstance(value, str) and re.fullmatch("-?[0-9]{1,19}", value)
+    is_whole_float = isinstance(value, Real) and abs(float(value)) < 2**53 and float(value).is_integer()
+    if not (is_text or is_whole_float or isinstance(value, Integral)):
+        return None
+    return int(value) if abs(int(value)) < 2**63 else None
 
 
 def mixed(key: int) -> int:
@@ -106,3 +199,18 @@ def mixed(key: int) -> int:
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
     return x ^ (x >> 31)
+
+
+def object_of(line: bytes) -> dict[str, Any]:
+    """The sample in a line.
+
+    Raises:
+        ValueError: if it is not a JSON object.
+    """
+    try:
+        sample = json.loads(line)
+    except (ValueError, RecursionError):
+        sample = None
+    if not isinstance(sample, dict):
+        raise ValueError(f"expected a JSON object, got {line.decode(errors='replace').strip()[:60]!r}")
+    return sample

@@ -156,8 +156,55 @@ def test_a_value_without_a_row_is_told(tmp_path: Path) -> None:
     export_run(trained(tmp_path), "served")
     ids = {one.name: one for one in scoring.load("served").values.ids}
     assert ids["user"].row(49) == 49 and ids["user"].row(None) == 50
-    with pytest.raises(ValueError, match="feature user: 50 has no row, and the table has none for unknown values"):
+    with pytest.raises(ValueError, match="user: 50 has no row, and the table has none for unknown values"):
         ids["user"].row(50)
+
+
+GOOD = {"price": "1.5", "user": 7, "site": "ab", "first": "a", "tags": ["t1", "t2"]}
+WRONG: dict[str, tuple[Any, str]] = {
+    "prise": (1.5, "prise: expected a feature or dense input of the model; did you mean price?"),
+    "zzz": (1, "zzz: expected a feature or dense input of the model; the model has price, first, second, user"),
+    "price": ("abc", "price: expected a number, got 'abc'"),
+    "user": ("7.5", "user: expected a whole number of 64 bits, got '7.5'"),
+    "site": (17, "site: expected a text of at most 16 hexadecimal digits, got 17"),
+    "first": (["a"], r"first: expected a text or a whole number, got \['a'\]"),
+    "tags": ([["t1"]], r"tags: expected a text or a whole number, got \['t1'\]"),
+}
+
+
+def test_wrong_samples_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown names and values that the reader of the data would refuse; as a program with the line, exit code 3."""
+    export_run(trained(tmp_path), "served")
+    model = scoring.load("served")
+    (expected,) = model.score([GOOD])
+    for name, (value, message) in WRONG.items():
+        with pytest.raises(ValueError, match=f"^sample 1, {message}"):
+            model.score([GOOD, {**GOOD, name: value}])
+    for number in ("nan", float("inf"), 1e39, 10**400):
+        with pytest.raises(ValueError, match="price: expected a number, got"):
+            model.score([{**GOOD, "price": number}])
+    capsys.readouterr()
+    lines = [json.dumps(GOOD), json.dumps({**GOOD, "click": 1}), json.dumps({**GOOD, "price": "abc"}), "{}"]
+    for third, reason in (
+        (lines[2], ", price: expected a number, got 'abc'"),
+        ("[1]", ": expected a JSON object, got '[1]'"),
+    ):
+        with pytest.raises(SystemExit) as exit_:
+            model.values.score_lines(model.score, [line.encode() for line in (*lines[:2], third, "{}")])
+        printed = capsys.readouterr()
+        assert exit_.value.code == 3
+        assert (printed.out, printed.err) == (f"{expected}\n" * 2, f"error: line 3{reason}\n")
+
+
+def test_a_bag_is_a_list_or_a_text(tmp_path: Path) -> None:
+    """With the separator of the schema; the same score, as of values of other types that mean the same."""
+    export_run(trained(tmp_path), "served")
+    model = scoring.load("served")
+    same: list[dict[str, Any]] = [{}, {"tags": "t1|t2"}, {"tags": "t1||t2"}, {"price": 1.5, "user": "7"}, {"user": 7.0}]
+    scores = [model.score([{**GOOD, **changed}])[0] for changed in same]
+    assert scores == [scores[0]] * len(same)
+    assert model.score([{**GOOD, "tags": "t1"}]) == model.score([{**GOOD, "tags": ["t1"]}])
+    assert model.score([{**GOOD, "tags": "t1"}])[0] != scores[0]
 
 
 def test_criteo(tmp_path: Path) -> None:
