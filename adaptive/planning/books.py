@@ -8,7 +8,9 @@ is first touched and memory is only taken then: a billion rows cost nothing to c
 """
 
 import mmap
+import os
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +34,9 @@ assert RECORD.itemsize == 16
 NUM_BINS = 64
 MANY_ROWS = 1 << 26  # 1 GiB of records
 MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
+PAGE_RECORDS = mmap.PAGESIZE // RECORD.itemsize
+PAGES_AT_ONCE = 1 << 10  # 4 MiB of records
+PAGE_MAP = "/proc/self/pagemap"  # of Linux: 8 bytes of each page; its two highest bits are "present" and "swapped"
 
 
 class Records(NamedTuple):
@@ -47,7 +52,8 @@ class Tracker:
     """Records of the rows of one group, and a histogram of update sizes."""
 
     def __init__(self, num_rows: int) -> None:
-        self.records = _zeros(num_rows)
+        self._pages, self._tells_pages = _zeros(num_rows)
+        self.records = self._pages.reshape(-1)[:num_rows]
         self.codes: NDArray[np.int32] = self.records["code"]
         self.accesses: NDArray[np.uint32] = self.records["accesses"]
         self.last_access: NDArray[np.int32] = self.records["last_access"]
@@ -57,6 +63,37 @@ class Tracker:
         self.bin_counts = np.zeros(NUM_BINS, np.int64)
         self._bin_guesses = bin_guesses(self.bin_edges)
         self.norm_sum = 0.0
+
+    def changed_rows(self) -> NDArray[np.int64]:
+        """(n,) ascending rows that have stored values, on the device or on the host."""
+        return self._rows_with("code")
+
+    def seen_rows(self) -> NDArray[np.int64]:
+        """(n,) ascending rows that were looked up."""
+        return self._rows_with("accesses")
+
+    def forget(self) -> None:
+        """Zero all records. Only pages with something else are written: the others take no memory, and stay so."""
+        for pages in self._used_pages():
+            hit = pages[self._pages[pages].view(np.int64).any(axis=1)]
+            if len(hit):
+                self._pages[hit] = np.zeros((), RECORD)
+
+    def _rows_with(self, column: str) -> NDArray[np.int64]:
+        found = [np.empty(0, np.int64)]
+        for pages in self._used_pages():
+            page, place = np.nonzero(self._pages[column][pages])
+            found.append(pages[page] * PAGE_RECORDS + place)
+        return np.concatenate(found)
+
+    def _used_pages(self) -> Iterator[NDArray[np.int64]]:
+        """Ascending numbers of the pages that may hold anything but zeros, `PAGES_AT_ONCE` at a time."""
+        for first in range(0, len(self._pages), 16 * PAGES_AT_ONCE):
+            pages = np.arange(first, min(first + 16 * PAGES_AT_ONCE, len(self._pages)))
+            if self._tells_pages:
+                pages = pages[_was_touched(self._pages[first:], len(pages))]
+            for start in range(0, len(pages), PAGES_AT_ONCE):
+                yield pages[start : start + PAGES_AT_ONCE]
 
     def add_norms(self, rows: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
         """Account for the updates of one trained batch; rows are distinct."""
@@ -85,17 +122,31 @@ def bin_guesses(edges: NDArray[np.float32]) -> NDArray[np.int32]:
     return np.clip(np.searchsorted(edges, smallest, side="right") - 1, 0, len(edges) - 2).astype(np.int32)
 
 
-def _zeros(num_rows: int) -> NDArray[Any]:
-    """Records of zeros. numpy asks for pages of 2 MiB, which are faster, but of a billion records' 16 GB a few
-    thousand scattered rows would take all; so many rows lie in small pages."""
+def _zeros(num_rows: int) -> tuple[NDArray[Any], bool]:
+    """Records of zeros (pages, PAGE_RECORDS), and whether the system tells which pages were touched.
+
+    numpy asks for pages of 2 MiB, which are faster, but of a billion records' 16 GB a few thousand scattered rows would
+    take all; so many rows lie in small pages.
+    """
+    shape = -(-num_rows // PAGE_RECORDS), PAGE_RECORDS
     if num_rows < MANY_ROWS:
-        return np.zeros(num_rows, RECORD)
+        return np.zeros(shape, RECORD), False
     # Not reserved: what is mapped may exceed the memory, as long as what is touched does not.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (MAP_NORESERVE if sys.platform == "linux" else 0)
-    pages = mmap.mmap(-1, num_rows * RECORD.itemsize, flags=flags)
+    pages = mmap.mmap(-1, shape[0] * mmap.PAGESIZE, flags=flags)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(pages, RECORD)
+    return np.frombuffer(pages, RECORD).reshape(shape), os.path.exists(PAGE_MAP)
+
+
+def _was_touched(pages: NDArray[Any], number: int) -> NDArray[np.bool_]:
+    """(number,) whether each of the first pages of an array is in memory or swapped out; reading a page that was never
+    touched would take a page fault, which makes a scan of 10^9 records take seconds."""
+    entry = pages.ctypes.data // mmap.PAGESIZE
+    with open(PAGE_MAP, "rb", buffering=0) as file:
+        found = os.pread(file.fileno(), 8 * number, 8 * entry)
+    touched: NDArray[np.bool_] = np.frombuffer(found, np.uint64) >> np.uint64(62) != 0
+    return touched if len(touched) == number else np.ones(number, np.bool_)
 
 
 Int64s = NDArray[np.int64]

@@ -1,11 +1,14 @@
 """Records of rows: zero until touched, gathered for policies, and the histogram of update sizes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.kernels.planning import books
+from adaptive.planning import books as books_module
 from adaptive.planning.books import MANY_ROWS, NUM_BINS, RECORD, Tracker
 
 
@@ -92,3 +95,43 @@ def test_very_many_records_are_zeros_that_can_be_written() -> None:
     tracker.add_norms(rows, np.array([1, 2], np.float32))
     assert [array.tolist() for array in tracker.gather(rows)] == [[0, 0], [-1, -1], [1, 2], [0, 0]]
     assert tracker.num_bytes == 16 * MANY_ROWS
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 255, 256, 257, 5 * books_module.PAGES_AT_ONCE * books_module.PAGE_RECORDS + 3])
+def test_rows_with_records_are_found_and_forgotten(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, *, is_mapped: bool
+) -> None:
+    """By blocks, among the pages that the system says were touched."""
+    monkeypatch.setattr(books_module, "MANY_ROWS", 1 if is_mapped else num_rows + 1)
+    tracker, rng = Tracker(num_rows), np.random.default_rng(num_rows)
+    assert tracker.changed_rows().tolist() == tracker.seen_rows().tolist() == []
+    changed, seen = (np.union1d([0, num_rows - 1], rng.integers(0, num_rows, 100)) for _ in range(2))
+    tracker.codes[changed], tracker.accesses[seen] = -1, 3
+    assert tracker.codes[num_rows // 2] in (0, -1)  # a page that was only read
+    for found, expected in ((tracker.changed_rows(), changed), (tracker.seen_rows(), seen)):
+        np.testing.assert_array_equal(found, expected, strict=True)
+    tracker.forget()
+    assert not tracker.records.view(np.int64).any()
+
+
+def test_a_system_that_does_not_tell_of_pages_is_scanned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(books_module, "MANY_ROWS", 1)
+    (tmp_path / "empty").touch()
+    for name in ("missing", "empty"):
+        monkeypatch.setattr(books_module, "PAGE_MAP", str(tmp_path / name))
+        tracker = Tracker(1000)
+        tracker.codes[[3, 999]] = 1
+        assert tracker.changed_rows().tolist() == [3, 999]
+
+
+def test_forgetting_writes_no_page_of_zeros() -> None:
+    """A table of 10^9 rows has 16 GB of records, which take memory only where something was written."""
+    tracker = Tracker(1000)
+    tracker._pages.flags.writeable = False
+    tracker.forget()
+    tracker = Tracker(1000)
+    tracker.codes[5] = 7
+    tracker._pages.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        tracker.forget()
