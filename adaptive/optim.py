@@ -26,6 +26,7 @@ class RowOptimizer(ABC):
     """Interface of the optimizers of rows. `kind` selects the formula in the kernels."""
 
     kind: ClassVar[int]
+    counts: ClassVar[int] = 0  # of the last values of a row's state: how many are counts of updates
     lr: float
     weight_decay: float = field(default=0.0, kw_only=True)
 
@@ -45,6 +46,10 @@ class RowOptimizer(ABC):
     @abstractmethod
     def state_width(self, embedding_dim: int) -> int:
         """float32 values of state that travel with a row."""
+
+    def least_state(self, embedding_dim: int) -> NDArray[np.float32]:
+        """(S,) the least value that each value of a row's state can have."""
+        return np.zeros(self.state_width(embedding_dim), np.float32)
 
     def squares_width(self, embedding_dim: int) -> int:
         """float32 values that a deferred sum keeps beside it: squares, and Adam's number of gradients.
@@ -133,6 +138,7 @@ class Adam(RowOptimizer):
     """
 
     kind: ClassVar[int] = ADAM
+    counts: ClassVar[int] = 1
     lr: float = 0.001
     eps: float = 1e-8
     beta1: float = 0.9
@@ -140,6 +146,11 @@ class Adam(RowOptimizer):
 
     def state_width(self, embedding_dim: int) -> int:
         return 2 * embedding_dim + 1  # first moment, second moment, number of updates
+
+    def least_state(self, embedding_dim: int) -> NDArray[np.float32]:
+        least = super().least_state(embedding_dim)
+        least[:embedding_dim] = -np.inf  # first moments have a sign
+        return least
 
     def squares_width(self, embedding_dim: int) -> int:
         return embedding_dim + 1  # squares, number of gradients in the sum

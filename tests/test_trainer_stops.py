@@ -15,7 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from toy import SIZES, ToyData, toy_config
+from toy import ToyData, toy_config
 from toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.batch import Batch
@@ -75,12 +75,9 @@ def test_bad_dense_weights_are_named(name: str, value: float) -> None:
 
 def test_bad_rows_are_named() -> None:
     parts, toy = parts_of()
-    arrays = parts.embeddings.state_arrays()
     with parts.embeddings as embeddings:
         Trainer(embeddings, parts.model, parts.optimizer).train(islice(toy.train(32), 2))
-        arrays = embeddings.state_arrays()
-        arrays["rows0.weights"][arrays["rows0.changed"] < SIZES["site"]] = np.nan
-        embeddings.load_state_arrays(arrays)
+        embeddings.load_table("site", np.full_like(embeddings.table_weights("site"), np.nan))
         with pytest.raises(NonFiniteError, match="step 1: the loss is nan; not finite: embedding vector of feature 0"):
             Trainer(embeddings, parts.model, parts.optimizer).train(toy.train(32))
 

@@ -1,8 +1,9 @@
 """Rows as flat arrays, for checkpoints: only rows that ever changed, wherever they lie, with state and records.
 
-Arrays of group g are named `rows<g>.<what>`. Rows that never changed are not stored; their initial values follow
-from the tables' names and the seed, which is stored and compared. Waiting gradients are applied to the values, so they
-can be used as they are.
+Arrays of group g are named `rows<g>.<what>`; `adaptive.engine.saved_arrays` says what each must be. Rows that never
+changed are not stored: their initial values follow from the tables' names, the seed, the bounds of initial values and
+the first optimizer state, which are stored and compared. Waiting gradients are applied to the values, so they can be
+used as they are.
 
 Values and state may take more than there is memory: they are saved as `Blocks`, if asked for, and loaded from files
 (`Stored`) or an array, block by block.
@@ -21,17 +22,19 @@ from numpy.typing import NDArray
 from adaptive.engine.exchange.gathering import Gatherer, own_rows
 from adaptive.engine.exchange.shards import save_shard_lane, save_shard_watched
 from adaptive.engine.pipeline import Lane, Pipeline
-from adaptive.engine.saving_shared import gatherer_of, own_watched, save_shared_lane, save_shared_watched
-from adaptive.engine.saving_watched import (
-    SUMMED_ROWS,
-    WATCHED,
-    check_watched,
-    load_watched,
-    save_watched,
-    watched_part,
+from adaptive.engine.saved_arrays import (
+    check_arrays,
+    check_tables,
+    expected_progress,
+    expected_rows,
+    expected_tables,
+    table_arrays,
 )
-from adaptive.errors import CheckpointError, ConfigError
+from adaptive.engine.saving_shared import gatherer_of, own_watched, save_shared_lane, save_shared_watched
+from adaptive.engine.saving_watched import load_watched, save_watched, watched_part
+from adaptive.errors import ConfigError
 from adaptive.kernels.planning.books import ON_HOST
+from adaptive.planning.layout import Group
 from adaptive.storage.arrays import Blocks, Stored, whole
 from adaptive.storage.shards import Part as ShardPart
 
@@ -141,13 +144,12 @@ def _save_lanes(pipeline: Pipeline, read: Callable[[Lane, Int64s], Part]) -> Par
 
 def _save_lane(lane: Lane, prefix: str, read: Callable[[Lane, Int64s], Part]) -> Part:
     tracker = lane.planner.tracker
-    changed = np.flatnonzero(tracker.codes).astype(np.int64)
+    changed = tracker.changed_rows()
     values = read(lane, changed)
-    seen = np.flatnonzero(tracker.accesses).astype(np.int64)
+    seen = tracker.seen_rows()
     records = {prefix + name: tracker.records[name][seen] for name in RECORDS}
     return {
-        prefix + "table_starts": lane.group.table_starts,
-        prefix + "table_keys": lane.group.table_keys,
+        **{prefix + name: value for name, value in table_arrays(lane).items()},
         prefix + "changed": changed,
         **{prefix + name: value for name, value in values.items()},
         prefix + "seen": seen,
@@ -166,18 +168,15 @@ def load_rows(
 
     last: table -> how many of its last rows stay the last ones of a table that has grown.
     """
-    if grow:
-        arrays = _grown(pipeline, arrays, last or {})
     if pipeline.running:
         raise ConfigError("rows cannot be loaded while a look-ahead is running; exhaust or close its iterator first")
-    parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
+    parts = _checked_parts(pipeline, arrays, grow=grow)
     watched = [watched_part(lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
-    for lane, part in zip(pipeline.lanes, parts, strict=True):
-        _check(lane, part)
-    watched = [own_watched(lane.group, part) for lane, part in zip(pipeline.lanes, watched, strict=True)]
-    for lane, kept in zip(pipeline.lanes, watched, strict=True):
-        check_watched(lane, kept)
-    with pipeline.lock:
+    if grow:
+        for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
+            _renumber(lane.group.whole, part, kept, last or {})
+    watched = [own_watched(lane.group, kept) for lane, kept in zip(pipeline.lanes, watched, strict=True)]
+    with pipeline.lock:  # nothing was changed so far, and nothing below is refused
         pipeline.follower.restart()
         for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
             _load_lane(lane, part)
@@ -187,34 +186,20 @@ def load_rows(
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
 
 
-def _grown(
-    pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored], last: Mapping[str, int]
-) -> dict[str, NDArray[Any] | Stored]:
-    """The arrays of smaller tables as those of these: rows keep their ids, but for those that `last` says."""
-    found = dict(arrays)
-    for number, lane in enumerate(pipeline.lanes):
-        prefix, new = f"rows{number}.", lane.group.whole.table_starts
-        if prefix + "table_starts" not in found:
-            continue
-        old = whole(found[prefix + "table_starts"])
-        if old.shape != new.shape or (np.diff(old) > np.diff(new)).any():
-            continue  # what is wrong is told where arrays are checked
-        moved, more = new[:-1] - old[:-1], np.diff(new) - np.diff(old)
-        tail = old[1:] - np.array([last.get(table.name, 0) for table in lane.group.tables])
-        for name in (prefix + "changed", prefix + "seen", prefix + WATCHED + "row", prefix + WATCHED + SUMMED_ROWS):
-            if name in found:
-                rows = whole(found[name])
-                tables = np.searchsorted(old, rows, side="right") - 1
-                found[name] = rows + moved[tables] + np.where(rows >= tail[tables], more[tables], 0)
-        found[prefix + "table_starts"] = new
-    return found
+def _renumber(group: Group, part: Part, watched: Arrays, last: Mapping[str, int]) -> None:
+    """Give the rows of smaller tables their numbers in these: they keep their ids, but for those that `last` says."""
+    old, new = part["table_starts"], group.table_starts
+    moved, more = new[:-1] - old[:-1], np.diff(new) - np.diff(old)
+    tail = old[1:] - np.array([last.get(table.name, 0) for table in group.tables])
+    for arrays, name in ((part, "changed"), (part, "seen"), (watched, "row")):
+        if name in arrays:
+            tables = np.searchsorted(old, arrays[name], side="right") - 1
+            arrays[name] = arrays[name] + moved[tables] + np.where(arrays[name] >= tail[tables], more[tables], 0)
 
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored]) -> None:
     """Give rows other values; see `TieredEmbeddingBag.overwrite_rows`. For the training thread, between two steps."""
-    parts = [_parts(arrays, f"rows{number}.") for number in range(len(pipeline.lanes))]
-    for lane, part in zip(pipeline.lanes, parts, strict=True):
-        _check(lane, part)
+    parts = _checked_parts(pipeline, arrays)
     with pipeline.lock:
         pipeline.mover.catch_up()  # steps asked for so far come first
         pipeline.finish_copies()
@@ -229,12 +214,28 @@ def _overwrite_lane(pipeline: Pipeline, lane: Lane, part: Part) -> None:
     lane.device.forget_watched()  # what waits is in the new values; snapshots are of the old ones
 
 
-def _parts(arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Part:
-    names = ("table_starts", "table_keys", "changed", "weights", "state", "seen", *RECORDS)
-    missing = [prefix + name for name in names if prefix + name not in arrays]
-    if missing or "next_batch" not in arrays:
-        raise CheckpointError(f"checkpoint lacks {', '.join(missing or ['next_batch'])}; it is not of these tables")
-    return {name: _for_kernels(arrays[prefix + name], in_file=name in ("weights", "state")) for name in names}
+def _checked_parts(
+    pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored], *, grow: bool = False
+) -> list[Part]:
+    """The arrays of each group without watched rows, if all arrays are what they must be.
+
+    Raises:
+        CheckpointError: if one is not.
+    """
+    progress = expected_progress()
+    check_arrays(arrays, {name: progress[name] for name in progress if name == "next_batch" or name in arrays})
+    parts = []
+    for number, lane in enumerate(pipeline.lanes):
+        prefix = f"rows{number}."
+        part = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+        tables = expected_tables(lane.group.whole)
+        check_arrays(part, tables, prefix)
+        part |= {name: whole(part[name]) for name in tables}
+        rows = expected_rows(lane, part)
+        check_arrays(part, rows, prefix)
+        check_tables(lane.group.whole, part, lane.host.first_state, grow=grow)
+        parts.append({n: _for_kernels(part[n], in_file=n in ("weights", "state")) for n in (*tables, *rows)})
+    return parts
 
 
 def _for_kernels(array: NDArray[Any] | Stored, *, in_file: bool = False) -> NDArray[Any] | Stored:
@@ -254,36 +255,13 @@ def _saved_blocks(lane: Lane, part: Part) -> Iterator[tuple[Int64s, Floats, Floa
         yield changed[first:last], weights, state
 
 
-def _check(lane: Lane, part: Part) -> None:
-    group = lane.group.whole
-    if not np.array_equal(part["table_starts"], group.table_starts):
-        sizes = np.diff(part["table_starts"]).tolist()
-        raise CheckpointError(
-            f"tables of {group.table_sizes.tolist()} rows are wanted, the checkpoint has {sizes}; larger ones take "
-            f"it by load_state_arrays(arrays, grow=True)"
-        )
-    if not np.array_equal(part["table_keys"], group.table_keys):
-        raise CheckpointError("the checkpoint was made with another seed or other table names")
-    for name, array in (("weights", lane.host.weights), ("state", lane.host.state)):
-        found, needed = part[name].shape, (len(part["changed"]), array.shape[1])
-        if found != needed:
-            raise CheckpointError(f"checkpoint array {name}: shape {needed} is needed, found {found}; other optimizer?")
-        if part[name].dtype != np.float32:
-            raise CheckpointError(f"checkpoint array {name}: float32 is needed, found {part[name].dtype}")
-    if any(part[name].shape != part["seen"].shape for name in RECORDS):
-        raise CheckpointError(f"checkpoint records {', '.join(RECORDS)} must be as many as rows seen")
-    for rows in (part["changed"], part["seen"]):
-        if len(rows) and not (rows.min() >= 0 and rows.max() < group.num_rows and (np.diff(rows) > 0).all()):
-            raise CheckpointError("checkpoint rows are out of range or not in order")
-
-
 def _load_lane(lane: Lane, part: Part) -> None:
     planner = lane.planner
     planner.slots.empty()
     if planner.skipper is not None:
         planner.skipper.forget()
     lane.device.forget_watched()
-    _forget_records(planner.tracker.records)
+    planner.tracker.forget()
     for rows, weights, state in _saved_blocks(lane, part):
         rows, weights, state = own_rows(lane.group, rows, weights, state)
         lane.host.write(rows, weights, state)
@@ -291,11 +269,3 @@ def _load_lane(lane: Lane, part: Part) -> None:
     seen, *records = own_rows(lane.group, part["seen"], *(part[name] for name in RECORDS))
     for name, values in zip(RECORDS, records, strict=True):
         planner.tracker.records[name][seen] = values
-
-
-def _forget_records(records: NDArray[Any]) -> None:
-    """Zero, written only where something else stands: pages that nobody has written take no memory, and stay so."""
-    for first in range(0, len(records), 1 << 18):
-        part = records[first : first + (1 << 18)]
-        if part.view(np.int64).any():
-            part[:] = np.zeros((), records.dtype)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from adaptive.engine.exchange.gathering import Gatherer, own_rows
 from adaptive.engine.pipeline import Lane, Pipeline
+from adaptive.engine.saved_arrays import table_arrays
 from adaptive.engine.saving_watched import OF_SUMS, WATCHED, save_own_watched
 from adaptive.planning.layout import Group
 from adaptive.storage.arrays import Blocks
@@ -31,8 +32,8 @@ def save_shared_lane(
     """The arrays of one group, of all ranks; values and state as `Blocks`, to be read on all in the same order."""
     group, tracker = lane.group, lane.planner.tracker
     with pipeline.lock:
-        changed = np.flatnonzero(tracker.codes).astype(np.int64)
-        seen = np.flatnonzero(tracker.accesses).astype(np.int64)
+        changed = tracker.changed_rows()
+        seen = tracker.seen_rows()
         columns = {name: tracker.records[name][seen] for name in records}
     own = group.whole_rows(changed)
     order = np.argsort(own)
@@ -52,8 +53,7 @@ def save_shared_lane(
         )
 
     return {
-        prefix + "table_starts": group.whole.table_starts,
-        prefix + "table_keys": group.whole.table_keys,
+        **{prefix + name: value for name, value in table_arrays(lane).items()},
         prefix + "changed": everyones,
         prefix + "weights": block(0, lane.host.weights.shape[1]),
         prefix + "state": block(1, lane.host.state.shape[1]),

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.engine.pipeline import Lane, Pipeline
+from adaptive.engine.saved_arrays import check_arrays, expected_watched
 from adaptive.errors import CheckpointError
 from adaptive.kernels.planning.books import ON_HOST
-from adaptive.planning.hot_set import COLUMNS, ENTRY, LATER_COLUMNS
+from adaptive.planning.hot_set import COLUMNS
 from adaptive.planning.sizing import HOT_SHARE
 from adaptive.planning.skipping import Skipper
 from adaptive.storage.arrays import Stored, whole
@@ -33,7 +34,6 @@ Arrays = dict[str, NDArray[Any]]
 WATCHED = "watched."
 SUMMED_ROWS = "summed_rows"  # in shards, in the place of `summed`: the rows themselves
 OF_SUMS = ("sums", "squares", "raw_values", "raw_states")  # of watched rows whose gradient waits
-MOST_SUMMED = 255  # gradients: the largest `at_most` of `Deferral` and of skip rules
 
 
 def save_watched(pipeline: Pipeline, lane: Lane, prefix: str) -> Arrays:
@@ -77,18 +77,24 @@ def save_own_watched(pipeline: Pipeline, lane: Lane) -> OwnWatched | None:
 
 
 def watched_part(lane: Lane, arrays: Mapping[str, NDArray[Any] | Stored], prefix: str) -> Arrays:
-    """The arrays of a lane's watched rows, or none if the saved tables did not watch and defer as this lane does."""
-    prefix += WATCHED
-    skipper = lane.planner.skipper
+    """The arrays of a lane's watched rows, or none if the saved tables did not watch and defer as this lane does.
+
+    Raises:
+        CheckpointError: if they are not what `save_watched` makes for these tables.
+    """
+    prefix, skipper = prefix + WATCHED, lane.planner.skipper
     if skipper is None:
         return {}
     found = {name.removeprefix(prefix): whole(value) for name, value in arrays.items() if name.startswith(prefix)}
-    if "row" in found:
-        if (rows := found.pop(SUMMED_ROWS, None)) is not None:
-            found["summed"] = _entries_of(rows, found["row"])
-        found = {**{name: np.zeros(len(found["row"]), ENTRY[name]) for name in LATER_COLUMNS}, **found}
-    if set(found) != _names(skipper) or found["interval"].tolist() != [skipper.hot.config.interval]:
+    if SUMMED_ROWS in found and "row" in found:
+        found["summed"] = _entries_of(found.pop(SUMMED_ROWS), found["row"])
+    if set(found) != _names(skipper):
         return {}
+    last_row = int(whole(arrays[prefix.removesuffix(WATCHED) + "table_starts"])[-1]) - 1
+    check_arrays(found, expected_watched(lane, found, last_row), prefix)
+    if found["interval"].tolist() != [skipper.hot.config.interval]:
+        return {}
+    _check_together(lane, found, prefix)
     return {name: np.ascontiguousarray(value) for name, value in found.items()}
 
 
@@ -108,14 +114,8 @@ def _names(skipper: Skipper) -> set[str]:
     return names
 
 
-def check_watched(lane: Lane, part: Arrays) -> None:
-    """Check the arrays of a lane's watched rows.
-
-    Raises:
-        CheckpointError: if they are not what `save_watched` makes for these tables.
-    """
-    if not part:
-        return
+def _check_together(lane: Lane, part: Arrays, prefix: str) -> None:
+    """Check what several arrays of a lane's watched rows say together."""
     assert lane.planner.skipper is not None
     rows, most = part["row"], lane.planner.skipper.hot.capacity
     if len(rows) > HOT_SHARE * most and lane.group.whole is lane.group:
@@ -123,60 +123,8 @@ def check_watched(lane: Lane, part: Arrays) -> None:
             f"the checkpoint watches {len(rows)} rows of width {lane.group.embedding_dim}, there is room for {most}: "
             "raise skip.hot_rows to what it was"
         )
-    _check_squares(lane, part)
-    for name, (shape, dtype) in _expected(lane, part).items():
-        if part[name].shape != shape or part[name].dtype != dtype:
-            raise CheckpointError(
-                f"checkpoint array {WATCHED}{name}: {dtype} {shape} is needed, found {part[name].dtype} "
-                f"{part[name].shape}"
-            )
-    if len(rows) and not (rows.min() >= 0 and rows.max() < lane.group.num_rows and len(np.unique(rows)) == len(rows)):
-        raise CheckpointError("watched rows of the checkpoint are out of range or twice there")
-    summed = part.get("summed", rows[:0])
-    if len(summed) and not (summed.min() >= 0 and summed.max() < len(rows) and (np.diff(summed) > 0).all()):
-        raise CheckpointError("rows whose gradient waits are out of range or not in order in the checkpoint")
-
-
-def _check_squares(lane: Lane, part: Arrays) -> None:
-    """Check what lies beside Adam's deferred sums: squares, and how many gradients a sum is of.
-
-    Raises:
-        CheckpointError: if nothing does, as where a sum was still applied as one update; if a number cannot be.
-    """
-    width, needed = lane.host.weights.shape[1], lane.device.squares_width
-    squares = part.get("squares")
-    if squares is None or needed != width + 1 or squares.ndim != 2:
-        return
-    if squares.shape[1] == 0:
-        raise CheckpointError(
-            f"checkpoint array {WATCHED}squares: {needed} numbers beside each of Adam's deferred sums are needed, "
-            "squares and a number of gradients; found none: an earlier version saved it, which kept none. Its rows are "
-            "whole, with what waits applied: evaluate them, load them into tables that skip nothing (skip=None), or go "
-            "on training with the version that saved them"
-        )
-    numbers = squares[:, -1]
-    wrong = numbers[~((numbers >= 1) & (numbers <= MOST_SUMMED) & (numbers % 1 == 0))]
-    if squares.shape[1] == needed and len(wrong):
-        raise CheckpointError(
-            f"checkpoint array {WATCHED}squares: the last column tells of how many gradients a sum is, whole numbers "
-            f"from 1 to {MOST_SUMMED} are needed, found {wrong[0]}"
-        )
-
-
-def _expected(lane: Lane, part: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Name -> shape and type of arrays of n entries, m of which wait."""
-    floats, entries = np.dtype(np.float32), len(part["row"])
-    width = lane.host.weights.shape[1]
-    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {name: ((entries,), ENTRY[name]) for name in COLUMNS}
-    if "snapshots" in part:
-        found["snapshots"] = ((entries, width), floats)
-    if "visits" in part:
-        found |= {name: ((entries,), np.dtype(np.uint32)) for name in ("visits", "waiting")}
-        found["summed"] = ((part["summed"].size,), np.dtype(np.int64))
-        widths = {"sums": width, "squares": lane.device.squares_width}
-        widths |= {"raw_values": width, "raw_states": lane.host.state.shape[1]}
-        found |= {name: ((part["summed"].size, wide), floats) for name, wide in widths.items()}
-    return found
+    if "snapshots" in part and not np.isfinite(part["snapshots"][part["epoch"] >= 0]).all():
+        raise CheckpointError(f"checkpoint array {prefix}snapshots: expected finite values of rows with a snapshot")
 
 
 def load_watched(lane: Lane, part: Arrays) -> None:

@@ -6,7 +6,7 @@ stands in their place, `rows_apart`: the next batch, and the tables' keys. Loadi
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,15 +25,13 @@ def rows_to_tensors(pipeline: Pipeline, *, separate: bool) -> dict[str, Tensor]:
     rows that are saved apart."""
     if separate:
         return {APART: torch.from_numpy(_mark(pipeline))}
-    arrays = save_rows(pipeline)
-    shared = {name: array.copy() for name, array in arrays.items() if name.endswith(("table_starts", "table_keys"))}
-    return {name: torch.from_numpy(array) for name, array in {**arrays, **shared}.items()}
+    return {name: torch.from_numpy(array) for name, array in save_rows(pipeline).items()}
 
 
 def rows_from_tensors(pipeline: Pipeline, tensors: Mapping[str, Tensor], load: Callable[[Arrays], None]) -> str | None:
     """Load what `rows_to_tensors` gave by `load`; returns what is wrong with it, or None. If it is, nothing changed."""
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
     try:
+        arrays = {name: _array(name, tensor) for name, tensor in tensors.items()}
         if APART in arrays:
             _check_mark(pipeline, arrays[APART])
         else:
@@ -43,6 +41,14 @@ def rows_from_tensors(pipeline: Pipeline, tensors: Mapping[str, Tensor], load: C
     return None
 
 
+def _array(name: str, tensor: object) -> NDArray[Any]:
+    if not isinstance(tensor, Tensor):
+        raise CheckpointError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.dtype == torch.bfloat16:  # which numpy does not have
+        raise CheckpointError(f"{name}: expected a dtype of numpy, got {tensor.dtype}. Load the state as it was saved")
+    return tensor.detach().cpu().numpy()
+
+
 def _mark(pipeline: Pipeline) -> NDArray[np.int64]:
     keys = [group.table_keys.view(np.int64) for group in pipeline.groups]
     return np.concatenate([[pipeline.trained + 1], *keys]).astype(np.int64)
@@ -50,6 +56,8 @@ def _mark(pipeline: Pipeline) -> NDArray[np.int64]:
 
 def _check_mark(pipeline: Pipeline, found: NDArray[np.int64]) -> None:
     mark = _mark(pipeline)
+    if found.dtype != mark.dtype or found.shape != mark.shape:
+        raise CheckpointError(f"{APART}: expected {mark.dtype} {mark.shape}, got {found.dtype} {found.shape}")
     if not np.array_equal(found[1:], mark[1:]):
         raise CheckpointError("the checkpoint was made with another seed or other table names")
     if found[0] != mark[0]:

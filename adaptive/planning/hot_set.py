@@ -37,12 +37,6 @@ ENTRY = np.dtype(
 )
 assert PLACE.itemsize == 16 and ENTRY.itemsize == 32  # so that none lies in two cache lines
 COLUMNS = ENTRY.names or ()
-LATER_COLUMNS = (
-    "waits",
-    "num_snapshots",
-    "drift_visits",
-    "counted",
-)  # that checkpoints of earlier versions lack: zeros
 
 
 @dataclass(frozen=True)

@@ -96,4 +96,5 @@ def _rows(components: Components, checkpoint: Checkpoint, *, keep_state: bool) -
     for number, (width, first) in enumerate(components.embeddings.state_shapes()):
         count = len(whole(found[f"rows{number}.changed"]))
         found[f"rows{number}.state"] = np.full((count, width), first, np.float32)
+        found[f"rows{number}.first_state"] = np.array([first], np.float32)
     return found

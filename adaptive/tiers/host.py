@@ -44,10 +44,11 @@ class HostTier(ABC):
 
     def __init__(self, group: Group, optimizer: RowOptimizer) -> None:
         self.group = group
+        self.optimizer = optimizer
         self.io = HostIO()
         self._width = group.embedding_dim
         self._state_width = optimizer.state_width(group.embedding_dim)
-        self._first_state = optimizer.settings()[steps.FIRST]
+        self.first_state = optimizer.settings()[steps.FIRST]
 
     # --- moving rows -----------------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class HostTier(ABC):
             group.whole.table_starts,
             group.table_keys,
             group.table_bounds,
-            self._first_state,
+            self.first_state,
         )
 
     def _empty(self, num_rows: int) -> tuple[Floats, Floats]:

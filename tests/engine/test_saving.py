@@ -1,10 +1,12 @@
 """Rows loaded between batches go on as those that were saved: deferred sums, snapshots and verdicts included."""
 
 import copy
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from helpers import LFU, Trainee, random_batches, step_all, sum_of, train_more
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,51 +213,153 @@ def test_a_look_ahead_that_was_left_early_can_be_gone_on_from() -> None:
     assert_same(second.state_arrays(), embeddings.state_arrays())
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("row", lambda rows: rows + 100, "out of range or twice"),
-        ("row", lambda rows: rows * 0, "out of range or twice"),
-        ("summed", lambda entries: entries + 100, "not in order"),
-        ("sums", lambda sums: sums[:, :2], r"watched.sums: float32 \(\d+, 4\) is needed"),
-        ("visits", lambda visits: visits[1:], r"watched.visits: uint32 \(\d+,\) is needed"),
-        ("snapshots", lambda values: values.astype(np.float64), "watched.snapshots: float32"),
-    ],
-)
-def test_arrays_that_cannot_be_are_refused_and_nothing_changes(name: str, change: Any, message: str) -> None:
-    embeddings, _ = trained()
-    before = embeddings.state_arrays()
-    with pytest.raises(CheckpointError, match=message):
-        embeddings.load_state_arrays(before | {f"rows0.watched.{name}": change(before[f"rows0.watched.{name}"])})
+def first_is(value: Any) -> Any:
+    """An array with another first value."""
+
+    def changed(array: NDArray[Any]) -> NDArray[Any]:
+        array = array.copy()
+        array.reshape(-1)[0] = value
+        return array
+
+    return changed
+
+
+NAN, INF = np.nan, np.inf
+WRONG_VALUES: list[tuple[str, Any, str]] = [
+    ("rate", first_is(-1.0), "finite, got -1.0"),
+    ("rate", first_is(NAN), "finite, got nan"),
+    ("rate", first_is(INF), "finite, got inf"),
+    ("rate", lambda rate: np.array(rate[0]), r"rate: expected float64 \(1,\).*got float64 \(\)"),
+    ("next_batch", lambda number: number[:0], r"int64 \(1,\).*got int64 \(0,\)"),
+    ("next_batch", lambda number: np.array(number[0]), r"int64 \(1,\).*got int64 \(\)"),
+    ("next_batch", first_is(2**63 - 1), "next_batch: .* to 2,147,483,646, got 9223372036854775807"),
+    ("next_batch", first_is(-1), "got -1"),
+    ("next_batch", list, "expected a numpy array, got list"),
+    ("rows1.seen", lambda rows: rows.astype(np.float64), "rows1.seen: expected int64 .* got float64"),
+    ("rows1.changed", lambda rows: rows.astype(np.float32), "rows1.changed: expected int64 .* got float32"),
+    ("rows1.changed", lambda rows: rows[::-1], "not in ascending order"),
+    ("rows1.changed", lambda rows: rows + 30, "from 0 to 29, got "),
+    ("rows1.seen", first_is(-1), "from 0 to 29, got -1"),
+    ("rows1.weights", first_is(NAN), r"rows1.weights: .*finite, got nan"),
+    ("rows1.state", first_is(NAN), r"rows1.state: .*finite, got nan"),
+    ("rows1.state", first_is(-1.0), "rows1.state: .*got -1.0"),
+    ("rows1.accesses", first_is(0), "from 1, got 0"),
+    ("rows1.accesses", lambda counts: counts[1:], "rows1.accesses: expected uint32"),
+    ("rows1.last_access", first_is(-1), "from 0, got -1"),
+    ("rows1.update_norm", first_is(NAN), "got nan"),
+    ("rows1.table_starts", lambda starts: starts.astype(np.float64), "expected int64"),
+    ("rows0.watched.row", lambda rows: rows + 100, "from 0 to 11, got "),
+    ("rows0.watched.row", lambda rows: rows * 0, "there twice"),
+    ("rows0.watched.summed", lambda entries: entries + 100, "summed: .*got 1"),
+    ("rows0.watched.summed", lambda entries: entries[::-1], "not in ascending order"),
+    ("rows0.watched.sums", lambda sums: sums[:, :2], r"watched.sums: expected float32 \(\d+, 4\)"),
+    ("rows0.watched.sums", first_is(INF), "got inf"),
+    ("rows0.watched.raw_states", first_is(-2.0), "got -2.0"),
+    ("rows0.watched.visits", lambda visits: visits[1:], r"watched.visits: expected uint32 \(\d+,\)"),
+    ("rows0.watched.snapshots", lambda values: values.astype(np.float64), "watched.snapshots: expected float32"),
+    ("rows0.watched.snapshots", lambda values: values * NAN, "finite values of rows with a snapshot"),
+    ("rows0.watched.drift", first_is(-1.0), "watched.drift: .*got -1.0"),
+    ("rows0.watched.epoch", first_is(-2), "got -2"),
+    ("rows0.watched.counted", first_is(8), "from 0 to 7, got 8"),
+    ("rows0.watched.saturated", lambda one: (one + np.uint8(2)).view(np.bool_), "neither 0 nor 1"),
+    ("rows0.watched.interval", lambda one: one.astype(np.float64), "expected int64"),
+    ("rows1.watched.squares", first_is(-1.0), "got -1.0"),
+]
+
+
+@pytest.mark.parametrize("in_state_dict", [False, True])
+@pytest.mark.parametrize(("name", "change", "message"), WRONG_VALUES)
+def test_wrong_arrays_are_refused_and_nothing_changes(
+    name: str, change: Any, message: str, *, in_state_dict: bool
+) -> None:
+    """All arrays of all groups are checked before any row is replaced, by both ways to load them."""
+    embeddings, before = tables_and_arrays(1)
+    wrong = before | {name: change(before[name])}
+    if not in_state_dict:
+        with pytest.raises(CheckpointError, match=message):
+            embeddings.load_state_arrays(wrong)
+    elif isinstance(wrong[name], np.ndarray | np.generic):
+        tensors = {key: torch.from_numpy(np.array(value)) for key, value in wrong.items()}
+        with pytest.raises(RuntimeError, match=message):
+            embeddings.load_state_dict(tensors)
     assert_same(embeddings.state_arrays(), before)
+
+
+@cache
+def shared_tables(optimizer: int) -> tuple[TieredEmbeddingBag, Arrays]:
+    embeddings, _ = trained(optimizer=OPTIMIZERS[optimizer])
+    return embeddings, embeddings.state_arrays()
+
+
+def tables_and_arrays(optimizer: int) -> tuple[TieredEmbeddingBag, Arrays]:
+    """Trained tables, which no test changes, and what they hold."""
+    embeddings, arrays = shared_tables(optimizer)
+    return embeddings, dict(arrays)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda squares: squares[:, :0], r"5 numbers beside each of Adam's deferred sums are needed.*none.*evaluate"),
-        (lambda squares: squares[:0, :0], r"5 numbers beside each of Adam's deferred sums are needed.*; found none"),
-        (lambda squares: squares[:, :4], r"watched.squares: float32 \(\d+, 5\) is needed"),
-        (lambda squares: squares + np.float32(0.5), r"whole numbers from 1 to 255 are needed, found \d+.5"),
-        (lambda squares: squares * 0, r"whole numbers from 1 to 255 are needed, found 0"),
-        (lambda squares: squares * np.nan, r"whole numbers from 1 to 255 are needed, found nan"),
+        (lambda squares: squares[:, :4], r"watched.squares: expected float32 \(\d+, 5\)"),
+        (lambda squares: squares + np.float32(0.5), r"got \d+.5"),
+        (lambda squares: squares * 0, "got 0.0"),
+        (lambda squares: squares * np.nan, "got nan"),
     ],
 )
-def test_sums_under_adam_need_their_squares_and_numbers(change: Any, message: str) -> None:
-    """Versions that applied such a sum as one update kept none. Tables that skip nothing take what they saved."""
-    adam = OPTIMIZERS[3]
-    embeddings = build(Both, adam)
-    train_more(embeddings, Trainee(TABLES), BATCHES[:25], 1)
-    before = embeddings.state_arrays()
+def test_adams_sums_need_their_number_of_gradients(change: Any, message: str) -> None:
+    """A whole number from 1 to 255 in the last column. Tables that skip nothing ignore it."""
+    embeddings, before = tables_and_arrays(3)
     squares = before["rows0.watched.squares"]
     assert squares.shape[1] == 5 and squares[:, 4].min() >= 1 and squares[:, 4].max() > 1
     changed = before | {"rows0.watched.squares": np.ascontiguousarray(change(squares))}
     with pytest.raises(CheckpointError, match=message):
         embeddings.load_state_arrays(changed)
     assert_same(embeddings.state_arrays(), before)
-    plain = build(Both, adam, skip=None)
+    plain = build(Both, OPTIMIZERS[3], skip=None)
     plain.load_state_arrays(changed)
     np.testing.assert_array_equal(plain.table_weights("a"), embeddings.table_weights("a"))
+
+
+def one_table(bound: float | None, size: int = 20, first: float = 0.0, seed: int = 0) -> TieredEmbeddingBag:
+    table = TableConfig(name="t", num_embeddings=size, embedding_dim=4, init_bound=bound)
+    return TieredEmbeddingBag([table], optimizer=Adagrad(initial_accumulator=first), seed=seed)
+
+
+@pytest.mark.parametrize("in_state_dict", [False, True])
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"bound": 0.1}, "table t: expected rows to begin within 0.1, got .* within 0.5. Set init_bound=0.5"),
+        ({"bound": None}, "expected rows to begin within 0.22"),
+        ({"bound": 0.5, "first": 0.25}, "optimizer state that begins with 0.25, got .* with 0.0. Set initial_accum"),
+        ({"bound": 0.5, "seed": 1}, "another seed"),
+    ],
+)
+def test_tables_with_other_initial_values_are_refused(
+    other: dict[str, Any], message: str, *, in_state_dict: bool
+) -> None:
+    """Rows that were never trained are in no checkpoint: they would differ."""
+    saved, tables = one_table(0.5), one_table(**other)
+    before = tables.state_arrays()
+    load = tables.load_state_dict if in_state_dict else tables.load_state_arrays
+    state: dict[str, Any] = saved.state_dict() if in_state_dict else saved.state_arrays()
+    with pytest.raises(RuntimeError if in_state_dict else CheckpointError, match=message):
+        load(state)
+    assert_same(tables.state_arrays(), before)
+    one_table(0.5).load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fits"), [(None, None, True), (0.5, 0.5, True), (0.5, 0.1, False), (0.5, None, False)]
+)
+def test_a_larger_table_begins_as_the_smaller_one_did(before: float | None, after: float | None, *, fits: bool) -> None:
+    """Only the default bound follows from the number of rows."""
+    saved, larger = one_table(before).state_arrays(), one_table(after, 30)
+    if fits:
+        larger.load_state_arrays(saved, grow=True)
+    else:
+        with pytest.raises(CheckpointError, match="expected rows to begin within"):
+            larger.load_state_arrays(saved, grow=True)
 
 
 def test_more_watched_rows_than_there_is_room_for() -> None:
@@ -282,7 +386,7 @@ def test_larger_tables_take_the_rows_of_smaller_ones_and_train_as_they_would(ski
     batches = random_batches([table for group in small._pipeline.groups for table in group.tables], 8, samples=4)
     step_all(small, batches[:5], depth=1)
     arrays = small.state_arrays()
-    with pytest.raises(CheckpointError, match=r"rows are wanted, the checkpoint has .*grow=True"):
+    with pytest.raises(CheckpointError, match=r"expected tables of .*grow=True"):
         large.load_state_arrays(arrays)
     large.load_state_arrays(arrays, grow=True)
     for embeddings in (small, large):
@@ -290,7 +394,7 @@ def test_larger_tables_take_the_rows_of_smaller_ones_and_train_as_they_would(ski
     for name, rows in (("a", 20), ("b", 10), ("c", 30)):
         assert np.array_equal(large.table_weights(name)[:rows], small.table_weights(name))
     assert np.array_equal(large.table_weights("a")[20:], sized(25, 10, 31).table_weights("a")[20:])
-    with pytest.raises(CheckpointError, match="rows are wanted, the checkpoint has"):
+    with pytest.raises(CheckpointError, match="expected tables of"):
         small.load_state_arrays(large.state_arrays(), grow=True)
 
 

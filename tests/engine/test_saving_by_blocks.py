@@ -1,16 +1,18 @@
 """Rows that are saved and loaded by blocks: the arrays of those saved at once, whatever the block, policy and tiers."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from helpers import random_batches, step_all
 from test_saving import OPTIMIZERS, POLICIES, TABLES, assert_same, build, trained
 
-from adaptive.config import TierConfig
+from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine import saving
-from adaptive.planning.books import RECORD
+from adaptive.optim import SGD
+from adaptive.planning import books
 from adaptive.storage.arrays import Blocks
 from adaptive.storage.checkpoint import load_checkpoint, save_checkpoint
 
@@ -47,16 +49,23 @@ def test_a_host_tier_in_files_takes_them(tmp_path: Path) -> None:
         assert_same(second.state_arrays(), {k: v for k, v in first.state_arrays().items() if "watched" not in k})
 
 
-def test_records_that_are_zero_are_not_written() -> None:
-    """A table of 10^9 rows has 16 GB of records, which take memory only where something was written."""
-    records = np.zeros((1 << 18) + 3, RECORD)
-    records["accesses"][5] = 7
-    records.flags.writeable = False
-    quiet = np.zeros(3, RECORD)
-    quiet.flags.writeable = False
-    saving._forget_records(quiet)
-    with pytest.raises(ValueError, match="read-only"):
-        saving._forget_records(records)
-    records = records.copy()
-    saving._forget_records(records)
-    assert not records["accesses"].any()
+@pytest.mark.parametrize("tells_pages", [False, True])
+def test_memory_follows_the_rows_that_were_trained(monkeypatch: pytest.MonkeyPatch, *, tells_pages: bool) -> None:
+    """Not the rows of the table: one byte for each would be 16 MiB here."""
+    if tells_pages:
+        monkeypatch.setattr(books, "MANY_ROWS", 1)
+    table = TableConfig(name="t", num_embeddings=1 << 24, embedding_dim=1)
+    batches = random_batches([table], 3, samples=50)
+    first, second = (TieredEmbeddingBag([table], TierConfig(device_rows="500"), optimizer=SGD()) for _ in range(2))
+    step_all(first, batches, depth=1)
+    step_all(second, batches[:1], depth=1)
+    tracemalloc.start()
+    try:
+        state = first.state_dict()
+        second.load_state_dict(state)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(state["rows0.changed"]) > 100
+    assert_same(second.state_arrays(), first.state_arrays())
+    assert peak < 15 << 20

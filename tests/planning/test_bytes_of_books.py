@@ -31,9 +31,9 @@ def array_bytes(thing: Any) -> int:
 
 
 def test_a_host_row_has_16_bytes_of_records() -> None:
-    small, large = Tracker(1000), Tracker(5000)
-    assert array_bytes(large) - array_bytes(small) <= 4000 * HOST_ROW_BYTES
-    assert large.num_bytes == 5000 * HOST_ROW_BYTES
+    small, large = Tracker(1024), Tracker(5120)  # whole pages
+    assert array_bytes(large) - array_bytes(small) <= 4096 * HOST_ROW_BYTES
+    assert large.num_bytes == 5120 * HOST_ROW_BYTES
 
 
 def test_a_slot_has_at_most_24_bytes_of_books() -> None:

@@ -107,7 +107,7 @@ def test_a_vocabulary_grows_by_what_it_has_not() -> None:
             CheckpointError,
             "another model",
         ),
-        ({"optimizer": {"name": "adam"}}, CheckpointError, "other optimizer.*init_optimizer=false"),
+        ({"optimizer": {"name": "adam"}}, CheckpointError, "model or optimizer.*init_optimizer=false"),
     ],
 )
 def test_what_does_not_fit_is_told(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.engine.pipeline import Lane, Pipeline
+from adaptive.engine.saved_arrays import table_arrays
 from adaptive.engine.saving_watched import SUMMED_ROWS, WATCHED, save_own_watched
 from adaptive.planning.layout import OwnedGroup
 from adaptive.ranks.owners import BITS
@@ -51,14 +52,13 @@ def save_shard_lane(
     group, tracker = lane.group, lane.planner.tracker
     assert isinstance(group, OwnedGroup)
     with pipeline.lock:
-        changed = np.flatnonzero(tracker.codes).astype(np.int64)
-        seen = np.flatnonzero(tracker.accesses).astype(np.int64)
+        changed = tracker.changed_rows()
+        seen = tracker.seen_rows()
         columns = {name: tracker.records[name][seen] for name in records}
     dealt = _Dealt(group, group.whole_rows(changed))
     values = read(pipeline, lane, changed[dealt.order])
     return {
-        prefix + "table_starts": group.whole.table_starts,
-        prefix + "table_keys": group.whole.table_keys,
+        **{prefix + name: value for name, value in table_arrays(lane).items()},
         **dealt.parts(prefix, "changed", {}),
         **{prefix + name: dealt.part(blocks, prefix + "changed") for name, blocks in values.items()},
         **_Dealt(group, group.whole_rows(seen)).parts(prefix, "seen", columns),
