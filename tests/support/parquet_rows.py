@@ -1,11 +1,10 @@
-"""Parquet files of drawn rows, and the rows that are read from one: by our own decoders, and by pyarrow."""
+"""Parquet files of drawn rows, and the rows that are read from one."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from adaptive.data.arrow import row_group
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.text.split import read_part
@@ -70,9 +69,3 @@ def rows_of(data, size: int = 100) -> list[tuple[object, ...]]:
         dense = [[None if one != one else one for one in row] for row in columns.dense[:n].tolist()]
         found += list(zip(columns.lines[:n].tolist(), columns.labels[:n].tolist(), dense, keys, strict=True))
     return found
-
-
-def by_pyarrow(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int = 100) -> list[tuple[object, ...]]:
-    with monkeypatch.context() as patch:
-        patch.setattr(row_group, "_decoders", lambda *_: {})
-        return rows_of(opened(folder), size)

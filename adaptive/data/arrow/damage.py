@@ -7,18 +7,24 @@ from adaptive.errors import InputError
 
 
 class DamagedError(ValueError):
-    """A page is not what its header says, or a column not what Arrow allows."""
+    """A file is not what its footer says, or a column not what Arrow allows."""
 
 
 @contextmanager
 def damage_told(where: str) -> Iterator[None]:
-    """Within it, what is wrong with a page, a column or a file becomes an InputError with its place."""
+    """Within it, what is wrong with a column or a file becomes an InputError with its place."""
     import pyarrow as pa
 
     try:
         yield
     except (OSError, DamagedError, UnicodeDecodeError, OverflowError, pa.ArrowException) as error:
-        raise InputError(f"{where}: damaged or cut off ({first_line(error)}); write the file again") from error
+        message = first_line(error)
+        if "not yet implemented" in message.lower():  # pyarrow raises an OSError for it, as for damage
+            raise InputError(
+                f"{where}: expected encodings that pyarrow {pa.__version__} reads, got one that it does not "
+                f"({message}). Write the file with another encoding, or upgrade pyarrow."
+            ) from error
+        raise InputError(f"{where}: damaged or cut off ({message}); write the file again") from error
 
 
 def first_line(error: Exception) -> str:

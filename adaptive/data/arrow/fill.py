@@ -7,17 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.arrow import types
-from adaptive.data.arrow.pages import ColumnReader, Part, Stored
-from adaptive.data.arrow.values import NOTHING, States, ValueReader, Values, missing
+from adaptive.data.arrow.values import States, ValueReader, Values, missing
 from adaptive.data.text.format import Block, Column, TextFormat
 from adaptive.data.text.row_source import Keepers
 from adaptive.kernels.data import arrow as kernels
-from adaptive.kernels.data import parquet, text
+from adaptive.kernels.data import text
 
 _LABELS = (text.LABEL_BINARY, text.LABEL_THRESHOLD, text.LABEL_SET)
 _TIMES = (text.TIME_NUMBER, text.TIME_ISO)
 _DENSE = (text.DENSE_INTEGER, text.DENSE_FLOAT)
-_KEYS = (text.KEY_HEX, text.KEY_INTEGER, text.KEY_TEXT)
 _NO_STATES = np.empty(0, np.int8)
 
 
@@ -37,16 +35,6 @@ class _Bags:
     ends: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What stored values mean in a column; `keys` or `dense`, if all are good, for a column of such."""
-
-    stored: Stored | None = None
-    values: Values = NOTHING
-    keys: NDArray[np.int64] | None = None
-    dense: NDArray[np.float32] | None = None
-
-
 class Filler:
     """Writes record batches whose columns are those of `form`, in order, into blocks.
 
@@ -62,7 +50,6 @@ class Filler:
             ValueReader(kind, form.max_line_bytes, keepers.get(column.name))
             for kind, column in zip(kinds, form.columns, strict=True)
         ]
-        self._known = [_Known() for _ in form.columns]
         self._slots = form.slots()
         self._positives = form.layout().positives
 
@@ -73,9 +60,7 @@ class Filler:
         bags, keep = list[_Bags](), np.ones(size, np.bool_)
         for number, (column, reader) in enumerate(zip(self._form.columns, self._readers, strict=True)):
             array = batch.column(number)
-            if isinstance(array, ColumnReader):
-                states = self._decoded(number, array, block, first, size)
-            elif column.kind == text.KEY_BAG:
+            if column.kind == text.KEY_BAG:
                 bags.append(_bags(array, reader, column))
                 states = _states_of(bags[-1])
             else:
@@ -128,30 +113,6 @@ class Filler:
             return np.where(states == kernels.MISSING_VALUE, np.int8(text.MISSING), states)
         return states
 
-    def _decoded(self, number: int, stored: ColumnReader, block: Block, first: int, size: int) -> States | None:
-        """Write the next rows of a column of pages -> what is wrong with them; None: nothing."""
-        out, row = None, 0
-        for part in stored.parts(size):
-            found = self._part(number, part, block, slice(first + row, first + row + part.count))
-            if found is not None:
-                out = np.zeros(size, np.int8) if out is None else out
-                out[row : row + part.count] = found
-            row += part.count
-        return out
-
-    def _part(self, number: int, part: Part, block: Block, where: slice) -> States | None:
-        column, slot, known = self._form.columns[number], self._slots[number], self._known[number]
-        if known.stored is not part.stored:
-            known = self._known[number] = _known(column, part.stored, self._readers[number])
-        columns, codes, present = block.columns, part.codes, part.present
-        if known.keys is not None and not (column.required and len(present)):
-            parquet.spread_keys(known.keys, codes, present, columns.keys[slot, where], columns.present[slot, where])
-            return None
-        if known.dense is not None:
-            parquet.spread_dense(known.dense, codes, present, columns.dense[where, slot])
-            return None
-        return self._single(column, slot, part.values(known.values), block, where)
-
     def _labels(self, column: Column, found: Values, out: NDArray[np.float32]) -> States | None:
         if column.kind == text.LABEL_SET:
             out[:] = np.isin(found.keys, self._positives)
@@ -172,17 +133,6 @@ def _dense(column: Column, found: Values, out: NDArray[np.float32]) -> States | 
     if fits or column.kind == text.DENSE_INTEGER:
         return states
     return np.where(np.isinf(out) & (found.state() == 0), np.int8(text.NUMBER), found.state())
-
-
-def _known(column: Column, stored: Stored, reader: ValueReader) -> _Known:
-    found = stored.read(reader)
-    if found.states is not None or not stored.count:
-        return _Known(stored, found)
-    if column.kind in _DENSE:
-        dense = np.empty(len(found.numbers), np.float32)
-        fits = kernels.dense_column(found.numbers, _NO_STATES, dense)
-        return _Known(stored, found, dense=dense if fits or column.kind == text.DENSE_INTEGER else None)
-    return _Known(stored, found, keys=found.keys if column.kind in _KEYS else None)
 
 
 def _bags(array: Any, reader: ValueReader, column: Column) -> _Bags:

@@ -1,7 +1,7 @@
 """Frames in memory as data: Arrow tables, pandas' and polars' frames, whatever offers Arrow's C stream."""
 
 import zlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class _Frame(Piece):
     def types(self) -> dict[str, Any]:
         return {field.name: field.type for field in self.table.schema}
 
-    def batches(self, columns: Sequence[str], bags: Container[str]) -> Iterator[Any]:
+    def batches(self, columns: Sequence[str]) -> Iterator[Any]:
         yield from self.table.select(list(columns)).to_batches(max_chunksize=BATCH_ROWS)
 
     def fingerprint(self) -> dict[str, object]:

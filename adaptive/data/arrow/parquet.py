@@ -3,16 +3,15 @@
 """
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adaptive.data.arrow import types
-from adaptive.data.arrow.damage import damage_told
+from adaptive.data.arrow.damage import DamagedError, damage_told, first_line
 from adaptive.data.arrow.describe import describe_columns, readable
-from adaptive.data.arrow.reader import ArrowSource
-from adaptive.data.arrow.row_group import RowGroup, parquet_file
+from adaptive.data.arrow.reader import BATCH_ROWS, ArrowSource, Piece
 from adaptive.data.dataset import Dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.text.assemble import limits, open_text
@@ -20,6 +19,11 @@ from adaptive.data.text.rejects import RejectLog
 from adaptive.data.text.schema import DelimitedSchema, load_schema
 from adaptive.data.text.source import TextFile, find_file
 from adaptive.errors import ConfigError, InputError
+
+# Of texts in these encodings pyarrow can give the dictionary and the numbers of its entries, which saves reading
+# equal texts again; with any other it refuses to.
+_PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}
+_DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
 def open_parquet(paths: str, options: DataOptions, *, run_dir: Path | None = None) -> Dataset:
@@ -43,7 +47,7 @@ def open_parquet(paths: str, options: DataOptions, *, run_dir: Path | None = Non
         tuple(piece.name for piece in pieces), limits(options), run_dir and run_dir / "rejects.jsonl", unit="rows"
     )
     source = ArrowSource(files, tuple(pieces), (form,) * len(pieces), log)
-    count = sum(one.num_groups for one in opened[: len(train)])
+    count = sum(len(one.groups) for one in opened[: len(train)])
     parts = tuple(range(count)), tuple(range(count, len(pieces)))
     return open_text((source, *parts), plan, options, run_dir=run_dir)
 
@@ -81,33 +85,93 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
+class RowGroup(Piece):
+    """A row group of a Parquet file.
+
+    Args:
+        texts: columns of texts to read as dictionaries, each text once.
+    """
+
+    name: str
+    num_rows: int
+    num_bytes: int  # on disk
+    file: TextFile
+    number: int
+    texts: tuple[str, ...]
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Any]:
+        with damage_told(self.name), _parquet_file(self.file, texts=self.texts) as opened:
+            rows = 0
+            # pyarrow gives columns in the order of the file
+            for batch in opened.iter_batches(
+                BATCH_ROWS, row_groups=[self.number], columns=list(columns), use_threads=False
+            ):
+                rows += batch.num_rows
+                yield batch.select(list(columns))
+            if rows != self.num_rows:
+                raise DamagedError(f"it has {rows} rows, its footer says {self.num_rows}")
+
+
+def _parquet_file(file: TextFile, texts: Sequence[str] = ()) -> Any:
+    """The file, opened; pages that have a checksum are checked against it.
+
+    Raises:
+        InputError: if it is gone, another than when the data set was opened, or no Parquet file.
+    """
+    pyarrow = types.pyarrow_or_error("parquet:")
+    from pyarrow import parquet
+
+    try:
+        size = file.path.stat().st_size
+        if size != file.size:
+            raise InputError(
+                f"{file.path}: has {size} bytes, had {file.size} when the data set was opened; data must not change "
+                "during a run"
+            )
+        return parquet.ParquetFile(file.path, read_dictionary=list(texts), page_checksum_verification=True)
+    except (OSError, UnicodeDecodeError, OverflowError, pyarrow.ArrowException) as error:
+        raise InputError(f"{file.path}: cannot be read as Parquet ({first_line(error)}); check the file") from error
+
+
+@dataclass(frozen=True)
 class _Opened:
     """A file whose footer has been read."""
 
     file: TextFile
     types: dict[str, Any]  # of its columns, by name
-    rows: tuple[int, ...]  # of each row group
-    sizes: tuple[int, ...]  # bytes of each row group on disk
+    groups: tuple[tuple[int, int, frozenset[str]], ...]  # of each row group its rows, bytes, columns with dictionaries
 
     @classmethod
     def of(cls, file: TextFile) -> "_Opened":
-        with damage_told(str(file.path)), parquet_file(file) as found:
-            groups = [found.metadata.row_group(number) for number in range(found.num_row_groups)]
-            sizes = [sum(g.column(c).total_compressed_size for c in range(g.num_columns)) for g in groups]
-            schema = found.schema_arrow
+        with damage_told(str(file.path)), _parquet_file(file) as opened:
+            groups = tuple(_contents(opened.metadata.row_group(number)) for number in range(opened.num_row_groups))
+            schema = opened.schema_arrow
         kinds: dict[str, Any] = {}
         for field in schema:
             if field.name in kinds:
                 raise InputError(f"{file.path}: column {field.name!r} comes twice")
             kinds[field.name] = field.type
-        return cls(file, kinds, tuple(group.num_rows for group in groups), tuple(sizes))
-
-    @property
-    def num_groups(self) -> int:
-        return len(self.rows)
+        return cls(file, kinds, groups)
 
     def row_groups(self, keys: Sequence[str]) -> list[RowGroup]:
-        """Its pieces. Texts in the columns `keys` are read as dictionaries, each text once."""
-        texts = tuple(name for name in keys if name in self.types and types.is_text(self.types[name]))
-        groups = enumerate(zip(self.rows, self.sizes, strict=True))
-        return [RowGroup(self.file, number, rows, size, texts) for number, (rows, size) in groups]
+        """Its pieces; `keys` are the columns whose values are read as texts."""
+        names = [name for name in keys if name in self.types and types.is_text(self.types[name])]
+        return [
+            RowGroup(
+                f"{self.file.path}[row group {number}]",
+                rows,
+                size,
+                self.file,
+                number,
+                tuple(name for name in names if name in dictionaries),
+            )
+            for number, (rows, size, dictionaries) in enumerate(self.groups)
+        ]
+
+
+def _contents(group: Any) -> tuple[int, int, frozenset[str]]:
+    """A row group's rows, its bytes on disk, and its columns that have a dictionary and no encodings but its own."""
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    encodings = {chunk.path_in_schema: set(chunk.encodings) for chunk in chunks}
+    dictionaries = {name for name, found in encodings.items() if found & _DICTIONARY and found <= _DICTIONARY | _PLAIN}
+    return group.num_rows, sum(chunk.total_compressed_size for chunk in chunks), frozenset(dictionaries)

@@ -5,7 +5,7 @@ its piece, from 1.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -29,8 +29,8 @@ class Piece(ABC):
     num_bytes: int
 
     @abstractmethod
-    def batches(self, columns: Sequence[str], bags: Container[str]) -> Iterator[Any]:
-        """Record batches of these columns, in this order, of any size; of those but `bags` perhaps undecoded.
+    def batches(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Record batches of these columns, in this order, of any size.
 
         Raises:
             InputError: if it cannot be read.
@@ -151,8 +151,7 @@ class ArrowReader(RowReader):
         self._used = self._start.offset if self._piece == self._start.file else 0
         self._skipped = self._used
         columns = self._source.formats[self._piece].columns
-        bags = {column.name for column in columns if column.kind == kernels.KEY_BAG}
-        self._batches = self._source.pieces[self._piece].batches([column.name for column in columns], bags)
+        self._batches = self._source.pieces[self._piece].batches([column.name for column in columns])
         return True
 
 

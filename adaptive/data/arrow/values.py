@@ -42,7 +42,6 @@ class Values:
 
 
 _NO_KEYS, _NO_NUMBERS, _NO_STATES = np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.int8)
-NOTHING = Values(_NO_KEYS, _NO_NUMBERS)
 
 
 class ValueReader:

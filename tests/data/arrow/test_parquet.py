@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parquet_rows import SCHEMA as DRAWN
+from parquet_rows import opened, rows_of, table
 
 from adaptive.batch import Batch, concatenate
+from adaptive.data.arrow.frames import from_frame
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
-from adaptive.errors import ConfigError, InputError
+from adaptive.data.text.split import read_part, survey
+from adaptive.errors import AdaptiveError, ConfigError, InputError
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -84,9 +88,10 @@ def columns() -> dict[str, object]:
     }
 
 
-def of_parquet(folder: Path, table: object, schema: str = SCHEMA, *, row_group_size: int = 3, **options: object):
+def of_parquet(folder: Path, table: object, schema: str = SCHEMA, *, written: dict | None = None, **options: object):
+    """`written` is how pyarrow writes the table; three rows a row group by default."""
     (folder / "schema.toml").write_text(schema)
-    pq.write_table(table, folder / "data.parquet", row_group_size=row_group_size)
+    pq.write_table(table, folder / "data.parquet", **{"row_group_size": 3, **(written or {})})
     return open_dataset(
         f"parquet:{folder / 'data.parquet'}", DataOptions(schema_path=folder / "schema.toml", **options)
     )
@@ -180,8 +185,6 @@ def test_integers_under_kind_string_are_their_digits(tmp_path: Path) -> None:
 
 
 def _ids(data) -> list[int]:
-    from adaptive.data.text.split import read_part
-
     blocks = read_part(data._source, data._parts.train, 100)
     return [key for block in blocks for key in block.columns.keys[0, : block.num_rows].tolist()]
 
@@ -207,7 +210,7 @@ def test_bad_values_are_told_by_file_row_group_and_row(tmp_path: Path, case: str
     table = pa.table({name: rows[name] * 2 for name in rows})
     cause, name = case.split()[0], next(iter(BAD[case]))
     with pytest.raises(InputError, match="2 of 4 rows read are bad") as error:
-        list(of_parquet(tmp_path, table, row_group_size=4).train(2))
+        list(of_parquet(tmp_path, table, written={"row_group_size": 4}).train(2))
     assert f"data.parquet[row group 0]:1: {cause} in column {name}" in str(error.value)
     assert "header" not in str(error.value)
     many = pa.table({name: rows[name] * 3 for name in rows})
@@ -301,7 +304,7 @@ def test_a_float_category_names_the_way_out(tmp_path: Path) -> None:
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     table = pa.table({"a": rng.integers(0, 2**60, 5000), "y": rng.integers(0, 2, 5000)})
-    data = of_parquet(tmp_path, table, SIMPLE, row_group_size=5000)
+    data = of_parquet(tmp_path, table, SIMPLE, written={"row_group_size": 5000})
     path = tmp_path / "data.parquet"
     whole = path.read_bytes()
     path.write_bytes(whole[:4] + b"\xff" * 400 + whole[404:])
@@ -351,7 +354,7 @@ def test_drawn_columns_are_read_as_text_is(tmp_path_factory: pytest.TempPathFact
     table = pa.table({name: pa.array(rows[name], kinds[name]) for name in ("t", "n", "b", "d", "y")})
     group, batch = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 30))
     buffer = data.draw(st.sampled_from([0, 7]))
-    parquet = of_parquet(folder, table, schema, row_group_size=group, shuffle_buffer=buffer)
+    parquet = of_parquet(folder, table, schema, written={"row_group_size": group}, shuffle_buffer=buffer)
     text = of_text(folder, "\n".join(lines) + "\n", schema, shuffle_buffer=buffer)
     assert_equal(parquet.train(batch), text.train(batch))
 
@@ -369,3 +372,75 @@ def test_real_clicks(real_data: Path, tmp_path: Path) -> None:
     wanted: list[Batch] = list(text.train(2048))
     assert sum(batch.num_samples for batch in wanted) > 20_000
     assert_equal(parquet.train(2048), wanted)
+
+
+@given(
+    rows=st.integers(1, 400),
+    seed=st.integers(0, 99),
+    nulls=st.sampled_from([0.0, 0.03, 0.5, 1.0]),
+    distinct=st.sampled_from([1, 2, 30, 300]),
+    written=st.fixed_dictionaries(
+        {
+            "row_group_size": st.sampled_from([37, 1000]),
+            "data_page_size": st.sampled_from([40, 1 << 20]),
+            "write_batch_size": st.sampled_from([7, 1024]),
+            "compression": st.sampled_from(["none", "snappy", "zstd", "gzip", "lz4", "brotli"]),
+            "data_page_version": st.sampled_from(["1.0", "2.0"]),
+            "use_dictionary": st.sampled_from([True, False, ["word", "user"]]),
+            "dictionary_pagesize_limit": st.sampled_from([50, 1 << 20]),
+        }
+    ),
+)
+@settings(max_examples=20, deadline=None)
+def test_a_file_written_in_any_way_has_the_rows_of_its_table(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, seed: int, nulls: float, distinct: int, written: dict
+) -> None:
+    folder = tmp_path_factory.mktemp("pages")
+    drawn = table(rows, seed, nulls, distinct)
+    pq.write_table(drawn, folder / "data.parquet", **written)
+    data = opened(folder)
+    wanted = rows_of(from_frame(drawn, folder / "schema.toml"))
+    group = written["row_group_size"]
+    assert rows_of(data, 64) == [(number % group + 1, *row[1:]) for number, row in enumerate(wanted)]
+
+
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_texts_in_every_encoding_that_pyarrow_reads(tmp_path: Path, encoding: str) -> None:
+    names = ("city", "device", "action")
+    written = {"use_dictionary": False, "column_encoding": dict.fromkeys(names, encoding)}
+    data = of_parquet(tmp_path, pa.table(columns()), written=written)
+    assert_equal(data.train(2), of_text(tmp_path, TEXT).train(2))
+
+
+def test_an_encoding_that_pyarrow_does_not_read_is_not_called_damage(tmp_path: Path) -> None:
+    table = pa.table(columns() | {"city": pa.array(columns()["city"]).dictionary_encode()})
+    written = {"use_dictionary": False, "column_encoding": {"city": "DELTA_BYTE_ARRAY"}}
+    with pytest.raises(InputError, match=r"row group 0\]: expected encodings that pyarrow .* reads, got one"):
+        list(of_parquet(tmp_path, table, written=written).train(2))
+
+
+def test_reading_begins_anywhere(tmp_path: Path) -> None:
+    pq.write_table(table(500, 1, 0.2, 30), tmp_path / "data.parquet", row_group_size=300, data_page_size=64)
+    data = opened(tmp_path)
+    wanted = rows_of(data)
+    found = survey(data._source, data._parts.train.files, mark_rows=90)
+    for before_it, position in found.marks[:-1]:
+        part = data._parts.train.__class__(data._parts.train.files, start=position)
+        lines = [line for block in read_part(data._source, part, 64) for line in block.columns.lines[: block.num_rows]]
+        assert lines == [row[0] for row in wanted[before_it:]]
+
+
+def test_a_bad_value_is_told_with_its_text(tmp_path: Path) -> None:
+    words = (good := table(40, 2, 0.0, 5))["hex"].to_pylist()
+    words[33] = "no hex"
+    data = of_parquet(tmp_path, good.set_column(4, "hex", pa.array(words)), DRAWN, written={"row_group_size": 30})
+    with pytest.raises(AdaptiveError, match=r"row group 1\]:4: hex in column hex: no hex"):
+        list(data.train(8))
+
+
+def test_a_row_group_that_has_fewer_rows_than_its_footer_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = of_parquet(tmp_path, pa.table({"a": [1, 2, 3], "y": [0, 1, 0]}), SIMPLE)
+    whole = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: [one[:2] for one in whole(*a, **k)])
+    with pytest.raises(InputError, match=r"row group 0\]: damaged or cut off \(it has 2 rows, its footer says 3\)"):
+        list(data.train(2))
