@@ -270,7 +270,7 @@ def test_a_batch_with_another_number_of_features() -> None:
 
 
 def test_a_batch_without_samples() -> None:
-    with pytest.raises(InputError, match="a batch without samples"):
+    with pytest.raises(InputError, match="got one without"):
         step_all(one_table(), [bags()])
 
 

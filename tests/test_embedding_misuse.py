@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,10 @@ import torch
 from helpers import after_sums, step_all, sum_of
 from torch import nn
 
-from adaptive.batch import one_hot_batch
+from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, InputError
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 
 TABLE = TableConfig(name="t", num_embeddings=9, embedding_dim=4)
@@ -175,3 +177,111 @@ def test_a_compiled_model_leaves_the_rows_alone() -> None:
         trained.append(model.rows.table_weights("t"))
     assert np.array_equal(*trained)
     assert graphs and all("linear" in code and "_Pool" not in code for code in graphs)
+
+
+SAMPLES = 5
+
+
+class _Buffers:
+    """The arrays of a loader that fills the same ones for each batch, or new ones."""
+
+    def __init__(self) -> None:
+        self.dense, self.ids = np.empty((SAMPLES, 2), np.float32), np.empty((SAMPLES, 1), np.int64)
+        self.labels, self.weights = np.empty(SAMPLES, np.float32), np.empty(SAMPLES, np.float32)
+        self.offsets, self.extra = np.empty(SAMPLES + 1, np.int64), np.empty(SAMPLES, np.float32)
+
+    def fill(self, number: int) -> None:
+        self.dense[:], self.labels[:], self.extra[:] = number, number % 2, 10 * number
+        self.ids[:, 0] = (np.arange(SAMPLES) * number) % 9
+        self.weights[:], self.offsets[:] = 1 + number, np.arange(SAMPLES + 1)
+        if number % 2:
+            self.offsets[1] = 2  # two in the first bag, none in the second
+
+
+def _named(buffers: _Buffers) -> Batch:
+    bags = (buffers.ids[:, 0], buffers.offsets, buffers.weights)
+    return Batch.of(t=bags, dense=buffers.dense, labels=buffers.labels, extras={"extra": buffers.extra})
+
+
+def _tensors(buffers: _Buffers) -> Batch:
+    bags = tuple(map(torch.from_numpy, (buffers.ids[:, 0], buffers.offsets, buffers.weights)))
+    dense, labels, extra = map(torch.from_numpy, (buffers.dense, buffers.labels, buffers.extra))
+    return Batch.of(t=bags, dense=dense, labels=labels, extras={"extra": extra})
+
+
+def _arrays(buffers: _Buffers) -> Batch:
+    return Batch(
+        buffers.dense, buffers.ids.reshape(-1), buffers.offsets, buffers.labels, buffers.weights,
+        extras={"extra": buffers.extra},
+    )  # fmt: skip
+
+
+def _one_hot(buffers: _Buffers) -> Batch:
+    return replace(one_hot_batch(buffers.dense, buffers.ids, buffers.labels), extras={"extra": buffers.extra})
+
+
+def _replaced(buffers: _Buffers) -> Batch:
+    return replace(_named(buffers), labels=buffers.labels, dense=buffers.dense)
+
+
+def _trained(make: Callable[[_Buffers], Batch], *, reuse: bool, depth: int) -> tuple[list[Any], Any]:
+    """What a loop sees of each batch, and the table it leaves."""
+    reused, embeddings, seen = _Buffers(), sgd_table(), []
+
+    def loader() -> Iterator[Batch]:
+        for number in range(8):
+            buffers = reused if reuse else _Buffers()
+            buffers.fill(number)
+            yield make(buffers)
+
+    for planned in embeddings.look_ahead(loader(), depth=depth):
+        vectors = embeddings(planned)
+        (vectors["t"].sum(1) * planned.labels).sum().backward()
+        embeddings.step()
+        inputs = (planned.dense, planned.labels, planned.extras["extra"], vectors["t"].detach())
+        seen.append([one.tolist() for one in inputs])
+    return seen, embeddings.table_weights("t").tolist()
+
+
+@pytest.mark.parametrize("make", [_named, _tensors, _arrays, _one_hot, _replaced])
+@pytest.mark.parametrize("depth", [0, 4])
+def test_a_loader_may_reuse_its_arrays(make: Callable[[_Buffers], Batch], depth: int) -> None:
+    """The look-ahead reads further while earlier batches wait for training."""
+    assert _trained(make, reuse=True, depth=depth) == _trained(make, reuse=False, depth=depth)
+
+
+@pytest.mark.parametrize("make", [_named, _arrays, _one_hot])
+def test_a_batch_that_is_read_keeps_its_numbers(make: Callable[[_Buffers], Batch]) -> None:
+    embeddings, buffers, expected = sgd_table(), _Buffers(), _Buffers()
+    for one in (buffers, expected):
+        one.fill(1)
+    planned, again = embeddings.read(make(buffers)), embeddings.read(make(expected))
+    buffers.fill(2)
+    assert torch.equal(embeddings(planned)["t"], embeddings(again)["t"])
+    assert torch.equal(planned.labels, again.labels) and torch.equal(planned.dense, again.dense)
+    assert torch.equal(planned.extras["extra"], again.extras["extra"])
+
+
+def test_taken_and_joined_batches_share_nothing() -> None:
+    """A policy that rearranges batches holds them longer than the look-ahead does."""
+    buffers = _Buffers()
+    buffers.fill(2)
+    batch = _one_hot(buffers)
+    made = [batch.take(np.arange(SAMPLES)), concatenate([batch, batch]), batch.unshared()]
+    before = [[one.dense.copy(), one.ids.copy(), one.offsets.copy(), one.labels.copy()] for one in made]
+    assert all(one.unshared() is one for one in made)
+    for array in (batch.dense, batch.ids, batch.offsets, batch.labels):
+        array[...] = 0
+    for one, arrays in zip(made, before, strict=True):
+        assert all(map(np.array_equal, (one.dense, one.ids, one.offsets, one.labels), arrays))
+
+
+@pytest.mark.parametrize("names", [("t",), ("t", "u"), ("u", "t")])
+def test_a_batch_without_samples(names: tuple[str, ...]) -> None:
+    other = TABLE.model_copy(update={"name": "u"})
+    embeddings = TieredEmbeddingBag([TABLE, other][: len(names)])
+    empty = Batch.of({name: np.zeros(0, np.int64) for name in names})
+    with pytest.raises(InputError, match="expected a batch with samples, got one without"):
+        next(embeddings.look_ahead([empty]))
+    with pytest.raises(InputError, match="expected a batch with samples, got one without"):
+        embeddings.read(empty)

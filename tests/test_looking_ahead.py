@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,9 +103,17 @@ def test_no_batches_at_all() -> None:
     assert coming and len(coming) == 0 and list(coming) == list(coming) == []
 
 
-def test_a_negative_depth_is_told_where_it_was_given() -> None:
-    with pytest.raises(ConfigError, match="depth must be >= 0, found -1"):
-        one_table().look_ahead([], depth=-1)
+@pytest.mark.parametrize("depth", [-1, 1.5, float("nan"), "4", None, True])
+def test_a_depth_that_is_none_is_told_where_it_was_given(depth: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"depth: expected a whole number from 0 on, got {depth!r}"):
+        one_table().look_ahead([], depth=depth)
+
+
+def test_a_depth_may_be_of_numpy() -> None:
+    embeddings = one_table()
+    for planned in embeddings.look_ahead(BATCHES, depth=np.int32(2)):  # type: ignore[arg-type]
+        train(embeddings, planned)
+    assert np.array_equal(embeddings.table_weights("word"), after(1))
 
 
 def test_a_recording_has_passes_and_a_number_too(tmp_path: Path) -> None:

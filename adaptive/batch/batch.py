@@ -7,9 +7,10 @@ The layout is *feature-major*: bag `f * B + b` holds the ids of feature `f` of s
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from adaptive.batch.named import Columns, columns_of, columns_of_keyed_jagged
 from adaptive.errors import InputError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+NO_SAMPLES: Final = "expected a batch with samples, got one without. Leave empty batches out."
+_UNSHARED: Final = "_is_unshared"
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class Origin:
 class Batch:
     """One batch of samples.
 
-    Arrays must not be changed after the batch is made: the look-ahead thread and the training thread share them.
+    Arrays must not be changed after the batch is made: the look-ahead thread and the training thread share them. A
+    loader may reuse its own arrays all the same: `Batch.of` copies them, and a look-ahead copies any other batch.
 
     Parts and held-back samples are wishes of a policy's `arrange` (`dataclasses.replace(batch, part_sizes=...)`), for
     the training loop to fulfil; batches that are taken or put together from this one have none.
@@ -93,7 +98,7 @@ class Batch:
             labels: (B,); default: NaN, so that nothing is trained on labels which were forgotten.
             extras: name -> (B, ...), see the attribute.
 
-        Order does not matter: tables take features by name.
+        Order does not matter: tables take features by name. Everything is copied, so a loader may reuse its arrays.
 
         Raises:
             InputError: for a value that is none of these, or lengths that disagree.
@@ -117,7 +122,25 @@ class Batch:
 
     @classmethod
     def _of_columns(cls, columns: Columns, names: Iterable[str]) -> "Batch":
-        return cls(**{item.name: getattr(columns, item.name) for item in fields(columns)}, features=tuple(names))
+        arrays = {item.name: getattr(columns, item.name) for item in fields(columns)}
+        return cls(**arrays, features=tuple(names)).mark_unshared()
+
+    def mark_unshared(self) -> Self:
+        """The batch itself, which declares that nothing else writes its arrays: `unshared` need not copy them."""
+        self.__dict__[_UNSHARED] = True  # in no field, so that `replace` with other arrays forgets it
+        return self
+
+    def unshared(self) -> Self:
+        """The batch itself if it is marked so, else a copy with arrays that nothing else writes."""
+        if _UNSHARED in self.__dict__:
+            return self
+        found = copy(self)
+        given = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        found.__dict__.update({name: array.copy() for name, array in given.items()})
+        found.__dict__["extras"] = {name: array.copy() for name, array in self.extras.items()}
+        if self.origin is not None:
+            found.__dict__["origin"] = self.origin.take(np.arange(self.num_samples))
+        return found.mark_unshared()
 
     def __post_init__(self) -> None:
         _check("dense", self.dense, np.float32, 2)
@@ -196,10 +219,12 @@ class Batch:
             origin=None if self.origin is None else self.origin.take(samples),
             features=self.features,
             extras={name: array[samples] for name, array in self.extras.items()},
-        )
+        ).mark_unshared()
 
     def reordered(self, order: Sequence[int]) -> "Batch":
         """The batch with its features in another order: `order[i]` is the present position of feature i."""
+        if not self.num_samples:
+            raise InputError(NO_SAMPLES)
         spans = [self.feature_span(position) for position in order]
         sizes = np.diff(self.offsets).reshape(self.num_features, -1)[list(order)].reshape(-1)
         return replace(
@@ -213,8 +238,8 @@ class Batch:
     def _lookups_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Offsets of the samples' bags, and which look-ups fill them; None: one look-up for each bag."""
         if self.one_each:
-            whole = len(samples) == self.num_samples
-            return self.offsets if whole else np.arange(self.num_features * len(samples) + 1), None
+            same = len(samples) == self.num_samples and _UNSHARED in self.__dict__
+            return self.offsets if same else np.arange(self.num_features * len(samples) + 1), None
         bags = (np.arange(self.num_features)[:, None] * self.num_samples + samples[None, :]).ravel()
         starts = self.offsets[bags]
         sizes = self.offsets[bags + 1] - starts
@@ -264,7 +289,7 @@ def in_order(batch: object, features: Sequence[str]) -> object:
     """A batch with its features in this order, if it has names; anything else as it is.
 
     Raises:
-        InputError: if it lacks a feature, or has another.
+        InputError: if it lacks a feature, has another, or has no samples.
     """
     if not isinstance(batch, Batch) or not batch.features or batch.features == tuple(features):
         return batch

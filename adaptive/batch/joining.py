@@ -52,7 +52,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         origin=_join_origins(batches),
         features=batches[0].features,
         extras=_join_extras(batches),
-    )
+    ).mark_unshared()
 
 
 def _concatenate_one_each(batches: Sequence[Batch]) -> Batch:
@@ -71,7 +71,7 @@ def _concatenate_one_each(batches: Sequence[Batch]) -> Batch:
         origin=_join_origins(batches),
         features=batches[0].features,
         extras=_join_extras(batches),
-    )
+    ).mark_unshared()
 
 
 def _join_extras(batches: Sequence[Batch]) -> dict[str, NDArray[Any]]:

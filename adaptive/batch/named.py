@@ -43,7 +43,7 @@ class Columns:
 
 
 def columns_of(features: Mapping[str, Any], dense: Any, labels: Any, extras: Mapping[str, Any] | None) -> Columns:
-    """The arrays of a batch; see `Batch.of`.
+    """The arrays of a batch, copied from what is given; see `Batch.of`.
 
     Raises:
         InputError: for a value that is none of those named there, or lengths that disagree.
@@ -65,7 +65,7 @@ def columns_of(features: Mapping[str, Any], dense: Any, labels: Any, extras: Map
         offsets=np.concatenate([[0], np.cumsum(np.concatenate([bags.sizes for bags in found]))]).astype(np.int64),
         labels=_labels(arrays.pop("labels", None), num_samples),
         weights=_weights(found),
-        extras=arrays,
+        extras={name: np.array(array, order="C") for name, array in arrays.items()},
     )
 
 
@@ -163,7 +163,7 @@ def _dense(array: Array | None, num_samples: int) -> NDArray[np.float32]:
         return np.zeros((num_samples, 0), np.float32)
     if array.ndim not in (1, 2):
         raise InputError(f"dense: (samples,) or (samples, inputs) is needed, found {array.ndim} dimensions")
-    return np.ascontiguousarray(array.reshape(num_samples, -1), np.float32)
+    return np.array(array.reshape(num_samples, -1), np.float32, order="C")
 
 
 def _labels(array: Array | None, num_samples: int) -> NDArray[np.float32]:
@@ -171,7 +171,7 @@ def _labels(array: Array | None, num_samples: int) -> NDArray[np.float32]:
         return np.full(num_samples, np.nan, np.float32)
     if array.ndim != 1:
         raise InputError(f"labels: (samples,) is needed, found shape {array.shape}; several labels go into extras")
-    return np.ascontiguousarray(array, np.float32)
+    return np.array(array, np.float32, order="C")
 
 
 def _weights(found: Sequence[Bags]) -> NDArray[np.float32] | None:

@@ -23,7 +23,7 @@ class OwnPart(Batch):
         samples = np.arange(bounds[0], bounds[-1])
         taken = batch.take(samples) if len(samples) else _none_of(batch)
         given = {item.name: getattr(taken, item.name) for item in fields(Batch)}
-        return cls(**given, block_sizes=tuple(np.diff(bounds).tolist()))
+        return cls(**given, block_sizes=tuple(np.diff(bounds).tolist())).mark_unshared()
 
     def blocks(self) -> list[Batch | None]:
         """The blocks as batches of their own; None: one without a sample."""

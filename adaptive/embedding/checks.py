@@ -1,6 +1,7 @@
 """What `TieredEmbeddingBag` is given, checked."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
@@ -27,6 +28,19 @@ def check_planned(planned: object, lanes: Sequence[Lane]) -> None:
             "expected a batch of these tables' own look_ahead() or read(), got one of another TieredEmbeddingBag. "
             "Batches cannot be shared between modules: give each its own look-ahead."
         )
+
+
+def check_depth(depth: object) -> int:
+    """The depth of a look-ahead as an `int`.
+
+    Raises:
+        ConfigError: if it is no whole number from 0 on.
+    """
+    if not isinstance(depth, Integral) or isinstance(depth, bool) or depth < 0:
+        raise ConfigError(
+            f"depth: expected a whole number from 0 on, got {depth!r}. It is the number of batches planned ahead."
+        )
+    return int(depth)
 
 
 def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: RowOptimizer, skip: Any) -> None:

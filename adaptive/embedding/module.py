@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embedding.checks import check_arguments, check_planned
+from adaptive.embedding.checks import check_arguments, check_depth, check_planned
 from adaptive.embedding.looking_ahead import LookAhead
 from adaptive.embedding.rows import Rows
 from adaptive.embedding.steps import Steps
@@ -161,12 +161,10 @@ class TieredEmbeddingBag(Steps, Rows):
         Asking for the next batch ends the last one. Close the iterator, or exhaust it, before starting another.
 
         Raises:
-            ConfigError: `depth` is negative.
+            ConfigError: `depth` is no whole number from 0 on.
             DeviceMemoryError, InputError, PolicyError: in the loop, whatever thread found the fault.
         """
-        if depth < 0:
-            raise ConfigError(f"depth must be >= 0, found {depth}")
-        return LookAhead(partial(self._look_ahead, batches, depth), batches)
+        return LookAhead(partial(self._look_ahead, batches, check_depth(depth)), batches)
 
     def _look_ahead(self, batches: Iterable[Batch], depth: int) -> Generator[Planned, None, None]:
         policy_caller = self._pipeline.policy_caller
@@ -174,7 +172,7 @@ class TieredEmbeddingBag(Steps, Rows):
         self._failure = None
         try:
             with policy_caller.listening(), running_out("while rows moved"):
-                named = map(self._pipeline.by_name, batches)  # before a policy sees them
+                named = map(self._pipeline.take_over, batches)  # before a policy sees them
                 arranged = policy_caller.arrange(named, self.view)
                 with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
                     for ready in coming:
@@ -290,7 +288,7 @@ class TieredEmbeddingBag(Steps, Rows):
         """A batch for evaluation or prediction: nothing moves, nothing is counted, nothing can be trained."""
         if self._exchange is not None:
             return self._read_with_ranks(batch)
-        batch = self._pipeline.check(batch)
+        batch = self._pipeline.check(self._pipeline.take_over(batch))
         works = []
         with self._pipeline.lock:
             for lane in self._pipeline.lanes:

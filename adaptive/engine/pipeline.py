@@ -199,6 +199,11 @@ class Pipeline:
         """The batch, its features in the tables' order, if it fits them. Raises InputError; see `check_batch`."""
         return check_batch(self.by_name(batch), self.groups)
 
+    def take_over(self, batch: Any) -> Any:
+        """`by_name`, with arrays that the batch's maker cannot overwrite while it is in flight."""
+        batch = self.by_name(batch)
+        return batch.unshared() if isinstance(batch, Batch) else batch
+
     def by_name(self, batch: Any) -> Any:
         """A batch that names its features, with them in the tables' order. Raises InputError; see `in_order`."""
         return in_order(batch, self.features)

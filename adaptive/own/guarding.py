@@ -93,7 +93,7 @@ class Guard:
 
     def _look_ahead(self, batches: Iterable[Batch]) -> Generator[Planned, None, None]:
         order = self._embeddings.features
-        guarded = self._guard.guarded(_labelled(as_batch(in_order(batch, order)) for batch in batches))
+        guarded = self._guard.guarded(_labelled(as_batch(in_order(batch, order)).unshared() for batch in batches))
         with contextlib.closing(self._embeddings.look_ahead(guarded, depth=self._depth)) as coming:
             for planned in coming:
                 before = self._heard

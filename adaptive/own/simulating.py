@@ -74,7 +74,7 @@ class _Given(Dataset):
 
     def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         given = self._batches() if callable(self._batches) else self._batches
-        return (as_batch(in_order(batch, self._order)) for batch in given)
+        return (as_batch(in_order(batch, self._order)).unshared() for batch in given)
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         return iter(())

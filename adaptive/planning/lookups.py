@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch import Batch, as_batch
+from adaptive.batch import NO_SAMPLES, Batch, as_batch
 from adaptive.config import TierConfig
 from adaptive.errors import InputError
 from adaptive.kernels.lent import LentMemory, carve
@@ -40,7 +40,7 @@ def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
     if batch.num_samples and batch.num_features != num_features:
         raise InputError(f"the tables have {num_features} features, a batch has {batch.num_features}")
     if not batch.num_samples:
-        raise InputError("a batch without samples; leave it out")
+        raise InputError(NO_SAMPLES)
     if batch.weights is not None:
         for feature in (feature for group in groups for feature in group.features if feature.mean):
             if not (batch.weights[batch.feature_span(feature.position)] == 1).all():

@@ -75,7 +75,7 @@ def random_batches(
         )
         for array in (batch.dense, batch.ids, batch.offsets, batch.labels):
             array.flags.writeable = False
-        batches.append(batch)
+        batches.append(batch.mark_unshared())
     return batches
 
 

@@ -158,7 +158,7 @@ class _Part:
             labels=labels[0],
             origin=origin,
             extras=dict(zip(self._manifest.labels[1:], labels[1:], strict=True)),
-        )
+        ).mark_unshared()
 
     def _layout(self, entry: Index) -> BlockLayout:
         """The layout of a block. Where every sample has one look-up of each feature, blocks of one size share it."""

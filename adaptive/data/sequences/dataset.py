@@ -108,7 +108,7 @@ def batch_of(
     """The batch of ids (B, F, S), dense inputs (B, S, D) and labels (B,)."""
     samples = len(labels)
     flat = np.ascontiguousarray(dense.reshape(samples, -1))
-    return one_hot_batch(flat, ids.reshape(samples, -1), labels, origin)
+    return one_hot_batch(flat, ids.reshape(samples, -1), labels, origin).mark_unshared()
 
 
 def held_out(samples: Samples, options: DataOptions) -> tuple[Part, Part | None]:

@@ -84,7 +84,8 @@ class Synthetic(Dataset):
         labels = np.empty(stop - start, np.float32)
         kernels.draw_labels(self._label_key, start, probability, labels)
         offsets, extras = np.arange(0, ids.size + 1, self.config.lookups), self._further_labels(start, parts)
-        return Batch(dense=dense, ids=ids.reshape(-1), offsets=offsets, labels=labels, extras=extras), probability
+        batch = Batch(dense=dense, ids=ids.reshape(-1), offsets=offsets, labels=labels, extras=extras)
+        return batch.mark_unshared(), probability
 
     def _further_labels(self, start: int, parts: NDArray[np.float64]) -> dict[str, NDArray[np.float32]]:
         """Labels of the samples from `start` on, given the parts of their logits (3, B): of the second label the part

@@ -182,4 +182,4 @@ class Pairs(Dataset):
     def _batch(self, samples: Samples) -> Batch:
         origin = Origin(self._source.names(), samples[:, 4].astype(np.int32), samples[:, 3].copy())
         dense, labels = np.empty((len(samples), 0), np.float32), samples[:, 2].astype(np.float32)
-        return one_hot_batch(dense, samples[:, :2], labels, origin)
+        return one_hot_batch(dense, samples[:, :2], labels, origin).mark_unshared()

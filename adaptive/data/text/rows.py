@@ -164,7 +164,7 @@ class Batcher:
             ids, offsets = self._bags(block, origin)
             whole = Batch(
                 dense=dense, ids=ids, offsets=offsets, labels=columns.labels[:n], origin=origin, extras=extras
-            )
+            ).mark_unshared()
             parts = np.split(np.arange(n), range(size, n, size))
             yield from [whole] if n <= size else (whole.take(part) for part in parts)
             return
@@ -179,7 +179,7 @@ class Batcher:
                 labels=columns.labels[part],
                 origin=Origin(self._files, block.file_index[part], columns.lines[part]),
                 extras={name: values[part] for name, values in extras.items()},
-            )
+            ).mark_unshared()
 
     def _one_hot(self, block: Block, origin: Origin) -> Ids:
         """(F, n) the row that each feature of each sample looks up."""
