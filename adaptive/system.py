@@ -20,6 +20,7 @@ from types import FrameType
 from adaptive.errors import DeviceMemoryError
 
 FEW_CORES = 4
+BUSY_SHARE = 0.1  # of the cores taken by other processes, above which times are not to be trusted
 START_LOOKS = 10  # seconds in which a thread begins
 SHARED = 1 << 17  # items: so many are shared out among torch's threads
 
@@ -34,6 +35,37 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class OtherWork:
+    """Measures how much of the usable cores other processes take, from its construction on."""
+
+    def __init__(self) -> None:
+        self._before = _core_times()
+
+    def share(self) -> float | None:
+        """Share, 0 to 1, of the usable cores that other processes or, on a virtual machine, its host (steal) took;
+        None where the system does not say (no /proc/stat) or no time has passed."""
+        now = _core_times()
+        if now is None or self._before is None:
+            return None
+        busy, total, own = (after - before for after, before in zip(now, self._before, strict=True))
+        return min(max((busy - own) / total, 0.0), 1.0) if total > 0 else None
+
+
+def _core_times() -> tuple[float, float, float] | None:
+    """Seconds so far of the usable cores: busy, in all, and of those this process with its ended children."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+        names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    except (OSError, AttributeError):  # not Linux
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    # user, nice, system, idle, iowait, irq, softirq, steal; a guest's time is in user already
+    times = [[int(value) / ticks for value in line.split()[1:9]] for line in lines if line.split()[0] in names]
+    total = sum(map(sum, times))
+    busy = total - sum(one[3] + one[4] for one in times)
+    return busy, total, sum(os.times()[:4])
 
 
 class _Begun(threading.Event):

@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.system import BUSY_SHARE, OtherWork
+
 PACKAGES = ("torch", "triton", "numba", "numpy", "fbgemm-gpu-cpu", "torchrec", "polars", "pyarrow")
-BUSY_SHARE = 0.1  # of the cores used by others, above which a machine counts as busy
 
 Times = dict[str, list[float]]  # variant -> seconds per round
 S = TypeVar("S")
@@ -194,20 +195,17 @@ def _version(package: str) -> str | None:
 
 
 def quietness(seconds: float = 1.0) -> str:
-    """Load average and the share of the cores that others use right now, in words; call it while doing nothing."""
-    before = _cpu_times()
+    """Load average and the share of the cores that others use right now, in words."""
+    others = OtherWork()
     time.sleep(seconds)
-    spent = [b - a for a, b in zip(before, _cpu_times(), strict=True)]
-    idle, total = spent[3] + spent[4], max(sum(spent), 1)
-    share = 1 - idle / total
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
-    verdict = "quiet" if share <= BUSY_SHARE else "BUSY: do not trust these times"
-    return f"load average {load}; others use {share:.0%} of the cores now ({verdict})"
+    return f"load average {load}; others use {_others(others.share(), 'now')}"
 
 
-def _cpu_times() -> list[int]:
-    with open("/proc/stat") as file:
-        return [int(value) for value in file.readline().split()[1:9]]
+def _others(share: float | None, when: str) -> str:
+    if share is None:
+        return f"an unknown share of the cores {when}"
+    return f"{share:.0%} of the cores {when} ({'quiet' if share <= BUSY_SHARE else 'BUSY: do not trust these times'})"
 
 
 def available_bytes() -> int:
@@ -237,8 +235,10 @@ def main(description: str | None, run: Callable[[S], Report], settings: Mapping[
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children end and files go, as with Ctrl-C
     print(hardware())
     print(quietness(), flush=True)
+    others = OtherWork()
     report = run(wanted)
     report.show()
+    print(f"while this ran, others used {_others(others.share(), 'on average')}", flush=True)
     if options.report is not None:
         report.save(options.report)
 

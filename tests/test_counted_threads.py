@@ -1,4 +1,4 @@
-"""`system.count_as_thread`: OpenMP knows of the look-ahead thread; threads that wait for each other then sleep soon."""
+"""Cores: OpenMP knows of the look-ahead thread (`system.count_as_thread`), and what other processes take of them."""
 
 import os
 import subprocess
@@ -71,3 +71,29 @@ def test_one_thread_shares_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "zeros", lambda *_: pytest.fail("a loop was shared out"))
     system.count_as_thread()
+
+
+def test_the_share_of_the_cores_that_other_processes_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three cores are ours to use; in a second of each they were busy for 1.2 seconds, 0.3 stolen by the host
+    and 0.5 our own: others took 0.7 of 2 seconds."""
+    idle = "0 0 0 0 0 0 0 0 0 0"
+    texts = iter(
+        [
+            f"cpu 9\ncpu0 {idle}\ncpu1 {idle}\ncpu2 {idle}\nintr 7",
+            "cpu 9\ncpu0 90 0 0 0 10 0 0 0 0 0\ncpu1 0 0 0 70 0 0 0 30 0 0\ncpu2 100 0 0 0 0 0 0 0 0 0\nintr 7",
+        ]
+    )
+    own = iter([(1.0, 1.0, 0.0, 0.0, 9.0), (1.25, 1.0, 0.0, 0.25, 9.0)])
+    monkeypatch.setattr(system.Path, "read_text", lambda path: next(texts))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(os, "times", lambda: next(own))
+    assert system.OtherWork().share() == pytest.approx(0.35)
+
+
+def test_where_the_system_does_not_say_the_share_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(system.Path, "read_text", missing)
+    assert system.OtherWork().share() is None

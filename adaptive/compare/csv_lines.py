@@ -1,9 +1,9 @@
 """A comparison as CSV."""
 
-import csv
-import io
 from collections.abc import Mapping
 from typing import Any
+
+from adaptive.telemetry.document import csv_text
 
 
 def comparison_csv(result: Mapping[str, Any]) -> str:
@@ -11,11 +11,7 @@ def comparison_csv(result: Mapping[str, Any]) -> str:
     what is varied as `varied.KEY`, the test over samples as `over_samples.NAME`, intervals as two columns."""
     lines = [_flat(one) for one in result["policies"]]
     names = list(dict.fromkeys(name for line in lines for name in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return csv_text([names, *([line.get(name) for name in names] for line in lines)])
 
 
 def _flat(one: Mapping[str, Any]) -> dict[str, Any]:

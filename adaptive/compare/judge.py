@@ -177,7 +177,8 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     names = ("auc", "log_loss", "accuracy", "samples_per_s")
     found = {name: outcome.summary.get(name) for name in names}
     target = {name: outcome.summary[name] for name in ("stop_at",) if name in outcome.summary}
-    return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, **target, "error": error}
+    others = {"others_cpu_share": outcome.others_cpu_share}
+    return {"seed": outcome.seed, "run_dir": outcome.run_dir, **found, **target, **others, "error": error}
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:

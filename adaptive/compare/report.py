@@ -1,17 +1,17 @@
-"""A comparison as text for the terminal and as Markdown.
+"""A comparison as a document, for the terminal, Markdown and the page.
 
 Where settings are varied, the tables come once for each combination of values, under its name, and then one over all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from adaptive.system import BUSY_SHARE
+from adaptive.telemetry.document import Document, DocumentBlock, Heading, Items, Note, Table
 from adaptive.telemetry.wording import (
     accuracy_text,
-    aligned,
     bytes_text,
     count_text,
-    markdown_table,
     number_text,
     percent_text,
     score_text,
@@ -40,45 +40,64 @@ TARGET = (
 )
 
 
-def comparison_text(result: Mapping[str, Any]) -> str:
-    """Tables, a verdict for each policy, and what went wrong; that alone if no run came to its end."""
-    problems = [f"problem: {problem}" for problem in result["problems"]]
-    if not _any_finished(result):
-        return "\n".join(["no run came to its end", *problems])
-    parts = [line for name, part in _parts(result) for line in (*([f"--- {name}", ""] if name else []), *_text(part))]
-    all_values = [*aligned(_value_rows(result)), ""] if "values" in result else []
-    return "\n".join([*parts, *all_values, _note(result), *problems])
+def comparison_document(result: Mapping[str, Any]) -> Document:
+    """What came out in a sentence, tables, a verdict for each policy, and what went wrong; that alone if no run
+    finished."""
+    problems = [Items([f"problem: {problem}" for problem in result["problems"]])] if result["problems"] else []
+    if not any(one["seeds"] for one in result["policies"]):
+        return Document([Note("No run came to its end."), *problems])
+    blocks: list[DocumentBlock] = []
+    for name, part in _parts(result):
+        blocks += [Heading(name)] if name else []
+        blocks += [Note(outcome_sentence(part)), *map(Table, _tables(part)), Items(_verdicts(part))]
+    if "values" in result:
+        rows = _value_rows(result)
+        blocks += [Heading("All values"), Table(rows, keys=rows[0].index("policy") + 1)]
+    busy = [Note(text)] if (text := _busy_text(result)) else []
+    return Document([*blocks, *busy, Note(_note(result)), *problems])
 
 
-def _text(part: Mapping[str, Any]) -> list[str]:
-    tables = [line for rows in _tables(part) for line in (*aligned(rows), "")]
-    return [*tables, *_verdicts(part), ""]
+def outcome_sentence(result: Mapping[str, Any]) -> str:
+    """Who has the best AUC and who is fastest, by how much over the control."""
+    done = [one for one in result["policies"] if one["seeds"]]
+    control = next((one for one in done if one["reason"] == "the control"), None)
+    told = [_best(done, control, "auc", "highest AUC", score_text, lambda a, b: f"{a - b:+.5f} against")]
+    told.append(_best(done, control, "samples_per_s", "most samples/s", count_text, lambda a, b: f"{a / b:.2f} times"))
+    found = "; ".join(filter(None, told))
+    return f"{found[:1].upper()}{found[1:]}." if found else "Nothing was measured that could be compared."
 
 
-def comparison_markdown(result: Mapping[str, Any]) -> str:
-    """The same as Markdown."""
-    problems = [f"- problem: {problem}" for problem in result["problems"]]
-    if not _any_finished(result):
-        return "\n\n".join(["No run came to its end.", *problems]) + "\n"
-    parts = [block for name, part in _parts(result) for block in (*([f"## {name}"] if name else []), *_blocks(part))]
-    all_values = ["## All values", markdown_table(_value_rows(result))] if "values" in result else []
-    return "\n\n".join([*parts, *all_values, _note(result), *problems]) + "\n"
+def _best(
+    done: Sequence[Mapping[str, Any]],
+    control: Mapping[str, Any] | None,
+    name: str,
+    what: str,
+    text: Callable[[float], str],
+    against: Callable[[float, float], str],
+) -> str:
+    """`highest AUC: slipstream, 0.7512 (+0.00040 against lru, undecided)`; all of those that share it are named."""
+    known = [one for one in done if one[name] is not None]
+    if not known:
+        return ""
+    most = max(one[name] for one in known)
+    winners = [one["policy"] for one in known if one[name] == most]
+    base = None if control is None or control["policy"] in winners else control[name]
+    more = [f"{against(most, base)} {control['policy']}"] if control is not None and base else []
+    more += dict.fromkeys(one["verdict"] for one in known if one["policy"] in winners and one["verdict"] != "within")
+    return f"{what}: {', '.join(winners)}, {text(most)}" + (f" ({', '.join(more)})" if more else "")
 
 
-def comparison_parts(result: Mapping[str, Any]) -> list[tuple[str, list[list[Row]], list[str]]]:
-    """For each combination of values its name (empty if nothing is varied), its tables, heads first, and its verdicts;
-    nothing if no run came to its end."""
-    parts = _parts(result) if _any_finished(result) else []
-    return [(name, _tables(part), _verdicts(part)) for name, part in parts]
-
-
-def comparison_note(result: Mapping[str, Any]) -> str:
-    """What the columns mean."""
-    return _note(result)
-
-
-def _blocks(part: Mapping[str, Any]) -> list[str]:
-    return [*map(markdown_table, _tables(part)), "\n".join(f"- {verdict}" for verdict in _verdicts(part))]
+def _busy_text(result: Mapping[str, Any]) -> str:
+    """A warning where other processes used the cores while runs were timed."""
+    shares = [run.get("others_cpu_share") for one in result["policies"] for run in one["runs"]]
+    busy = [share for share in shares if share is not None and share > BUSY_SHARE]
+    if not busy:
+        return ""
+    return (
+        f"warning: other processes used up to {percent_text(max(busy))} of the cores during {len(busy)} of "
+        f"{len(shares)} runs, so samples/s and times cannot be compared. Quality is not affected. Repeat the "
+        "comparison on a machine that does nothing else."
+    )
 
 
 def _parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -104,10 +123,6 @@ def _tables(result: Mapping[str, Any]) -> list[list[Row]]:
     return [_quality_rows(result), _time_rows(result), *([reported] if reported else [])]
 
 
-def _any_finished(result: Mapping[str, Any]) -> bool:
-    return any(one["seeds"] for one in result["policies"])
-
-
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 
@@ -121,12 +136,13 @@ def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
         ("policy", lambda one: one["policy"]),
         ("AUC", lambda one: _with_spread(one["auc"], one["auc_std"])),
         ("difference", _difference),
+        ("verdict", lambda one: one["verdict"]),
+        ("samples/s", lambda one: count_text(one["samples_per_s"])),
+        ("hit rate", lambda one: percent_text(one["hit_rate"])),
         *([("over samples", _over_samples)] if any(one.get("over_samples") for one in policies) else []),
         ("log loss", lambda one: _with_spread(one["log_loss"], one["log_loss_std"])),
         ("accuracy", _accuracy),
         *(_target_columns() if any("target" in one for one in policies) else []),
-        ("samples/s", lambda one: count_text(one["samples_per_s"])),
-        ("hit rate", lambda one: percent_text(one["hit_rate"])),
         ("to device", lambda one: bytes_text(_per_step(one, "bytes_h2d"))),
         ("to host", lambda one: bytes_text(_per_step(one, "bytes_d2h"))),
     ]
@@ -134,10 +150,13 @@ def _columns(policies: Sequence[Mapping[str, Any]]) -> list[Column]:
         columns.append(("from files", lambda one: bytes_text(_per_step(one, "host_bytes_read"))))
     if any("host_bytes_written" in one for one in policies):
         columns.append(("to files", lambda one: bytes_text(_per_step(one, "host_bytes_written"))))
-    columns += [_share_column(name) for name in dict.fromkeys(n for one in policies for n in one if _is_share(n))]
+    shares = dict.fromkeys(
+        name for one in policies for name in one if _is_share(name) and (one[name] or name == ALWAYS)
+    )
+    columns += map(_share_column, shares)
     if _has_random(policies):
         columns.append(("against random", lambda one: _signed(one, "auc_difference_to_random")))
-    return [*columns, ("verdict", lambda one: one["verdict"])]
+    return columns
 
 
 TARGET_COLUMNS = ("target", "reached", "at step", "after samples", "after s")
@@ -169,6 +188,9 @@ def _value_rows(result: Mapping[str, Any]) -> list[Row]:
         for one in result["policies"]
     ]
     return [[*keys, *(title for title, _ in columns)], *rows]
+
+
+ALWAYS: Final = "skipped_update_share"  # shown where nothing is skipped, too
 
 
 def _is_share(name: str) -> bool:

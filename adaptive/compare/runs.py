@@ -38,6 +38,7 @@ from adaptive.storage.checkpoint import MANIFEST
 from adaptive.storage.durable import write_atomic
 from adaptive.storage.plain import parse_json, read_plain
 from adaptive.storage.scores import read_scores
+from adaptive.system import OtherWork
 
 CONTROL: Final = "random_drop"
 RECORD: Final = "comparison.json"
@@ -58,6 +59,7 @@ class Outcome:
     error: Exception | None = None
     beside: str | None = None  # the policy whose share of dropped inputs this run dropped at random
     varied: Variation = ()
+    others_cpu_share: float | None = None  # of the cores, taken by other processes meanwhile; None: not known
     scores: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # (2, n): logits, labels
 
 
@@ -231,6 +233,7 @@ def _finished(contender: Contender, config: TrainConfig, path: Path, summary: di
 
 
 def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: bool, stream: TextIO | None) -> Outcome:
+    others = OtherWork()
     try:
         own = config.model_copy(update={"out": str(path)})
         summary = train_run(own, overwrite=overwrite, stream=stream, keep_scores=True)
@@ -238,7 +241,7 @@ def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: 
         traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
         return Outcome(contender.label, config.seed, str(path), error=error, varied=contender.varied)
     summary.pop("table", None)
-    return _finished(contender, config, path, summary)
+    return replace(_finished(contender, config, path, summary), others_cpu_share=others.share())
 
 
 def _bits(path: Path, summary: dict[str, Any]) -> str:

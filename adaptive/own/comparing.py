@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from adaptive.compare.judge import judge
-from adaptive.compare.report import comparison_text
+from adaptive.compare.report import comparison_document
 from adaptive.compare.runs import Outcome
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError
@@ -64,7 +64,7 @@ def compare_policies(
             told(f"seed {seed}, {label}")
             outcomes.append(_outcome(train, label, seed, arguments))
     found = judge(outcomes, auc_budget=auc_budget)
-    return {**found, "table": comparison_text(found)}
+    return {**found, "table": comparison_document(found).to_text()}
 
 
 def arguments_of(label: str) -> dict[str, Any]:

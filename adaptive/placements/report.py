@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from adaptive.profile.pictures import DPI
 from adaptive.simulate.report import write_figure
-from adaptive.telemetry.wording import aligned, bytes_text, count_text, percent_text
+from adaptive.telemetry.document import aligned
+from adaptive.telemetry.wording import bytes_text, count_text, percent_text
 
 Found = Mapping[str, Any]
 Rows = list[list[str]]

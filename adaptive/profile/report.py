@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adaptive.profile.step import BESIDE, TRAINING
-from adaptive.telemetry.wording import aligned, bytes_text, count_text, percent_text
+from adaptive.telemetry.document import aligned
+from adaptive.telemetry.wording import bytes_text, count_text, percent_text
 
 Found = Mapping[str, Any]
 Rows = list[list[str]]

@@ -3,21 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Note:
-    """A paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of cells; the first row is the head, the first column says what a row is."""
-
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    numbers: bool = True  # cells behind the first column are aligned to the right
+from adaptive.telemetry.document import Document, Heading, Items, Note, Table
 
 
 @dataclass(frozen=True)
@@ -60,7 +46,7 @@ class Folded:
     blocks: "Sequence[Block]"
 
 
-Block = Note | Table | Picture | Gallery | Legend | Folded
+Block = Note | Items | Table | Picture | Gallery | Legend | Folded
 
 
 @dataclass(frozen=True)
@@ -69,3 +55,14 @@ class Section:
 
     title: str
     blocks: Sequence[Block]
+
+
+def sections_of(document: Document, title: str) -> list[Section]:
+    """A document as sections: what stands before its first heading is called `title`."""
+    sections: list[tuple[str, list[Block]]] = [(title, [])]
+    for block in document.blocks:
+        if isinstance(block, Heading):
+            sections.append((block.text, []))
+        else:
+            sections[-1][1].append(block)
+    return [Section(name, blocks) for name, blocks in sections if blocks]

@@ -1,10 +1,11 @@
 """The sections of a page of comparisons: what `compare` found, and the runs of the first seed side by side."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from adaptive.compare.report import comparison_note, comparison_parts
-from adaptive.report.blocks import Block, Folded, Gallery, Legend, Note, Picture, Section, Table
+from adaptive.compare.report import comparison_document
+from adaptive.report.blocks import Block, Gallery, Legend, Picture, Section, sections_of
 from adaptive.report.load import MOST, Loaded, load_run
 from adaptive.report.pictures import bars, intervals
 from adaptive.report.run_sections import BESIDE, learning
@@ -28,18 +29,15 @@ def comparison_sections(loaded: Sequence[Loaded]) -> list[Section]:
 
 
 def _sections(one: Loaded, *, of_several: bool) -> list[Section]:
-    result = one.record
     where = f"{one.name}: " if of_several else ""
-    problems = [Note(f"problem: {problem}") for problem in result["problems"]]
-    parts = comparison_parts(result)
-    if not parts:
-        return [Section(f"{where}Result", [Note("No run came to its end."), *problems])]
-    sections = []
-    for name, tables, verdicts in parts:
-        blocks: list[Block] = [*(Table(rows) for rows in tables), *map(Note, verdicts)]
-        sections.append(Section(f"{where}Result{f', {name}' if name else ''}", blocks))
-    told = Folded("What the columns mean", [Note(comparison_note(result))])
-    return [*sections, Section(f"{where}In pictures", [told, *problems, *_pictures(result)])]
+    tables = sections_of(comparison_document(one.record), "Result")
+    named = [replace(part, title=f"{where}{_title(part.title)}") for part in tables]
+    drawn = any(policy["seeds"] for policy in one.record["policies"])
+    return [*named, *([Section(f"{where}In pictures", _pictures(one.record))] if drawn else [])]
+
+
+def _title(heading: str) -> str:
+    return heading if heading in ("Result", "All values") else f"Result, {heading}"
 
 
 def _pictures(result: Mapping[str, Any]) -> list[Block]:

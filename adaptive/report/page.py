@@ -9,8 +9,9 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
-from adaptive.report.blocks import Block, Folded, Gallery, Legend, Note, Picture, Section, Table
+from adaptive.report.blocks import Block, Folded, Gallery, Legend, Picture, Section
 from adaptive.report.style import COLOURS, STYLE
+from adaptive.telemetry.document import Items, Note, Table
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _KEPT: Final = "\n\t"
@@ -66,6 +67,8 @@ def _block(block: Block) -> str:
     match block:
         case Note():
             return f"<p>{escaped(block.text)}</p>\n"
+        case Items():
+            return f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in block.lines)}</ul>\n" if block.lines else ""
         case Table():
             return _table(block)
         case Picture():

@@ -5,10 +5,11 @@ from functools import partial
 from typing import Any, Final
 
 from adaptive.placements.report import DRAW, LEGEND, STOPPED, lines_table, measured_table
-from adaptive.report.blocks import Block, Folded, Gallery, Note, Section, Table
+from adaptive.report.blocks import Block, Folded, Gallery, Section
 from adaptive.report.load import Loaded
 from adaptive.report.page import visible
 from adaptive.report.pictures import drawn_figure
+from adaptive.telemetry.document import Note, Table
 
 SIZE: Final = (7.2, 4.4)
 MOST_LINES: Final = 32  # of a table that stands open

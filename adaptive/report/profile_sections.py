@@ -6,10 +6,11 @@ from typing import Any, Final
 
 from adaptive.profile.pictures import PICTURES
 from adaptive.profile.report import LEGENDS, TITLES, profile_tables
-from adaptive.report.blocks import Block, Gallery, Note, Picture, Section, Table
+from adaptive.report.blocks import Block, Gallery, Picture, Section
 from adaptive.report.load import Loaded
 from adaptive.report.page import visible
 from adaptive.report.pictures import drawn_figure
+from adaptive.telemetry.document import Note, Table
 
 FILE: Final = "profile.json"
 CAPTIONS: Final = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from adaptive.errors import InputError
-from adaptive.report.blocks import Block, Folded, Gallery, Legend, Note, Picture, Section, Table
+from adaptive.report.blocks import Block, Folded, Gallery, Legend, Picture, Section
 from adaptive.report.comparison_sections import comparison_sections, is_comparison
 from adaptive.report.load import Loaded
 from adaptive.report.pictures import Line, bars, curves
@@ -15,6 +15,7 @@ from adaptive.report.placement_sections import is_placements, placement_sections
 from adaptive.report.profile_sections import is_profile, profile_sections
 from adaptive.report.simulation_sections import is_simulation, simulation_sections
 from adaptive.storage.plain import parse_json, read_plain
+from adaptive.telemetry.document import Note, Table
 from adaptive.telemetry.wording import short_text
 
 _OF_COMMANDS: Final[tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[..., list[Section]]], ...]] = (

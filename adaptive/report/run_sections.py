@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adaptive.report.blocks import Block, Folded, Gallery, Legend, Note, Picture, Section, Table
+from adaptive.report.blocks import Block, Folded, Gallery, Legend, Picture, Section
 from adaptive.report.load import Loaded
 from adaptive.report.pictures import Line, bars, curves
 from adaptive.report.runs import RunView, chart, run_legend, views
 from adaptive.report.runs_recorded import bad_lines, guard, origin, reported, settings
 from adaptive.report.runs_tiers import between_ranks, skipping, tiers, traffic
+from adaptive.telemetry.document import Note, Table
 from adaptive.telemetry.record import STAGES
 from adaptive.telemetry.wording import accuracy_text, count_text, percent_text, score_text
 

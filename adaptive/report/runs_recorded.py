@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from adaptive.report.blocks import Block, Folded, Gallery, Note, Section, Table
+from adaptive.report.blocks import Block, Folded, Gallery, Section
 from adaptive.report.pictures import intervals
 from adaptive.report.runs import RunView, chart, run_legend
+from adaptive.telemetry.document import Note, Table
 from adaptive.telemetry.record import GuardRecord
 from adaptive.telemetry.wording import count_text, guard_text, number_text, percent_text
 

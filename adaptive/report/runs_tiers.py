@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from adaptive.ranks.traffic import KINDS
-from adaptive.report.blocks import Block, Folded, Gallery, Legend, Note, Picture, Section, Table
+from adaptive.report.blocks import Block, Folded, Gallery, Legend, Picture, Section
 from adaptive.report.pictures import areas
 from adaptive.report.runs import RunView, Stretch, chart, per_step, run_legend
 from adaptive.report.style import COLOURS
 from adaptive.telemetry.crossing import SPARED, crossed_numbers
+from adaptive.telemetry.document import Note, Table
 from adaptive.telemetry.record import TableCounts, sum_tables
 from adaptive.telemetry.report import skipping_lines
 from adaptive.telemetry.wording import bytes_text, count_text, percent_text

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adaptive.report.blocks import Block, Gallery, Legend, Note, Section, Table
+from adaptive.report.blocks import Block, Gallery, Legend, Section
 from adaptive.report.load import Loaded
 from adaptive.report.pictures import Line, curves
 from adaptive.report.style import COLOURS
 from adaptive.simulate.report import simulation_parts
+from adaptive.telemetry.document import Note, Table
 from adaptive.telemetry.wording import bytes_text
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from adaptive.compare.report import comparison_text
+from adaptive.compare.report import comparison_document
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.placements.report import placements_text
 from adaptive.profile.pictures import DPI
@@ -15,7 +15,8 @@ from adaptive.reproduce.derived import DERIVED
 from adaptive.reproduce.recipe import Claim, Command, Recipe, judge
 from adaptive.simulate.report import simulation_text, write_figure
 from adaptive.storage.durable import write_atomic
-from adaptive.telemetry.wording import aligned, short_text
+from adaptive.telemetry.document import aligned
+from adaptive.telemetry.wording import short_text
 
 SCHEMA: Final = 1
 KIND: Final = "reproduction"
@@ -183,7 +184,7 @@ def record_text(record: Mapping[str, Any]) -> str:
         return profile_text(record)
     if record.get("kind") == "placements":
         return placements_text(record)
-    return comparison_text(record) if "problems" in record else simulation_text(record)
+    return comparison_document(record).to_text() if "problems" in record else simulation_text(record)
 
 
 def reproduction_text(result: Mapping[str, Any], tables: Mapping[str, str]) -> str:

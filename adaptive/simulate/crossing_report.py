@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from adaptive.telemetry.wording import aligned, bytes_text, count_text, markdown_table, percent_text
+from adaptive.telemetry.document import aligned, markdown_table
+from adaptive.telemetry.wording import bytes_text, count_text, percent_text
 
 LEGEND = """\
 bytes: what a rank sends in a mean step; a part's rows: distinct rows that a rank asks for, of all owners and itself;

@@ -8,7 +8,8 @@ from typing import Any
 
 from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.durable import write_atomic
-from adaptive.telemetry.wording import aligned, bytes_text, count_text, markdown_table, percent_text
+from adaptive.telemetry.document import aligned, markdown_table
+from adaptive.telemetry.wording import bytes_text, count_text, percent_text
 
 STEPS = {
     "look_ahead": "look-ahead",

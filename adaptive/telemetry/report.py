@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from adaptive.telemetry.crossing import add_crossed, crossed_lines
+from adaptive.telemetry.document import aligned
 from adaptive.telemetry.jsonl import plain
 from adaptive.telemetry.record import IntervalRecord, TableCounts, add_counts, sum_tables
 from adaptive.telemetry.wording import (
     accuracy_text,
-    aligned,
     bytes_text,
     count_text,
     number_text,

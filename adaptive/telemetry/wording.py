@@ -1,7 +1,6 @@
 """Numbers as people read them, for the progress line and the end of a run. A number that is None is a dash."""
 
 import math
-from collections.abc import Sequence
 
 from adaptive.policy import Policy, drops_inputs
 from adaptive.telemetry.record import GuardRecord
@@ -115,22 +114,3 @@ def skip_text(policy: Policy, *, defers: bool, drops_updates: bool) -> str:
         return "skips nothing: what the policy would skip is switched off"
     named = f"skip={mode}: " if isinstance(mode, str) else ""
     return named + (" and ".join(rules) or "skips nothing")
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell: the first to the left, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """The same as a table of Markdown; the first row is its head."""
-    head, *rest = rows
-    line = ["---", *("---:" for _ in head[1:])]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, line, *rest))

@@ -15,7 +15,7 @@ import adaptive.runs
 from adaptive.compare.contenders import Contender, contenders
 from adaptive.compare.csv_lines import comparison_csv
 from adaptive.compare.judge import judge
-from adaptive.compare.report import comparison_markdown, comparison_text
+from adaptive.compare.report import comparison_document
 from adaptive.compare.runs import Outcome, claim, train_all, with_seed, write_record
 from adaptive.compare.verdict import interval, seeds_to_decide
 from adaptive.config import TrainConfig
@@ -90,7 +90,11 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "device rows of width 4 are needed" in found["lfu"]["runs"][0]["error"]
     assert result["control"] == "lru" and found["lru"]["verdict"] == "within"
     assert len(result["problems"]) == 1 and result["problems"][0].startswith("lfu, seed 0: DeviceMemoryError")
-    for text in (comparison_text(result), comparison_markdown(result), comparison_csv(result)):
+    for text in (
+        comparison_document(result).to_text(),
+        comparison_document(result).to_markdown(),
+        comparison_csv(result),
+    ):
         assert "failed" in text
 
 
@@ -124,7 +128,7 @@ def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.Monkey
     assert by_policy(result)["lfu"]["verdict"] == "differs"
     (problem,) = result["problems"]
     assert problem.startswith("lfu: skipped nothing and still trained other numbers than lru, with seed 1;")
-    assert "problem: lfu" in comparison_text(result)
+    assert "problem: lfu" in comparison_document(result).to_text()
 
 
 def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +209,10 @@ def test_the_control_takes_part_in_tables_and_problems(tmp_path: Path, monkeypat
     assert result["problems"] == [f"{twin}, seed 1: DeviceMemoryError: no room"]
     assert found["slipstream"]["auc_difference_to_random"] == pytest.approx(0.01)
     assert found["slipstream"]["auc_difference_to_random_ci"] is None
-    text, lines = comparison_text(result), comparison_csv(result).splitlines()
+    text, lines = comparison_document(result).to_text(), comparison_csv(result).splitlines()
     assert "against random" in text and "+0.01000" in text and f"{twin}: undecided" in text
     assert "a rule that does not beat it chooses no better than chance" in text
-    assert f"| {twin} |" in comparison_markdown(result)
+    assert f"| {twin} |" in comparison_document(result).to_markdown()
     assert {"beside", "auc_difference_to_random", "auc_difference_to_random_ci_low"} <= set(lines[0].split(","))
     assert [line.split(",")[0] for line in lines[1:]] == ["lru", "slipstream", twin]
     json.dumps(result, allow_nan=False)
@@ -243,7 +247,7 @@ def test_policies_that_regroup_and_skip_nothing_have_a_control_among_themselves(
 def test_a_verdict_by_trainings_own_predictions_says_so() -> None:
     outcomes = [outcome(name, seed, auc, skipped_update_share=share, auc_of="training")
                 for name, share, auc in (("lru", 0.0, 0.7), ("mine", 0.1, 0.6)) for seed in (0, 1)]  # fmt: skip
-    text = comparison_text(judge(outcomes, auc_budget=BUDGET))
+    text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
     assert "mine: outside the AUC budget of 0.0005, by training's own predictions (the AUC falls" in text
     assert "lru: within the AUC budget of 0.0005 (the control)" in text
 
@@ -335,7 +339,7 @@ def test_with_one_seed_there_is_no_interval_and_that_is_said() -> None:
     found = by_policy(result)["s"]
     assert (found["auc_difference_ci"], found["auc_std"]) == (None, None)
     assert found["reason"] == "one seed gives no confidence interval: raise --seeds"
-    assert "With one seed there are no intervals over seeds." in comparison_text(result)
+    assert "With one seed there are no intervals over seeds." in comparison_document(result).to_text()
     assert by_policy(result)["lru"]["verdict"] == "within"
 
 
@@ -352,7 +356,7 @@ def test_dropped_inputs_count_as_skipping_if_a_run_reports_them() -> None:
     result = judge(outcomes, auc_budget=BUDGET)
     assert result["control"] == "lru"
     assert by_policy(result)["drops"]["skipped_input_share"] == 0.2
-    assert "skipped inputs" in comparison_text(result)
+    assert "skipped inputs" in comparison_document(result).to_text()
 
 
 def test_without_a_control_nothing_is_decided() -> None:
@@ -393,9 +397,10 @@ def test_a_cause_that_several_runs_share_is_told_once() -> None:
         "lru, seed 0, 1, 2; lfu, seed 1: DeviceMemoryError: no room",
         "lfu, seed 2: PolicyError: no",
     ]
-    head = ["no run came to its end"]
-    assert comparison_text(result).splitlines() == head + [f"problem: {problem}" for problem in result["problems"]]
-    assert comparison_markdown(result).startswith("No run came to its end.\n\n- problem: lru, seed 0, 1, 2;")
+    document = comparison_document(result)
+    problems = [f"problem: {problem}" for problem in result["problems"]]
+    assert document.to_text().splitlines() == ["No run came to its end.", "", *problems]
+    assert document.to_markdown().startswith("No run came to its end.\n\n- problem: lru, seed 0, 1, 2;")
 
 
 def test_a_policy_that_may_skip_and_did_not_equals_the_control() -> None:
@@ -416,10 +421,11 @@ def test_every_share_has_a_column_of_its_own() -> None:
     }
     result = judge([outcome("lru", 0, 0.7), outcome("s", 0, 0.7, 0.25, **more)], auc_budget=BUDGET)
     head, _, control, changed = (
-        [cell.strip() for cell in line.strip("|").split("|")] for line in comparison_markdown(result).splitlines()[:4]
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in comparison_document(result).to_markdown().splitlines()[2:6]
     )
     cells = dict(zip(head, changed, strict=True))
-    assert {name: cells[name] for name in head[7:-1]} == {
+    assert {name: cells[name] for name in head[8:]} == {
         "to device": "1.0 KiB",
         "to host": "0 B",
         "from files": "2.0 KiB",
@@ -437,15 +443,51 @@ def test_tables() -> None:
         outcome(policy, seed, 0.7 + skip, skip) for seed in range(2) for policy, skip in (("lru", 0), ("s|", 0.1))
     ]
     result = judge(outcomes, auc_budget=BUDGET)
-    text = comparison_text(result)
+    text = comparison_document(result).to_text()
     assert "s|: within the AUC budget of 0.0005 (the AUC falls by at most 0.0005, with 95% confidence)" in text
     assert "+0.10000 [+0.10000, +0.10000]" in text and "1.0 KiB" in text and "0.8000 ± 0.0000" in text
-    rows = [line for line in comparison_markdown(result).splitlines() if line.startswith("|")]
+    rows = [line for line in comparison_document(result).to_markdown().splitlines() if line.startswith("|")]
     assert len(rows) == 8 and rows[3].startswith("| s\\| |")
     head, *lines = comparison_csv(result).splitlines()
     assert head.startswith("policy,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci_high")
     assert "time_ms.plan" in head.split(",") and len(lines) == 2
     json.dumps(result, allow_nan=False)
+
+
+def test_the_text_fits_a_terminal_and_begins_with_what_came_out() -> None:
+    """Three seeds, intervals, shares of all kinds and a target: 20 columns, 240 characters in one line."""
+    shares = {
+        "deferred_update_share": 0.1,
+        "skipped_input_share": 0.5,
+        "host_bytes_read": 8192,
+        "host_bytes_written": 9,
+    }
+    outcomes = [
+        replace(one, summary={**one.summary, **shares}) if one.policy == "slipstream" else one
+        for seed, step in enumerate((10, 20, 30))
+        for one in (stopped("lru", seed, step), replace(stopped("slipstream", seed, step), arranges=True))
+    ]
+    outcomes = [replace(one, summary={**one.summary, "auc": 0.7 + 0.01 * len(one.policy)}) for one in outcomes]
+    document = comparison_document(judge(outcomes, auc_budget=BUDGET))
+    text = document.to_text()
+    assert max(map(len, text.splitlines()[:20])) <= 100
+    assert text.startswith(
+        "Highest AUC: slipstream, 0.8000 (+0.07000 against lru); most samples/s: lru, slipstream, 200"
+    )
+    (table,) = (block for block in document.to_markdown().split("\n\n") if block.startswith("| policy | AUC |"))
+    titles = [title.strip() for title in table.splitlines()[0].strip("|").split("|")]
+    assert len(titles) == 20 and all(title in text for title in titles)
+    assert text.count("\nslipstream  ") >= 3  # blocks of columns, each with the policies
+
+
+def test_a_machine_that_others_use_is_a_warning() -> None:
+    """Of runs whose speed is compared: the share of the cores that other processes took while they trained."""
+    quiet = [replace(outcome("lru", 0, 0.7), others_cpu_share=0.04), outcome("lfu", 0, 0.7)]
+    assert "warning" not in comparison_document(judge(quiet, auc_budget=BUDGET)).to_text()
+    busy = judge([quiet[0], replace(quiet[1], others_cpu_share=0.4)], auc_budget=BUDGET)
+    found = "warning: other processes used up to 40.0 % of the cores during 1 of 2 runs, so samples/s and times"
+    assert found in comparison_document(busy).to_markdown()
+    assert [run["others_cpu_share"] for one in busy["policies"] for run in one["runs"]] == [0.04, 0.4]
 
 
 def test_what_policies_report_is_a_table_of_its_own() -> None:
@@ -458,15 +500,15 @@ def test_what_policies_report_is_a_table_of_its_own() -> None:
     assert [one["policy_numbers"] for one in result["policies"]] == [
         {}, {"hot_rows": 1000.5, "swaps": 4.0}, {"popular_rows": 7.0},
     ]  # fmt: skip
-    assert comparison_markdown(result).split("\n\n")[2].splitlines() == [
+    assert comparison_document(result).to_markdown().split("\n\n")[3].splitlines() == [
         "| policy reports | hot_rows | swaps | popular_rows |",
         "| --- | ---: | ---: | ---: |",
         "| fae | 1,000.5 | 4 | - |",
         "| hotline | - | - | 7 |",
     ]
-    assert "policy reports  hot_rows  swaps  popular_rows\n" in comparison_text(result)
+    assert "policy reports  hot_rows  swaps  popular_rows\n" in comparison_document(result).to_text()
     assert "policy_numbers.hot_rows" in comparison_csv(result).splitlines()[0].split(",")
-    assert "policy reports" not in comparison_text(judge(outcomes[:2], auc_budget=BUDGET))
+    assert "policy reports" not in comparison_document(judge(outcomes[:2], auc_budget=BUDGET)).to_text()
 
 
 def test_accuracy_stands_beside_auc() -> None:
@@ -477,9 +519,9 @@ def test_accuracy_stands_beside_auc() -> None:
     found = by_policy(judge(outcomes, auc_budget=BUDGET))["s"]
     assert found["accuracy"] == pytest.approx(0.775) and found["accuracy_difference"] == pytest.approx(-0.01)
     assert found["runs"][1]["accuracy"] == 0.78 and found["accuracy_difference_ci"] is not None
-    text = comparison_text(judge(outcomes, auc_budget=BUDGET))
+    text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
     assert "accuracy" in text and "77.50 ± 0.71 %" in text and "AUC, log loss and accuracy of the" in text
-    assert "78.00 %" in comparison_text(judge(outcomes[:1], auc_budget=BUDGET))
+    assert "78.00 %" in comparison_document(judge(outcomes[:1], auc_budget=BUDGET)).to_text()
 
 
 # --- the list of policies -------------------------------------------------------------------------------------------
@@ -565,7 +607,7 @@ def test_when_runs_reached_their_target() -> None:
     ]
     assert by_policy(result)["lfu"]["runs"][2]["stop_at"]["best"] == 0.7
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in
-                      comparison_markdown(result).split("\n\n")[0].splitlines())  # fmt: skip
+                      comparison_document(result).to_markdown().split("\n\n")[1].splitlines())  # fmt: skip
     places = [head.index(name) for name in ("target", "reached", "at step", "after samples", "after s")]
     assert [[row[place] for place in places] for row in rows] == [
         ["auc 0.7", "3 of 3", "30", "960", "2.5"],
@@ -573,9 +615,11 @@ def test_when_runs_reached_their_target() -> None:
         ["auc 0.7", "0 of 3", "-", "-", "-"],
         ["-", "-", "-", "-", "-"],
     ]
-    assert "A run stops there" in comparison_text(result) and "target_seconds" in comparison_csv(result)
+    assert "A run stops there" in comparison_document(result).to_markdown() and "target_seconds" in comparison_csv(
+        result
+    )
     bare = judge([outcome("lru", 0, 0.7)], auc_budget=BUDGET)
-    assert "target" not in comparison_text(bare).lower() and "target" not in bare["policies"][0]
+    assert "target" not in comparison_document(bare).to_text().lower() and "target" not in bare["policies"][0]
 
 
 def test_policies_that_skip_nothing_reach_a_target_at_the_same_step(tmp_path: Path) -> None:

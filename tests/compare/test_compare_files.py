@@ -13,7 +13,7 @@ import adaptive.runs
 from adaptive.compare.contenders import Contender
 from adaptive.compare.csv_lines import comparison_csv
 from adaptive.compare.judge import judge
-from adaptive.compare.report import comparison_markdown, comparison_text
+from adaptive.compare.report import comparison_document
 from adaptive.compare.runs import train_all
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.runs import train_run
@@ -80,9 +80,9 @@ def test_a_comparison_shows_them_per_step(tmp_path: Path) -> None:
     assert head[first : first + 2] == ["from files", "to files"]
     assert [row[first : first + 2] for row in rows][1:] == [["0 B", "0 B"], ["-", "-"]]
     assert rows[0][first + 1] == f"{lru['host_bytes_written'] / lru['steps']:.0f} B"
-    assert "to files (-: rows used in place, not counted): per step" in comparison_text(result)
+    assert "to files (-: rows used in place, not counted): per step" in comparison_document(result).to_markdown()
 
 
 def table_of(result: dict[str, Any]) -> list[str]:
     """The lines of the first table of the Markdown."""
-    return comparison_markdown(result).split("\n\n")[0].splitlines()
+    return comparison_document(result).to_markdown().split("\n\n")[1].splitlines()

@@ -20,7 +20,7 @@ from adaptive.compare.contenders import Contender
 from adaptive.compare.csv_lines import comparison_csv
 from adaptive.compare.judge import judge
 from adaptive.compare.paired import other_samples, over_samples, p_value
-from adaptive.compare.report import comparison_markdown, comparison_text
+from adaptive.compare.report import comparison_document
 from adaptive.compare.runs import Outcome, train_all
 from adaptive.errors import CheckpointError
 from adaptive.storage.scores import read_scores, write_scores
@@ -149,15 +149,15 @@ def test_it_stands_beside_the_verdict_over_seeds() -> None:
     found = {one["policy"]: one for one in result["policies"]}
     assert found["lru"]["over_samples"] is None and found["lfu"]["over_samples"] is None
     assert found["s"]["verdict"] == "undecided" == found["s"]["over_samples"]["verdict"]
-    text = comparison_text(result)
+    text = comparison_document(result).to_text()
     assert "raise --seeds; over the samples straddling a loss of 0.0005, p = 0.48 for no difference)" in text
     assert "over samples" in text and "[-0.94295, +0.44295]" in text and "Over samples: 95% interval" in text
-    assert "| over samples |" in comparison_markdown(result)
+    assert "| over samples |" in comparison_document(result).to_markdown()
     head, *lines = [line.split(",") for line in comparison_csv(result).splitlines()]
     cells = dict(zip(head, lines[2], strict=True))
     assert cells["over_samples.auc_difference_ci_low"].startswith("-0.9429") and cells["over_samples.seeds"] == "1"
     json.dumps(result, allow_nan=False)
-    assert "over samples" not in comparison_text(judge(outcomes, auc_budget=0.0005))
+    assert "over samples" not in comparison_document(judge(outcomes, auc_budget=0.0005)).to_text()
 
 
 def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
@@ -169,7 +169,9 @@ def test_a_policy_that_skips_nothing_is_never_undecided() -> None:
     assert (both["verdict"], both["exact"]) == ("unskipped", False)
     assert both["reason"].startswith("nothing is left out, its batches are others; the interval straddles")
     one = judge([control[0], regroups[0]], auc_budget=0.0005)
-    assert one["policies"][1]["verdict"] == "unskipped" and "sieve: skips nothing (" in comparison_text(one)
+    assert (
+        one["policies"][1]["verdict"] == "unskipped" and "sieve: skips nothing (" in comparison_document(one).to_text()
+    )
     apart = judge([control[0], replace(outcome("lfu", CONTROL, LABELS, seed=1), bits="lru")], auc_budget=0.0005)
     assert [found["verdict"] for found in apart["policies"]] == ["within", "unskipped"]
     assert "the control ended with none of its seeds" in apart["policies"][1]["reason"]

@@ -17,7 +17,7 @@ import adaptive.runs
 from adaptive.compare.contenders import Contender
 from adaptive.compare.csv_lines import comparison_csv
 from adaptive.compare.judge import judge
-from adaptive.compare.report import comparison_markdown, comparison_text
+from adaptive.compare.report import comparison_document
 from adaptive.compare.runs import Outcome, train_all
 from adaptive.compare.variations import Value, Variation, folders, title, values, variations
 from adaptive.config import TrainConfig
@@ -199,18 +199,18 @@ def judged() -> dict[str, Any]:
 
 def test_a_table_for_each_value_and_one_over_all() -> None:
     result = judged()
-    blocks = comparison_markdown(result).split("\n\n")
+    blocks = comparison_document(result).to_markdown().split("\n\n")
     titles = [place for place, block in enumerate(blocks) if block.startswith("## ")]
     assert [blocks[place] for place in titles] == [
         "## optimizer.lr=0.1, save=true", "## optimizer.lr=1, save=false", "## All values",
     ]  # fmt: skip
     for place, verdict in zip(titles[:2], ("within", "failed"), strict=True):
-        head, _, *rows = blocks[place + 1].splitlines()
+        head, _, *rows = blocks[place + 2].splitlines()
         assert head.startswith("| policy | AUC |") and [row.split(" | ")[0] for row in rows] == ["| lru", "| lfu"]
-        assert rows[1].endswith(f"| {verdict} |")
+        assert rows[1].split(" | ")[3] == verdict
     head, _, *rows = blocks[-3 if "problem" in blocks[-1] else -2].splitlines()
     assert head == (
-        "| optimizer.lr | save | policy | AUC | difference | log loss | accuracy | samples/s | hit rate | verdict |"
+        "| optimizer.lr | save | policy | AUC | difference | verdict | samples/s | hit rate | log loss | accuracy |"
     )
     assert [row.split(" | ")[:4] for row in rows] == [
         ["| 0.1", "true", "lru", "0.7000"],
@@ -219,7 +219,7 @@ def test_a_table_for_each_value_and_one_over_all() -> None:
         ["| 1", "false", "lfu", "-"],
     ]
     assert result["problems"] == ["lfu with optimizer.lr=1, save=false, seed 0: DeviceMemoryError: no room"]
-    text = comparison_text(result)
+    text = comparison_document(result).to_text()
     assert text.count("lru: within the AUC budget") == 2 and "--- optimizer.lr=1, save=false\n" in text
     assert "\noptimizer.lr   save  policy" in text
 
@@ -236,4 +236,4 @@ def test_csv_and_json_carry_the_values() -> None:
 def test_nothing_varied_says_nothing_of_values() -> None:
     result = judge([replace(outcome("lru", (), 0.7))], auc_budget=BUDGET)
     assert result["control"] == "lru" and "values" not in result and "varied" not in result["policies"][0]
-    assert "##" not in comparison_markdown(result) and "---" not in comparison_text(result)
+    assert "##" not in comparison_document(result).to_markdown() and "---" not in comparison_document(result).to_text()

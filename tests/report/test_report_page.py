@@ -9,7 +9,7 @@ import pytest
 from report_records import HOSTILE, Seen, browse, comparison, write_run
 
 from adaptive.profile.pictures import PICTURES
-from adaptive.report.blocks import Folded, Note, Section, Table
+from adaptive.report.blocks import Folded, Section
 from adaptive.report.page import escaped, page_html, visible
 from adaptive.report.pictures import drawn_figure
 from adaptive.report.profile_sections import _draw, _shown
@@ -17,6 +17,7 @@ from adaptive.report.writing import write_report
 from adaptive.settings import load_settings
 from adaptive.simulate.machine import Machine
 from adaptive.simulate.simulation import simulate
+from adaptive.telemetry.document import Note, Table
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "header", "h1", "p", "nav", "a", "main", "section", "h2"),

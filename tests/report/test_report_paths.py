@@ -9,9 +9,10 @@ from report_records import Seen, comparison, write_run
 
 from adaptive.errors import AdaptiveError, CheckpointError, InputError, OutputError
 from adaptive.report import pictures, writing
-from adaptive.report.blocks import Note, Picture, Section, Svg
+from adaptive.report.blocks import Picture, Section, Svg
 from adaptive.report.kinds import KINDS, Kind
 from adaptive.report.writing import write_report
+from adaptive.telemetry.document import Note
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from report_records import GUARDED, Seen, interval, write_run
 
-from adaptive.report.blocks import Block, Folded, Gallery, Section, Table
+from adaptive.report.blocks import Block, Folded, Gallery, Section
 from adaptive.report.load import Loaded, load_run
 from adaptive.report.run_sections import run_sections
 from adaptive.report.runs import stretches, views
 from adaptive.report.writing import write_report
+from adaptive.telemetry.document import Table
 
 
 def named(run: Path, name: str = "mine") -> Loaded:

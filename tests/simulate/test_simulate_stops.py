@@ -13,7 +13,6 @@ import adaptive.simulate.simulation
 from adaptive.config import TrainConfig
 from adaptive.data.tables import by_table
 from adaptive.errors import DeviceMemoryError
-from adaptive.report.blocks import Note
 from adaptive.report.load import Loaded
 from adaptive.report.simulation_sections import simulation_sections
 from adaptive.simulate.crossing import simulate_crossing
@@ -22,6 +21,7 @@ from adaptive.simulate.machine import Machine
 from adaptive.simulate.report import simulation_markdown, simulation_text
 from adaptive.simulate.simulation import simulate
 from adaptive.system import StopRequest
+from adaptive.telemetry.document import Note
 
 MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
 MEASURED = ("lookups_per_s", "plan_ms", "read_ms", "step_ms")

@@ -196,17 +196,18 @@ def _tell(
     """Keep and print what the runs say; returns the problems."""
     from adaptive.compare.csv_lines import comparison_csv
     from adaptive.compare.judge import judge
-    from adaptive.compare.report import comparison_markdown, comparison_text
+    from adaptive.compare.report import comparison_document
     from adaptive.compare.runs import write_record
 
     found = judge(outcomes, auc_budget=auc_budget)
     problems = [*found["problems"], *stopped]
     result = {**found, "problems": problems, "out": str(directory)}
     write_record(directory, result)
-    print_result({**result, "table": f"{comparison_text(result)}\nruns: {directory}"}, as_json=as_json)
-    for path, text in ((markdown, comparison_markdown), (csv, comparison_csv)):
+    document = comparison_document(result)
+    print_result({**result, "table": f"{document.to_text()}\nruns: {directory}"}, as_json=as_json)
+    for path, text in ((markdown, document.to_markdown), (csv, lambda: comparison_csv(result))):
         if path is not None:
-            write_text(path, text(result))
+            write_text(path, text())
     return problems
 
 
