@@ -52,9 +52,12 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
                 if worker:
                     worker.wake()
         finally:
-            if worker:
-                worker.stop()
-            _end(pipeline, sys.exception())  # in no variable of this frame: the error would keep the source alive
+            if worker and worker.is_here:  # abandoned, and collected as garbage by chance in its own thread
+                worker.stop_later(lambda: _end(pipeline, GeneratorExit()))
+            else:
+                if worker:
+                    worker.stop()
+                _end(pipeline, sys.exception())  # in no variable of this frame: the error would keep the source alive
 
 
 def _end(pipeline: Pipeline, failed: BaseException | None) -> None:
@@ -162,7 +165,8 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Comin
     """Each batch with its look-ups per group, and the distinct rows of the window's batches after it, nearest first.
 
     With helper threads, batches are read further ahead than the window. Not if the policy arranges batches: what it
-    has learnt must not depend on how far ahead they are read.
+    has learnt must not depend on how far ahead they are read. If the source fails, the batches that it yielded before
+    come first, so that what is trained by then does not depend on it either.
     """
     policy = pipeline.policy_caller.policy
     window = policy.window
@@ -176,12 +180,26 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Comin
             windows = [[later[i].distinct for later in following] for i in range(len(pipeline.lanes))]
             return batch, all_lookups(), windows
 
-    for looked_up in batches:
-        ahead.append(looked_up)
-        if len(ahead) > window + spare:
-            yield first()
+    failure: Exception | None = None
+    while failure is None:
+        try:
+            ahead.append(next(batches))
+        except StopIteration:
+            break
+        except Exception as error:
+            if pipeline.exchange is not None:  # other ranks plan nothing more: they wait for what this one looks up
+                raise
+            failure = error
+        else:
+            if len(ahead) > window + spare:
+                yield first()
     while ahead:
         yield first()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            failure = None  # its traceback has this frame, which would keep it and the source alive
 
 
 class _Stopped(Exception):  # noqa: N818 (not an error: the training thread wants no more batches)
@@ -201,6 +219,7 @@ class _Worker:
         self._done = False
         self._stopping = False
         self._counted = False
+        self._afterwards: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name="adaptive-look-ahead", daemon=True)
         start_thread(self._thread)
 
@@ -219,6 +238,16 @@ class _Worker:
     def wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+    @property
+    def is_here(self) -> bool:
+        """True if the look-ahead thread is the one that asks."""
+        return threading.current_thread() is self._thread
+
+    def stop_later(self, afterwards: Callable[[], None]) -> None:
+        """From the thread itself, which cannot wait for itself and may hold the pipeline's lock: end it when it comes
+        to its next batch, and then call `afterwards`."""
+        self._stopping, self._afterwards = True, afterwards
 
     def stop(self) -> None:
         """End the thread and wait for it."""
@@ -249,6 +278,8 @@ class _Worker:
             with self._changed:
                 self._done = True
                 self._changed.notify_all()
+            if self._afterwards is not None:
+                self._afterwards()
 
     def _hand_over(self, ready: ReadyBatch) -> None:
         if not self._counted and len(ready.batch.ids) >= MANY_LOOKUPS:

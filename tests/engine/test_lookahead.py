@@ -1,11 +1,23 @@
 """The look-ahead thread: every batch once and in order, and no thread left behind, however a loop ends."""
 
+import gc
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers import after_sums, bags, look_ahead_threads, one_table, resident, step_all, sum_of, wait_for_look_ahead
+from helpers import (
+    Windowed,
+    after_sums,
+    bags,
+    look_ahead_threads,
+    one_table,
+    resident,
+    step_all,
+    sum_of,
+    wait_for_look_ahead,
+)
 
 from adaptive.batch import Batch
 from adaptive.embedding import TieredEmbeddingBag
@@ -135,6 +147,46 @@ def test_an_error_in_the_source_comes_after_the_batches_before_it(
     assert look_ahead_threads() == []
     assert numbers == list(range(after))
     assert [planned.number for planned in step_all(embeddings, Source(2), depth=depth)] == [after, after + 1]
+
+
+@pytest.mark.parametrize("ahead", [{"plan_threads": 3}, {"policy": Windowed}])
+def test_batches_read_further_ahead_come_before_an_error(ahead: dict[str, Any]) -> None:
+    """They are trained as with any policy and any number of threads, and so is what comes after the error."""
+    numbers = list[int]()
+
+    def source() -> Iterator[Batch]:
+        yield from Source(5)
+        raise Failure("the source")
+
+    with pytest.raises(Failure, match="the source"):
+        train_and_note(one_table(**ahead), source(), 1, numbers)
+    assert numbers == list(range(5))
+
+
+def test_a_look_ahead_collected_as_garbage_in_its_own_thread() -> None:
+    """An abandoned iterator in a reference cycle, such as the traceback of an error in a loop, goes when any thread
+    collects garbage."""
+    abandoned, collected = threading.Event(), threading.Event()
+
+    def source() -> Iterator[Batch]:
+        yield bags([1])
+        assert abandoned.wait(60)
+        gc.collect()
+        collected.set()
+        yield from Source(9)
+
+    embeddings = one_table()
+    ready = embeddings.look_ahead(source(), depth=1)
+    sum_of(embeddings(next(ready))).backward()
+    embeddings.step()
+    cycle: list[Any] = [ready]
+    cycle.append(cycle)
+    del ready, cycle
+    abandoned.set()
+    assert collected.wait(60)
+    for thread in look_ahead_threads():
+        thread.join(60)
+    step_all(embeddings, [bags([2]), bags([3])], depth=1)
 
 
 class FailsToArrange(LRU):
