@@ -78,12 +78,13 @@ def test_failed_installation_is_no_installation(script: Script) -> None:
     assert "pip install" in calls[0]
 
 
-@pytest.mark.parametrize("failing", ["format --check", "check .", "--strict", "pytest", "pip install"])
+@pytest.mark.parametrize("failing", ["--dry-run", "-e", "format --check", "check .", "--strict", "pytest"])
 def test_ci_uses_a_fresh_environment_and_tells_failure(script: Script, tmp_path: Path, failing: str) -> None:
     before = sorted(tmp_path.iterdir())
     code, calls = script(".ci/run")
     assert code == 0 and calls[-1] == "python -m pytest --numprocesses auto --maxprocesses 4"
     assert calls[0].startswith(f"python3 -m venv {tmp_path}/")
+    assert "--dry-run --ignore-installed" in calls[1] and calls[1].endswith("-c constraints.txt .[dev]")
     code, calls = script(".ci/run", FAILING=failing)
     assert code == 5 and failing in calls[-1]
     assert sorted(tmp_path.iterdir()) == sorted({*before, tmp_path / "calls"})
