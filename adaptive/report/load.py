@@ -104,6 +104,8 @@ def load_run(path: Path) -> Loaded:
         CheckpointError, InputError: if its record, or a line of its metrics, is damaged.
     """
     record = read_record(path)
+    if record.get("own_loop"):  # `adaptive.own.Recording` writes no settings
+        record = {**record, "config": {"policy": record.get("policy")}}
     if not isinstance(record.get("config"), dict):
         raise CheckpointError(
             f"{path / RECORD}: expected the settings of a run as config, found none; the file is damaged"

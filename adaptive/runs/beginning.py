@@ -11,6 +11,7 @@ from adaptive.build import Components
 from adaptive.config import TrainConfig
 from adaptive.data.text.vocabulary import stored_tables
 from adaptive.errors import CheckpointError, ConfigError
+from adaptive.models.options import OPTIONS
 from adaptive.runs.record import config_of
 from adaptive.runs.state import load_optimizer_arrays
 from adaptive.storage.arrays import Stored, whole
@@ -49,6 +50,11 @@ def begin_with(components: Components, config: TrainConfig) -> None:
             f"init_from={path}: rows that were never trained follow from the seed, which was {before.seed} there and "
             f"is {config.seed} here: set --seed {before.seed}"
         )
+    if before.model != config.model and not {before.model, config.model}.isdisjoint(OPTIONS):
+        raise CheckpointError(
+            f"init_from: {path} has model {before.model}, this run has {config.model}. Set --model {before.model}, or "
+            "leave out --init-from"
+        )
     where, checkpoint = load_best(path)
     last = _check_tables(components, checkpoint, path)
     try:
@@ -58,8 +64,26 @@ def begin_with(components: Components, config: TrainConfig) -> None:
         if config.init_optimizer:
             load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
     except (CheckpointError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        hint = "" if not config.init_optimizer else "; with --set init_optimizer=false optimizers begin anew"
-        raise CheckpointError(f"{where}: saved for another model or optimizer: {error}{hint}") from error
+        what = _difference(before, config) or f"saved for another model or optimizer: {error}"
+        raise CheckpointError(f"init_from: {where}: {what}") from error
+
+
+def _difference(before: TrainConfig, config: TrainConfig) -> str:
+    """The settings that keep weights of `before` from fitting `config`, and what to change; or nothing."""
+    old, new = before.model_options, config.model_options
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    if names:
+        texts = [f"model.{name} is {old.get(name, 'not set')} there, {new.get(name, 'not set')} here" for name in names]
+        return f"{'; '.join(texts)}. Set them as they are there, or leave out --init-from"
+    rows, dense = (
+        (before.optimizer.name, config.optimizer.name),
+        (before.dense_optimizer.name, config.dense_optimizer.name),
+    )
+    pairs = {"optimizer": rows, "dense_optimizer": dense}
+    texts = [f"{name} is {there} there, {here} here" for name, (there, here) in pairs.items() if there != here]
+    if texts and config.init_optimizer:
+        return f"{'; '.join(texts)}. With --set init_optimizer=false optimizers begin again"
+    return ""
 
 
 def _check_tables(components: Components, checkpoint: Checkpoint, path: Path) -> dict[str, int]:

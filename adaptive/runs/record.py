@@ -1,6 +1,7 @@
 """What the record of a run (`run.json`) says of its settings and data, for resuming, evaluating and serving it."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,11 @@ def config_of(record: Mapping[str, Any], path: Path) -> TrainConfig:
     Raises:
         CheckpointError: if they are none.
     """
+    if record.get("own_loop"):
+        raise CheckpointError(
+            f"{path}: expected a run of adaptive-train, got the recording of a training loop in Python, which holds no "
+            f"settings and no weights. See it with adaptive-train report {shlex.quote(str(path))}"
+        )
     try:
         return TrainConfig.model_validate(_as_meant(record.get("config")))
     except ValidationError as error:

@@ -21,9 +21,11 @@ from adaptive import (
     evaluate,
     simulate_policies,
 )
-from adaptive.errors import ConfigError, OutputError
+from adaptive.errors import CheckpointError, ConfigError, OutputError
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
+from adaptive.report.writing import write_report
+from adaptive.runs import evaluate_run
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import EvalRecord, IntervalRecord, RunRecord
 
@@ -79,6 +81,9 @@ def test_a_recording_is_the_record_of_a_run(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "run/run.json").read_text())
     assert kept["own_loop"] and kept["status"] == "finished" and kept["summary"]["steps"] == 10
     assert list((tmp_path / "run/tensorboard").iterdir())
+    assert write_report([tmp_path / "run"], tmp_path / "page.html")["kind"] == "run"
+    with pytest.raises(CheckpointError, match=r"got the recording of a training loop .*adaptive-train report .*run"):
+        evaluate_run(tmp_path / "run")
     with pytest.raises(OutputError, match="not empty"):
         Recording(embeddings, tmp_path / "run")
     embeddings.close()

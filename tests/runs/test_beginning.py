@@ -105,9 +105,18 @@ def test_a_vocabulary_grows_by_what_it_has_not() -> None:
         (
             {"model_options": {"embedding_dim": 4, "top_mlp": [9, 1]}},
             CheckpointError,
-            "another model",
+            r"model.top_mlp is \[8, 1\] there, \[9, 1\] here. Set them as they are there, or leave out --init-from$",
         ),
-        ({"optimizer": {"name": "adam"}}, CheckpointError, "model or optimizer.*init_optimizer=false"),
+        (
+            {"model": "dcn", "model_options": {"embedding_dim": 4}},
+            CheckpointError,
+            "^init_from: .*first has model dlrm, this run has dcn. Set --model dlrm, or leave out --init-from$",
+        ),
+        (
+            {"optimizer": {"name": "adam"}},
+            CheckpointError,
+            "optimizer is rowwise_adagrad there, adam here.*init_optimizer",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told(
