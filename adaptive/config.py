@@ -185,11 +185,6 @@ class TierConfig(Config):
         description="GPU memory that device_rows=auto leaves to model and batches: bytes, or per cent of what is free; "
         "auto: 20%, at least 1GiB",
     )
-    exact: bool = Field(
-        default=True,
-        description="GPU: sum a row's gradients in look-up order, as a CPU does; "
-        "false: in chunks where there are many, faster, rounded differently",
-    )
     policy_timeout_s: Annotated[float, AfterValidator(_seconds)] = Field(
         default=60.0,
         ge=0,
@@ -202,15 +197,10 @@ class TierConfig(Config):
         "batches that are read ahead; auto: 1, for a GPU up to 3, a quarter of the cores",
     )
     lookups: Literal["auto", "host", "device"] = Field(
-        default="auto",
+        default="host",
         description="who finds a batch's distinct rows and look-ups by row, with equal results: the host, or a GPU by "
         "sorting them; auto: a GPU, for batches of 65,536 look-ups and more, 4 to a bag on average, where no row stays "
         "on the host and no update waits or is left out",
-    )
-    copy_streams: Literal[1, 2] = Field(
-        default=1,
-        description="on a GPU, with equal results: 1: rows cross one after another; 2: rows go back to the host beside "
-        "those that come, which may help where steps wait for the link",
     )
     poison: bool = Field(default=False, description="debug: fill the invalid copy of every row with NaN")
 

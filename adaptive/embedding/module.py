@@ -138,7 +138,7 @@ class TieredEmbeddingBag(Steps, Rows):
     def like(self, policy: Policy) -> "TieredEmbeddingBag":
         """New tables of the same shapes, initial values, optimizer and rate, wholly on the host; nothing skips."""
         own = self._tier
-        tier = TierConfig(device=own.device, device_rows="0", exact=own.exact, policy_timeout_s=0)
+        tier = TierConfig(device=own.device, device_rows="0", policy_timeout_s=0)
         found = TieredEmbeddingBag(self._tables, tier, policy=policy, optimizer=self._optimizer, seed=self._seed)
         found.set_lr(self.optimizer.lr)
         return found

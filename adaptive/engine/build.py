@@ -61,7 +61,7 @@ def build_engine(
         refuse_with_ranks(policy, ranks)
         groups = own_share(groups, ranks.rank, ranks.size)
     device = choose_device(tier.device) if ranks is None else device_of_rank(tier.device, ranks)
-    mover = Mover(streams_of(device), tier.copy_streams)
+    mover = Mover(streams_of(device))
     policy_caller.begin(type(optimizer).__name__.lower())
     defers = policy_caller.defers
     skip = skip if policy_caller.skips else None

@@ -291,8 +291,6 @@ class Pipeline:
             device.write_back(plan.moves)
             if device.poison:
                 device.poison_slots(plan.moves.back_slots)
-            if len(plan.moves.back_slots):
-                self.mover.have_left()
         with self.stopwatch.stage("fetch"):
             device.fetch(plan.moves)
             lane.host.expect(plan.row_updates)

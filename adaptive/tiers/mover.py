@@ -2,30 +2,24 @@
 
 Work on a device is asked for now and done later. Streams, each of which does its work in the order it was asked:
 
-    fetching stream      asked by the look-ahead thread: plans and rows to the device
-    writing-back stream  asked by the look-ahead thread: rows back to the host. The fetching stream itself, unless
-                         copies are to go both ways at once (`tier.copy_streams=2`)
-    compute stream       asked by the training thread: forward, backward, update. On CUDA it is whatever stream is
-                         current in the training loop when a batch is asked for; a batch is trained on one stream.
-    finding stream       asked by the look-ahead thread or a helper, where the device finds what batches look up
+    copying stream   asked by the look-ahead thread: plans and rows to the device, rows back to the host
+    compute stream   asked by the training thread: forward, backward, update. On CUDA it is whatever stream is
+                     current in the training loop when a batch is asked for; a batch is trained on one stream.
+    finding stream   asked by the look-ahead thread or a helper, where the device finds what batches look up
 
 What one stream needs of another, or the host of any, is waited for by exactly one of the methods `await_*`:
 
-    await_trained    plan and rows for batch n come when batch n - depth - 1 has been trained: it may use what they
-                     overwrite
-    await_changed  * rows leave for batch n when batch n - depth - 1 has been trained: it may change them
-    await_left     * rows for batch n come when those have left that leave for it or left before: into their slots, and
-                     from the host, where they may have arrived just now
+    await_trained    rows leave for batch n, then its plan and rows come, when batch n - depth - 1 has been trained: it
+                     may change the former and use what the latter overwrite
     await_moved      batch n starts when its rows and its plan have come
     await_computed   a flush copies rows as all work asked for so far leaves them
-    await_fetched  * and when they have come: rows for batches in flight may be on their way
-    await_unused     look-ups are found in memory that no batch in training reads
+    await_unused     lookups are found in memory that no batch in training reads
     await_sent       the host writes into a pinned buffer again when its last contents have been sent
     await_brought    the host reads a pinned buffer when numbers or rows have come
     await_copies     the host touches rows of the tiers itself when every copy asked for is done
 
-With one stream for both ways, those marked * are what its own order gives, and are left out. Rows of batch n + 1 leave
-beside those that come for batch n: these are held, so no slot and no row is of both.
+Rows that come for batch n find their slots free, and rows that left just now back on the host, by the copying stream's
+own order.
 
 Those from `await_trained` to `await_unused` take no time of the host. The training thread waits in `await_brought` if a
 batch updates rows on the host, and in `await_sent` if the device is several batches behind; `tests/tiers/test_mover.py`
@@ -78,7 +72,7 @@ class Streams:
     """A device's streams and the host memory it copies from."""
 
     device: torch.device
-    fetching: Stream
+    copying: Stream
     compute: Stream
     pinned: Callable[[int], Tensor]  # (num_bytes,) uint8 on the host, for copies that do not wait
     settle: Callable[[], None]  # wait until all work of every stream is done, also of such as are not known here
@@ -88,15 +82,12 @@ class Streams:
 class Mover:
     """Keeps copying and training on a device in order: one method for each wait of one stream for another.
 
-    `trained` and number arguments count batches; -1 and below: before the first. `copy_streams`: 2 for rows that leave
-    beside rows that come, each way on a stream of its own.
+    `trained` and number arguments count batches; -1 and below: before the first.
     """
 
-    def __init__(self, streams: Streams, copy_streams: int = 1) -> None:
+    def __init__(self, streams: Streams) -> None:
         self.device = streams.device
-        self.fetching, self.compute = streams.fetching, streams.compute
-        self._both_ways = copy_streams == 2
-        self.writing_back = streams.another() if self._both_ways else self.fetching
+        self.copying, self.compute = streams.copying, streams.compute
         self.pinned, self._settle, self._another = streams.pinned, streams.settle, streams.another
         self._waited_for = -1
         self._trained: dict[int, Event] = {}
@@ -137,14 +128,9 @@ class Mover:
         self.await_unused(self._trained[self._waited_for])
         return self._waited_for
 
-    def have_left(self) -> None:
-        """Rows that come from now on do so when those written back so far have left."""
-        if self._both_ways:
-            self.await_left(self.writing_back.record())
-
     def end_moves(self, number: int) -> None:
-        """All that batch `number` needs has been asked of the fetching stream."""
-        self._moved[number] = self.fetching.record()
+        """All that batch `number` needs has been asked of the copying stream."""
+        self._moved[number] = self.copying.record()
 
     def start_training(self, number: int) -> None:
         """From the training thread: what is asked of the compute stream from now on is batch `number`."""
@@ -157,19 +143,14 @@ class Mover:
     def rest(self, trained: int) -> None:
         """From the look-ahead thread: copies asked for from now on see rows as batch `trained` leaves them."""
         self.await_trained(self._trained[trained])
-        if self._both_ways:
-            self.await_changed(self._trained[trained])
 
     def catch_up(self) -> None:
-        """Rows written back from now on are so as all work so far leaves them, that of the fetching stream included."""
+        """Rows written back from now on are so as all work so far leaves them."""
         self.await_computed(self.compute.record())
-        if self._both_ways:
-            self.await_fetched(self.fetching.record())
 
     def finish_copies(self) -> None:
         """Wait until every copy is done."""
-        self.have_left()
-        self.await_copies(self.fetching.record())
+        self.await_copies(self.copying.record())
 
     def settle(self) -> None:
         """Wait for all work so far, whatever stream it was asked of.
@@ -182,22 +163,13 @@ class Mover:
     # --- waits -----------------------------------------------------------------------------------------------
 
     def await_trained(self, event: Event) -> None:
-        self.fetching.after(event)
-
-    def await_changed(self, event: Event) -> None:
-        self.writing_back.after(event)
-
-    def await_left(self, event: Event) -> None:
-        self.fetching.after(event)
+        self.copying.after(event)
 
     def await_moved(self, event: Event) -> None:
         self.compute.after(event)
 
     def await_computed(self, event: Event) -> None:
-        self.writing_back.after(event)
-
-    def await_fetched(self, event: Event) -> None:
-        self.writing_back.after(event)
+        self.copying.after(event)
 
     def await_unused(self, event: Event) -> None:
         self.finding.after(event)

@@ -4,13 +4,13 @@
 
 `kernels over floor` is the device's time in kernels, as torch's profiler sees it, over the time in which the device's
 memory moves the bytes that a step cannot avoid (`benchmarks/gpu/floors.py`); `link ms` is what plans take to cross,
-beside the kernels. The phases are times of the current stream, launches included. A row's gradients are summed in
-look-up order; beside it stands `TierConfig.exact = False`, sums in chunks. The last parts tell what moving rows takes
-over a plain copy of as many bytes, and how much device memory a tier of a given size takes.
+beside the kernels. The phases are times of the current stream, launches included. The last parts
+report what moving rows takes over a plain copy of as many bytes, and how much device memory a tier of a given size
+takes.
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from benchmarks import harness
@@ -25,7 +25,6 @@ from benchmarks.gpu.workloads import Workload
 from benchmarks.harness import Report, Table
 from benchmarks.variants import Optimizer
 
-CHUNKS = replace(DEVICE, exact=False)
 LARGE_BATCH = 16_384  # from which on kernels and link are to reach their floors
 HEADER = (
     "workload", "batch", "variant", "forward ms", "backward ms", "update ms", "step ms", "over ours", "floor ms",
@@ -87,15 +86,15 @@ def plan(settings: Settings) -> dict[Workload, dict[Spec, list[Point]]]:
     for optimizer in settings.optimizers:
         workload = Workload(gigabytes=settings.gigabytes, dim=settings.dims[0], optimizer=_named(optimizer))
         points = [here, *(Point(batch, 4) for batch in settings.batches)]
-        wanted[workload] = {DEVICE: points, CHUNKS: points} | {peer: [here] for peer in peers}
+        wanted[workload] = {DEVICE: points} | {peer: [here] for peer in peers}
     for dim in settings.dims[1:]:
         for optimizer in settings.optimizers:
             workload = Workload(gigabytes=settings.gigabytes, dim=dim, optimizer=_named(optimizer))
-            wanted[workload] = {DEVICE: [here], CHUNKS: [here]}
+            wanted[workload] = {DEVICE: [here]}
     for model in settings.models:
         assert model == "heavy"
         workload = Workload("heavy", settings.gigabytes, settings.dims[0], _named(settings.optimizers[0]))
-        wanted[workload] = {DEVICE: [here], CHUNKS: [here]} | {peer: [here] for peer in peers[:1]}
+        wanted[workload] = {DEVICE: [here]} | {peer: [here] for peer in peers[:1]}
     return wanted
 
 
@@ -115,20 +114,18 @@ def _tell(report: Report, table: Table, workload: Workload, timing: Timing, rate
     if over is not None and not timing.spec.is_ours and point.batch == settings.batch:
         report.ratios[f"gpu_embedding_vs_{timing.spec.kind}_{suffix}"] = over
     if work:
-        name = "gpu_kernels_over_floor" if timing.spec.exact else "gpu_chunked_kernels_over_floor"
-        report.ratios[f"{name}_{suffix}_d{workload.dim}_b{point.batch}"] = work.device_ms / floor
+        report.ratios[f"gpu_kernels_over_floor_{suffix}_d{workload.dim}_b{point.batch}"] = work.device_ms / floor
 
 
 def _worst(report: Report) -> None:
     """The worst of all kernels at large batches."""
-    for kernels in ("gpu_kernels_over_floor", "gpu_chunked_kernels_over_floor"):
-        found = [
-            ratio
-            for name, ratio in report.ratios.items()
-            if name.startswith(f"{kernels}_") and int(name.rpartition("_b")[2]) >= LARGE_BATCH
-        ]
-        if found:
-            report.ratios[kernels] = max(found)
+    found = [
+        ratio
+        for name, ratio in report.ratios.items()
+        if name.startswith("gpu_kernels_over_floor_") and int(name.rpartition("_b")[2]) >= LARGE_BATCH
+    ]
+    if found:
+        report.ratios["gpu_kernels_over_floor"] = max(found)
 
 
 def _move(report: Report, accelerator: Accelerator, settings: Settings, rates: Rates) -> None:

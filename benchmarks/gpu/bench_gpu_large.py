@@ -15,7 +15,7 @@ from benchmarks.gpu.bench_gpu_step import run
 NOTHING_ELSE: dict[str, Any] = dict.fromkeys(
     ("policies", "depths", "shares", "batches", "optimizers", "dims", "sizes", "models", "ways"), ()
 )
-ONE = replace(STEP["full"], **NOTHING_ELSE, both_ways=0, bf16=0, trainer=0)
+ONE = replace(STEP["full"], **NOTHING_ELSE, bf16=0, trainer=0)
 SETTINGS = {
     "full": replace(ONE, gigabytes=60.0, policies=("lfu",), ways=("direct",), rounds=3),
     "quick": replace(ONE, gigabytes=20.0, rounds=3),

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.bench_gpu_probe [--smoke] [--set parts=kernels,link seconds=120]
 
-*kernels*: pooling and update of a batch, rows with many look-ups in a launch of their own, one by one, and in chunks.
+*kernels*: pooling and update of a batch, rows with many lookups in a launch of their own, and one by one.
 *link*: pinned rows read and written by kernels of 16, 64 and all programs, alone and beside matrix products.
 *planning*: what finding distinct rows by a sort would take on the device. *dense*: the dense part in float32, TF32 and
 bfloat16, and the interaction three ways. *host*: what launches, streams, events and packing a plan take of the host.
@@ -171,7 +171,7 @@ def _updates(
     vectors: NDArray[np.int32],
     gradients: Tensor,
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Row-wise Adagrad: as training does it, without naming hot rows, in chunks, and of the other rows alone."""
+    """Row-wise Adagrad: as training does it, without naming hot rows, and of the other rows alone."""
     optimizer, none = RowwiseAdagrad(), torch.empty(0, device=probe.device)
     state, norms = torch.zeros((len(weights), 1), device=probe.device), torch.empty(len(slots), device=probe.device)
     settings, corrections = [float(one) for one in optimizer.settings()], probe.send(optimizer.corrections())
@@ -184,11 +184,10 @@ def _updates(
 
     def work(sent: list[Tensor], **options: Any) -> Callable[[], object]:
         arguments = *sent, none, gradients, optimizer.kind, settings, corrections, norms[: len(sent[0])]
-        return lambda: kernels.update(weights, state, None, None, *arguments, **options)
+        return lambda: kernels.update(weights, state, *arguments, **options)
 
-    yield "exact", work(whole, hot=probe.send(hot))
+    yield "usual", work(whole, hot=probe.send(hot))
     yield "one_by_one", work(whole)
-    yield "chunked", work(whole, exact=False)
     yield "without_hot_rows", work(few, hot=probe.send(hot[:0]))
 
 
@@ -344,7 +343,7 @@ def _host(probe: Probe) -> None:
     probe.note("pool_host_us", probe.host_us(lambda: kernels.pool(weights, None, *bags, out, 8)))
     arguments = slots, segments, vectors, none, out, optimizer.kind, settings, none, norms
     options = {"hot": vectors[:0]}
-    update = lambda: kernels.update(weights, state, None, None, *arguments, **options)  # noqa: E731
+    update = lambda: kernels.update(weights, state, *arguments, **options)  # noqa: E731
     probe.note("update_host_us", probe.host_us(update))
     probe.note("mark_host_us", probe.host_us(probe.accelerator.mark, 500))
     if probe.accelerator.is_gpu:

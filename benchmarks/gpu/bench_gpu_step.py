@@ -24,7 +24,7 @@ from benchmarks.gpu.ending import kept_when_ended
 from benchmarks.gpu.floors import Rates, measure_rates
 from benchmarks.gpu.parts import WholeStep
 from benchmarks.gpu.timing import Point, Timing
-from benchmarks.gpu.variants import DEVICE, Finder, Spec, Transfer
+from benchmarks.gpu.variants import DEVICE, Spec, Transfer
 from benchmarks.gpu.workloads import ModelName, Workload
 from benchmarks.harness import Report, Table
 from benchmarks.variants import Optimizer
@@ -55,9 +55,8 @@ class Settings:
     dims: tuple[int, ...] = (128,)
     sizes: tuple[float, ...] = (1.0,)
     models: tuple[str, ...] = ("heavy",)
-    ways: tuple[str, ...] = ("staged",)  # of rows over the link, besides the usual one; and sums in chunks
-    lookups: tuple[str, ...] = ("host", "device")  # who finds those of long bags, of the models above
-    both_ways: int = 1  # 1: the base case, and the smallest share of the rows, with `tier.copy_streams=2`, too
+    ways: tuple[str, ...] = ("staged",)  # of rows over the link, besides the usual one
+    lookups: int = 1  # 1: long bags, of the models above, with lookups found by the GPU, too
     bf16: int = 1  # 1: the base case with bf16 MLPs, too
     trainer: int = 1  # 1: the base case, and the smallest batch, by `Trainer`, too
     tf32: int = 0  # 1: matrix products of all variants from tensor cores, as with `tf32=true`
@@ -73,11 +72,11 @@ SETTINGS = {
     "full": Settings(),
     "quick": Settings(
         gigabytes=2.0, policies=("lfu",), depths=(0,), shares=(25,), batches=(2048,), optimizers=("sgd",), dims=(),
-        sizes=(), models=(), ways=(), both_ways=0, bf16=0, trainer=0, rounds=3, seconds=180.0,
+        sizes=(), models=(), ways=(), bf16=0, trainer=0, rounds=3, seconds=180.0,
     ),
     "smoke": Settings(
         gigabytes=0.5, batch=4096, policies=(), depths=(), shares=(), batches=(), optimizers=("sgd",), dims=(),
-        sizes=(), models=(), ways=(), both_ways=0, bf16=0, trainer=0, copy_megabytes=256, rounds=3, seconds=40.0,
+        sizes=(), models=(), ways=(), bf16=0, trainer=0, copy_megabytes=256, rounds=3, seconds=40.0,
     ),
 }  # fmt: skip
 
@@ -111,25 +110,19 @@ def plan(settings: Settings) -> Wanted:
     for spec in (DEVICE, staged, HYBRID):
         wanted[base][spec] = [here, *(Point(batch, settings.depth) for batch in settings.batches)]
     wanted[base][staged] += [Point(settings.batch, depth) for depth in settings.depths]
-    if settings.ways:
-        wanted[base][replace(staged, exact=False)] = [here]
     for way in settings.ways:
         wanted[base][replace(staged, transfer=_way(way))] = [here]
     if settings.trainer:
         least = Point(min((settings.batch, *settings.batches)), settings.depth)
         wanted[base][replace(staged, trainer=True)] = list(dict.fromkeys([here, least]))
-    if settings.both_ways:
-        for share in {settings.share, min((settings.share, *settings.shares))}:
-            wanted[base][replace(staged, share=share, copy_streams=2)] = [here]
     for policy in settings.policies:
         wanted[base][Spec(policy, settings.share)] = [here]
     for share in settings.shares:
         wanted[base][Spec(settings.policy, share)] = [here]
     for workload in _other_workloads(base, settings):
         peers = (TORCH, TORCH_HOST) if workload.optimizer != "rowwise_adagrad" else ()
-        finders = settings.lookups if workload.mean_hot > 1 else ()
-        found = (replace(staged, lookups=_finder(name)) for name in finders)
-        for spec in (DEVICE, staged, HYBRID, *found, *peers):
+        by_device = [replace(staged, lookups="device")] if settings.lookups and workload.mean_hot > 1 else []
+        for spec in (DEVICE, staged, HYBRID, *by_device, *peers):
             wanted[workload][spec] = [here]
     return wanted
 
@@ -152,10 +145,6 @@ def _optimizer(name: str) -> Optimizer:
 
 
 def _way(name: str) -> Transfer:
-    return name  # type: ignore[return-value]
-
-
-def _finder(name: str) -> Finder:
     return name  # type: ignore[return-value]
 
 
@@ -202,10 +191,9 @@ def _ratios(report: Report, settings: Settings, workload: Workload, timings: lis
     for spec, timing in here.items():
         if spec.is_staged:
             name = "" if spec == _staged(settings) else f"_{spec.kind}_{spec.share}pct"
-            name += "_both_ways" if spec.copy_streams == 2 else ""
             name += "_trainer" if spec.trainer else ""
-            name += ("" if spec.exact else "_chunked") + ("" if spec.transfer == "auto" else f"_{spec.transfer}")
-            name += "" if spec.lookups == "auto" else f"_lookups_{spec.lookups}"
+            name += "" if spec.transfer == "auto" else f"_{spec.transfer}"
+            name += "_lookups_device" if spec.lookups == "device" else ""
             report.ratios[f"gpu_staged_vs_device{name}{suffix}"] = timing.speed
         elif spec != DEVICE and staged is not None:
             # Both were measured beside the reference, not beside each other.

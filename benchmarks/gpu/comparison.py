@@ -168,7 +168,7 @@ class Comparison:
             self._expected = found
         what, before = f"{self.workload.title}: {spec.title}", np.full_like(found, STORED)
         check_equal(what, found, self._expected, before=before, tolerance=TOLERANCE[self._part_name])
-        if spec.is_ours and spec.exact and not np.array_equal(found, self._expected):
+        if spec.is_ours and not np.array_equal(found, self._expected):
             self._not_bit_for_bit(what)
 
     def _not_bit_for_bit(self, what: str) -> None:

@@ -25,8 +25,7 @@ from benchmarks.peers_torch import EmbeddingBags, JoinedTable, Spans, torch_opti
 from benchmarks.variants import Block, Embeddings, NotAvailable, Ours, Setup, joined, row_optimizer
 
 Transfer = Literal["auto", "direct", "staged"]
-Finder = Literal["auto", "host", "device"]  # of look-ups
-CopyStreams = Literal[1, 2]
+Finder = Literal["host", "device"]  # of lookups
 
 # As module:Class, so that policies are found where the package is not installed.
 POLICIES = {
@@ -48,10 +47,8 @@ class Spec:
 
     kind: str  # a policy of POLICIES, torch, torch_joined or torch_host
     share: int = 100  # per cent of the rows on the device, for policies that take any
-    exact: bool = True  # see `TierConfig`, as for `transfer`
-    transfer: Transfer = "auto"
-    lookups: Finder = "auto"
-    copy_streams: CopyStreams = 1
+    transfer: Transfer = "auto"  # see `TierConfig`
+    lookups: Finder = "host"
     trainer: bool = False  # whole steps as `Trainer` trains them
 
     @property
@@ -66,10 +63,8 @@ class Spec:
     def title(self) -> str:
         parts = [TITLES.get(self.kind, self.kind)]
         parts += [f"{self.share}%"] if self.is_staged else []
-        parts += [] if self.exact else ["sums in chunks"]
         parts += [] if self.transfer == "auto" else [self.transfer]
-        parts += [] if self.lookups == "auto" else [f"look-ups found by the {self.lookups}"]
-        parts += ["copies both ways at once"] if self.copy_streams == 2 else []
+        parts += ["lookups found by the device"] if self.lookups == "device" else []
         parts += ["by Trainer"] if self.trainer else []
         return ", ".join(parts)
 
@@ -151,10 +146,8 @@ class Tiers(Ours):
             device_rows=wanted,
             device=accelerator.tier,
             when_full="shallower",
-            exact=spec.exact,
             transfer=transfer_of(spec, setup, accelerator),
             lookups=spec.lookups,
-            copy_streams=spec.copy_streams,
         )
         skip = SkipConfig() if spec.kind == "slipstream" else None
         optimizer = row_optimizer(setup.optimizer)

@@ -111,11 +111,10 @@ def test_one_dimension_is_varied_at_a_time() -> None:
     assert all(point.batch == here.batch or point.depth == here.depth for point in wanted[base][staged])
     assert {spec.share for spec in wanted[base] if spec.kind == "lru"} == {1, 5, 10, 25, 100}
     assert {spec.kind for spec in wanted[base]} == {"device", "hybrid", "lru", "lfu", "scratchpipe", "slipstream"}
-    assert {replace(staged, exact=False), replace(staged, transfer="staged")} <= set(wanted[base])
-    assert {spec.share for spec in wanted[base] if spec.copy_streams == 2} == {1, 10}
+    assert replace(staged, transfer="staged") in wanted[base]
     (heavy,) = (one for one in wanted if one.model == "heavy")
-    assert {spec.lookups for spec in wanted[heavy] if spec.is_staged} == {"auto", "host", "device"}
-    assert {spec.lookups for one in wanted if one != heavy for spec in wanted[one]} == {"auto"}
+    assert {spec.lookups for spec in wanted[heavy] if spec.is_staged} == {"host", "device"}
+    assert {spec.lookups for one in wanted if one != heavy for spec in wanted[one]} == {"host"}
     for workload in wanted:
         differs = [name for name, value in vars(workload).items() if value != vars(base)[name]]
         assert len(differs) <= 1 and next(iter(wanted[workload])) == DEVICE

@@ -1,13 +1,10 @@
 """Where rows lie never changes the numbers, on a GPU either: placements, tiers, look-ahead, optimizers, widths."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from gpu_helpers import EXAMPLES, train_on
 from helpers import LFU, Trained, random_batches, train_slowly
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from test_invariance import OPTIMIZERS, Case, cases
 
 from adaptive.config import TableConfig, TierConfig
@@ -41,9 +38,9 @@ def check(device: str, case: Case) -> None:
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(case=cases(), copy_streams=st.sampled_from([1, 2]))
-def test_placement_never_changes_the_numbers_on_the_gpu(device: str, case: Case, copy_streams: int) -> None:
-    check(device, replace(case, tier=case.tier.model_copy(update={"copy_streams": copy_streams})))
+@given(case=cases())
+def test_placement_never_changes_the_numbers_on_the_gpu(device: str, case: Case) -> None:
+    check(device, case)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)

@@ -30,9 +30,8 @@ WARM_UP = 4  # steps in which kernels are compiled, buffers made
 
 @pytest.mark.parametrize("optimizer", [SGD(), RowwiseAdagrad(), Adam()], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("policy", [LRU, LFU, Device], ids=lambda one: one.__name__)
-@pytest.mark.parametrize("copy_streams", [1, 2])
-def test_no_host_waits_in_a_step(device: str, policy: type[Policy], optimizer: RowOptimizer, copy_streams: int) -> None:
-    training = Training(device, policy, optimizer, copy_streams=copy_streams)
+def test_no_host_waits_in_a_step(device: str, policy: type[Policy], optimizer: RowOptimizer) -> None:
+    training = Training(device, policy, optimizer)
     running = training.open()
     with running.embeddings:
         steps = running.train(training.batches(), training.depth)

@@ -2,9 +2,8 @@
 
 Prints for each kernel a line of JSON: its name, the float32 and float64 instructions of its PTX that do not round to
 nearest once an operation, its registers, and its bytes of spilled registers. FORMS: `once` compiles each kernel once
-(updates once for each optimizer), `few` in its fullest forms, `all` in every form that the program can launch, float16
-and bfloat16 rows among them, `dense` those of the model's interaction, whose products are fused. It needs a process of
-its own, TRITON_INTERPRET unset.
+(updates once for each optimizer), `few` in its fullest forms, `all` in every form that the program can launch, `dense`
+those of the model's interaction, whose products are fused. It needs a process of its own, TRITON_INTERPRET unset.
 """
 
 import json
@@ -30,7 +29,7 @@ from adaptive.kernels.rows.gpu.initial import initial_kernel
 from adaptive.kernels.rows.gpu.launch import EXACT_ARITHMETIC, MAX_ROWS, tile_of
 from adaptive.kernels.rows.gpu.move import copy_kernel, copy_tile, copy_warps
 from adaptive.kernels.rows.gpu.pool import POOL_WARPS, pool_kernel
-from adaptive.kernels.rows.gpu.sums import HOT_COLUMNS, HOT_DEPTH, chunk_kernel, hot_kernel
+from adaptive.kernels.rows.gpu.sums import HOT_COLUMNS, HOT_DEPTH, hot_kernel
 from adaptive.kernels.rows.gpu.update import update_kernel
 
 TYPES = {
@@ -39,23 +38,22 @@ TYPES = {
     "*u8": "known pending",
     "fp32": "learning_rate epsilon decay1 decay2 kept",
 }
-FORMATS = ("fp32", "fp16", "bf16")
-Form = tuple[Any, dict[str, Any], str]  # kernel, constants, format of rows
+Form = tuple[Any, dict[str, Any]]  # kernel, constants
 
 # Fused, flushing small numbers to zero, or not correctly rounded.
 INEXACT = re.compile(r"^.*\b(?:(?:fma|mad)\.\S*f(?:32|64)|\S+\.ftz\S*|\S+\.approx\S*|div\.full\S*).*$", re.M)
 
 
-def signature(kernel: Any, constants: dict[str, Any], rows: str) -> dict[str, str]:
-    """Triton's type of every argument. rows: the format of weights."""
+def signature(kernel: Any, constants: dict[str, Any]) -> dict[str, str]:
+    """Triton's type of every argument."""
     types = {name: kind for kind, names in TYPES.items() for name in names.split()}
-    types |= {"weights": f"*{rows}", "host_weights": f"*{rows}"} | dict.fromkeys(constants, "constexpr")
+    types |= dict.fromkeys(constants, "constexpr")
     types["entries"] = "*i32" if kernel is drift_kernel else "*i64"
     return {name: types.get(name, "i32" if name.startswith("num_") else "*fp32") for name in kernel.arg_names}
 
 
-def examine(kernel: Any, capability: int, options: dict[str, Any], constants: dict[str, Any], rows: str) -> Any:
-    types = signature(kernel, constants, rows)
+def examine(kernel: Any, capability: int, options: dict[str, Any], constants: dict[str, Any]) -> Any:
+    types = signature(kernel, constants)
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types.values()) if kind.startswith("*")}
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -63,7 +61,7 @@ def examine(kernel: Any, capability: int, options: dict[str, Any], constants: di
     registers, spilled = usage(compiled.asm["cubin"])
     found = {"kernel": kernel.__name__, "inexact": inexact, "registers": registers, "spilled": spilled}
     found["in_flight"] = in_flight(compiled.asm["cubin"])
-    return found | {"rows": rows, "warps": options["num_warps"], "constants": constants}
+    return found | {"warps": options["num_warps"], "constants": constants}
 
 
 def told(cubin: bytes, what: str) -> str:
@@ -108,56 +106,48 @@ def in_flight(cubin: bytes) -> int:
 
 
 def fullest(width: int) -> Iterator[Form]:
-    """Each kernel with all that it can do."""
-    shape = shape_of(width)
-    told, sent = {"SINGLE": True, "IN_ORDER": True}, {"SINGLE": False, "IN_ORDER": False}
-    yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": False, "SCALED": False} | told, "fp32"
-    yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": True, "SCALED": True} | sent, "bf16"
+    """Each kernel as training usually launches it, then with all that it can do."""
+    shape, pooling = shape_of(width), shape_of(width, POOL_WARPS)
+    yield pool_kernel, pooling | {"HOST": False, "SCALED": False, "SINGLE": True, "IN_ORDER": True}
+    yield pool_kernel, pooling | {"HOST": True, "SCALED": True, "SINGLE": False, "IN_ORDER": False}
     for kind, state in states(width).items():
-        more = {"KIND": kind, "STATE": state, "HOST": kind == steps.ADAM, "SCALED": True, "SUMS": 2}
-        usual = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": False, "SUMS": 1, "SUMMED": False}
-        yield update_kernel, shape | usual, "fp32"
+        own = shape | {"KIND": kind, "STATE": state, "APART": True}
+        yield update_kernel, own | {"SCALED": False, "SUMMED": False}
         for summed in (False, True) if kind != steps.SGD_ else (False,):
-            yield update_kernel, shape | more | {"SUMMED": summed}, "fp16" if kind == steps.SGD_ else "fp32"
-    for size, bits in ((32, 5), (1024, 10)):
-        yield chunk_kernel, shape | {"SCALED": True, "SIZE": size, "BITS": bits}, "fp32"
-    yield hot_kernel, hot_shape(width) | {"SCALED": False}, "fp32"
-    yield hot_kernel, hot_shape(width) | {"SCALED": True}, "fp32"
+            yield update_kernel, own | {"SCALED": True, "SUMMED": summed}
+    yield hot_kernel, hot_shape(width) | {"SCALED": False}
+    yield hot_kernel, hot_shape(width) | {"SCALED": True}
     for squares in sorted({0, 1, width, width + 1}):
-        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": True, "SUMS": 2}, "fp32"
-    yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": True}, "fp32"
+        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": True, "APART": True}
+    yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": True}
     for state in states(width).values():
-        yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}, "fp32"
-    yield decay_kernel, shape, "fp32"
-    yield initial_kernel, shape, "fp32"
+        yield copy_kernel, {"WIDTH": width, "STATE": state, **copy_tile(width, state)}
+    yield decay_kernel, shape
+    yield initial_kernel, shape
 
 
 def once(width: int) -> Iterator[Form]:
-    """The last of each kernel's fullest forms, of `update_kernel` one for each optimizer."""
-    chosen = {(kernel, constants.get("KIND")): (kernel, constants, rows) for kernel, constants, rows in fullest(width)}
+    """The first of each kernel's fullest forms, that of the base case; of `update_kernel` one for each optimizer, of
+    `pool_kernel` one for bags of any length, too."""
+    chosen: dict[tuple[Any, ...], Form] = {}
+    for kernel, constants in fullest(width):
+        chosen.setdefault((kernel, constants.get("KIND"), constants.get("SINGLE")), (kernel, constants))
     yield from chosen.values()
 
 
 def every(width: int) -> Iterator[Form]:
     """Whatever the program can launch beside `fullest`."""
     shape, flags = shape_of(width), (False, True)
-    for rows, host, scaled, single, in_order in product(FORMATS, flags, flags, flags, flags):
+    for host, scaled, single, in_order in product(flags, flags, flags, flags):
         told = {"SINGLE": single, "IN_ORDER": in_order}
-        yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": host, "SCALED": scaled} | told, rows
-    for rows, (kind, state), scaled, sums in product(FORMATS, states(width).items(), flags, range(3)):
-        if rows != "fp32" and scaled != (sums > 0):
-            continue
-        own = {"KIND": kind, "STATE": state, "HOST": False, "SCALED": scaled, "SUMS": sums, "SUMMED": False}
-        yield update_kernel, shape | own, rows
-        if kind != steps.SGD_ and not (scaled or sums):
-            yield update_kernel, shape | own | {"SUMMED": True}, rows
-    for (size, bits), scaled in product(((32, 5), (1024, 10)), flags):
-        yield chunk_kernel, shape | {"SCALED": scaled, "SIZE": size, "BITS": bits}, "fp32"
-    for squares, scaled, sums in product(sorted({0, 1, width, width + 1}), flags, range(3)):
-        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled, "SUMS": sums}, "fp32"
-    for rows, host in product(FORMATS, flags):
-        yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": host}, rows
-    yield from ((initial_kernel, shape, rows) for rows in FORMATS)
+        yield pool_kernel, shape_of(width, POOL_WARPS) | {"HOST": host, "SCALED": scaled} | told
+    for (kind, state), scaled, apart in product(states(width).items(), flags, flags):
+        own = {"KIND": kind, "STATE": state, "SCALED": scaled, "APART": apart}
+        for summed in (False, True) if kind != steps.SGD_ else (False,):
+            yield update_kernel, shape | own | {"SUMMED": summed}
+    for squares, scaled, apart in product(sorted({0, 1, width, width + 1}), flags, flags):
+        yield accumulate_kernel, shape | {"SQUARES": squares, "SCALED": scaled, "APART": apart}
+    yield drift_kernel, {"WIDTH": width, "ROWS": MAX_ROWS, "HOST": False}
 
 
 def states(width: int) -> dict[int, int]:
@@ -187,7 +177,7 @@ def compile_dense(capability: int, width: int) -> None:
     for kernel, given in interactions(width):
         constants = dict(given)
         options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
-        print(json.dumps(examine(kernel, capability, options, constants, "fp32") | {"width": width}), flush=True)
+        print(json.dumps(examine(kernel, capability, options, constants) | {"width": width}), flush=True)
 
 
 def main(capability: int, which: str, *widths: int) -> None:
@@ -198,15 +188,15 @@ def main(capability: int, which: str, *widths: int) -> None:
     one_warp = {"num_warps": 1, **EXACT_ARITHMETIC}
     for width in widths:
         forms = once(width) if which == "once" else fullest(width)
-        for kernel, constants, rows in (*forms, *(every(width) if which == "all" else ())):
+        for kernel, constants in (*forms, *(every(width) if which == "all" else ())):
             options = tile_of(constants["BLOCK"]).options if "BLOCK" in constants else one_warp
             if kernel is pool_kernel:
                 options = tile_of(constants["BLOCK"], warps=POOL_WARPS).options
             if kernel is copy_kernel:
                 options = {"num_warps": copy_warps(width), **EXACT_ARITHMETIC}
-            print(json.dumps(examine(kernel, capability, options, constants, rows) | {"width": width}), flush=True)
+            print(json.dumps(examine(kernel, capability, options, constants) | {"width": width}), flush=True)
     fused, constants = {"num_warps": 1, "enable_fp_fusion": True}, {"WIDTH": 8, "ROWS": MAX_ROWS, "HOST": False}
-    print(json.dumps(examine(drift_kernel, capability, fused, constants, "fp32")))  # what must not be
+    print(json.dumps(examine(drift_kernel, capability, fused, constants)))  # what must not be
 
 
 if __name__ == "__main__":

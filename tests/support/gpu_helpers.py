@@ -65,7 +65,6 @@ class Training:
     bf16: bool = False
     num_batches: int = 12
     lookups: str = "auto"
-    copy_streams: int = 1
 
     def tables(self) -> list[TableConfig]:
         sizes = (2000, 500, 40)
@@ -76,7 +75,7 @@ class Training:
 
     def open(self) -> "Running":
         rows = self.policy.device_rows or self.device_rows
-        ways = {"lookups": self.lookups, "copy_streams": self.copy_streams}
+        ways = {"lookups": self.lookups}
         tier = TierConfig.model_validate({"device_rows": rows, "device": self.device} | ways)
         embeddings = TieredEmbeddingBag(self.tables(), tier, policy=self.policy, optimizer=self.optimizer)
         config = DLRMConfig(embedding_dim=self.dim, bottom_mlp=(32, self.dim), top_mlp=(64, 1), bf16=self.bf16)

@@ -23,12 +23,12 @@ from adaptive.kernels.rows.gpu.drift import drift, drift_kernel
 from adaptive.kernels.rows.gpu.initial import initial_kernel, initial_rows
 from adaptive.kernels.rows.gpu.move import copy_kernel, fetch, write_back
 from adaptive.kernels.rows.gpu.pool import pool, pool_kernel
-from adaptive.kernels.rows.gpu.sums import chunk_kernel, hot_kernel
+from adaptive.kernels.rows.gpu.sums import hot_kernel
 from adaptive.kernels.rows.gpu.update import update, update_kernel
 from adaptive.kernels.rows.hot import hot_rows
 
 KERNELS = (
-    pool_kernel, update_kernel, accumulate_kernel, hot_kernel, chunk_kernel, drift_kernel, decay_kernel, copy_kernel,
+    pool_kernel, update_kernel, accumulate_kernel, hot_kernel, drift_kernel, decay_kernel, copy_kernel,
     initial_kernel,
 )  # fmt: skip
 SETTINGS = [0.1, 1e-8, 0.9, 0.999, 0.0]
@@ -81,9 +81,8 @@ def launch_all(width: int, kind: int, state_width: int) -> None:
         num, bags = len(rows), len(segments) - 1
         pool(weights, None, numbers(10).long(), vectors, numbers(bags).int(), segments, none, torch.zeros(bags, width))
         pool(weights, None, numbers(10).long(), vectors[:bags], none, none, none, torch.zeros(bags, width), bags)
-        table = weights, state, None, None, rows, segments, vectors, none, gradients, kind, SETTINGS, corrections
+        table = weights, state, rows, segments, vectors, none, gradients, kind, SETTINGS, corrections
         hot = torch.from_numpy(hot_rows(segments.numpy()))
-        update(*table, torch.zeros(num), exact=False)
         update(*table, torch.zeros(num), hot=hot)
         sums, squares = torch.zeros(5000, width), torch.zeros(5000, squares_width)
         pending = torch.zeros(5000, dtype=torch.bool)

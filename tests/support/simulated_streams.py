@@ -25,8 +25,8 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.lock = threading.RLock()
-        self.fetching, self.compute = SimulatedStream(self), SimulatedStream(self)
-        self.all = [self.fetching, self.compute]
+        self.copying, self.compute = SimulatedStream(self), SimulatedStream(self)
+        self.all = [self.copying, self.compute]
         self.streams = Streams(torch.device("cpu"), *self.all, self.pinned, self.settle, self.another)
         self.settled = 0
         self._pinned: set[int] = set()

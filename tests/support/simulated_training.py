@@ -61,7 +61,6 @@ class Case:
     device_rows: str = "65%"
     ample: bool = False  # buffers, so that nobody waits for one
     shrinks: bool = False  # the device tier, in the middle
-    copy_streams: int = 1
     lookups: str = "host"  # or "device": it finds what batches look up, read ahead; some are pooled and no more
 
     @property
@@ -75,7 +74,6 @@ class Case:
             device_rows=self.device_rows,
             transfer=self.way,  # type: ignore[arg-type]
             lookups=lookups,  # type: ignore[arg-type]
-            copy_streams=self.copy_streams,  # type: ignore[arg-type]
             poison=True,
         )
         optimizer = Adam(lr=0.05) if self.depth % 2 else Adagrad(lr=0.1)
@@ -97,13 +95,7 @@ CASES = [
     Case(depth=0, device_rows="35%", ample=True),
     Case(way="direct", device_rows="60%", ample=True, lookups="device"),
     Case(depth=1, device_rows="50%", shrinks=True, lookups="device"),
-    Case(way="staged", copy_streams=2),
-    Case(way="direct", device_rows="60%", ample=True, copy_streams=2),
-    Case(way="direct", device_rows="70%", ample=True, shrinks=True, copy_streams=2),
-    Case(Skips, 1, "staged", "50%", ample=True, copy_streams=2),
-    Case(ScatteredOnHost, 3, "direct", "75%", ample=True, copy_streams=2),
-    Case(way="direct", device_rows="60%", ample=True, copy_streams=2, lookups="device"),
-    Case(way="direct", device_rows="50%", ample=True, copy_streams=2),  # slots are shared anew
+    Case(way="direct", device_rows="50%", ample=True),  # slots are shared anew
 ]
 
 

@@ -5,7 +5,6 @@ for bit (`simulated_training`). Leave out one wait, anywhere, and for some seed 
 """
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,10 +14,9 @@ import torch
 from helpers import Scattered, ScatteredOnHost, Trainee, train_more, train_slowly
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_training import BATCHES, CASES, TABLES, Case, Run, check, simulated, small_buffers
+from simulated_training import BATCHES, CASES, TABLES, Case, check, simulated, small_buffers
 from torch import Tensor
 
-from adaptive.engine.lookahead import _carried_out
 from adaptive.planned import GroupWork
 from adaptive.tiers.mover import Mover
 from adaptive.tiers.streams import _CudaStream
@@ -33,7 +31,6 @@ def test_any_order_that_events_allow_gives_the_same_bits(seed: int, case: Case) 
 # --- every wait is needed --------------------------------------------------------------------------------------------
 
 Site = tuple[str, ...]  # a wait, and who asked for it on whose behalf
-BOTH_WAYS = {"await_changed", "await_left", "await_fetched"}  # with one stream, what its own order gives
 REDUNDANT = {  # and why
     (
         "await_brought",
@@ -41,12 +38,6 @@ REDUNDANT = {  # and why
         "StagedTransfer.land",
         "TorchDevice.land",
     ): "settle() has waited for all copies",
-    (
-        "await_brought",
-        "DirectTransfer.write_back",
-        "TorchDevice.write_back",
-        "Pipeline.write_all_back",
-    ): "it settles afterwards",
     (
         "await_sent",
         "PinnedBlock.take",
@@ -113,52 +104,14 @@ def is_missed(left_out: Site, cases: set[Case]) -> bool:
 
 
 def test_a_wait_that_is_left_out_is_missed() -> None:
-    sites = all_sites([case for case in CASES if case.copy_streams == 1])
-    assert {site[0] for site in sites} == {name for name in vars(Mover) if name.startswith("await_")} - BOTH_WAYS
+    """But for those of rebalancing: `rest` and `catch_up` wait for the same here, while on CUDA the compute stream of
+    the thread that rebalances is not the loop's."""
+    sites = all_sites(CASES)
+    assert any("share_anew" in site for site in sites)
+    sites = {site: cases for site, cases in sites.items() if "share_anew" not in site}
+    assert {site[0] for site in sites} == {name for name in vars(Mover) if name.startswith("await_")}
     assert sites.keys() >= REDUNDANT.keys()
     assert [site for site, cases in sites.items() if site not in REDUNDANT and not is_missed(site, cases)] == []
-
-
-def test_so_is_one_of_two_streams_for_copies() -> None:
-    """Each wait of one stream for another, in cases whose copies go both ways at once.
-
-    Where slots are shared anew, `rest` and `catch_up` wait for the same here: on CUDA the compute stream of the thread
-    that does it is not the loop's.
-    """
-    of_streams = {"await_trained", "await_moved", "await_computed", "await_copies", *BOTH_WAYS}
-    sites = all_sites([case for case in CASES if case.copy_streams == 2])
-    assert {site[0] for site in sites} >= of_streams
-    assert any("share_anew" in site for site in sites)
-    found = {site: cases for site, cases in sites.items() if site[0] in of_streams and "share_anew" not in site}
-    assert [site for site, cases in found.items() if not is_missed(site, cases)] == []
-
-
-@pytest.mark.parametrize("copy_streams", [1, 2])
-def test_rows_leave_beside_those_that_come_for_the_batch_before(copy_streams: int) -> None:
-    """With two streams; with one, behind them."""
-    case = Case(way="direct", device_rows="60%", ample=True, copy_streams=copy_streams)
-    with simulated(1) as simulation, small_buffers(case.ample):
-        embeddings = case.build()
-        pipeline = embeddings._pipeline
-        fetching, writing_back = pipeline.mover.fetching, pipeline.mover.writing_back
-        run = Run(embeddings, case.depth, simulation.random, {}, shrinks=False)
-        pipeline.begin(case.depth)
-        source = _carried_out(pipeline, iter(BATCHES), case.depth, lambda number: None)
-        coming = deque(next(source) for _ in range(case.depth + 1))
-        beside = []
-        while pipeline.trained < 12:
-            for stream in simulation.all:
-                stream.laziness = 0.0
-            simulation.settle()
-            fetching.laziness = 1.0
-            for _ in range(2):
-                run.train_one(coming.popleft())
-                coming.append(next(source))
-            leaving = any(len(plan.moves.back_slots) for plan in coming[-1].plans)
-            beside.append(leaving and bool(fetching._queue) and not writing_back._queue)
-        assert any(beside) == (copy_streams == 2)
-        simulation.settle()
-        source.close()
 
 
 # --- two threads -----------------------------------------------------------------------------------------------------
@@ -186,9 +139,9 @@ def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkey
 def test_slots_and_sums_are_there_before_any_other_stream_may_use_them() -> None:
     """They are made on the stream that is current where tiers are built; a loop may train on another one."""
     with simulated(1) as simulation, small_buffers(ample=True):
-        simulation.fetching.laziness = simulation.compute.laziness = 1.0
+        simulation.copying.laziness = simulation.compute.laziness = 1.0
         embeddings = Case(way="direct", device_rows="60%").build()
-        assert not simulation.fetching._queue and not simulation.compute._queue
+        assert not simulation.copying._queue and not simulation.compute._queue
         for lane in embeddings._pipeline.lanes:
             for change in (lambda d: d.resize(3), lambda d: d.watch(5, snapshots=True, sums=True)):
                 before = simulation.settled
@@ -224,13 +177,13 @@ def test_host_memory_is_let_go_when_no_copy_reads_or_writes_it() -> None:
     case = Case(way="direct", device_rows="60%")
     with simulated(1) as simulation, small_buffers(ample=True):
         embeddings = case.build()
-        simulation.fetching.laziness = 1.0
+        simulation.copying.laziness = 1.0
         left: list[int] = []
         for lane in embeddings._pipeline.lanes:
-            lane.device._transfer._let_go = lambda: left.append(len(simulation.fetching._queue))  # type: ignore[attr-defined]
+            lane.device._transfer._let_go = lambda: left.append(len(simulation.copying._queue))  # type: ignore[attr-defined]
         coming = embeddings.look_ahead(BATCHES, depth=0)
         next(coming)
-        assert simulation.fetching._queue
+        assert simulation.copying._queue
         embeddings.close()
         assert left == [0] * len(embeddings._pipeline.lanes)
         with pytest.raises(AssertionError, match="closed"):

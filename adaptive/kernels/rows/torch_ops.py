@@ -147,8 +147,6 @@ def pool(
 def update(
     weights: Tensor,
     state: Tensor,
-    host_weights: None,
-    host_state: None,
     slots: Tensor,
     segments: Tensor,
     vectors: Tensor,
@@ -161,9 +159,8 @@ def update(
     *,
     squares: Tensor | None = None,
     hot: Tensor | None = None,
-    exact: bool = True,
 ) -> None:
-    """Take one optimizer step of the rows in `slots`; norms (U,) receives the L2 norms of the changes. Always exact.
+    """Take one optimizer step of the rows in `slots`; norms (U,) receives the L2 norms of the changes.
 
     squares: if given, `gradients` are sums, one for each row, and states grow by these squares: see `accumulate`.
     hot: not needed here.
@@ -195,9 +192,8 @@ def accumulate(
     pending: Tensor,
     *,
     hot: Tensor | None = None,
-    exact: bool = True,
 ) -> None:
-    """Add each row's gradient to sums[entries[u]], or start that sum; mark it pending. Always exact.
+    """Add each row's gradient to sums[entries[u]], or start that sum; mark it pending.
 
     What the gradient would add to the optimizer's state goes to squares[entries[u]] likewise; see `squares_of`.
     """

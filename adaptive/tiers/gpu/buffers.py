@@ -72,10 +72,10 @@ class PinnedBlock:
 
 
 class TransferBuffer:
-    """Several arrays in one pinned block, with twins on the device that a stream fills, by default the fetching one."""
+    """Several arrays in one pinned block, with twins on the device that a stream fills, by default the copying one."""
 
     def __init__(self, mover: Mover, stream: Stream | None = None) -> None:
-        self._stream = stream or mover.fetching
+        self._stream = stream or mover.copying
         self._block = PinnedBlock(mover)
         self._twin = self._stream.empty(0, torch.uint8)
         self._starts = [0]
@@ -136,8 +136,8 @@ class DeviceBlock:
 class Ring:
     """Transfer buffers used in turn."""
 
-    def __init__(self, mover: Mover, size: int, stream: Stream) -> None:
-        self._transfer_buffers = deque(TransferBuffer(mover, stream) for _ in range(size))
+    def __init__(self, mover: Mover, size: int) -> None:
+        self._transfer_buffers = deque(TransferBuffer(mover) for _ in range(size))
 
     def next(self) -> TransferBuffer:
         self._transfer_buffers.rotate(-1)
@@ -149,13 +149,13 @@ class Ring:
 
 
 class IndexSender:
-    """Sends numbers of rows or slots to the device, for the kernels of one stream.
+    """Sends numbers of rows or slots to the device, for the kernels of the copying stream.
 
     What is sent lies in buffers that are used again, so work on it has to be asked for before the next call.
     """
 
-    def __init__(self, mover: Mover, stream: Stream) -> None:
-        self._ring = Ring(mover, NUM_LISTS, stream)
+    def __init__(self, mover: Mover) -> None:
+        self._ring = Ring(mover, NUM_LISTS)
 
     def send(self, *numbers: Int64s) -> Iterator[list[Tensor]]:
         """Lists of one length on the device, a stretch of all of them at a time."""

@@ -58,7 +58,7 @@ def build_devices(
                 transfer = choice.transfer(host, mover, kernels, optimizer)
                 searcher = _searcher(host, tier, mover) if finds else None
                 work = mover, kernels, transfer, searcher
-                devices.append(TorchDevice(host, num_slots, optimizer, *work, poison=tier.poison, exact=tier.exact))
+                devices.append(TorchDevice(host, num_slots, optimizer, *work, poison=tier.poison))
             return devices, replace(sizes, text=f"{sizes.text}; {choice.text}")
         except torch.OutOfMemoryError:
             devices.clear()

@@ -5,10 +5,8 @@ their own (`transfer`, `mover`), and norms and drifts come back through pinned m
 batches later. Exceptions, by nature: a batch that updates rows on the host (`misses = "host"`) waits there for their
 gradients (`host_rows`), and ranks whose rows cross over the host's memory wait for these (`bring`).
 
-What is bit-equal to what. On any torch device, with torch operations: everything to `CpuDevice`, so to every other
-placement, depth and way of transfer. On a GPU with Triton's kernels: the same, unless `exact` is false; then sums of
-rows with more than 32 look-ups in a batch are taken in fixed chunks, and only runs that leave no such row on the host
-agree. Nothing depends on timing: every sum has one order, and whatever is measured is used at a fixed age.
+Everything is bit-equal to `CpuDevice`, so to every other placement, depth and way of transfer. Nothing depends on
+timing: every sum has one order, and whatever is measured is used at a fixed age.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +36,7 @@ from adaptive.tiers.mover import Mover
 class TorchDevice(DeviceTier):
     """Slots on a torch device: rows cross on streams for copies, pooling and updates run on the training stream.
 
-    Bit-equal to `CpuDevice` unless `exact` is false; see the module for what that means on a GPU.
+    Bit-equal to `CpuDevice`.
     """
 
     pools_parts = False
@@ -54,11 +52,9 @@ class TorchDevice(DeviceTier):
         searcher: DeviceSearcher | None = None,
         *,
         poison: bool = False,
-        exact: bool = True,
     ) -> None:
         self.poison = poison
         self._mover, self._kernels, self._transfer = mover, kernels, transfer
-        self._exact = exact
         self.searcher = self._searcher = searcher
         self._link = ComputeLink(mover)
         self._host_rows = HostRows(host, optimizer, self._link)
@@ -214,8 +210,6 @@ class TorchDevice(DeviceTier):
                 lambda: self._kernels.update(
                     self.slots.weights,
                     self.slots.state,
-                    None,
-                    None,
                     segments.locations,
                     segments.starts,
                     segments.vectors,
@@ -227,7 +221,6 @@ class TorchDevice(DeviceTier):
                     norms,
                     squares=squares,
                     hot=segments.hot,
-                    exact=self._exact,
                 )
             )
         return self._link.bring(norms)
@@ -235,7 +228,7 @@ class TorchDevice(DeviceTier):
     def defer(self, deferred: Deferred, gradients: Tensor) -> Later:
         assert isinstance(deferred, SentDeferred)
         sums = self._sums
-        self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels, exact=self._exact))
+        self._mover.compute.run(lambda: sums.add(deferred, gradients, self._kernels))
         return self._update(deferred.due, self._host_rows.update_from_sums, sums.sums, sums.squares)
 
     def drift(self, snapshots: Snapshots) -> Later:

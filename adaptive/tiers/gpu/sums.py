@@ -21,7 +21,7 @@ class TorchSums:
         self.squares = torch.full((capacity, squares_width), torch.nan, device=device)
         self.pending = torch.zeros(capacity, dtype=torch.bool, device=device)
 
-    def add(self, deferred: SentDeferred, gradients: Tensor, kernels: RowKernels, *, exact: bool) -> None:
+    def add(self, deferred: SentDeferred, gradients: Tensor, kernels: RowKernels) -> None:
         """Add a batch's gradients (V, D) on the current stream; sums that are due after it no longer wait."""
         segments = deferred.segments_sent
         kernels.accumulate(
@@ -34,7 +34,6 @@ class TorchSums:
             self.squares,
             self.pending,
             hot=segments.hot,
-            exact=exact,
         )
         self.pending.index_fill_(0, deferred.due_sent, False)
 

@@ -26,7 +26,7 @@ from adaptive.planning.plan import Int64s, Moves
 from adaptive.system import usable_cores
 from adaptive.tiers.gpu.buffers import Bytes, IndexSender, Ring, TransferBuffer, added
 from adaptive.tiers.host import Floats, HostTier
-from adaptive.tiers.mover import Event, Mover, Stream
+from adaptive.tiers.mover import Event, Mover
 
 BLOCK_BYTES = 8 << 20  # rows that cross at once; at 50 GB/s a block takes 0.17 ms
 NUM_BLOCKS = 4  # in each direction: one is filled while others cross
@@ -47,8 +47,7 @@ class Transfer(ABC):
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
         self._host, self._mover, self._kernels = host, mover, kernels
-        self._lists = IndexSender(mover, mover.fetching)
-        self._back_lists = IndexSender(mover, mover.writing_back)
+        self._lists = IndexSender(mover)
         group = host.group
         self._tables = [
             torch.from_numpy(array).to(mover.device)
@@ -59,7 +58,7 @@ class Transfer(ABC):
     @property
     def num_bytes(self) -> Bytes:
         """Bytes of its buffers: of pinned memory, of device memory."""
-        return added([self._lists.num_bytes, self._back_lists.num_bytes])
+        return self._lists.num_bytes
 
     @abstractmethod
     def write_back(self, slots: RowArrays, moves: Moves) -> None:
@@ -79,7 +78,7 @@ class Transfer(ABC):
             self._make(slots, places, rows)
 
     def _make(self, slots: RowArrays, places: Tensor, rows: Tensor) -> None:
-        self._mover.fetching.run(
+        self._mover.copying.run(
             lambda: self._kernels.initial_rows(
                 slots.weights, slots.state, places, rows, *self._tables, self._first_state
             )
@@ -98,8 +97,8 @@ class Transfer(ABC):
 
     def poison_slots(self, slots: RowArrays, places: Int64s) -> None:
         """Debug: NaN into slots whose rows have been written back."""
-        for (sent,) in self._back_lists.send(places):
-            self._mover.writing_back.run(partial(_poison, slots, sent))
+        for (sent,) in self._lists.send(places):
+            self._mover.copying.run(partial(_poison, slots, sent))
 
     @abstractmethod
     def poison_host(self, rows: Int64s) -> None:
@@ -134,18 +133,18 @@ class DirectTransfer(Transfer):
     def write_back(self, slots: RowArrays, moves: Moves) -> None:
         if self._written is not None and self._lands:
             self._mover.await_brought(self._written)
-        for places, rows in self._back_lists.send(moves.back_slots, moves.back_rows):
-            self._run(self._mover.writing_back, self._kernels.write_back, slots, places, rows)
+        for places, rows in self._lists.send(moves.back_slots, moves.back_rows):
+            self._run(self._kernels.write_back, slots, places, rows)
         if len(moves.back_slots):
-            self._written = self._mover.writing_back.record()
+            self._written = self._mover.copying.record()
 
     def _fetch_stored(self, slots: RowArrays, places: Int64s, rows: Int64s) -> None:
         for sent_places, sent_rows in self._lists.send(places, rows):
-            self._run(self._mover.fetching, self._kernels.fetch, slots, sent_places, sent_rows)
+            self._run(self._kernels.fetch, slots, sent_places, sent_rows)
 
-    def _run(self, stream: Stream, kernel: Callable[..., None], slots: RowArrays, places: Tensor, rows: Tensor) -> None:
+    def _run(self, kernel: Callable[..., None], slots: RowArrays, places: Tensor, rows: Tensor) -> None:
         host = self._open_rows()
-        stream.run(lambda: kernel(slots.weights, slots.state, places, host.weights, host.state, rows))
+        self._mover.copying.run(lambda: kernel(slots.weights, slots.state, places, host.weights, host.state, rows))
 
     def _open_rows(self) -> RowArrays:
         assert self._host_rows is not None, "the tiers are closed: their memory is not the device's any more"
@@ -164,7 +163,7 @@ class DirectTransfer(Transfer):
     def poison_host(self, rows: Int64s) -> None:
         host = self._open_rows()
         for (sent,) in self._lists.send(rows):  # they may be on their way to the device: poisoned behind them
-            self._mover.fetching.run(partial(_poison, host, sent))
+            self._mover.copying.run(partial(_poison, host, sent))
 
 
 @dataclass(frozen=True)
@@ -185,9 +184,7 @@ class StagedTransfer(Transfer):
 
     def __init__(self, host: HostTier, mover: Mover, kernels: RowKernels, optimizer: RowOptimizer) -> None:
         super().__init__(host, mover, kernels, optimizer)
-        self._coming, self._leaving = (
-            Ring(mover, NUM_BLOCKS, stream) for stream in (mover.fetching, mover.writing_back)
-        )
+        self._coming, self._leaving = Ring(mover, NUM_BLOCKS), Ring(mover, NUM_BLOCKS)
         self._landings: deque[_Landing] = deque()
         in_memory = len(host.weights) > 0  # files have threads of their own, and one place to count what they read
         self._pool = (
@@ -216,7 +213,7 @@ class StagedTransfer(Transfer):
         transfer_buffer.send(1)
         sent, weights, state = transfer_buffer.tensors
         count = self._count[: len(rows)]
-        self._mover.writing_back.run(
+        self._mover.copying.run(
             lambda: self._kernels.write_back(slots.weights, slots.state, sent, weights, state, count)
         )
         self._landings.append(_Landing(transfer_buffer.bring(1), rows, *transfer_buffer.arrays[1:]))
@@ -246,7 +243,7 @@ class StagedTransfer(Transfer):
         transfer_buffer.send()
         sent, weights, state = transfer_buffer.tensors
         count = self._count[: len(rows)]
-        self._mover.fetching.run(lambda: self._kernels.fetch(slots.weights, slots.state, sent, weights, state, count))
+        self._mover.copying.run(lambda: self._kernels.fetch(slots.weights, slots.state, sent, weights, state, count))
 
     def _in_pieces(self, count: int, work: Callable[[slice, Int64s], None]) -> None:
         """Do the work on all of `count` rows, stretch by stretch, by several threads where there are many."""

@@ -43,7 +43,12 @@ LEAST_IN_FLIGHT = {"hot_kernel": 32, "update_kernel": 12, "accumulate_kernel": 1
 
 
 def assert_loads_are_on_their_way(reports: list[dict[str, Any]]) -> None:
-    found = [(report["kernel"], report["in_flight"], report["constants"]) for report in reports]
+    # A program that pools bags of one lookup each has no more to ask for than these.
+    found = [
+        (report["kernel"], report["in_flight"], report["constants"])
+        for report in reports
+        if not report["constants"].get("SINGLE")
+    ]
     assert [one for one in found if one[1] < LEAST_IN_FLIGHT.get(one[0], 0)] == []
     assert {one[0] for one in found} >= LEAST_IN_FLIGHT.keys()
 
@@ -78,8 +83,7 @@ def test_batches_of_other_sizes_compile_nothing_anew(tmp_path: Path) -> None:
     """In the middle of training a kernel that is compiled takes as long as a hundred steps. As training launches them:
     Triton takes every argument and option, too."""
     reports = printed(LAUNCHES, tmp_path, "90")
-    assert len(reports) == 3 * 9
-    # Bags of one look-up, or any; hot rows apart, with chunks, or neither; sizes.
-    expected = {"pool_kernel": 2, "update_kernel": 3, "chunk_kernel": 2}
+    assert len(reports) == 3 * 8
+    expected = {"pool_kernel": 2}  # bags of one lookup, or any
     for report in reports:
         assert report["kinds"] == expected.get(report["kernel"], 1), report

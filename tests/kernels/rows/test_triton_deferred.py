@@ -11,10 +11,9 @@ import torch
 import triton_setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_setup import DEVICE, OPTIMIZERS, Floats, Pinned, assert_same_bits, random_rows, run, settings_of
+from triton_setup import DEVICE, OPTIMIZERS, Floats, assert_same_bits, random_rows, run, settings_of
 
 import adaptive.kernels.rows.gpu.deferred
-import adaptive.kernels.rows.gpu.sums
 from adaptive.kernels.rows import torch_ops
 from adaptive.kernels.rows.cpu import deferred, update
 from adaptive.kernels.rows.hot import hot_rows
@@ -53,10 +52,10 @@ class Sums:
         self.device: list[Any] = [*rows, np.zeros(num, np.bool_)]
         self.twin: list[Any] = [array.copy() for array in self.device]
 
-    def visit(self, kernels: Kernels, entries: Any, *gradients: Any, exact: bool = True) -> None:
+    def visit(self, kernels: Kernels, entries: Any, *gradients: Any) -> None:
         """gradients: segments, vectors, scales, gradients."""
         hot = torch.from_numpy(hot_rows(gradients[0])).to(DEVICE)
-        run(kernels.accumulate, entries, *gradients, *self.device, hot=hot, exact=exact)
+        run(kernels.accumulate, entries, *gradients, *self.device, hot=hot)
         g = np.empty((1, self.twin[0].shape[1]), np.float32)
         deferred.accumulate(0, len(entries), entries, *gradients, *self.twin, g)
 
@@ -96,16 +95,15 @@ def test_two_visits_are_summed_and_so_are_their_squares(kernels: Kernels) -> Non
 
 
 @pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("squares", ["none", "row", "every", "counted"])
-def test_gradients_are_added_to_sums_or_start_them(kernels: Kernels, dim: int, exact: bool, squares: str) -> None:
-    """No row has more than 32 look-ups: both orders have the same bits."""
+def test_gradients_are_added_to_sums_or_start_them(kernels: Kernels, dim: int, scaled: bool, squares: str) -> None:
     rng = np.random.default_rng(dim)
     sums = Sums(12, dim, {"none": 0, "row": 1, "every": dim, "counted": dim + 1}[squares])
     segments, vectors = np.array([0, 1, 6, 38]), rng.integers(0, 9, 38).astype(np.int32)
     for entries in ([3, 1, 7], [7, 4, 3], [11, 0, 7]):
-        scales, gradients = random_rows(rng, 38 if exact else 0), random_rows(rng, 9, dim)
-        sums.visit(kernels, np.array(entries), segments, vectors, scales, gradients, exact=exact)
+        scales, gradients = random_rows(rng, 38 if scaled else 0), random_rows(rng, 9, dim)
+        sums.visit(kernels, np.array(entries), segments, vectors, scales, gradients)
         sums.assert_same()
     np.testing.assert_array_equal(np.flatnonzero(sums.device[2]), [0, 1, 3, 4, 7, 11])
 
@@ -120,22 +118,6 @@ def test_programs_take_several_tiles_each(width: int, monkeypatch: pytest.Monkey
     sums.assert_same()
 
 
-@pytest.mark.parametrize("width", [1, 4, 5])
-def test_squares_are_those_of_the_gradient_that_was_summed_by_chunks(width: int) -> None:
-    """A first visit of 70 look-ups: `sums` is that gradient."""
-    rng, sums = np.random.default_rng(1), Sums(1, 4, width)
-    vectors, gradients = rng.integers(0, 9, 70).astype(np.int32), random_rows(rng, 9, 4)
-    run(
-        triton_setup.accumulate, np.array([0]), np.array([0, 70]), vectors, NO_SCALES, gradients, *sums.device,
-        exact=False,
-    )  # fmt: skip
-    found = sums.device[0]
-    assert (found != gradients[vectors].cumsum(0, np.float32)[-1:]).any()  # another order it is
-    again = Sums(1, 4, width)
-    again.visit(KINDS["triton"], np.array([0]), *one_each(found[0]))
-    assert_same_bits(sums.device[1], again.twin[1])
-
-
 def test_no_gradients_are_deferred(kernels: Kernels) -> None:
     none, pending = np.zeros(0, np.int64), np.zeros(1, np.bool_)
     tables = np.zeros((0, 4), np.float32), np.zeros((1, 4), np.float32), np.zeros((1, 1), np.float32)
@@ -147,36 +129,30 @@ def test_no_gradients_are_deferred(kernels: Kernels) -> None:
 
 
 class Rows:
-    """Rows of both tiers with their state."""
+    """Rows in slots with their state."""
 
     def __init__(self, optimizer: RowOptimizer, dim: int, num: int = 40) -> None:
-        rng, state = np.random.default_rng(0), reference.initial_state(optimizer, dim)
+        state = np.tile(reference.initial_state(optimizer, dim), (num, 1))
         self.optimizer, self.dim = optimizer, dim
-        self.arrays: list[Floats] = []
-        for _ in range(2):
-            self.arrays += [random_rows(rng, num, dim), np.tile(state, (num, 1))]
+        self.arrays: list[Floats] = [random_rows(np.random.default_rng(0), num, dim), state]
 
-    def apply(self, kernels: Kernels, locations: Any, entries: Any, sums: Any, squares: Any, **options: Any) -> Floats:
+    def apply(self, kernels: Kernels, slots: Any, entries: Any, sums: Any, squares: Any) -> Floats:
         """Each row gets the sum of one entry; returns the norms."""
-        device, device_state, host, host_state = self.arrays
-        optimizer, norms = self.optimizer, np.full(len(locations), np.nan, np.float32)
-        on_host = (Pinned(host), Pinned(host_state)) if (locations < 0).any() else (None, None)
-        row_updates = np.arange(len(locations) + 1), entries.astype(np.int32), NO_SCALES, sums
-        tensors = device, device_state, *on_host, locations, *row_updates
+        optimizer, norms = self.optimizer, np.full(len(slots), np.nan, np.float32)
+        row_updates = np.arange(len(slots) + 1), entries.astype(np.int32), NO_SCALES, sums
         tail = optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms
 
         def update(squares: Any, *arguments: Any) -> None:
-            kernels.update(*arguments, squares=squares, **options)
+            kernels.update(*arguments, squares=squares)
 
-        run(update, squares, *tensors, *tail)
+        run(update, squares, *self.arrays, slots, *row_updates, *tail)
         return norms
 
-    def apply_by_twin(self, locations: Any, entries: Any, sums: Any, squares: Any) -> Floats:
-        optimizer, norms = self.optimizer, np.full(len(locations), np.nan, np.float32)
+    def apply_by_twin(self, slots: Any, entries: Any, sums: Any, squares: Any) -> Floats:
+        optimizer, norms = self.optimizer, np.full(len(slots), np.nan, np.float32)
         numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), norms
-        for flip, tier in ((0, self.arrays[:2]), (-1, self.arrays[2:])):
-            delta = np.empty((1, self.dim), np.float32)
-            deferred.apply_sums(0, len(locations), flip, locations, entries, sums, squares, *tier, *numbers, delta)
+        delta = np.empty((1, self.dim), np.float32)
+        deferred.apply_sums(0, len(slots), 0, slots, entries, sums, squares, *self.arrays, *numbers, delta)
         return norms
 
     def assert_same(self, other: "Rows") -> None:
@@ -193,15 +169,15 @@ def random_squares(rng: np.random.Generator, num: int, dim: int, optimizer: RowO
 
 
 def assert_applied_as_by_the_twin(
-    kernels: Kernels, optimizer: RowOptimizer, locations: Sequence[int], sums: Floats, squares: Floats, **options: Any
+    kernels: Kernels, optimizer: RowOptimizer, slots: Sequence[int], sums: Floats, squares: Floats
 ) -> None:
     """Twice, so that state counts. Entries are taken from behind."""
-    dim, where = sums.shape[1], np.array(locations)
+    dim, where = sums.shape[1], np.array(slots)
     entries = np.arange(len(sums))[::-1][: len(where)].copy()
     rows, twin = Rows(optimizer, dim), Rows(optimizer, dim)
     for _ in range(2):
         case = where, entries, sums, squares
-        assert_same_bits(rows.apply(kernels, *case, **options), twin.apply_by_twin(*case))
+        assert_same_bits(rows.apply(kernels, *case), twin.apply_by_twin(*case))
         rows.assert_same(twin)
 
 
@@ -239,11 +215,10 @@ def test_a_sum_under_adam_counts_as_updates_with_its_mean(kernels: Kernels) -> N
 @every_optimizer
 @pytest.mark.parametrize("dim", DIMS)
 def test_sums_of_every_width_are_applied_as_by_the_twin(kernels: Kernels, optimizer: RowOptimizer, dim: int) -> None:
-    """With squares that are not those of the sums. Torch's kernels have no rows on the host."""
+    """With squares that are not those of the sums."""
     rng = np.random.default_rng(dim)
     sums, squares = random_rows(rng, 6, dim), random_squares(rng, 6, dim, optimizer)
-    locations = [2, ~3, 0, ~1, 1] if kernels is KINDS["triton"] else [2, 3, 0, 1]
-    assert_applied_as_by_the_twin(kernels, optimizer, locations, sums, squares)
+    assert_applied_as_by_the_twin(kernels, optimizer, [2, 7, 0, 5, 1], sums, squares)
 
 
 @every_optimizer
@@ -252,15 +227,6 @@ def test_sums_that_are_not_finite_are_applied_as_by_the_twin(kernels: Kernels, o
     width = optimizer.squares_width(2)
     squares = np.array([[1, 1, 1], [np.inf, np.nan, 2], [np.inf, 0, 5], [0, 0, 3]], np.float32)[:, :width].copy()
     assert_applied_as_by_the_twin(kernels, optimizer, [2, 3, 0, 1], sums, squares)
-
-
-@every_optimizer
-def test_many_sums_are_not_cut_into_chunks(optimizer: RowOptimizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is one look-up, however many there are; `exact` asks for nothing."""
-    monkeypatch.delattr(adaptive.kernels.rows.gpu.sums, "chunk_sums")
-    rng = np.random.default_rng(2)
-    sums, squares = random_rows(rng, 40, 3), random_squares(rng, 40, 3, optimizer)
-    assert_applied_as_by_the_twin(KINDS["triton"], optimizer, range(40), sums, squares, exact=False)
 
 
 @every_optimizer
@@ -275,8 +241,8 @@ def test_a_sum_of_one_visit_has_the_bits_of_the_update(kernels: Kernels, optimiz
         sums.visit(kernels, entries, *row_updates)
         found, expected = rows.apply(kernels, locations, entries, *sums.device[:2]), np.empty(3, np.float32)
         update.update(
-            locations, *row_updates, *plain.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
-            expected, np.empty((1, 2, dim), np.float32),
+            locations, *row_updates, *plain.arrays, *(array[:0] for array in plain.arrays),
+            optimizer.kind, optimizer.settings(), optimizer.corrections(), expected, np.empty((1, 2, dim), np.float32),
         )  # fmt: skip
         assert_same_bits(found, expected)
         rows.assert_same(plain)

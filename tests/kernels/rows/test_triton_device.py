@@ -12,7 +12,7 @@ from torch import Tensor
 from triton_setup import DEVICE, INTERPRETED, OPTIMIZERS, assert_same_bits, needs_gpu, random_rows, ready, settings_of
 
 from adaptive.kernels.rows.cpu import deferred, pool, update
-from adaptive.optim import SGD, RowOptimizer
+from adaptive.optim import RowOptimizer
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -43,31 +43,26 @@ def _never_waiting() -> Iterator[None]:
 
 
 class Case:
-    """Rows of both tiers, and an update of most of them in which a few rows have very many look-ups."""
+    """Rows in slots, and an update of most of them in which a few rows have very many lookups."""
 
     def __init__(self, optimizer: RowOptimizer, dim: int) -> None:
         rng = np.random.default_rng(dim)
         self.optimizer, self.dim = optimizer, dim
         width = optimizer.state_width(dim)
         self.rows = [random_rows(rng, NUM_SLOTS, dim), np.zeros((NUM_SLOTS, width), np.float32)]
-        self.rows += [random_rows(rng, NUM_HOST, dim), np.zeros((NUM_HOST, width), np.float32)]
-        self.locations = rng.permutation(np.arange(-NUM_HOST, NUM_SLOTS))[: NUM_SLOTS // 2]
-        sizes = np.minimum(rng.zipf(1.5, len(self.locations)), 3000 if not INTERPRETED else 40)
+        self.slots = rng.permutation(NUM_SLOTS)[: NUM_SLOTS // 2]
+        sizes = np.minimum(rng.zipf(1.5, len(self.slots)), 3000 if not INTERPRETED else 40)
         segments = np.concatenate([[0], np.cumsum(sizes)])
         vectors = rng.integers(0, NUM_VECTORS, segments[-1]).astype(np.int32)
         self.row_updates = segments, vectors, random_rows(rng, segments[-1]), random_rows(rng, NUM_VECTORS, dim)
 
-    def update(self, *, exact: bool) -> list[Any]:
-        """[weights, state, host weights, host state, norms] after one update on the device."""
-        device, device_state, host, host_state = (array.copy() for array in self.rows)
-        tensors = [*on_device(device, device_state), pinned(host), pinned(host_state)]
-        tensors += on_device(self.locations, *self.row_updates)
-        corrections, norms = on_device(self.optimizer.corrections(), np.empty(len(self.locations), np.float32))
+    def update(self) -> list[Any]:
+        """[weights, state, norms] after one update on the device."""
+        rows, tensors = on_device(*(array.copy() for array in self.rows)), on_device(self.slots, *self.row_updates)
+        corrections, norms = on_device(self.optimizer.corrections(), np.empty(len(self.slots), np.float32))
         with ready():
-            triton_setup.update(
-                *tensors, self.optimizer.kind, settings_of(self.optimizer), corrections, norms, exact=exact
-            )
-        return [tensor.cpu().numpy() for tensor in (*tensors[:4], norms)]
+            triton_setup.update(*rows, *tensors, self.optimizer.kind, settings_of(self.optimizer), corrections, norms)
+        return [tensor.cpu().numpy() for tensor in (*rows, norms)]
 
     def visits(self, num: int) -> list[Any]:
         """(entries, segments, vectors, scales) of two visits of sums (num, D); the first `num` rows are the case's."""
@@ -81,11 +76,10 @@ class Case:
         return [*(np.zeros((num, width), np.float32) for width in widths), np.zeros(num, np.bool_)]
 
     def defer(self, num: int) -> list[Any]:
-        """[weights, state, host weights, host state, norms, sums, squares] after the visits and one update."""
-        device, device_state, host, host_state = (array.copy() for array in self.rows)
-        rows = [*on_device(device, device_state), pinned(host), pinned(host_state)]
+        """[weights, state, norms, sums, squares] after the visits and one update."""
+        rows = on_device(*(array.copy() for array in self.rows))
         sums, squares, pending = on_device(*self.empty_sums(num))
-        (gradients,), where = on_device(self.row_updates[3]), on_device(self.locations[:num])
+        (gradients,), where = on_device(self.row_updates[3]), on_device(self.slots[:num])
         due = on_device(np.arange(num + 1), np.arange(num, dtype=np.int32), np.zeros(0, np.float32))
         corrections, norms = on_device(self.optimizer.corrections(), np.empty(num, np.float32))
         numbers = self.optimizer.kind, settings_of(self.optimizer), corrections, norms
@@ -102,15 +96,14 @@ class Case:
             deferred.accumulate(0, num // 2, *visit, self.row_updates[3], sums, squares, pending, g)
         optimizer = self.optimizer
         numbers = optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, g
-        for flip, tier in ((0, rows[:2]), (-1, rows[2:])):
-            deferred.apply_sums(0, num, flip, self.locations[:num], np.arange(num), sums, squares, *tier, *numbers)
+        deferred.apply_sums(0, num, 0, self.slots[:num], np.arange(num), sums, squares, *rows, *numbers)
         return [*rows, norms, sums, squares]
 
     def update_by_twin(self) -> list[Any]:
-        rows, norms = [array.copy() for array in self.rows], np.empty(len(self.locations), np.float32)
+        rows, norms = [array.copy() for array in self.rows], np.empty(len(self.slots), np.float32)
         optimizer, scratch = self.optimizer, np.empty((1, 2, self.dim), np.float32)
         update.update(
-            self.locations, *self.row_updates, *rows,
+            self.slots, *self.row_updates, *rows, *(array[:0] for array in rows),
             optimizer.kind, optimizer.settings(), optimizer.corrections(), norms, scratch,
         )  # fmt: skip
         return [*rows, norms]
@@ -122,27 +115,18 @@ def test_updates_have_the_bits_of_the_cpu_every_time(optimizer: RowOptimizer, di
     case = Case(optimizer, dim)
     expected = case.update_by_twin()
     for _ in range(3):
-        for found, wanted in zip(case.update(exact=True), expected, strict=True):
+        for found, wanted in zip(case.update(), expected, strict=True):
             assert_same_bits(found, wanted)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("dim", [16, 100, 300])
 def test_deferred_sums_have_the_bits_of_the_cpu_every_time(optimizer: RowOptimizer, dim: int) -> None:
-    """Two visits of half the entries each, drawn anew; then every entry's sum is applied, to rows of both tiers."""
+    """Two visits of half the entries each, drawn anew; then every entry's sum is applied."""
     case, num = Case(optimizer, dim), NUM_SLOTS // 2
     expected = case.defer_by_twin(num)
     for _ in range(3):
         for found, wanted in zip(case.defer(num), expected, strict=True):
-            assert_same_bits(found, wanted)
-
-
-@pytest.mark.parametrize("dim", [17, 128])
-def test_sums_by_chunks_have_the_same_bits_every_time(dim: int) -> None:
-    case = Case(SGD(), dim)
-    first = case.update(exact=False)
-    for _ in range(5):
-        for found, wanted in zip(case.update(exact=False), first, strict=True):
             assert_same_bits(found, wanted)
 
 
@@ -176,15 +160,14 @@ def test_nothing_waits_for_the_gpu() -> None:
         triton_setup.pool(weights, host, slots, slots, slots, starts, none, out)
         triton_setup.pool(weights, None, slots, slots, slots, none, none, out, 8)
         triton_setup.update(
-            weights, state, host, host_state, slots, starts, slots, none, out, 1, [0.1] * 5, none, out[:, 0].clone(),
-            exact=False,
-        )  # fmt: skip
+            weights, state, slots, starts, slots, none, out, 1, [0.1] * 5, none, out[:, 0].clone(), hot=slots[:0].int()
+        )
         for squares in (out[:, :0].clone(), out[:, :1].clone(), out.clone(), torch.zeros(8, 5, device=DEVICE)):
-            triton_setup.accumulate(slots, starts, slots, none, out, weights, squares, flags, exact=False)
+            triton_setup.accumulate(slots, starts, slots, none, out, weights, squares, flags)
         for kind, width, state_width in ((1, 4, 4), (2, 1, 1), (3, 5, 9)):
             squares, accumulators = (torch.zeros(8, columns, device=DEVICE) for columns in (width, state_width))
             triton_setup.update(
-                weights, accumulators, None, None, slots, starts, slots, none, out, kind, [0.1] * 5, sizes,
+                weights, accumulators, slots, starts, slots, none, out, kind, [0.1] * 5, sizes,
                 out[:, 0].clone(), squares=squares,
             )  # fmt: skip
         triton_setup.drift(slots, slots, flags, weights, host, out, state[:, 0].clone())

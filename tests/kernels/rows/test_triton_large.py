@@ -67,7 +67,7 @@ def test_update_steps_the_last_row_and_its_state(huge: Tensor) -> None:
         norms = torch.empty(1, device=DEVICE)
         tail = optimizer.kind, settings_of(optimizer), NONE, norms
         with ready():
-            triton_setup.update(huge, state, None, None, on_device(LAST), *row_updates, *tail)
+            triton_setup.update(huge, state, on_device(LAST), *row_updates, *tail)
         if isinstance(optimizer, SGD):
             assert torch.equal(last(huge)[None], row(5) - 0.5 * row())
     assert norms.isfinite().all()
@@ -78,9 +78,9 @@ def test_gradients_lie_beyond_2_31_values(huge: Tensor) -> None:
     vectors = on_device(*[LAST] * 40, kind=torch.int32)
     (sums, squares), pending = torch.zeros(2, 1, DIM, device=DEVICE), torch.zeros(1, dtype=torch.bool, device=DEVICE)
     tail = NONE, huge, sums, squares, pending
-    for exact in (True, False):
+    for _ in range(2):
         with ready():
-            triton_setup.accumulate(on_device(0), on_device(0, 40), vectors, *tail, exact=exact)
+            triton_setup.accumulate(on_device(0), on_device(0, 40), vectors, *tail)
     assert torch.equal(sums, 80 * row(5))
     assert torch.equal(squares, 2 * (40 * row(5)).square())
 
@@ -99,7 +99,7 @@ def test_sums_and_their_squares_lie_beyond_2_31_values(huge: Tensor) -> None:
     row_updates = on_device(0, 1), on_device(LAST, kind=torch.int32), NONE, huge
     tail = Adagrad.kind, settings_of(Adagrad(1.0, eps=0.0)), NONE, torch.empty(1, device=DEVICE)
     with ready():
-        triton_setup.update(weights, state, None, None, on_device(0), *row_updates, *tail, squares=huge)
+        triton_setup.update(weights, state, on_device(0), *row_updates, *tail, squares=huge)
     assert torch.equal(state, row().square())
     assert torch.equal(weights, 2 - row())  # by n * n / sqrt(n * n)
 

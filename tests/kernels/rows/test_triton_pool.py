@@ -4,12 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import triton_setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
+from triton_setup import INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, run
 
 from adaptive.kernels.rows.cpu import pool
 
@@ -156,31 +155,3 @@ def test_values_that_are_not_finite_stay_in_their_column() -> None:
     case = random_case(np.random.default_rng(0), 3, [2, 3, 1, 4], scaled=True)
     case[0][:, 0], case[0][1, 1], case[1][:, 2] = np.inf, np.nan, -np.inf
     assert_equals_twin(case)
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dim", [3, 64])
-def test_narrow_rows_are_pooled_in_float32(kind: torch.dtype, dim: int) -> None:
-    """Also subnormal numbers of the format, infinities and NaN."""
-    device, host, locations, vectors, starts, scales, num = random_case(np.random.default_rng(1), dim, [2, 0, 5], True)
-    device[0, :3], host[0, :3] = (1e-7, np.inf, -0.0), (1e-40, np.nan, 65504)
-    narrow, narrow_host = torch.from_numpy(device).to(kind), torch.from_numpy(host).to(kind)
-    out = torch.empty(num, dim, device=DEVICE)
-    arrays = locations, np.arange(len(locations)), vectors, starts, scales
-    indices = [torch.from_numpy(array).to(DEVICE) for array in arrays]
-    with ready():
-        triton_setup.pool(narrow.to(DEVICE), narrow_host if INTERPRETED else narrow_host.pin_memory(), *indices, out)
-    expected = np.empty((num, dim), np.float32)
-    wide, wide_host = narrow.float().numpy(), narrow_host.float().numpy()
-    pool.pool(
-        expected,
-        vectors.astype(np.int32),
-        starts,
-        np.arange(len(locations), dtype=np.int32),
-        locations,
-        scales,
-        wide,
-        wide_host,
-        1,
-    )
-    assert_same_bits(out.cpu().numpy(), expected)

@@ -1,7 +1,4 @@
-"""The fused update in Triton: bit for bit as `kernels.rows.cpu.update`, interpreted or on a GPU.
-
-With `exact=False` rows of more than 32 look-ups are summed in another order: bit for bit as the slow twin below.
-"""
+"""The fused update in Triton: bit for bit as `kernels.rows.cpu.update`, interpreted or on a GPU."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +10,8 @@ import torch
 import triton_setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_setup import DEVICE, OPTIMIZERS, Floats, Pinned, assert_same_bits, random_rows, ready, run, settings_of
+from triton_setup import DEVICE, OPTIMIZERS, Floats, assert_same_bits, random_rows, run, settings_of
 
-import adaptive.kernels.rows.gpu.sums
 import adaptive.kernels.rows.gpu.update
 from adaptive.kernels.rows.cpu import update
 from adaptive.kernels.rows.hot import hot_rows
@@ -26,36 +22,32 @@ every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o:
 
 @dataclass
 class Rows:
-    """Both tiers, and how to update rows of theirs."""
+    """Rows in slots, and how to update them."""
 
     optimizer: RowOptimizer
     dim: int
-    num_slots: int = 3
-    num_host: int = 4
-    arrays: list[Floats] = field(init=False)  # weights and state of the device, of the host
+    num_slots: int = 7
+    arrays: list[Floats] = field(init=False)  # weights and state
 
     def __post_init__(self) -> None:
-        rng, state = np.random.default_rng(0), reference.initial_state(self.optimizer, self.dim)
-        self.arrays = []
-        for num in (self.num_slots, self.num_host):
-            self.arrays += [random_rows(rng, num, self.dim), np.tile(state, (num, 1))]
+        state = np.tile(reference.initial_state(self.optimizer, self.dim), (self.num_slots, 1))
+        self.arrays = [random_rows(np.random.default_rng(0), self.num_slots, self.dim), state]
 
-    def update(self, locations: Any, *row_updates: Any, **options: Any) -> Floats:
+    def update(self, slots: Any, *row_updates: Any, **options: Any) -> Floats:
         """row_updates: segments, vectors, scales, gradients. Returns the norms."""
-        norms = np.full(len(locations), np.nan, np.float32)
-        device, device_state, host, host_state = self.arrays
-        optimizer = self.optimizer
+        norms, optimizer = np.full(len(slots), np.nan, np.float32), self.optimizer
         run(
-            triton_setup.update, device, device_state, Pinned(host), Pinned(host_state), locations, *row_updates,
+            triton_setup.update, *self.arrays, slots, *row_updates,
             optimizer.kind, settings_of(optimizer), optimizer.corrections(), norms, **options,
         )  # fmt: skip
         return norms
 
-    def update_by_twin(self, locations: Any, *row_updates: Any) -> Floats:
-        norms, optimizer = np.full(len(locations), np.nan, np.float32), self.optimizer
+    def update_by_twin(self, slots: Any, *row_updates: Any) -> Floats:
+        norms, optimizer = np.full(len(slots), np.nan, np.float32), self.optimizer
         update.update(
-            locations, *row_updates, *self.arrays, optimizer.kind, optimizer.settings(), optimizer.corrections(),
-            norms, np.empty((1, 2, self.dim), np.float32),
+            slots, *row_updates, *self.arrays, *(array[:0] for array in self.arrays),
+            optimizer.kind, optimizer.settings(), optimizer.corrections(), norms,
+            np.empty((1, 2, self.dim), np.float32),
         )  # fmt: skip
         return norms
 
@@ -82,15 +74,14 @@ def assert_equals_twin(optimizer: RowOptimizer, dim: int, locations: Any, row_up
 
 
 def test_each_rows_gradients_are_summed() -> None:
-    """Slot 1 gets vectors 0 and 2; host row 0 gets vector 1. w -= 0.5 * sum; the others stay."""
-    rows = Rows(SGD(0.5), 2, 2, 2)
+    """Slot 1 gets vectors 0 and 2; slot 2 gets vector 1. w -= 0.5 * sum; the others stay."""
+    rows = Rows(SGD(0.5), 2, 4)
     for array in rows.arrays:
         array.fill(0)
     gradients = np.array([[2, 4], [6, 8], [4, 4]], np.float32)
     row_updates = np.array([0, 2, 3]), np.array([0, 2, 1], np.int32), np.zeros(0, np.float32), gradients
-    norms = rows.update(np.array([1, ~0]), *row_updates)
-    assert_same_bits(rows.arrays[0], [[0, 0], [-3, -4]])
-    assert_same_bits(rows.arrays[2], [[-3, -4], [0, 0]])
+    norms = rows.update(np.array([1, 2]), *row_updates)
+    assert_same_bits(rows.arrays[0], [[0, 0], [-3, -4], [-3, -4], [0, 0]])
     assert_same_bits(norms, [5, 5])
 
 
@@ -104,7 +95,7 @@ def test_the_four_formulas_on_one_number() -> None:
     }
     row_updates = np.array([0, 1]), np.zeros(1, np.int32), np.zeros(0, np.float32), np.array([[2]], np.float32)
     for optimizer, (weight, state) in expected.items():
-        rows = Rows(optimizer, 1)
+        rows = Rows(optimizer, 1, 3)
         rows.arrays[0].fill(1)
         norms = rows.update(np.array([2]), *row_updates)
         assert_same_bits(rows.arrays[0], [[1], [1], [weight]])
@@ -116,14 +107,6 @@ def test_an_empty_update_changes_nothing() -> None:
     assert_equals_twin(SGD(), 5, np.zeros(0, np.int64), random_row_updates(np.random.default_rng(0), 5, []))
 
 
-def test_a_row_of_a_tier_that_was_not_given_is_never_written() -> None:
-    if triton_setup.INTERPRETED:
-        rows, row_updates = Rows(SGD(), 1), random_row_updates(np.random.default_rng(0), 1, [1])
-        tail = (SGD.kind, settings_of(SGD()), SGD().corrections(), np.zeros(1, np.float32))
-        with pytest.raises(AssertionError):
-            run(triton_setup.update, *rows.arrays[:2], None, None, np.array([~0]), *row_updates, *tail)
-
-
 # --- against the twin ---------------------------------------------------------------------------------------------
 
 
@@ -132,7 +115,7 @@ def test_a_row_of_a_tier_that_was_not_given_is_never_written() -> None:
 def test_every_width_equals_the_twin(optimizer: RowOptimizer, dim: int) -> None:
     rng = np.random.default_rng(dim)
     row_updates = random_row_updates(rng, dim, [1, 1, 9, 2, 1, 1], scaled=dim % 2 == 1)
-    assert_equals_twin(optimizer, dim, np.array([2, ~3, 0, ~1, ~0, 1]), row_updates)
+    assert_equals_twin(optimizer, dim, np.array([2, 6, 0, 4, 3, 1]), row_updates)
 
 
 @every_optimizer
@@ -146,16 +129,16 @@ def test_the_widest_row_equals_the_twin(optimizer: RowOptimizer) -> None:
 @given(
     optimizer=st.sampled_from(OPTIMIZERS),
     dim=st.sampled_from([1, 3, 16, 40]),
-    locations=st.permutations(range(-4, 3)),
+    slots=st.permutations(range(7)),
     sizes=st.lists(st.sampled_from([1, 2, 3, 50]), min_size=1, max_size=7),
     scaled=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_update_equals_the_twin(
-    optimizer: RowOptimizer, dim: int, locations: list[int], sizes: list[int], scaled: bool, seed: int
+    optimizer: RowOptimizer, dim: int, slots: list[int], sizes: list[int], scaled: bool, seed: int
 ) -> None:
     row_updates = random_row_updates(np.random.default_rng(seed), dim, sizes, scaled)
-    assert_equals_twin(optimizer, dim, np.array(locations[: len(sizes)]), row_updates)
+    assert_equals_twin(optimizer, dim, np.array(slots[: len(sizes)]), row_updates)
 
 
 @every_optimizer
@@ -165,14 +148,14 @@ def test_gradients_that_are_not_finite_equal_the_twin(optimizer: RowOptimizer) -
     gradients[:5, 1] = (np.nan, np.inf, 1e30, 1e-30, -np.inf)
     gradients[5] = 1e-41
     vectors[:] = (0, 1, 2, 3, 1, 4, 5, 5)
-    assert_equals_twin(optimizer, 3, np.array([0, 1, 2, ~0, ~1, ~2]), (segments, vectors, scales, gradients))
+    assert_equals_twin(optimizer, 3, np.arange(6), (segments, vectors, scales, gradients))
 
 
 def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scratch is used again, by rows in another tile."""
     monkeypatch.setattr(adaptive.kernels.rows.gpu.update, "MAX_PROGRAMS", 2)
     row_updates = random_row_updates(np.random.default_rng(2), 130, [1, 2, 1, 1, 3, 1, 1])
-    assert_equals_twin(RowwiseAdagrad(), 130, np.arange(-4, 3), row_updates, times=1)
+    assert_equals_twin(RowwiseAdagrad(), 130, np.arange(7), row_updates, times=1)
 
 
 # --- hot rows -----------------------------------------------------------------------------------------------------
@@ -181,7 +164,7 @@ def test_programs_take_several_tiles_each(monkeypatch: pytest.MonkeyPatch) -> No
 def with_hot(optimizer: RowOptimizer, dim: int, row_updates: Any) -> Rows:
     """As `assert_equals_twin`, once, with the rows named that are hot."""
     rows, twin, hot = Rows(optimizer, dim), Rows(optimizer, dim), hot_rows(row_updates[0])
-    locations = np.array([2, ~3, 0, ~1, ~0, 1])[: len(row_updates[0]) - 1]
+    locations = np.array([2, 6, 0, 4, 3, 1])[: len(row_updates[0]) - 1]
     norms = rows.update(locations, *row_updates, hot=torch.from_numpy(hot).to(DEVICE))
     assert_same_bits(norms, twin.update_by_twin(locations, *row_updates))
     for found, expected in zip(rows.arrays, twin.arrays, strict=True):
@@ -228,137 +211,3 @@ def test_sums_of_hot_rows_keep_the_sign_of_zero() -> None:
 def test_without_a_name_a_hot_row_is_summed_like_any_other() -> None:
     row_updates = random_row_updates(np.random.default_rng(4), 5, [80, 1])
     assert_equals_twin(SGD(0.3), 5, np.array([0, 1]), row_updates, times=1)
-
-
-# --- chunks -------------------------------------------------------------------------------------------------------
-
-
-def sum_by_chunks(terms: Floats) -> Floats:
-    """By 32s, these again by 32s, the rest in order; see `kernels.rows.gpu.sums`."""
-    for _ in range(2):
-        if len(terms) > 32:
-            terms = np.stack([reference.weighted_sum(terms[p : p + 32]) for p in range(0, len(terms), 32)])
-    return reference.weighted_sum(terms)
-
-
-def summed(row_updates: Any) -> Floats:
-    """(U, D) sums of gradients by chunks: SGD with a rate of 1 takes them from rows of zeros."""
-    num = len(row_updates[0]) - 1
-    rows = Rows(SGD(1.0), row_updates[3].shape[1], num, 1)
-    rows.arrays[0].fill(0)
-    rows.update(np.arange(num), *row_updates, exact=False)
-    return -rows.arrays[0]
-
-
-def terms_of(row_updates: Any) -> list[Floats]:
-    """For each row (n, D) what is summed."""
-    segments, vectors, scales, gradients = row_updates
-    terms = gradients[vectors] * (scales[:, None] if len(scales) else np.float32(1))
-    return np.split(terms, segments[1:-1])
-
-
-def assert_sums_by_chunks(row_updates: Any) -> None:
-    expected = np.stack([sum_by_chunks(terms) for terms in terms_of(row_updates)])
-    np.testing.assert_array_equal(summed(row_updates), expected)
-
-
-@pytest.mark.parametrize("dim", [2, 17])
-def test_long_rows_are_summed_by_chunks_that_start_with_the_row(dim: int) -> None:
-    """Rows that end before, at and after the end of a chunk, and start anywhere in a cell."""
-    sizes = [1, 32, 33, 1, 30, 64, 65, 3, 31, 100, 95, 1, 33, 34, 1024, 2]
-    assert_sums_by_chunks(random_row_updates(np.random.default_rng(dim), dim, sizes, scaled=dim == 17))
-
-
-def test_very_long_rows_are_summed_by_chunks_of_chunks() -> None:
-    sizes = [5, 1025, 1024, 1, 2200, 40, 2048, 1023]
-    assert_sums_by_chunks(random_row_updates(np.random.default_rng(3), 2, sizes))
-
-
-@settings(max_examples=6, deadline=None)
-@given(
-    sizes=st.lists(st.sampled_from([1, 2, 31, 32, 33, 63, 64, 65, 200, 1100]), min_size=1, max_size=9),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_any_rows_are_summed_by_chunks(sizes: list[int], seed: int) -> None:
-    assert_sums_by_chunks(random_row_updates(np.random.default_rng(seed), 1, sizes))
-
-
-def test_a_row_is_summed_alike_whatever_stands_before_it() -> None:
-    segments, vectors, scales, gradients = random_row_updates(np.random.default_rng(4), 3, [70])
-    (expected,) = summed((segments, vectors, scales, gradients))
-    for before in ([1], [40, 7], [32], [1500]):
-        other = np.zeros(sum(before), np.int32)
-        moved = np.concatenate([[0], np.cumsum([*before, 70])]), np.concatenate([other, vectors]), scales, gradients
-        assert_same_bits(summed(moved)[-1], expected)
-
-
-def test_chunks_stay_within_the_documented_bound_of_the_order_of_the_cpu() -> None:
-    """|difference| <= 2 n 2**-24 sum|term|; and it is a difference: the order is another one."""
-    row_updates = random_row_updates(np.random.default_rng(5), 4, [70, 1500, 500], scaled=True)
-    for terms, found in zip(terms_of(row_updates), summed(row_updates), strict=True):
-        expected = reference.weighted_sum(terms)
-        bound = 2 * len(terms) * 2.0**-24 * np.abs(terms).astype(np.float64).sum(axis=0)
-        assert (np.abs(expected.astype(np.float64) - found) <= bound).all()
-        assert (expected != found).any()
-
-
-@every_optimizer
-def test_short_rows_have_the_bits_of_the_exact_order(optimizer: RowOptimizer) -> None:
-    row_updates = random_row_updates(np.random.default_rng(6), 5, [32, 1, 32])
-    rows, twin, locations = Rows(optimizer, 5), Rows(optimizer, 5), np.array([0, ~2, 1])
-    norms = rows.update(locations, *row_updates, exact=False)
-    assert_same_bits(norms, twin.update_by_twin(locations, *row_updates))
-    for found, expected in zip(rows.arrays, twin.arrays, strict=True):
-        assert_same_bits(found, expected)
-
-
-# --- narrow rows --------------------------------------------------------------------------------------------------
-
-
-@every_optimizer
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_narrow_rows_are_stepped_in_float32_and_rounded(optimizer: RowOptimizer, kind: torch.dtype) -> None:
-    twin = Rows(optimizer, 6)
-    narrow = torch.from_numpy(twin.arrays[0]).to(kind)
-    twin.arrays[0], state = narrow.float().numpy(), torch.from_numpy(twin.arrays[1].copy()).to(DEVICE)
-    narrow, row_updates = narrow.to(DEVICE), random_row_updates(np.random.default_rng(7), 6, [1, 3])
-    expected = twin.update_by_twin(np.array([2, 0]), *row_updates)
-    norms = torch.empty(2, device=DEVICE)
-    tensors = [torch.from_numpy(array).to(DEVICE) for array in (np.array([2, 0]), *row_updates)]
-    corrections = torch.from_numpy(optimizer.corrections()).to(DEVICE)
-    with ready():
-        triton_setup.update(
-            narrow, state, None, None, *tensors, optimizer.kind, settings_of(optimizer), corrections, norms
-        )
-    assert_same_bits(narrow.float().cpu().numpy(), torch.from_numpy(twin.arrays[0]).to(kind).float().numpy())
-    assert_same_bits(state.cpu().numpy(), twin.arrays[1])
-    assert_same_bits(norms.cpu().numpy(), expected)
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_rows_are_rounded_to_nearest_even(kind: torch.dtype) -> None:
-    """Ties, overflow to infinity, subnormal numbers, NaN: as torch rounds."""
-    bits = np.random.default_rng(8).integers(0, 2**32, (4, 64), np.uint32)
-    bits[1] = bits[1] & 0xFFFF8000  # ties of bfloat16
-    bits[2] = (bits[2] & 0x80FFF000) + 0x38000000  # ties of float16
-    bits[3, :4] = (0x7F7FFFFF, 0x477FF000, 0x7F800001, 0x00008000)
-    values = bits.view(np.float32)
-    weights, vectors = torch.zeros(4, 64, dtype=kind, device=DEVICE), torch.arange(4, device=DEVICE)
-    none, norms = torch.zeros(0, device=DEVICE), torch.empty(4, device=DEVICE)
-    with ready():
-        triton_setup.update(
-            weights, torch.zeros(4, 0, device=DEVICE), None, None, vectors, torch.arange(5, device=DEVICE), vectors,
-            none, torch.from_numpy(-values).to(DEVICE), SGD.kind, settings_of(SGD(1.0)), none, norms,
-        )  # fmt: skip
-    assert_same_bits(weights.float().cpu().numpy(), (0 - torch.from_numpy(-values)).to(kind).float().numpy())
-
-
-@pytest.mark.parametrize("look_ups", [33, 64, 65, 96, 1025])
-def test_sums_of_chunks_start_where_triton_needs_no_other_kernel(look_ups: int) -> None:
-    """At multiples of 16 bytes, whatever the width."""
-    rows, vectors = torch.tensor([0, look_ups], device=DEVICE), torch.zeros(look_ups, dtype=torch.int32, device=DEVICE)
-    gradients = torch.ones(1, 1, device=DEVICE)
-    with ready():
-        sums, num_places = adaptive.kernels.rows.gpu.sums.chunk_sums(rows, vectors, gradients[0, :0], gradients)
-    assert num_places % 4 == 0 and num_places >= 2 * -(-look_ups // 32)
-    assert len(sums) == num_places + 2 * -(-look_ups // 1024)

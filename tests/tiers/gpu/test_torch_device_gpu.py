@@ -64,15 +64,15 @@ class Sleepy:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy.__name__}-{case.depth}-{case.way}")
-@pytest.mark.parametrize("sleeps", ["fetching", "compute", "all"])
+@pytest.mark.parametrize("sleeps", ["copying", "compute", "all"])
 def test_streams_that_sleep_change_nothing(case: Case, sleeps: str) -> None:
     random = np.random.default_rng(1)
 
     def sleepy(device: torch.device) -> Streams:
         real = streams_of(device)
-        fetching = Sleepy(real.fetching, random) if sleeps != "compute" else real.fetching
-        compute = Sleepy(real.compute, random) if sleeps != "fetching" else real.compute
-        return Streams(real.device, fetching, compute, real.pinned, real.settle, another(real))  # type: ignore[arg-type]
+        copying = Sleepy(real.copying, random) if sleeps != "compute" else real.copying
+        compute = Sleepy(real.compute, random) if sleeps != "copying" else real.compute
+        return Streams(real.device, copying, compute, real.pinned, real.settle, another(real))  # type: ignore[arg-type]
 
     def another(real: Streams) -> Callable[[], Stream]:
         return (lambda: Sleepy(real.another(), random)) if sleeps == "all" else real.another  # type: ignore[return-value]

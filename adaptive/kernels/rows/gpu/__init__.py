@@ -9,8 +9,8 @@ Work goes to the current stream of the current device; nothing here waits for it
 place, so their tensors must be pinned: a GPU reaches no other memory of the host.
 
 Rounding. Additions, multiplications, divisions and square roots are each rounded to nearest; none is fused with
-another one; numbers below 2**-126 are kept. So bits equal those of `kernels.rows.cpu`, whatever the launch, with one
-exception that callers choose (`exact=False`, see `sums`). Launch parameters follow from the width of a row alone.
+another one; numbers below 2**-126 are kept. So bits equal those of `kernels.rows.cpu`, whatever the launch.
+Launch parameters follow from the width of a row alone.
 """
 
 import os

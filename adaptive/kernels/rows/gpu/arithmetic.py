@@ -1,4 +1,4 @@
-"""Shared by the kernels: reading and writing rows of either tier, number formats, sums of squares.
+"""Shared by the kernels: reading and writing rows, sums of squares.
 
 Letters in shapes: R rows and C columns of a tile. Row numbers and locations are int64 before they are multiplied by a
 width: offsets pass 2**31.
@@ -17,59 +17,36 @@ def minus_zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def widen(x):
-    """float32 of float32, float16 or bfloat16: exact. bfloat16 is the upper half of a float32."""
-    if x.dtype == tl.bfloat16:
-        wide = (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    else:
-        wide = x.to(tl.float32)
-    return wide
-
-
-@triton.jit
-def narrow(x, to: tl.constexpr):
-    """float32 rounded to nearest, ties to even, as `to`: float32, float16 or bfloat16.
-
-    bfloat16 is rounded by integer arithmetic because Triton's interpreter would cut it off.
-    """
-    if to == tl.bfloat16:
-        bits = x.to(tl.uint32, bitcast=True)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        narrowed = tl.where(x == x, rounded, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        narrowed = x.to(to)
-    return narrowed
-
-
-@triton.jit
-def load_rows(device, host, locations, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr, HOST: tl.constexpr):
+def load_rows(device, host, locations, live, columns, WIDTH: tl.constexpr, HOST: tl.constexpr):
     """(R, C) float32 values of rows from either tier; -0.0 outside.
 
-    locations (R,) int64, `>= 0` a row of `device`, `< 0` row ~location of `host`; live (R,); columns (1, C). Rows are
-    STRIDE values apart, WIDTH of them are read. Without HOST a location < 0 reads nothing and gives NaN.
+    locations (R,) int64, `>= 0` a row of `device`, `< 0` row ~location of `host`; live (R,); columns (1, C). Without
+    HOST a location < 0 reads nothing and gives NaN.
     """
     near = locations[:, None] >= 0
     inside = live[:, None] & (columns < WIDTH)
-    values = widen(tl.load(device + locations[:, None] * STRIDE + columns, mask=inside & near))
+    values = tl.load(device + locations[:, None] * WIDTH + columns, mask=inside & near)
     if HOST:
-        far = tl.load(host + (-1 - locations[:, None]) * STRIDE + columns, mask=inside & (near == 0))
-        values = tl.where(near, values, widen(far))
+        far = tl.load(host + (-1 - locations[:, None]) * WIDTH + columns, mask=inside & (near == 0))
+        values = tl.where(near, values, far)
     else:
         values = tl.where(near, values, float("nan"))
     return tl.where(inside, values, minus_zeros(1, 1))
 
 
 @triton.jit
-def store_rows(
-    device, host, locations, live, columns, values, STRIDE: tl.constexpr, WIDTH: tl.constexpr, HOST: tl.constexpr
-):
-    """Write values (R, C) where `load_rows` reads them, rounded to the tier's format."""
-    near = locations[:, None] >= 0
-    inside = live[:, None] & (columns < WIDTH)
-    values = narrow(values, device.dtype.element_ty)
-    tl.store(device + locations[:, None] * STRIDE + columns, values, mask=inside & near)
-    if HOST:
-        tl.store(host + (-1 - locations[:, None]) * STRIDE + columns, values, mask=inside & (near == 0))
+def load_slots(table, slots, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """(R, C) float32 values of rows of `table`, 0.0 outside. slots (R,) int64; live (R,); columns (1, C).
+
+    Rows are STRIDE values apart, WIDTH of them are read.
+    """
+    return tl.load(table + slots[:, None] * STRIDE + columns, mask=live[:, None] & (columns < WIDTH), other=0.0)
+
+
+@triton.jit
+def store_slots(table, slots, live, columns, values, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """Write values (R, C) where `load_slots` reads them."""
+    tl.store(table + slots[:, None] * STRIDE + columns, values, mask=live[:, None] & (columns < WIDTH))
 
 
 @triton.jit

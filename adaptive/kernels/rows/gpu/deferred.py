@@ -10,7 +10,7 @@ from adaptive.kernels.rows.gpu.steps import keep, kept_mean_square
 from adaptive.kernels.rows.gpu.sums import sum_gradients, taken_before
 
 
-@triton.jit(do_not_specialize=["num_places", "num_rows", "num_tiles"])
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
 def accumulate_kernel(
     entries,
     segments,
@@ -22,7 +22,6 @@ def accumulate_kernel(
     squares,
     pending,
     scratch,
-    num_places,
     num_rows,
     num_tiles,
     WIDTH: tl.constexpr,
@@ -30,7 +29,7 @@ def accumulate_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     SCALED: tl.constexpr,
-    SUMS: tl.constexpr,
+    APART: tl.constexpr,
 ):
     columns = tl.arange(0, BLOCK)[None, :]
     kept = scratch + tl.program_id(0) * (ROWS * BLOCK)
@@ -42,7 +41,7 @@ def accumulate_kernel(
         starts = tl.load(segments + rows, mask=live, other=0)
         counts = tl.load(segments + rows + 1, mask=live, other=0) - starts
         totals = sum_gradients(
-            starts, counts, vectors, scales, gradients, taken, num_places, columns, WIDTH, BLOCK, ROWS, SCALED, SUMS
+            starts, counts, vectors, scales, gradients, taken, columns, WIDTH, BLOCK, ROWS, SCALED, APART
         )
         inside = live[:, None] & (columns < WIDTH)
         add_or_start(sums + places * WIDTH + columns, totals, inside, going_on)
@@ -80,22 +79,21 @@ def accumulate(
     pending: Tensor,
     *,
     hot: Tensor | None = None,
-    exact: bool = True,
 ) -> None:
     """Add each row's gradient (summed as in `update`) to sums[entries[u]], or start that sum; mark it pending.
 
     What this gradient would add to the optimizer's state goes to squares[entries[u]] likewise: the squares of its
     elements if S = D, then a 1 if S = D + 1 (Adam counts gradients), their mean if S = 1 (row-wise), nothing if S = 0.
 
-    entries (U,) int64, each once; sums (H, D) and squares (H, S) float32; pending (H,) bool; the others, `hot` and
-    `exact` as in `update`. Bits as `cpu.deferred.accumulate`.
+    entries (U,) int64, each once; sums (H, D) and squares (H, S) float32; pending (H,) bool; the others as in
+    `update`. Bits as `cpu.deferred.accumulate`.
     """
     dense(entries, segments, vectors, scales, gradients, sums, squares, pending)
     num_rows, width = len(entries), sums.shape[1]
     assert squares.shape[1] in (0, 1, width, width + 1)
     if num_rows == 0:
         return
-    taken = taken_before(segments, vectors, scales, gradients, hot, exact=exact)
+    taken, apart = taken_before(segments, vectors, scales, gradients, hot)
     tile = tile_of(width)
     num_tiles = tile.programs(num_rows)
     programs = min(num_tiles, MAX_PROGRAMS)
@@ -106,12 +104,11 @@ def accumulate(
         vectors,
         scales,
         gradients,
-        taken.sums,
+        taken,
         sums,
         squares,
         pending.view(torch.uint8),
         torch.empty(kept, dtype=torch.float32, device=sums.device),
-        taken.num_places,
         num_rows,
         num_tiles,
         WIDTH=width,
@@ -119,7 +116,7 @@ def accumulate(
         BLOCK=tile.block,
         ROWS=tile.rows,
         SCALED=len(scales) > 0,
-        SUMS=taken.how,
+        APART=apart,
         **tile.options,
     )
     pending.index_fill_(0, entries, True)  # not by the kernel: one thread would set what others have yet to read

@@ -35,7 +35,7 @@ def drift_kernel(
     for column in range(0, WIDTH, 4):
         columns = lane + column
         inside = live[:, None] & (columns < WIDTH)
-        values = load_rows(weights, host_weights, places, live, columns, WIDTH, WIDTH, HOST)
+        values = load_rows(weights, host_weights, places, live, columns, WIDTH, HOST)
         before = tl.load(to + columns, mask=inside & seen, other=0.0)
         tl.debug_barrier()  # what one thread reads another one may overwrite
         tl.store(to + columns, values, mask=inside)

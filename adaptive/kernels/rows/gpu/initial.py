@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adaptive.kernels.rows.gpu.arithmetic import last_start, narrow
+from adaptive.kernels.rows.gpu.arithmetic import last_start
 from adaptive.kernels.rows.gpu.launch import dense, tile_of
 
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -46,7 +46,7 @@ def initial_kernel(
     unit = (word >> 40).to(tl.int32).to(tl.float32) * (2.0**-23) - 1.0  # exact: 24 bits
     values = tl.load(table_bounds + table)[:, None] * unit
     to = weights + tl.load(slots + places, mask=live, other=0)[:, None] * WIDTH + columns
-    tl.store(to, narrow(values, weights.dtype.element_ty), mask=live[:, None] & (columns < WIDTH))
+    tl.store(to, values, mask=live[:, None] & (columns < WIDTH))
 
 
 def initial_rows(
@@ -61,7 +61,7 @@ def initial_rows(
 ) -> None:
     """Write the initial values of `rows` (n,) to `slots` (n,), both int64: bits as `cpu.initial.initial_rows`.
 
-    weights (slots, D) float32, float16 or bfloat16; state (slots, S) float32; table_starts (T + 1,) int64;
+    weights (slots, D), state (slots, S) float32; table_starts (T + 1,) int64;
     table_keys (T,) int64 with the bits of uint64; table_bounds (T,) float32.
     """
     dense(weights, state, slots, rows, table_starts, table_keys, table_bounds)

@@ -47,7 +47,7 @@ def pool_kernel(
         going_on = t < lengths
         rows = tl.load(inverse + starts + t, mask=going_on, other=0)
         places = tl.load(row_locations + rows, mask=going_on, other=0)
-        values = load_rows(weights, host_weights, places, going_on, columns, WIDTH, WIDTH, HOST)
+        values = load_rows(weights, host_weights, places, going_on, columns, WIDTH, HOST)
         if SCALED:
             values = tl.load(scales + starts + t, mask=going_on, other=1.0)[:, None] * values
         totals += values
@@ -73,7 +73,7 @@ def pool(
     """out[bag_vectors[b]] = sum over look-ups p of bag b of scales[p] * row at row_locations[inverse[p]]; empty bags
     give zeros.
 
-    weights (slots, D) and host_weights (rows, D), pinned, float32, float16 or bfloat16; row_locations (U,) int64 of
+    weights (slots, D) and host_weights (rows, D), pinned, float32; row_locations (U,) int64 of
     distinct rows; inverse (N,) int32 or int64; bag_vectors (B,) int32 or int64; bag_starts (B + 1,) int64, or empty:
     each bag has one look-up; scales (N,) float32, or empty: all 1; out (V, D) float32. num_samples > 0: bag b fills
     vector b % num_samples * (V // num_samples) + b // num_samples, V bags in all, and bag_vectors is not read. A sum

@@ -1,6 +1,6 @@
 """Optimizer steps of a tile of rows, as `cpu.steps.apply_update` takes them. State is float32.
 
-Letters as in `arithmetic`. `places` (R,) are locations; `columns` (1, C); `gradient` (R, C); settings (1, 1) float32.
+Letters as in `arithmetic`. `slots` (R,); `columns` (1, C); `gradient` (R, C); settings (1, 1) float32.
 SUMMED: the gradient is a sum of several, and what the state grows by stands in `squares`, see
 `waiting_squares`. A number that belongs to a whole row is read by many threads and written by one: reads stand before
 a barrier, writes behind it.
@@ -9,7 +9,7 @@ a barrier, writes behind it.
 import triton
 import triton.language as tl
 
-from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_rows, store_rows
+from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_slots, store_slots
 
 
 @triton.jit
@@ -29,20 +29,18 @@ def adagrad_delta(
     vectors,
     starts,
     state,
-    host_state,
-    places,
+    slots,
     live,
     columns,
     lr,
     eps,
     WIDTH: tl.constexpr,
-    HOST: tl.constexpr,
     SUMMED: tl.constexpr,
 ):
     """(R, C) what to subtract; stores the new accumulators."""
     grown = waiting_squares(squares, vectors, starts, live, columns, WIDTH, WIDTH) if SUMMED else gradient * gradient
-    total = load_rows(state, host_state, places, live, columns, WIDTH, WIDTH, HOST) + grown
-    store_rows(state, host_state, places, live, columns, total, WIDTH, WIDTH, HOST)
+    total = load_slots(state, slots, live, columns, WIDTH, WIDTH) + grown
+    store_slots(state, slots, live, columns, total, WIDTH, WIDTH)
     return tl.div_rn(lr * gradient, tl.sqrt_rn(total) + eps)
 
 
@@ -54,27 +52,25 @@ def rowwise_adagrad_scale(
     vectors,
     starts,
     state,
-    host_state,
-    places,
+    slots,
     live,
     lr,
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
-    HOST: tl.constexpr,
     SUMMED: tl.constexpr,
 ):
     """(R, 1) by what to multiply the gradient, which is left at `kept`; stores the new accumulator."""
     only = tl.arange(0, 1)[None, :]
-    before = load_rows(state, host_state, places, live, only, 1, 1, HOST)
+    before = load_slots(state, slots, live, only, 1, 1)
     keep(kept, gradient, BLOCK, ROWS)
     if SUMMED:
         grown = waiting_squares(squares, vectors, starts, live, only, 1, 1)
     else:
         grown = kept_mean_square(kept, WIDTH, BLOCK, ROWS)
     total = before + grown
-    store_rows(state, host_state, places, live, only, total, 1, 1, HOST)
+    store_slots(state, slots, live, only, total, 1, 1)
     return tl.div_rn(lr, tl.sqrt_rn(total) + eps)
 
 
@@ -85,8 +81,7 @@ def adam_delta(
     vectors,
     starts,
     state,
-    host_state,
-    places,
+    slots,
     live,
     columns,
     number,
@@ -98,7 +93,6 @@ def adam_delta(
     beta2,
     WIDTH: tl.constexpr,
     STATE: tl.constexpr,
-    HOST: tl.constexpr,
     SUMMED: tl.constexpr,
 ):
     """(R, C) what to subtract; stores both moments.
@@ -113,12 +107,12 @@ def adam_delta(
         size = number * size
         beta1 = power(beta1, number)
         beta2 = power(beta2, number)
-    first = load_rows(state, host_state, places, live, columns, STATE, WIDTH, HOST)
-    second = load_rows(state + WIDTH, host_state + WIDTH, places, live, columns, STATE, WIDTH, HOST)
+    first = load_slots(state, slots, live, columns, STATE, WIDTH)
+    second = load_slots(state + WIDTH, slots, live, columns, STATE, WIDTH)
     first = beta1 * first + (1.0 - beta1) * gradient
     second = beta2 * second + (1.0 - beta2) * square
-    store_rows(state, host_state, places, live, columns, first, STATE, WIDTH, HOST)
-    store_rows(state + WIDTH, host_state + WIDTH, places, live, columns, second, STATE, WIDTH, HOST)
+    store_slots(state, slots, live, columns, first, STATE, WIDTH)
+    store_slots(state + WIDTH, slots, live, columns, second, STATE, WIDTH)
     return tl.div_rn(size * first, tl.sqrt_rn(second) + eps)
 
 

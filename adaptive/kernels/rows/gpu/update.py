@@ -1,7 +1,6 @@
 """Backward and optimizer in one pass: each row's gradients are summed, the step is taken in place and measured.
 
-A program handles a few rows that no other one touches: nothing is added atomically, nothing depends on timing. Rows of
-float16 or bfloat16 are read as float32, stepped in float32, and stored rounded to nearest even.
+A program handles a few rows that no other one touches: nothing is added atomically, nothing depends on timing.
 """
 
 import torch
@@ -10,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adaptive.kernels.rows.cpu import steps
-from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_rows, store_rows
+from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_slots, store_slots
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, dense, tile_of
 from adaptive.kernels.rows.gpu.steps import (
     adagrad_delta,
@@ -27,13 +26,11 @@ ROWWISE_ADAGRAD = tl.constexpr(steps.ROWWISE_ADAGRAD)
 ADAM = tl.constexpr(steps.ADAM)
 
 
-@triton.jit(do_not_specialize=["num_places", "num_rows", "num_tiles", "num_corrections"])
+@triton.jit(do_not_specialize=["num_rows", "num_tiles", "num_corrections"])
 def update_kernel(
     weights,
     state,
-    host_weights,
-    host_state,
-    locations,
+    slots,
     segments,
     vectors,
     scales,
@@ -43,7 +40,6 @@ def update_kernel(
     corrections,
     norms,
     scratch,
-    num_places,
     num_rows,
     num_tiles,
     num_corrections,
@@ -56,9 +52,8 @@ def update_kernel(
     STATE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
-    HOST: tl.constexpr,
     SCALED: tl.constexpr,
-    SUMS: tl.constexpr,
+    APART: tl.constexpr,
     SUMMED: tl.constexpr,
 ):
     lr = tl.full([1, 1], learning_rate, tl.float32)
@@ -71,17 +66,17 @@ def update_kernel(
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         rows = tile * ROWS + tl.arange(0, ROWS)
         live = rows < num_rows
-        places = tl.load(locations + rows, mask=live, other=0)
-        before = load_rows(weights, host_weights, places, live, columns, WIDTH, WIDTH, HOST)
+        places = tl.load(slots + rows, mask=live, other=0)
+        before = load_slots(weights, places, live, columns, WIDTH, WIDTH)
         starts = tl.load(segments + rows, mask=live, other=0)
         counts = tl.load(segments + rows + 1, mask=live, other=0) - starts
         gradient = sum_gradients(
-            starts, counts, vectors, scales, gradients, sums, num_places, columns, WIDTH, BLOCK, ROWS, SCALED, SUMS
+            starts, counts, vectors, scales, gradients, sums, columns, WIDTH, BLOCK, ROWS, SCALED, APART
         )
         if KIND == ROWWISE_ADAGRAD:
             scale = rowwise_adagrad_scale(
-                kept, gradient, squares, vectors, starts, state, host_state, places, live, lr, eps,
-                WIDTH, BLOCK, ROWS, HOST, SUMMED,
+                kept, gradient, squares, vectors, starts, state, places, live, lr, eps,
+                WIDTH, BLOCK, ROWS, SUMMED,
             )  # fmt: skip
             delta = scale * gradient
             norm = tl.sqrt_rn(kept_square_sum(kept, scale, WIDTH, BLOCK, ROWS))
@@ -89,23 +84,23 @@ def update_kernel(
             number = tl.full([ROWS, 1], 1.0, tl.float32)
             if SUMMED:
                 number = waiting_squares(squares + WIDTH, vectors, starts, live, only, WIDTH + 1, 1)
-            count = number + load_rows(state + 2 * WIDTH, host_state + 2 * WIDTH, places, live, only, STATE, 1, HOST)
+            count = number + load_slots(state + 2 * WIDTH, places, live, only, STATE, 1)
             delta = adam_delta(
-                gradient, squares, vectors, starts, state, host_state, places, live, columns, number, count,
-                corrections, num_corrections, eps, beta1, beta2, WIDTH, STATE, HOST, SUMMED,
+                gradient, squares, vectors, starts, state, places, live, columns, number, count,
+                corrections, num_corrections, eps, beta1, beta2, WIDTH, STATE, SUMMED,
             )  # fmt: skip
             norm = kept_norm(kept, delta, BLOCK, ROWS, WIDTH)
-            store_rows(state + 2 * WIDTH, host_state + 2 * WIDTH, places, live, only, count, STATE, 1, HOST)
+            store_slots(state + 2 * WIDTH, places, live, only, count, STATE, 1)
         else:
             if KIND == ADAGRAD:
                 delta = adagrad_delta(
-                    gradient, squares, vectors, starts, state, host_state, places, live, columns, lr, eps,
-                    WIDTH, HOST, SUMMED,
+                    gradient, squares, vectors, starts, state, places, live, columns, lr, eps,
+                    WIDTH, SUMMED,
                 )  # fmt: skip
             else:
                 delta = lr * gradient
             norm = kept_norm(kept, delta, BLOCK, ROWS, WIDTH)
-        store_rows(weights, host_weights, places, live, columns, before - delta, WIDTH, WIDTH, HOST)
+        store_slots(weights, places, live, columns, before - delta, WIDTH, WIDTH)
         tl.store(norms + rows[:, None] + only, norm, mask=live[:, None])
         tl.debug_barrier()  # before the next tile overwrites what is kept
 
@@ -113,9 +108,7 @@ def update_kernel(
 def update(
     weights: Tensor,
     state: Tensor,
-    host_weights: Tensor | None,
-    host_state: Tensor | None,
-    locations: Tensor,
+    slots: Tensor,
     segments: Tensor,
     vectors: Tensor,
     scales: Tensor,
@@ -127,56 +120,46 @@ def update(
     *,
     squares: Tensor | None = None,
     hot: Tensor | None = None,
-    exact: bool = True,
 ) -> None:
-    """Take one optimizer step of the rows at `locations` with their summed gradients, in place.
+    """Take one optimizer step of the rows in `slots` with their summed gradients, in place.
 
-    weights (slots, D) float32, float16 or bfloat16; state (slots, S) float32; host_* the same for rows of the host,
-    pinned, or None if no location is < 0; locations (U,) int64, each row once; row u's look-ups are
+    weights (slots, D), state (slots, S) float32; slots (U,) int64, each once; row u's lookups are
     [segments[u], segments[u + 1]) (int64, none empty) of vectors (G,) int32 or int64, rows of gradients (V, D)
     float32, and scales (G,) float32, or empty: all 1. kind, settings and corrections: of `adaptive.optim`. norms
-    (U,) float32 receives the L2 norms of the changes, before they are rounded to a narrower format.
+    (U,) float32 receives the L2 norms of the changes. Sums run in lookup order; bits as `cpu.update.update`.
 
     squares: if given, `gradients` and these are what `accumulate` has filled; each row has one look-up, not scaled: its
     sum. States then grow by the row of squares (V, S) in place of the gradient's own, as `cpu.deferred` says.
 
     hot: (h,) int32 all rows with more than 64 look-ups, see `kernels.rows.hot`; None: not known, which is slower where
     there are any. It changes no bit.
-
-    exact: sum in look-up order; bits as `cpu.update.update`. Otherwise rows of more than 32 look-ups are summed as
-    `kernels.rows.gpu.sums` says: always in the same way, much faster for very frequent rows, rounded differently.
     """
-    assert (host_weights is None) == (host_state is None)
-    assert host_weights is not None or locations.is_cuda or not bool((locations < 0).any())
-    dense(weights, state, host_weights, host_state, locations, segments)
+    assert slots.is_cuda or not bool((slots < 0).any())
+    dense(weights, state, slots, segments)
     dense(vectors, scales, gradients, squares, corrections, norms)
-    num_rows, width = len(locations), weights.shape[1]
+    num_rows, width = len(slots), weights.shape[1]
     summed = squares is not None and kind != steps.SGD_
     beside = width + 1 if kind == steps.ADAM else state.shape[1]
     assert squares is None or squares.shape == (len(gradients), beside)
     if num_rows == 0:
         return
-    # Sums that wait are one look-up each.
-    taken = taken_before(segments, vectors, scales, gradients, hot, exact=exact or squares is not None)
+    taken, apart = taken_before(segments, vectors, scales, gradients, hot)
     tile = tile_of(width)
     num_tiles = tile.programs(num_rows)
     programs = min(num_tiles, MAX_PROGRAMS)
     update_kernel[(programs,)](
         weights,
         state,
-        weights if host_weights is None else host_weights,
-        state if host_state is None else host_state,
-        locations,
+        slots,
         segments,
         vectors,
         scales,
         gradients,
         gradients if squares is None else squares,
-        taken.sums,
+        taken,
         corrections,
         norms,
         torch.empty(programs * tile.rows * tile.block, dtype=torch.float32, device=weights.device),
-        taken.num_places,
         num_rows,
         num_tiles,
         len(corrections),
@@ -189,9 +172,8 @@ def update(
         STATE=state.shape[1],
         BLOCK=tile.block,
         ROWS=tile.rows,
-        HOST=host_weights is not None,
         SCALED=len(scales) > 0,
-        SUMS=taken.how,
+        APART=apart,
         SUMMED=summed,
         **tile.options,
     )
