@@ -1,7 +1,8 @@
 """`profile`: the parts that were asked for, one after another, as one record."""
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -93,7 +94,8 @@ def profile(
         samples = dataset.num_train_samples()
         known = [number for number in (samples, asked.samples) if number is not None]
         progress = Countdown(told, "samples read", min(known, default=None))
-        found["data"] = profile_data(dataset, group, size, asked, stopped=stopped, told=progress)
+        data = profile_data(dataset, group, size, asked, stopped=stopped, told=progress)
+        found["data"] = {**data, "suggested": _suggested(data, config.depth)}
     if "step" in question.parts and not stopped():
         each = 2 * (question.step.warmup + question.step.steps)
         progress = Countdown(told, "steps trained", each * len(cases))
@@ -112,6 +114,24 @@ def profile(
         moving = config.model_copy(update={"policy": "lru", "policy_options": {}, "skip": None})
         found["movement"] = profile_movement(moving, question.movement, dataset=dataset, stopped=stopped, told=progress)
     return found, machine
+
+
+def _suggested(data: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """A size of the device tier: the hottest rows with 90 % of the look-ups, and no less than a policy that fetches
+    rows ahead must hold: those of the batch that is trained, of `depth` batches before it and of the one being planned,
+    as if they had no row in common."""
+    hot_rows = int(data["tables"][-1]["rows_for_90"])  # of all tables
+    distinct = data["reuse"]["distinct_by_batch_size"]
+    each = distinct.get(str(data["reuse"]["batch_size"]), max(distinct.values(), default=0.0))
+    in_flight = min(int(data["rows"]), math.ceil((depth + 2) * each))
+    rows = max(hot_rows, in_flight)
+    return {
+        "device_rows": rows,
+        "bytes": rows * int(data["row_bytes"]),
+        "rows_for_90": hot_rows,
+        "rows_in_flight": in_flight,
+        "depth": depth,
+    }
 
 
 def _budgets(memory: Sequence[str], group: Group, size: int) -> tuple[tuple[str, int], ...]:

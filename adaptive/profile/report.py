@@ -1,12 +1,10 @@
-"""What a profile found, for people: tables as lists of rows of text, which become text and CSV files."""
+"""A profile as a document, for the terminal, CSV files and the page."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adaptive.profile.step import BESIDE, TRAINING
-from adaptive.telemetry.document import aligned
+from adaptive.telemetry.document import Document, DocumentBlock, Heading, Note, Table
 from adaptive.telemetry.wording import bytes_text, count_text, percent_text
 
 Found = Mapping[str, Any]
@@ -23,68 +21,70 @@ STAGES = {
     "plan": "plan",
     "move": "move rows",
 }
-LEGENDS = {
-    "tables": """\
-50 %, 90 % in: the least number of rows with that share of the look-ups; hottest/median: of the rows that came; once: of
-the rows that came, those that came once. All numbers are measured (counted).""",
-    "hot": """\
-hot rows: those with at least the share t of their table's look-ups, and tables below 1 MB; hot inputs: those all of
-whose rows are hot; batches: mini-batches of consecutive inputs all of which are hot. from a sample: what a random
-sample of the inputs chooses for the same memory, and FAE's estimate of its number of rows (99.9 %), beside which stands
-how many they truly are. Measured, but for the estimate.""",
-    "reuse": "of a batch's distinct rows, those that one of so many batches before had looked up, too (measured)",
-    "times": "on one core (measured)",
-    "step": """\
-Stages one after another, without look-ahead: milliseconds of a step, medians, measured. step: the same with look-ahead,
-which does what is right of the line beside training; hidden: how much of the shorter of the two sides that hides. row
-update includes the sums of the rows' gradients, MLPs the interaction. Bytes are of a step.""",
-    "movement": """\
-moved <: share of the judged rows that moved by less than that share of their length since the line before; then, at
-2 %, inputs that would be dropped if all, 75 % or any of their look-ups rest (hot only: 75 %, and all rows watched), and
-row updates that would be left out. Measured.""",
-}
-
-
-def profile_text(result: Found) -> str:
-    """All parts that were profiled."""
-    parts = []
-    for name, rows in profile_tables(result).items():
-        parts += ["\n".join([TITLES[name], *aligned(rows), LEGENDS.get(name, "")]).rstrip()]
-    if "data" in result:
-        parts.insert(0, _data_head(result["data"]))
-    if "step" in result:
-        parts += _step_notes(result["step"])
-    if "movement" in result:
-        parts.append(_movement_note(result["movement"]))
-    return "\n\n".join(parts)
-
-
 TITLES = {
     "tables": "Rows and look-ups by table",
-    "hot": "Hot rows and inputs by memory",
     "reuse": "Rows that come again",
+    "hot": "Hot rows and inputs by memory",
     "times": "How long counting takes",
     "step": "Milliseconds of a step",
     "movement": "How far hot rows move",
 }
+LEGENDS = {
+    "tables": "50 %, 90 % in: the least number of rows with that share of the look-ups; hottest/median: of the "
+    "rows that came; once: of the rows that came, those that came once. All numbers are measured "
+    "(counted).",
+    "hot": "hot rows: those with at least the share t of their table's look-ups, and tables below 1 MB; hot "
+    "inputs: those all of whose rows are hot; batches: mini-batches of consecutive inputs all of which "
+    "are hot. from a sample: what a random sample of the inputs chooses for the same memory, and FAE's "
+    "estimate of its number of rows (99.9 %), next to how many they truly are. Measured, but for the "
+    "estimate.",
+    "reuse": "Of a batch's distinct rows, those that one of so many batches before had looked up, too (measured).",
+    "times": "On one core (measured).",
+    "step": "Stages one after another, without look-ahead: milliseconds of a step, medians, measured. step: the "
+    "same with look-ahead, which runs read, plan and move rows next to training; hidden: how much of "
+    "the shorter of the two sides that hides. row update includes the sums of the rows' gradients, MLPs "
+    "the interaction. Bytes are of a step.",
+    "movement": "moved <: share of the judged rows that moved by less than that share of their length since the "
+    "line before; then, at 2 %, inputs that would be dropped if all, 75 % or any of their look-ups rest "
+    "(hot only: 75 %, and all rows watched), and row updates that would be left out. Measured.",
+}
 
 
-def profile_tables(result: Found) -> dict[str, Rows]:
+def profile_document(result: Found) -> Document:
+    """All parts that were profiled: the size of the data and of a device tier first, then a heading for each table."""
+    blocks: list[DocumentBlock] = []
+    if (data := result.get("data")) is not None:
+        blocks += [Note(_data_head(data)), Note(suggestion(data))]
+    notes = {"step": _step_notes(result.get("step") or [])}
+    if (moved := result.get("movement")) is not None:
+        notes["movement"] = [_movement_note(moved)]
+    for name, rows in _profile_tables(result).items():
+        blocks += [Heading(TITLES[name]), Table(rows, name=name), Note(LEGENDS[name])]
+        blocks += map(Note, notes.pop(name, []))
+    return Document([*blocks, *(Note(line) for lines in notes.values() for line in lines)])
+
+
+def suggestion(data: Found) -> str:
+    """How many rows the device tier should have, and why."""
+    one = data["suggested"]
+    size = f"{percent_text(one['device_rows'] / data['rows'])} of the rows, {bytes_text(one['bytes'])}"
+    return (
+        f"suggested: --device-rows {one['device_rows']} ({size}). {count_text(one['rows_for_90'])} rows take 90 % of "
+        f"the look-ups, and the batches in flight at depth {one['depth']} hold about "
+        f"{count_text(one['rows_in_flight'])}. simulate shows the hit rate of each policy at this and other sizes."
+    )
+
+
+def _profile_tables(result: Found) -> dict[str, Rows]:
     """Name -> table, its head first; those of parts that were profiled."""
     found: dict[str, Rows] = {}
     if (data := result.get("data")) is not None:
-        found |= {"tables": _tables(data), "hot": _hot(data), "reuse": _reuse(data), "times": _times(data)}
+        found |= {"tables": _tables(data), "reuse": _reuse(data), "hot": _hot(data), "times": _times(data)}
     if result.get("step"):
         found["step"] = _step(result["step"])
     if (moved := result.get("movement")) is not None and moved["points"]:
         found["movement"] = _movement(moved)
     return found
-
-
-def table_csv(rows: Rows) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def _data_head(data: Found) -> str:
@@ -213,7 +213,7 @@ def _step_notes(step: Sequence[Found]) -> list[str]:
             f" and moving {sum(one['beside_ms'].values()):.2f} ms, {one['wait_ms']:.2f} ms are waited for at depth "
             f"{one['depth']}"
         )
-    return ["\n".join(lines)] if lines else []
+    return lines
 
 
 def _movement(moved: Found) -> Rows:

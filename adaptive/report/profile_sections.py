@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any, Final
 
 from adaptive.profile.pictures import PICTURES
-from adaptive.profile.report import LEGENDS, TITLES, profile_tables
-from adaptive.report.blocks import Block, Gallery, Picture, Section
+from adaptive.profile.report import TITLES, profile_document
+from adaptive.report.blocks import Gallery, Picture, Section, sections_of
 from adaptive.report.load import Loaded
 from adaptive.report.page import visible
 from adaptive.report.pictures import drawn_figure
-from adaptive.telemetry.document import Note, Table
+from adaptive.telemetry.document import Note
 
 FILE: Final = "profile.json"
 CAPTIONS: Final = {
@@ -37,24 +37,22 @@ def profile_sections(loaded: Sequence[Loaded]) -> list[Section]:
 def _sections(one: Loaded, where: str) -> list[Section]:
     pictures = _pictures(_shown(one.record))
     sections = []
-    for name, rows in profile_tables(one.record).items():
-        mine = [picture for table, picture in pictures if table == name]
-        told: list[Block] = [Note(" ".join(LEGENDS[name].split()))] if name in LEGENDS else []
-        sections.append(
-            Section(f"{where}{TITLES[name]}", [Table(rows), *told, *([Gallery(mine, wide=True)] if mine else [])])
-        )
+    for part in sections_of(profile_document(one.record), "Data and device size"):
+        mine = [picture for title, picture in pictures if title == part.title]
+        gallery = [Gallery(mine, wide=True)] if mine else []
+        sections.append(Section(f"{where}{part.title}", [*part.blocks, *gallery]))
     return sections or [Section(f"{where}Profile", [Note("It was stopped before a part was done.")])]
 
 
 def _pictures(record: Mapping[str, Any]) -> list[tuple[str, Picture]]:
-    """With the name of the table that each belongs to."""
+    """With the title of the section that each belongs to."""
     found = []
     for name, (part, draw) in PICTURES.items():
         content = record.get(part)
         if not content or (part == "movement" and not content["points"]):
             continue
         table, title = CAPTIONS.get(name, (part, name))
-        found.append((table, drawn_figure(title, partial(_draw, draw, content), size=SIZE)))
+        found.append((TITLES[table], drawn_figure(title, partial(_draw, draw, content), size=SIZE)))
     return found
 
 

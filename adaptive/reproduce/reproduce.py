@@ -10,7 +10,7 @@ from adaptive.compare.report import comparison_document
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.placements.report import placements_text
 from adaptive.profile.pictures import DPI
-from adaptive.profile.report import profile_text
+from adaptive.profile.report import profile_document
 from adaptive.reproduce.derived import DERIVED
 from adaptive.reproduce.recipe import Claim, Command, Recipe, judge
 from adaptive.simulate.report import simulation_text, write_figure
@@ -181,7 +181,7 @@ def _judged(claim: Claim, records: Mapping[str, Any], *, whole: bool) -> tuple[b
 def record_text(record: Mapping[str, Any]) -> str:
     """A command's own table, from its record."""
     if record.get("kind") == "profile":
-        return profile_text(record)
+        return profile_document(record).to_text()
     if record.get("kind") == "placements":
         return placements_text(record)
     return comparison_document(record).to_text() if "problems" in record else simulation_text(record)

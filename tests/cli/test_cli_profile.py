@@ -24,6 +24,12 @@ def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
     for word in ("hot inputs", "estimated rows", "MLPs backward", "moved < 2 %", "hottest/median", "hidden"):
         assert word in result.out
     record = json.loads((tmp_path / "found/profile.json").read_text())
+    assert max(map(len, result.out.splitlines())) <= 100
+    one = record["data"]["suggested"]
+    assert one["device_rows"] == max(one["rows_for_90"], one["rows_in_flight"]) < record["data"]["rows"]
+    assert f"suggested: --device-rows {one['device_rows']} (" in result.out
+    places = [result.out.index(text) for text in ("suggested:", "Rows and look-ups by table", "Hot rows and inputs")]
+    assert places == sorted(places)
     assert record["kind"] == "profile" and record["data"]["lookups"] == 4000 * 26
     assert [one["memory"] for one in record["data"]["hot"]] == ["10%", "1MiB"]
     names = {path.stem for path in (tmp_path / "found").glob("*.png")}

@@ -108,10 +108,10 @@ def placements(
     from adaptive.placements.placements import check_asked, compare_placements, measure_placements, points_of
     from adaptive.placements.report import draw_placements, lines_table, measured_table, placements_text
     from adaptive.placements.shape import load_shape, parse_sweep
-    from adaptive.profile.report import table_csv
     from adaptive.profile.step import StepLength
     from adaptive.simulate.report import need_matplotlib
     from adaptive.system import StopRequest, stop_request
+    from adaptive.telemetry.document import csv_text
 
     pictures = png or out
     if pictures is not None:
@@ -163,9 +163,9 @@ def placements(
         if out is not None:
             write_text(out / "placements.json", json.dumps(result, indent=1) + "\n")
         if (tables := csv or out) is not None:
-            write_text(tables / "placements.csv", table_csv(lines_table(result)))
+            write_text(tables / "placements.csv", csv_text(lines_table(result)))
             if measure:
-                write_text(tables / "measured.csv", table_csv(measured_table(result)))
+                write_text(tables / "measured.csv", csv_text(measured_table(result)))
         if pictures is not None:
             draw_placements(result, pictures)
         print_result({**result, "table": placements_text(result)}, as_json=as_json)

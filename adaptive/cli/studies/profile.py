@@ -122,7 +122,7 @@ def profile(
     from adaptive.profile.profile import Question
     from adaptive.profile.profile import profile as run_profile
     from adaptive.profile.rates import check_measurable
-    from adaptive.profile.report import profile_text
+    from adaptive.profile.report import profile_document
     from adaptive.profile.step import StepLength
     from adaptive.simulate.machine import parse_rate
     from adaptive.simulate.report import need_matplotlib
@@ -160,7 +160,7 @@ def profile(
         elif save is not None:
             note(f"stopped before this machine's rates were measured: {save} was not written")
         _keep(result, out, csv or out, png or out, rate, must_draw=png is not None)
-        print_result({**result, "table": profile_text(result)}, as_json=as_json)
+        print_result({**result, "table": profile_document(result).to_text()}, as_json=as_json)
         stop.raise_exit()
 
 
@@ -180,14 +180,14 @@ def _keep(
     """Write the record, tables and pictures. Pictures that nobody asked for by --png need no matplotlib."""
     from adaptive.errors import ConfigError
     from adaptive.profile.pictures import draw_profile
-    from adaptive.profile.report import profile_tables, table_csv
+    from adaptive.profile.report import profile_document
     from adaptive.simulate.report import need_matplotlib
 
     if out is not None:
         write_text(out / "profile.json", json.dumps(result, indent=1) + "\n")
     if csv is not None:
-        for name, rows in profile_tables(result).items():
-            write_text(csv / f"{name}.csv", table_csv(rows))
+        for name, text in profile_document(result).to_csv().items():
+            write_text(csv / f"{name}.csv", text)
     if png is not None:
         try:
             need_matplotlib()
