@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import LFU, step_all, sum_of
 
-from adaptive.batch import Batch, concatenate
+from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import InputError
@@ -90,7 +90,17 @@ def test_weights_of_one_feature_are_ones_elsewhere() -> None:
         ({"tags": ([1, 2], [0, 2, 1, 2])}, "offsets must rise"),
         ({"tags": ([1, 2], [1, 1, 1, 2])}, "offsets must rise"),
         ({"tags": ([1, 2], [0, 1, 1, 2], [1.0])}, r"2 values but weights of shape \(1,\)"),
-        ({"tags": ([1, 2],)}, "found a tuple of 1"),
+        ({"tags": ([1, 2],)}, "lengths disagree, in samples: labels 3, tags 1"),
+        ({"tags": ([1, 2], [3], [0, 1])}, "feature tags: expected a list of 3 lists, or arrays .*, got a tuple of 3"),
+        ({"tags": ([1, 2], [3, 4])}, r"offsets must rise .* A tuple is \(values, offsets"),
+        (
+            {"user": np.array([1, 2**63, 3], np.uint64)},
+            r"feature user: expected ids below 2\^63, got 9223372036854775808",
+        ),
+        ({"user": np.ma.masked_equal([1, 2, 3], 2)}, "feature user: expected values without a mask, got 1 masked"),
+        ({"user": np.array([1, 2, 3], "M8[s]")}, r"feature user: ids must be whole numbers, found datetime64"),
+        ({"tags": ([1, 2], [0, 1, 1, 2], ["1", "2"])}, "feature tags: weights: expected booleans, integers or floats"),
+        ({"tags": ([1, 2], [0, 1, 1, 2], [1e300, 2])}, "feature tags: weights: .* which fit float32, got 1e.300"),
         ({"tags": ([[1], [2]], [0, 1, 1, 2])}, "ids of one dimension"),
     ],
 )
@@ -104,8 +114,51 @@ def test_what_is_wrong_beside_features() -> None:
         Batch.of({"user": [1]}, user=[1])
     with pytest.raises(InputError, match=r"labels: \(samples,\) is needed, found shape \(1, 2\); several labels"):
         Batch.of(user=[1], labels=[[1, 0]])
-    with pytest.raises(ValueError, match=r"extras\['name'\] must hold numbers"):
+    with pytest.raises(InputError, match=r"extras\['name'\]: expected booleans, integers or floats, got <U1"):
         Batch.of(user=[1], extras={"name": ["a"]})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.ma.masked_equal([1.0, 0.0, 1.0], 0), "expected values without a mask, got 1 masked ones"),
+        (np.array([1 + 2j, 0, 1]), "expected booleans, integers or floats, got complex128"),
+        (np.array([1, 0, 1], "M8[s]"), "expected booleans, integers or floats, got datetime64"),
+        (["1", "0", "1"], "expected booleans, integers or floats, got <U1"),
+        (np.array([1, None, 1], object), "expected booleans, integers or floats, got object"),
+        ([1.0, -1e300, 0.0], r".*which fit float32, got -1e\+300 \(at \[1"),
+    ],
+)
+@pytest.mark.parametrize("name", ["labels", "dense", "extras"])
+def test_values_that_a_cast_would_change(name: str, values: Any, message: str) -> None:
+    given = {name: {"more": values} if name == "extras" else values}
+    if name == "extras" and "float32" in message:
+        assert Batch.of(user=[1, 2, 3], **given).extras["more"].tolist() == values, "extras stay float64"
+        return
+    with pytest.raises(InputError, match=rf"^{name}.*: {message}"):
+        Batch.of(user=[1, 2, 3], **given)
+
+
+def test_arrays_with_a_mask_are_refused_wherever_they_enter() -> None:
+    labels, ids = np.zeros(2, np.float32), np.array([1, 2])
+    dense = np.ma.masked_equal(np.zeros((2, 1), np.float32), 0)
+    offsets = np.arange(3)
+    with pytest.raises(InputError, match="batch: dense: expected values without a mask, got 2"):
+        Batch(dense=dense, ids=ids, offsets=offsets, labels=labels)
+    with pytest.raises(InputError, match=r"batch: extras\['more'\]: expected values without a mask"):
+        Batch(dense=dense.data, ids=ids, offsets=offsets, labels=labels, extras={"more": dense})
+    with pytest.raises(InputError, match="ids: expected values without a mask, got 1"):
+        one_hot_batch(dense.data, np.ma.masked_equal(ids[:, None], 2), labels)
+    unmasked = np.ma.array([1.0, 0.0])
+    assert Batch.of(user=[1, 2], labels=unmasked).labels.tolist() == [1, 0]
+
+
+def test_ids_by_sample_may_be_a_tuple() -> None:
+    """As `zip(*rows)` gives columns."""
+    users, tags = zip(*[(7, [1, 2]), (8, []), (9, [3]), (7, [4])], strict=True)
+    batch = Batch.of(user=users, tags=tags)
+    assert bags_of(batch, 0) == [[7], [8], [9], [7]] and bags_of(batch, 1) == [[1, 2], [], [3], [4]]
+    assert bags_of(Batch.of(user=(7, 8)), 0) == [[7], [8]] and bags_of(Batch.of(user=(7, 8, 9)), 0) == [[7], [8], [9]]
 
 
 # --- tables take features by name --------------------------------------------------------------------------------

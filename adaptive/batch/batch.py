@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.batch.named import Columns, columns_of, columns_of_keyed_jagged
+from adaptive.batch.named import Columns, columns_of, columns_of_keyed_jagged, refuse_masked
 from adaptive.errors import InputError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -100,8 +100,11 @@ class Batch:
 
         Order does not matter: tables take features by name. Everything is copied, so a loader may reuse its arrays.
 
+        A tuple of single ids, as `zip(*rows)` gives it, is one id for each sample.
+
         Raises:
-            InputError: for a value that is none of these, or lengths that disagree.
+            InputError: for a value that is none of these; lengths that disagree; dense inputs, labels, weights and
+                extras that are not booleans, integers or floats, or do not fit float32; masked values.
         """
         twice = sorted({*(features or {})} & {*more_features})
         if twice:
@@ -163,6 +166,7 @@ class Batch:
         for name, array in self.extras.items():
             if not isinstance(array, np.ndarray) or array.ndim < 1 or len(array) != num_samples:
                 raise ValueError(f"batch: extras[{name!r}] must be an array of {num_samples} samples")
+            refuse_masked(f"batch: extras[{name!r}]", array)
             if array.dtype.kind not in "biuf":
                 raise ValueError(f"batch: extras[{name!r}] must hold numbers, found {array.dtype}")
         if self.part_sizes and (min(self.part_sizes) < 1 or sum(self.part_sizes) != num_samples):
@@ -265,6 +269,7 @@ def one_hot_batch(
     origin: Origin | None = None,
 ) -> Batch:
     """The batch in which every bag holds exactly one id; `ids` is (B, F), sample-major as files are."""
+    refuse_masked("ids", ids)
     num_samples, num_features = ids.shape
     return Batch(
         dense=dense,
@@ -281,6 +286,7 @@ def _check(name: str, array: object, dtype: type, ndim: int) -> None:
             f"{array.dtype} array of {array.ndim} dimensions" if isinstance(array, np.ndarray) else type(array).__name__
         )
         raise ValueError(f"batch: {name} must be a {np.dtype(dtype)} array of {ndim} dimension(s), found {found}")
+    refuse_masked(f"batch: {name}", array)
     if not array.flags.c_contiguous:
         raise ValueError(f"batch: {name} must be C-contiguous; pass numpy.ascontiguousarray({name})")
 

@@ -16,9 +16,59 @@ from adaptive.errors import InputError
 Array = NDArray[Any]
 
 
-def as_array(value: Any) -> Array:
-    """A NumPy array of an array, a tensor on any device, a column of a data frame or a list of numbers."""
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def as_array(what: str, value: Any) -> Array:
+    """A NumPy array of an array, a tensor on any device, a column of a data frame or a list of numbers.
+
+    Raises:
+        InputError: if it is a masked array with masked values, which a plain array would show; begins with `what`.
+    """
+    refuse_masked(what, value)
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def refuse_masked(what: str, array: object) -> None:
+    """Raise an InputError that begins with `what` if an array has masked values."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise InputError(
+            f"{what}: expected values without a mask, got {int(np.ma.getmaskarray(array).sum())} masked ones. "
+            "Fill them with .filled(value), or leave their samples out."
+        )
+
+
+def as_numbers(what: str, value: Any) -> Array:
+    """As `as_array`, of booleans, integers or floats.
+
+    Raises:
+        InputError: if it holds anything else; begins with `what`.
+    """
+    array = as_array(what, value)
+    if array.dtype.kind not in "biuf" and (array.size or array.dtype != object):
+        raise InputError(
+            f"{what}: expected booleans, integers or floats, got {array.dtype}. Convert the values to numbers first."
+        )
+    return array
+
+
+def as_float32(what: str, array: Array) -> NDArray[np.float32]:
+    """A copy of the numbers as float32, C-contiguous; NaN and infinity as they are.
+
+    Raises:
+        InputError: if a finite one does not fit; begins with `what`.
+    """
+    with np.errstate(over="ignore"):
+        converted = np.array(array, np.float32, order="C")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        too_large = np.isinf(converted) & np.isfinite(array)
+        if too_large.any():
+            place = tuple(int(axis) for axis in np.argwhere(too_large)[0])
+            raise InputError(
+                f"{what}: expected numbers of at most {_FLOAT32_MAX:.6g}, which fit float32, got {array[place]} (at "
+                f"[{', '.join(map(str, place))}]). Scale or clip them."
+            )
+    return converted
 
 
 @dataclass(frozen=True)
@@ -50,8 +100,9 @@ def columns_of(features: Mapping[str, Any], dense: Any, labels: Any, extras: Map
     """
     if not features:
         raise InputError("a batch needs at least one feature: Batch.of(user=ids, ..., labels=labels)")
-    given = {"labels": labels, "dense": dense, **(extras or {})}
-    arrays = {name: as_array(value) for name, value in given.items() if value is not None}
+    given = {"labels": labels, "dense": dense, **{f"extras[{name!r}]": value for name, value in (extras or {}).items()}}
+    arrays = {name: as_numbers(name, value) for name, value in given.items() if value is not None}
+    features = {name: _without_tuple(value) for name, value in features.items()}
     size = _num_samples(arrays, features)
     found = [_bags(name, value, size) for name, value in features.items()]
     lengths = {name: len(array) for name, array in arrays.items()}
@@ -65,7 +116,11 @@ def columns_of(features: Mapping[str, Any], dense: Any, labels: Any, extras: Map
         offsets=np.concatenate([[0], np.cumsum(np.concatenate([bags.sizes for bags in found]))]).astype(np.int64),
         labels=_labels(arrays.pop("labels", None), num_samples),
         weights=_weights(found),
-        extras={name: np.array(array, order="C") for name, array in arrays.items()},
+        extras={
+            name: np.array(arrays[f"extras[{name!r}]"], order="C")
+            for name, value in (extras or {}).items()
+            if value is not None
+        },
     )
 
 
@@ -79,11 +134,11 @@ def columns_of_keyed_jagged(jagged: Any, dense: Any, labels: Any, extras: Mappin
     if lacking:
         found = type(jagged).__name__
         raise InputError(f"a KeyedJaggedTensor is needed, with {', '.join(lacking)}(); found {found}")
-    names, values, weights = list(jagged.keys()), as_array(jagged.values()), jagged.weights_or_none()
-    sizes = as_array(jagged.lengths()).reshape(len(names), -1)
+    names, values, weights = list(jagged.keys()), as_array("values", jagged.values()), jagged.weights_or_none()
+    sizes = as_array("lengths", jagged.lengths()).reshape(len(names), -1)
     ends = np.cumsum(sizes.sum(axis=1))[:-1]
     parts = np.split(values, ends)
-    more = [None] * len(names) if weights is None else np.split(as_array(weights), ends)
+    more = [None] * len(names) if weights is None else np.split(as_numbers("weights", weights), ends)
     features = {
         name: (ids, np.concatenate([[0], np.cumsum(own)]), *(() if weight is None else (weight,)))
         for name, ids, own, weight in zip(names, parts, sizes, more, strict=True)
@@ -99,15 +154,21 @@ def _num_samples(arrays: Mapping[str, Array], features: Mapping[str, Any]) -> in
     return next((len(value) for value in features.values() if not isinstance(value, tuple)), None)
 
 
+def _without_tuple(value: Any) -> Any:
+    """A list of the values of a tuple that cannot be (values, offsets[, weights]), as `zip(*rows)` gives them."""
+    is_flat = isinstance(value, tuple) and all(np.isscalar(item) or getattr(item, "ndim", 1) == 0 for item in value)
+    return list(value) if is_flat or (isinstance(value, tuple) and len(value) not in (2, 3)) else value
+
+
 def _bags(name: str, value: Any, num_samples: int | None) -> Bags:
     """One feature of a batch of `num_samples`, if that is known."""
     if isinstance(value, tuple):
         return _with_offsets(name, value, num_samples)
     if isinstance(value, list) and value and not np.isscalar(value[0]):
-        return _of_lists(name, [as_array(bag) for bag in value])
-    array = as_array(value)
+        return _of_lists(name, [as_array(f"feature {name}", bag) for bag in value])
+    array = as_array(f"feature {name}", value)
     if array.dtype == object:
-        return _of_lists(name, [as_array(bag) for bag in array])
+        return _of_lists(name, [as_array(f"feature {name}", bag) for bag in array])
     if array.ndim not in (1, 2):
         raise InputError(f"feature {name}: (samples,) or (samples, ids) is needed, found {array.ndim} dimensions")
     sizes = np.full(len(array), 1 if array.ndim == 1 else array.shape[1], np.int64)
@@ -121,11 +182,13 @@ def _of_lists(name: str, bags: Sequence[Array]) -> Bags:
 
 
 def _with_offsets(name: str, value: tuple[Any, ...], num_samples: int | None) -> Bags:
-    if len(value) not in (2, 3):
+    what = f"feature {name}"
+    if len(value) == num_samples and all(isinstance(item, list) for item in value) and _may_be_bags(value):
         raise InputError(
-            f"feature {name}: (values, offsets) or (values, offsets, weights) is needed, found a tuple of {len(value)}"
+            f"{what}: expected a list of {num_samples} lists, or arrays (values, offsets[, weights]), got a tuple of "
+            f"{num_samples} lists, which may be either. Pass list(...) for a list of ids for each sample, or arrays."
         )
-    ids, offsets = _ids(name, as_array(value[0])), _ids(name, as_array(value[1]), "offsets")
+    ids, offsets = _ids(name, as_array(what, value[0])), _ids(name, as_array(what, value[1]), "offsets")
     ends_there = len(offsets) > 0 and offsets[-1] == len(ids)
     if len(offsets) == num_samples or (num_samples is None and not ends_there):  # as nn.EmbeddingBag takes them
         offsets = np.append(offsets, len(ids))
@@ -133,14 +196,19 @@ def _with_offsets(name: str, value: tuple[Any, ...], num_samples: int | None) ->
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids) or (sizes < 0).any():
         raise InputError(
             f"feature {name}: offsets must rise from 0 to {len(ids)}, the number of its values; found "
-            f"{_shortly(as_array(value[1]))}"
+            f"{_shortly(offsets)}. A tuple is (values, offsets[, weights]); pass ids by sample as a list."
         )
     weights = None
     if len(value) == 3:
-        weights = as_array(value[2]).astype(np.float32)
+        weights = as_float32(f"{what}: weights", as_numbers(f"{what}: weights", value[2]))
         if weights.shape != ids.shape:
             raise InputError(f"feature {name}: {len(ids)} values but weights of shape {weights.shape}")
     return Bags(ids, sizes, weights)
+
+
+def _may_be_bags(value: tuple[Any, ...]) -> bool:
+    """True if all values of a tuple of lists are whole numbers."""
+    return all(isinstance(item, int | np.integer) for bag in value for item in bag)
 
 
 def _shortly(array: Array) -> str:
@@ -155,6 +223,9 @@ def _ids(name: str, array: Array, what: str = "ids") -> NDArray[np.int64]:
         if array.dtype.kind == "f":
             hint = "; a column with gaps becomes floats in pandas: fill the gaps, then .astype('int64')"
         raise InputError(f"feature {name}: {what} must be whole numbers, found {array.dtype}{hint}")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        at = int(array.argmax())
+        raise InputError(f"feature {name}: expected {what} below 2^63, got {array[at]} (position {at})")
     return np.ascontiguousarray(array, np.int64)
 
 
@@ -163,7 +234,7 @@ def _dense(array: Array | None, num_samples: int) -> NDArray[np.float32]:
         return np.zeros((num_samples, 0), np.float32)
     if array.ndim not in (1, 2):
         raise InputError(f"dense: (samples,) or (samples, inputs) is needed, found {array.ndim} dimensions")
-    return np.array(array.reshape(num_samples, -1), np.float32, order="C")
+    return as_float32("dense", array.reshape(num_samples, -1))
 
 
 def _labels(array: Array | None, num_samples: int) -> NDArray[np.float32]:
@@ -171,7 +242,7 @@ def _labels(array: Array | None, num_samples: int) -> NDArray[np.float32]:
         return np.full(num_samples, np.nan, np.float32)
     if array.ndim != 1:
         raise InputError(f"labels: (samples,) is needed, found shape {array.shape}; several labels go into extras")
-    return np.array(array, np.float32, order="C")
+    return as_float32("labels", array)
 
 
 def _weights(found: Sequence[Bags]) -> NDArray[np.float32] | None:

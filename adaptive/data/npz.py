@@ -39,6 +39,12 @@ def load_arrays(path: Path, wanted: tuple[str, ...], whose: str, needed: str = "
     return arrays
 
 
+def fits_float32(array: NDArray[Any]) -> bool:
+    """True if all numbers are finite as float32."""
+    most = np.finfo(np.float32).max
+    return not array.size or bool(-most <= array.min() and array.max() <= most)
+
+
 def check_array(good: bool, path: Path, key: str, needed: str, array: NDArray[Any], found: str = "") -> None:
     """Check an array of such a file.
 

@@ -52,6 +52,7 @@ class Rows(Base):
 
         Raises:
             ConfigError: if there is no such table, the shape is another, or a look-ahead is running.
+            InputError: if vectors are no numbers, have masked values, or do not fit float32.
         """
         fill_table(self._pipeline, *self._find_table(name), vectors, self._optimizer)
 

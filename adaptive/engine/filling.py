@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from adaptive.batch.named import as_float32, as_numbers
 from adaptive.config import TableConfig
 from adaptive.engine.exchange.gathering import own_rows
 from adaptive.engine.pipeline import Lane, Pipeline
@@ -24,6 +25,7 @@ def fill_table(
 
     Raises:
         ConfigError: if a look-ahead is running, or the shape is another.
+        InputError: if vectors are no numbers, masked, or do not fit float32; no row has changed then.
     """
     group = lane.group
     size, width = group.tables[table].num_embeddings, group.embedding_dim
@@ -33,6 +35,11 @@ def fill_table(
         raise ConfigError(
             f"table {group.tables[table].name}: (n, {width}) vectors, n up to {size}, are needed, found {vectors.shape}"
         )
+    what = f"table {group.tables[table].name}: vectors"
+    vectors = as_numbers(what, vectors)
+    if vectors.dtype.kind == "f" and vectors.dtype.itemsize > 4:
+        for start in range(0, len(vectors), AT_ONCE):
+            as_float32(f"{what} from row {start}", vectors[start : start + AT_ONCE])
     first_state = float(optimizer.settings()[FIRST])
     with pipeline.lock:
         pipeline.finish_copies()

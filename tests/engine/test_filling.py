@@ -11,7 +11,7 @@ from torch import nn
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine import filling
-from adaptive.errors import ConfigError
+from adaptive.errors import ConfigError, InputError
 from adaptive.optim import Adagrad
 
 TABLES = [TableConfig(name=name, num_embeddings=30, embedding_dim=4) for name in ("a", "b")]
@@ -92,3 +92,20 @@ def test_bags_without_values_give_tables_as_they_are_made() -> None:
 def test_modules_that_tables_cannot_stand_for(module: nn.Module, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TieredEmbeddingBag.from_bags({"user": module})
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (np.ma.masked_equal(np.zeros((3, 4)), 0), "table t: vectors: expected values without a mask, got 12"),
+        (np.zeros((3, 4), complex), "table t: vectors: expected booleans, integers or floats, got complex128"),
+        (np.array([[0.0] * 4, [0.0, 0.0, 1e300, 0.0]]), r"table t: vectors from row 0: .* got 1e\+300 \(at \[1, 2\]\)"),
+    ],
+)
+def test_vectors_that_a_cast_would_change_replace_no_row(vectors: np.ndarray, message: str) -> None:
+    embeddings = one_table(10, optimizer=Adagrad(lr=0.1))
+    before = embeddings.table_weights("t")
+    with pytest.raises(InputError, match=message):
+        embeddings.load_table("t", vectors)
+    assert np.array_equal(embeddings.table_weights("t"), before)
+    embeddings.close()

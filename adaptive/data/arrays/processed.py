@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.arrays.source import Columns
-from adaptive.data.npz import check_array, load_arrays
+from adaptive.data.npz import check_array, fits_float32, load_arrays
 from adaptive.data.text.source import TextFile
 
 KEYS = ("X_int", "X_cat", "y", "counts")
@@ -48,7 +48,7 @@ def read_processed(file: TextFile) -> Processed:
     path = file.path
     dense, keys, labels, counts = load_arrays(path, KEYS, "dlrm's")
     check_array(dense.ndim == 2 and dense.dtype.kind in "iuf", path, "X_int", "numbers (samples, dense inputs)", dense)
-    check_array(bool(np.isfinite(dense).all()), path, "X_int", "finite numbers", dense, "others among them")
+    check_array(fits_float32(dense), path, "X_int", "finite float32 numbers", dense, "others among them")
     keys = whole(keys, path, "X_cat", "(samples, features)")
     check_array(keys.ndim == 2 and keys.shape[1] > 0, path, "X_cat", "whole numbers (samples, features)", keys)
     check_array(labels.ndim == 1 and labels.dtype.kind in "biuf", path, "y", "numbers (samples,)", labels)
@@ -72,6 +72,8 @@ def whole(array: NDArray[Any], path: Path, key: str, shape: str) -> NDArray[np.i
     """Whole numbers as such: dlrm's preparation leaves some of them as floats."""
     needed = f"whole numbers {shape}"
     check_array(array.dtype.kind in "iuf", path, key, needed, array)
+    largest = int(array.max()) if array.dtype == np.uint64 and array.size else 0
+    check_array(largest < 2**63, path, key, f"{needed} below 2^63", array, f"{largest}")
     with np.errstate(invalid="ignore"):
         found = array.astype(np.int64)
     check_array(array.dtype.kind != "f" or bool((found == array).all()), path, key, needed, array, "others among them")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin
-from adaptive.data.npz import check_array, load_arrays
+from adaptive.data.npz import check_array, fits_float32, load_arrays
 from adaptive.data.options import DataOptions
 from adaptive.data.sequences.dataset import Part, Samples, SequenceDataset, batch_of, held_out
 from adaptive.data.text.assemble import settings_identity
@@ -92,11 +92,12 @@ def read_processed(path: Path) -> Content:
         0 not in ids.shape and ids.shape[2] > 1, path, "X_cat", "at least a feature, a sample and two steps", ids
     )
     check_array(int(ids.min()) >= 0, path, "X_cat", "ids from 0", ids, f"{ids.min()}")
+    check_array(int(ids.max()) < 2**63, path, "X_cat", "ids below 2^63", ids, f"{ids.max()}")
     check_array(dense.ndim == 3 and dense.dtype.kind in "iuf", path, "X_int", "numbers (inputs, samples, steps)", dense)
     needed = f"{ids.shape[1]} samples at {ids.shape[2]} steps, as X_cat"
     check_array(dense.shape[1:] == ids.shape[1:], path, "X_int", needed, dense)
+    check_array(fits_float32(dense), path, "X_int", "finite float32 numbers", dense, "others among them")
     dense = dense.astype(np.float32)
-    check_array(bool(np.isfinite(dense).all()), path, "X_int", "finite float32 numbers", dense, "others among them")
     check_array(labels.ndim == 1 and labels.dtype.kind in "biuf", path, "y", "numbers (samples,)", labels)
     check_array(len(labels) == ids.shape[1], path, "y", f"{ids.shape[1]} samples, as X_cat", labels)
     check_array(bool(np.isin(labels, (0, 1)).all()), path, "y", "labels 0 and 1", labels, "others among them")

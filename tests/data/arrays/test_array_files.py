@@ -105,7 +105,16 @@ def test_ids_are_divided_by_the_range(tmp_path: Path) -> None:
         ({"y": None}, "has no array y; needed X_int, X_cat, y, counts, found"),
         ({"X_cat": np.full((ROWS, 26), 0.5)}, "array X_cat: needed whole numbers (samples, features), found others"),
         ({"X_int": np.zeros((3, 13))}, "array X_int: needed 50 samples, as X_cat, found float64 (3, 13)"),
-        ({"X_int": np.full((ROWS, 13), np.nan)}, "array X_int: needed finite numbers"),
+        ({"X_int": np.full((ROWS, 13), np.nan)}, "array X_int: needed finite float32 numbers"),
+        ({"X_int": np.full((ROWS, 13), 1e300)}, "array X_int: needed finite float32 numbers, found others"),
+        (
+            {"X_int": np.zeros((ROWS, 13), complex)},
+            "array X_int: needed numbers (samples, dense inputs), found complex128",
+        ),
+        (
+            {"X_cat": np.full((ROWS, 26), 2**63, np.uint64)},
+            "array X_cat: needed whole numbers (samples, features) below 2^63, found 9223372036854775808",
+        ),
         ({"counts": np.ones(3, int)}, "array counts: needed a number for each of 26 features, found int64 (3,)"),
         ({"counts": np.zeros(26, int)}, "array counts: needed a row or more for each feature, found 0"),
         ({"y": np.array([{}] * ROWS)}, "array y cannot be read as dlrm's .npz"),  # pickled
