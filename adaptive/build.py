@@ -15,13 +15,15 @@ from pydantic import ValidationError
 from torch import nn
 
 from adaptive.batch import Batch
-from adaptive.config import DenseOptimizerConfig, TableConfig, TrainConfig, parse_sample
+from adaptive.config import DenseOptimizerConfig, TableConfig, TierConfig, TrainConfig, parse_sample
 from adaptive.data.dataset import Dataset, DataShape
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.sampling import Sample, take_share
 from adaptive.data.tables import by_table, shape_of, tables_of
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embedding.checks import check_arguments
+from adaptive.engine.build import Outline, outline_engine
 from adaptive.errors import ConfigError
 from adaptive.models.common import Inputs
 from adaptive.models.making import checked, make_model, model_config
@@ -29,7 +31,7 @@ from adaptive.models.tbsm import TBSM
 from adaptive.optim import row_optimizer
 from adaptive.planning.sizing import held_rows
 from adaptive.policy import Policy, arranges, calibrates
-from adaptive.policy_loading import make_policy
+from adaptive.policy_loading import make_policy, with_rule
 from adaptive.ranks import Ranks
 
 NO_WIDTHS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -47,6 +49,15 @@ class Components:
     embeddings: TieredEmbeddingBag  # to be closed
     model: nn.Module
     optimizer: torch.optim.Optimizer
+
+
+@dataclass(frozen=True)
+class ComponentsOutline:
+    """What a run would train."""
+
+    tables: tuple[TableConfig, ...]
+    embeddings: Outline
+    dense_parameters: int
 
 
 def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
@@ -114,10 +125,9 @@ def build(
     inputs = inputs_of(dataset)
     shape = model_config(config.model, config.model_options, inputs)
     tables = build_tables(dataset, shape.embedding_dim, shape.widths)
-    held = config.tier.held_rows or held_rows(sample, config.depth)
     embeddings = TieredEmbeddingBag(
         tables,
-        config.tier.model_copy(update={"held_rows": held}),
+        _sized_tier(config, sample),
         policy=make_policy(config.policy, config.policy_options),
         optimizer=row_optimizer(config.optimizer),
         skip=config.skip,
@@ -133,6 +143,29 @@ def build(
     except BaseException:
         embeddings.close()
         raise
+
+
+def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch]) -> ComponentsOutline:
+    """What `build` would make, of tables of any size: no memory is taken for their rows.
+
+    Raises:
+        AdaptiveError: as `build` does, but for memory of the host and of the model that is lacking.
+    """
+    inputs = inputs_of(dataset)
+    shape = model_config(config.model, config.model_options, inputs)
+    tables = build_tables(dataset, shape.embedding_dim, shape.widths)
+    tier, policy = _sized_tier(config, sample), make_policy(config.policy, config.policy_options)
+    optimizer = row_optimizer(config.optimizer)
+    check_arguments(tables, tier, optimizer, config.skip)
+    skip = with_rule(policy, config.skip)
+    embeddings = outline_engine(tables, tier, policy, optimizer, skip, config.seed)
+    model = make_model(config.model, shape, inputs, seed=config.seed)
+    return ComponentsOutline(tables, embeddings, sum(weight.numel() for weight in model.parameters()))
+
+
+def _sized_tier(config: TrainConfig, sample: Sequence[Batch]) -> TierConfig:
+    """The settings of the tiers, with the number of rows that the look-ahead must hold."""
+    return config.tier.model_copy(update={"held_rows": config.tier.held_rows or held_rows(sample, config.depth)})
 
 
 def inputs_of(dataset: Dataset | DataShape) -> Inputs:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.embedding.base import Base
+from adaptive.engine.build import MEMORY
 from adaptive.engine.description import describe
 from adaptive.engine.statistics import Statistics, summed
 from adaptive.planning.sizing import Sizes, resized
@@ -43,11 +44,7 @@ class Reports(Base):
     def memory(self) -> dict[str, int]:
         """Bytes: of both tiers if every row were written, of records and slots, of snapshots and deferred sums, and of
         the transfer buffers, pinned and on the device; these grow with use."""
-        names = (
-            "host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots",
-            "pinned_buffers", "device_buffers",
-        )  # fmt: skip
-        totals = dict.fromkeys(names, 0)
+        totals = dict.fromkeys((*MEMORY, "pinned_buffers", "device_buffers"), 0)
         for lane in self._pipeline.lanes:
             weights, state, snapshots = lane.device.num_bytes
             own = (weights, state, lane.planner.num_bytes, snapshots)

@@ -12,7 +12,10 @@ from adaptive.engine.exchange.exchange import Exchange
 from adaptive.engine.pipeline import Lane, Pipeline
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import RowOptimizer
+from adaptive.planning import deferral
+from adaptive.planning.books import RECORD, SLOT_BYTES
 from adaptive.planning.calling.caller import PolicyCaller
+from adaptive.planning.hot_set import hot_set_bytes
 from adaptive.planning.layout import Group, make_groups, own_share
 from adaptive.planning.lookups import DistinctFinder
 from adaptive.planning.planner import Planner
@@ -20,6 +23,7 @@ from adaptive.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, w
 from adaptive.policy import Policy, arranges
 from adaptive.policy_loading import installed_policies, make_policy
 from adaptive.ranks import Ranks
+from adaptive.system import available_bytes
 from adaptive.tiers.cpu_device import CpuDevice
 from adaptive.tiers.device import DeviceTier
 from adaptive.tiers.gpu.build import build_devices, device_finds, free_bytes
@@ -27,6 +31,8 @@ from adaptive.tiers.host import HostTier, MemoryHost
 from adaptive.tiers.host_file import FileHost
 from adaptive.tiers.mover import Mover
 from adaptive.tiers.streams import streams_of
+
+MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots")
 
 
 @dataclass(frozen=True)
@@ -55,28 +61,96 @@ def build_engine(
         ConfigError: for tables, sizes or combinations that cannot work.
         DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
     """
+    outline = outline_engine(tables, tier, policy, optimizer, skip, seed, ranks)
+    mover = Mover(streams_of(outline.device))
+    policy_caller = outline.policy_caller
+    finds = device_finds(tier, mover.device, _lookups_needed(policy, outline.skip, ranks))
+    lanes, sizes = _build_lanes(outline.groups, outline.sizes, tier, optimizer, policy_caller, mover, finds=finds)
+    devices = [lane.device for lane in lanes]
+    exchange = None if ranks is None else Exchange(ranks, outline.groups, devices, mover.device)
+    pipeline = Pipeline(lanes, policy_caller, tier, outline.skip, mover, optimizer, exchange)
+    pipeline.use_rate(optimizer.lr)
+    return Engine(pipeline, sizes, outline.skip, outline.drops_updates, outline.defers)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What an engine is going to have; no memory is taken for rows, however many there are."""
+
+    groups: tuple[Group, ...]
+    policy_caller: PolicyCaller
+    device: torch.device
+    optimizer: RowOptimizer
+    sizes: Sizes
+    skip: SkipConfig | None  # None: no update is left out or deferred
+
+    @property
+    def policy(self) -> Policy:
+        return self.policy_caller.policy
+
+    @property
+    def drops_updates(self) -> bool:
+        return self.skip is not None and self.policy_caller.leaves_out
+
+    @property
+    def defers(self) -> bool:
+        return self.skip is not None and self.policy_caller.defers
+
+    @property
+    def num_rows(self) -> int:
+        return sum(group.num_rows for group in self.groups)
+
+    @property
+    def device_rows(self) -> int:
+        return sum(self.sizes.slots)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes, as `TieredEmbeddingBag.memory` reports them, but for buffers, which grow with use."""
+        caller, found = self.policy_caller, dict.fromkeys(MEMORY, 0)
+        for group, slots in zip(self.groups, self.sizes.slots, strict=True):
+            width, state = group.embedding_dim, self.optimizer.state_width(group.embedding_dim)
+            parts = [4 * rows * wide for rows in (group.num_rows, slots) for wide in (width, state)]
+            parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES)
+            if self.skip is not None:
+                watched = hot_rows(group, self.skip, self.optimizer)
+                parts[-1] += hot_set_bytes(watched) + caller.defers * watched * deferral.RECORD.itemsize
+            for name, size in zip(MEMORY, parts, strict=False):
+                found[name] += size
+        if self.skip is not None:
+            found["snapshots"] = watched_bytes(
+                self.groups, self.skip, self.optimizer, snapshots=caller.watches_movement, sums=caller.defers
+            )
+        return found
+
+
+def outline_engine(
+    tables: Sequence[TableConfig],
+    tier: TierConfig,
+    policy: Policy,
+    optimizer: RowOptimizer,
+    skip: SkipConfig | None,
+    seed: int,
+    ranks: Ranks | None = None,
+) -> Outline:
+    """Choose what `build_engine` makes.
+
+    Raises:
+        ConfigError, DeviceMemoryError: as `build_engine` does.
+    """
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     groups = make_groups(tables, seed)
     if ranks is not None:
         refuse_with_ranks(policy, ranks)
         groups = own_share(groups, ranks.rank, ranks.size)
     device = choose_device(tier.device) if ranks is None else device_of_rank(tier.device, ranks)
-    mover = Mover(streams_of(device))
     policy_caller.begin(type(optimizer).__name__.lower())
-    defers = policy_caller.defers
     skip = skip if policy_caller.skips else None
-    room = free_bytes(mover.device)
+    room = free_bytes(device)
     if room is not None and skip is not None:
-        kept = watched_bytes(groups, skip, optimizer, snapshots=policy_caller.watches_movement, sums=defers)
-        room = max(0, room - kept)
+        snapshots, sums = policy_caller.watches_movement, policy_caller.defers
+        room = max(0, room - watched_bytes(groups, skip, optimizer, snapshots=snapshots, sums=sums))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
-    finds = device_finds(tier, mover.device, _lookups_needed(policy, skip, ranks))
-    lanes, sizes = _build_lanes(groups, sizes, tier, optimizer, policy_caller, mover, finds=finds)
-    exchange = None if ranks is None else Exchange(ranks, groups, [lane.device for lane in lanes], mover.device)
-    pipeline = Pipeline(lanes, policy_caller, tier, skip, mover, optimizer, exchange)
-    pipeline.use_rate(optimizer.lr)
-    drops_updates = skip is not None and policy_caller.leaves_out
-    return Engine(pipeline, sizes, skip, drops_updates, skip is not None and defers)
+    return Outline(groups, policy_caller, device, optimizer, sizes, skip)
 
 
 def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
@@ -185,5 +259,13 @@ def _build_lanes(
 
 def _make_host(group: Group, optimizer: RowOptimizer, host: str, *, in_place: bool, own_pages: bool) -> HostTier:
     if host == "memory":
-        return MemoryHost(group, optimizer, own_pages=own_pages)
+        try:
+            return MemoryHost(group, optimizer, own_pages=own_pages)
+        except (MemoryError, OSError) as error:
+            size = row_bytes(group, optimizer)
+            raise ConfigError(
+                f"tier.host=memory: not enough memory: expected {group.num_rows * size / 2**30:,.1f} GiB for "
+                f"{group.num_rows:,} rows of {size:,} bytes, got {available_bytes() / 2**30:,.1f} GiB available. Keep "
+                'rows in files: tier.host="mmap:DIR" (--set tier.host=mmap:DIR) takes disk for trained rows only'
+            ) from error
     return FileHost(group, optimizer, Path(host.removeprefix("mmap:")), in_place=in_place)

@@ -31,6 +31,7 @@ RECORD = np.dtype(
 )
 assert RECORD.itemsize == 16
 
+SLOT_BYTES = 21  # of the arrays of a `SlotTable`
 NUM_BINS = 64
 MANY_ROWS = 1 << 26  # 1 GiB of records
 MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on

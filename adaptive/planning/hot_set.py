@@ -79,7 +79,7 @@ class HotSet:
     @property
     def num_bytes(self) -> int:
         """Bytes once all entries are taken."""
-        return self._records.nbytes + _table_size(self.capacity) * PLACE.itemsize
+        return hot_set_bytes(self.capacity)
 
     def admit(self, rows: NDArray[np.int64], accesses: NDArray[np.uint32]) -> WatchedRows:
         """The watched among the distinct rows of a batch (U,); rows that have become popular enough are let in."""
@@ -202,6 +202,11 @@ class HotSet:
         self._keys: NDArray[np.int64] = self._table["row"]
         self._values: NDArray[np.int32] = self._table["entry"]
         self._keys.fill(-1)
+
+
+def hot_set_bytes(capacity: int) -> int:
+    """Bytes of a set of so many entries once all are taken."""
+    return capacity * ENTRY.itemsize + _table_size(capacity) * PLACE.itemsize
 
 
 def _table_size(num_entries: int) -> int:

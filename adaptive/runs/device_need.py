@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from adaptive.batch import Batch
-from adaptive.build import Components
+from adaptive.build import ComponentsOutline
 from adaptive.config import TrainConfig
 from adaptive.errors import DeviceMemoryError
 from adaptive.planning.layout import make_groups
@@ -12,25 +14,28 @@ from adaptive.policy import arranges
 from adaptive.simulate.trace import Trace
 
 
-def rows_in_flight(config: TrainConfig, components: Components, batches: Sequence[Batch]) -> int:
+def rows_in_flight(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch]) -> int:
     """Device rows that hold what these batches ask for, each beside the `depth` before it."""
     most = 0
     for group in make_groups(components.tables, config.seed):
-        finder, trace = DistinctFinder(group), Trace(group.num_rows)
-        for batch in batches:
-            trace.add(finder.find(batch).rows)
+        finder = DistinctFinder(group)
+        rows = [finder.find(batch).rows.copy() for batch in batches]
+        seen = np.unique(np.concatenate([np.empty(0, np.int64), *rows]))  # memory by rows seen, not by rows there are
+        trace = Trace(len(seen))
+        for one in rows:
+            trace.add(np.searchsorted(seen, one))
         most += trace.most_held(config.depth)
     return most
 
 
-def refuse_too_few(config: TrainConfig, components: Components, batches: Sequence[Batch], needed: int) -> None:
+def refuse_too_few(config: TrainConfig, components: ComponentsOutline, batches: Sequence[Batch], needed: int) -> None:
     """Say what a run would say within its first batches. A policy that arranges its inputs has batches of its own.
 
     Raises:
         DeviceMemoryError: if rows are fetched ahead and more are needed than the device tier has room for.
     """
     embeddings = components.embeddings
-    there, policy = embeddings.view.device_rows, embeddings.policy
+    there, policy = embeddings.device_rows, embeddings.policy
     may_do = arranges(policy) or policy.misses == "host" or config.tier.when_full == "shallower"
     if may_do or needed <= there:
         return

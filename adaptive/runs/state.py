@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from adaptive.build import Components
+from adaptive.build import Components, ComponentsOutline
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.guard.guard import Guard
@@ -224,7 +224,7 @@ def _evaluation(data: Mapping[str, Any]) -> EvalRecord:
     return record
 
 
-def refuse_guarded_saves(config: TrainConfig, components: Components) -> None:
+def refuse_guarded_saves(config: TrainConfig, components: Components | ComponentsOutline) -> None:
     """Refuse to save checkpoints of a guarded run, from which it could not be resumed.
 
     Raises:
@@ -253,7 +253,7 @@ def refuse_guarded_resume(config: TrainConfig, components: Components, where: Pa
         )
 
 
-def is_guarded(config: TrainConfig, components: Components) -> bool:
+def is_guarded(config: TrainConfig, components: Components | ComponentsOutline) -> bool:
     """Whether a guard is set and has something to guard; one that has not would lose nothing in a checkpoint."""
     embeddings = components.embeddings
     skips = embeddings.drops_updates or embeddings.defers or drops_inputs(embeddings.policy)

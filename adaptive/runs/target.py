@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from adaptive.build import Components
+from adaptive.build import Components, ComponentsOutline
 from adaptive.config import StopAtConfig, TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.errors import ConfigError
@@ -42,7 +42,7 @@ def target_summary(wanted: StopAtConfig | None, recorder: Recorder) -> dict[str,
     }
 
 
-def refuse_unreachable(config: TrainConfig, components: Components, dataset: Dataset) -> None:
+def refuse_unreachable(config: TrainConfig, components: Components | ComponentsOutline, dataset: Dataset) -> None:
     """Refuse a target that no evaluation could reach, or that a guard would move.
 
     Raises:

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from adaptive.build import build, first_batches, open_data, prepare, torch_settings
+from adaptive.build import build, first_batches, open_data, outline, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.models.presets import PRESETS
 from adaptive.ranks import Ranks
@@ -81,33 +81,32 @@ def _train_in(
 
 
 def plan_run(config: TrainConfig) -> dict[str, Any]:
-    """What `train_run` would take: memory, device rows, steps. Writes nothing."""
+    """What `train_run` would take: memory, device rows, steps. Writes nothing, and takes no memory for rows."""
     dataset = open_data(with_known_ids(config))
-    in_memory = config.model_copy(update={"tier": config.tier.model_copy(update={"host": "memory"})})
     sample = first_batches(config, dataset)
-    components = build(in_memory, dataset, sample)  # memory that is not touched is not taken
-    with components.embeddings as embeddings:
-        refuse_guarded_saves(config, components)
-        refuse_unreachable(config, components, dataset)
-        refuse_without_evaluation(config, dataset)
-        needed = rows_in_flight(config, components, sample)
-        refuse_too_few(config, components, sample, needed)
-        return {
-            "schema": SCHEMA,
-            "dry_run": True,
-            "policy": config.policy,
-            **_preset(config),
-            "device": str(embeddings.device),
-            "tables": len(components.tables),
-            "rows": embeddings.view.num_rows,
-            "device_rows": embeddings.view.device_rows,
-            "device_rows_why": embeddings.device_rows_text(),
-            "first_batches_need": needed,
-            "memory_bytes": embeddings.memory(),
-            "dense_parameters": sum(weight.numel() for weight in components.model.parameters()),
-            "samples": dataset.num_train_samples(),
-            "steps": total_steps(config, dataset),
-        }
+    components = outline(config, dataset, sample)
+    embeddings = components.embeddings
+    refuse_guarded_saves(config, components)
+    refuse_unreachable(config, components, dataset)
+    refuse_without_evaluation(config, dataset)
+    needed = rows_in_flight(config, components, sample)
+    refuse_too_few(config, components, sample, needed)
+    return {
+        "schema": SCHEMA,
+        "dry_run": True,
+        "policy": config.policy,
+        **_preset(config),
+        "device": str(embeddings.device),
+        "tables": len(components.tables),
+        "rows": embeddings.num_rows,
+        "device_rows": embeddings.device_rows,
+        "device_rows_why": embeddings.sizes.text,
+        "first_batches_need": needed,
+        "memory_bytes": embeddings.memory(),
+        "dense_parameters": components.dense_parameters,
+        "samples": dataset.num_train_samples(),
+        "steps": total_steps(config, dataset),
+    }
 
 
 def _preset(config: TrainConfig) -> dict[str, Any]:

@@ -65,6 +65,28 @@ def test_dry_run_writes_nothing(cli: Cli) -> None:
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_a_dry_run_takes_no_memory_for_rows(cli: Cli) -> None:
+    """Two tables of 10^12 rows, which no machine holds: sizes are printed, and the run names the way out."""
+    rows = 10**12
+    Path("a.csv").write_text("click,id,item\n" + "".join(f"{row % 2},{row},7\n" for row in range(40)))
+    Path("a.toml").write_text(
+        f'label = {{ column = "click" }}\n[[categorical]]\ncolumns = ["id", "item"]\nkind = "int"\n'
+        f"num_embeddings = {rows}\n"
+    )
+    words = ("run", "--data", "csv:a.csv", "--schema", "a.toml", "--batch-size", "10", "--out", "first")
+    dry = cli(*words, "--dry-run", "--json")
+    assert dry.code == 0, dry.err
+    found = json.loads(dry.out)
+    assert (found["rows"], found["memory_bytes"]["host_weights"]) == (
+        2 * rows + 2,
+        (2 * rows + 2) * 16 * 4,
+    )  # one row each is of missing ids
+    assert found["first_batches_need"] == 40 + 1  # ids of the 4 batches in flight, and one item
+    real = cli(*words)
+    assert real.code == 2, real.err
+    assert "not enough memory: expected 126,659.9 GiB" in real.err and "--set tier.host=mmap:DIR" in real.err
+
+
 def test_run_directory_in_use(cli: Cli) -> None:
     Path("first").mkdir()
     Path("first/notes.txt").write_text("mine")

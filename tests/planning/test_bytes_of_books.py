@@ -11,8 +11,12 @@ import pytest
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.engine.build import outline_engine
+from adaptive.errors import ConfigError
+from adaptive.optim import SGD, Adam, RowOptimizer
 from adaptive.planning.books import SlotTable, Tracker
 from adaptive.planning.hot_set import HotSet
+from adaptive.policy_loading import make_policy, with_rule
 
 HOST_ROW_BYTES, SLOT_BYTES = 16, 24
 
@@ -115,3 +119,28 @@ def test_a_billion_rows_cost_what_is_touched(tmp_path: Path) -> None:
     assert told["written_back"] > 50
     assert told["megabytes"] < 100
     assert 50 * 2 * 4096 <= told["disk"] < 4 * 2**20
+
+
+@pytest.mark.parametrize(("policy", "rule"), [("lru", "off"), ("slipstream", None), ("lru", "defer")])
+@pytest.mark.parametrize("optimizer", [SGD(), Adam()], ids=lambda one: type(one).__name__)
+def test_an_outline_has_the_bytes_of_the_tables(policy: str, rule: str | None, optimizer: RowOptimizer) -> None:
+    """What a dry run prints, of tables that it does not make."""
+    tables = [
+        TableConfig(name="a", num_embeddings=5120, embedding_dim=4),
+        TableConfig(name="b", num_embeddings=512, embedding_dim=8),
+    ]
+    tier, chosen = TierConfig(device_rows="20%", device="cpu"), make_policy(policy)
+    skip = with_rule(chosen, SkipConfig(rule=rule, hot_rows="30%"))
+    made = TieredEmbeddingBag(tables, tier, policy=policy, optimizer=optimizer, skip=skip)
+    outline = outline_engine(tables, tier, chosen, optimizer, skip, 0)
+    assert outline.memory() == {name: size for name, size in made.memory().items() if "buffers" not in name}
+    assert (outline.num_rows, outline.device_rows) == (made.view.num_rows, made.view.device_rows)
+    assert (outline.defers, outline.drops_updates) == (made.defers, made.drops_updates)
+
+
+def test_tables_that_no_memory_holds_name_the_way_out() -> None:
+    table = TableConfig(name="a", num_embeddings=2**40, embedding_dim=128)
+    with pytest.raises(
+        ConfigError, match=r"expected 524,288.0 GiB for 1,099,511,627,776 rows .* GiB available.*mmap:DIR"
+    ):
+        TieredEmbeddingBag([table])
