@@ -1,7 +1,12 @@
 """What users try with the module that it cannot do: each is told by name, and nothing goes wrong without a word."""
 
 import copy
+import gc
+import os
 import pickle
+import select
+import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -16,6 +21,7 @@ from torch import nn
 from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embedding.looking_ahead import LookAhead
 from adaptive.errors import ConfigError, InputError
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 
@@ -285,3 +291,86 @@ def test_a_batch_without_samples(names: tuple[str, ...]) -> None:
         next(embeddings.look_ahead([empty]))
     with pytest.raises(InputError, match="expected a batch with samples, got one without"):
         embeddings.read(empty)
+
+
+def _in_child(work: Callable[[], None], seconds: float = 60.0) -> str:
+    """What `work` raises in a forked child, as text; it may hang there."""
+    out, into = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, which is what this is about
+        child = os.fork()
+    if child == 0:
+        text = "nothing was raised"
+        try:
+            work()
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(into, text.encode())
+        os._exit(0)
+    os.close(into)
+    with os.fdopen(out, "rb") as answer:
+        came, _, _ = select.select([answer], [], [], seconds)
+        if not came:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return answer.read().decode() if came else "it hangs"
+
+
+def _abandon(coming: LookAhead) -> None:
+    """Close a look-ahead in a child, and end there with no error."""
+    coming.close()
+    del coming
+    gc.collect()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_forked_child_is_refused_by_name(depth: int) -> None:
+    """The thread that holds the pipeline's lock is not in the child, which would wait for it for ever."""
+    embeddings = sgd_table()
+    before = embeddings.table_weights("t")
+    coming = embeddings.look_ahead([BATCH] * 4, depth=depth)
+    planned = next(coming)
+    loss = sum_of(embeddings(planned))
+    calls: list[Callable[[], Any]] = [
+        lambda: embeddings.read(BATCH),
+        lambda: embeddings.table_weights("t"),
+        embeddings.state_dict,
+        embeddings.flush,
+        lambda: next(coming),
+        lambda: embeddings(planned),
+        lambda: (loss.backward(), embeddings.step()),  # type: ignore[no-untyped-call]
+        lambda: next(embeddings.look_ahead([BATCH])),
+    ]
+    for call in calls:
+        with embeddings._pipeline.lock:  # as while the look-ahead thread moves rows
+            assert "ConfigError: tables t: expected the process that made them" in _in_child(call)
+    for work in (embeddings.close, lambda: _abandon(coming)):
+        with embeddings._pipeline.lock:
+            assert _in_child(work) == "nothing was raised"
+    loss.backward()
+    embeddings.step()
+    for planned in coming:  # the parent's look-ahead is as it was
+        sum_of(embeddings(planned)).backward()
+        embeddings.step()
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(before, [BATCH] * 4))
+
+
+class _Loaded(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Batches made in a worker."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, number: int) -> Batch:
+        return Batch.of(t=np.arange(number, number + 3), labels=np.zeros(3))
+
+
+def test_workers_of_a_data_loader_make_batches() -> None:
+    embeddings, loader = sgd_table(), torch.utils.data.DataLoader(_Loaded(), batch_size=None, num_workers=1)
+    before = embeddings.table_weights("t")
+    for _ in range(2):
+        step_all(embeddings, loader, depth=2)
+    assert np.array_equal(
+        embeddings.table_weights("t"), after_sums(before, [*map(_Loaded().__getitem__, range(6))] * 2)
+    )

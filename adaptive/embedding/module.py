@@ -179,6 +179,7 @@ class TieredEmbeddingBag(Steps, Rows):
                         planned = self._planned(ready)
                         try:
                             yield planned
+                            self._pipeline.refuse_in_child()
                             self._check_stepped(planned)
                         except GeneratorExit as closed:
                             self._warn_if_unapplied(planned, closed)
@@ -226,7 +227,8 @@ class TieredEmbeddingBag(Steps, Rows):
         planned.ended = True
         self._pending.pop(planned.number, None)
         self._rates.forget()
-        self._finish_with_ranks(planned)
+        if not self._pipeline.is_forked:
+            self._finish_with_ranks(planned)
         self._since.add(ready, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
     @_not_compiled
@@ -268,6 +270,7 @@ class TieredEmbeddingBag(Steps, Rows):
     def _pool(self, planned: Planned, work: GroupWork) -> Tensor:
         if planned.whole.ended:
             raise ConfigError(f"batch {planned.number} has ended, its rows may have left: use a batch in its own turn")
+        self._pipeline.refuse_in_child()
         planned.wait()
         pooled: Tensor = _Pool.apply(self._anchor, self, planned, work)  # type: ignore[no-untyped-call]
         return pooled
@@ -301,6 +304,8 @@ class TieredEmbeddingBag(Steps, Rows):
 
     def close(self) -> None:
         """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""
+        if self._pipeline.is_forked:
+            return
         with self._pipeline.lock:
             for lane in self._pipeline.lanes:
                 lane.device.close()

@@ -90,6 +90,7 @@ class Steps(Together):
 
     @torch.no_grad()
     def _update_rows(self, grad_scale: float) -> None:
+        self._pipeline.refuse_in_child()
         pending = [planned for planned in self._pending.values() if planned.has_gradients]
         if not pending and self._has_no_samples:
             return  # the other ranks' gradients come when the batch ends

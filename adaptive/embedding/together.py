@@ -32,7 +32,7 @@ class Together(Reports):
 
     def _leave(self, failed: BaseException | None) -> None:
         """The look-ahead is over."""
-        if self._exchange is not None:
+        if self._exchange is not None and not self._pipeline.is_forked:
             error = self._failure if failed is None else failed
             self._pipeline.next_number = self._exchange.leave(error, self._pipeline.next_number)
 

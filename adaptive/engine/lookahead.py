@@ -54,7 +54,7 @@ def look_ahead(pipeline: Pipeline, batches: Iterator[Batch], depth: int) -> Gene
         finally:
             if worker and worker.is_here:  # abandoned, and collected as garbage by chance in its own thread
                 worker.stop_later(lambda: _end(pipeline, GeneratorExit()))
-            else:
+            elif not pipeline.is_forked:  # in a forked child the thread, and the rows, are the parent's
                 if worker:
                     worker.stop()
                 _end(pipeline, sys.exception())  # in no variable of this frame: the error would keep the source alive

@@ -4,11 +4,14 @@ Whoever calls it (the look-ahead thread, or the training thread when there is no
 `lock` is held while a batch's rows are planned and moved; evaluation and saving take it to see rows at rest.
 """
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +81,39 @@ class ReadyBatch:
         return bool(self.parts) and not self.is_late and not any(parts[0].waits for parts in self.parts)
 
 
+class _ChildsLock:
+    """Stands in for a pipeline's lock in a forked child. The thread that held the lock, and would release it, was not
+    forked, so the child would wait for ever; and rows in memory-mapped files still belong to the parent."""
+
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        self._refuse = refuse
+
+    def __enter__(self) -> None:
+        self._refuse()
+
+    def __exit__(self, *exc: object) -> None:
+        return
+
+
+_PIPELINES: WeakSet["Pipeline"] = WeakSet()
+
+
+def _mark_forked() -> None:
+    for pipeline in _PIPELINES:
+        pipeline.is_forked = True
+        pipeline.lock = _ChildsLock(pipeline.refuse_in_child)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_forked)
+
+
 class Pipeline:
-    """Plans one batch after another for all groups and moves their rows; hands feedback to planners and policy."""
+    """Plans one batch after another for all groups and moves their rows; hands feedback to planners and policy.
+
+    Attributes:
+        is_forked: this process is a forked child of the one that made the tables, and may not use them.
+    """
 
     def __init__(
         self,
@@ -100,7 +134,9 @@ class Pipeline:
         self.features = tuple(feature.name for feature in slots)
         threads = plan_threads(tier, on_cpu=mover.device.type == "cpu")
         self.lookups_ahead = LookupsAhead(self.groups, threads - 1, [lane.device.searcher for lane in self.lanes])
-        self.lock = threading.Lock()
+        self.lock: AbstractContextManager[object] = threading.Lock()
+        self.is_forked = False
+        _PIPELINES.add(self)
         self.stopwatch = Stopwatch()
         self.next_number = 0
         self.trained = -1  # the latest batch that was trained or passed over; set by the training thread
@@ -141,8 +177,9 @@ class Pipeline:
         """A look-ahead starts: every batch so far counts as trained.
 
         Raises:
-            ConfigError: if another look-ahead is running.
+            ConfigError: if another look-ahead is running, or in a forked child.
         """
+        self.refuse_in_child()
         if self.running:
             raise ConfigError("a look-ahead is running already; exhaust or close its iterator before the next one")
         self.running, self.ending = True, False
@@ -152,6 +189,21 @@ class Pipeline:
         self.lookups_ahead.begin()
         if self.exchange is not None:
             self.exchange.begin(self.next_number)
+
+    def refuse_in_child(self) -> None:
+        """To be called before rows are used.
+
+        Raises:
+            ConfigError: if this process is a fork of the one that made the tables.
+        """
+        if self.is_forked:
+            names = [table.name for group in self.groups for table in group.tables]
+            shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+            raise ConfigError(
+                f"tables {shown}: expected the process that made them, got a fork of it (process {os.getpid()}). The "
+                "threads that move rows stay in the parent: workers of a DataLoader may make batches (Batch.of), and "
+                "the process that trains looks rows up."
+            )
 
     def end(self) -> None:
         """A look-ahead is over, its thread joined: no batch is in flight."""
