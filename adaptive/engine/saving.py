@@ -34,6 +34,7 @@ from adaptive.engine.saving_shared import gatherer_of, own_watched, save_shared_
 from adaptive.engine.saving_watched import load_watched, save_watched, watched_part
 from adaptive.errors import ConfigError
 from adaptive.kernels.planning.books import ON_HOST
+from adaptive.kernels.rows.cpu import initial
 from adaptive.planning.layout import Group
 from adaptive.storage.arrays import Blocks, Stored, whole
 from adaptive.storage.shards import Part as ShardPart
@@ -174,6 +175,7 @@ def load_rows(
     watched = [watched_part(lane, arrays, f"rows{n}.") for n, lane in enumerate(pipeline.lanes)]
     if grow:
         for lane, part, kept in zip(pipeline.lanes, parts, watched, strict=True):
+            part["has_changed"] = _has_changed(lane, part)
             _renumber(lane.group.whole, part, kept, last or {})
     watched = [own_watched(lane.group, kept) for lane, kept in zip(pipeline.lanes, watched, strict=True)]
     with pipeline.lock:  # nothing was changed so far, and nothing below is refused
@@ -184,6 +186,18 @@ def load_rows(
         pipeline.restart(int(whole(arrays["next_batch"])[0]))
         if "rate" in arrays:  # what waits is applied by it, until there is another step
             pipeline.use_rate(float(whole(arrays["rate"])[0]))
+
+
+def _has_changed(lane: Lane, part: Part) -> NDArray[np.bool_]:
+    """(n,) of the saved rows those that differ from what they were at first in these, smaller, tables. The others were
+    on the device, or were to be trained, when they were saved; which depends on placement and look-ahead."""
+    found = [np.zeros(0, np.bool_)]
+    for rows, weights, state in _saved_blocks(lane, part):
+        first, first_state, places = np.empty_like(weights), np.empty_like(state), np.arange(len(rows))
+        tables = (part["table_starts"], part["table_keys"], part["table_bounds"])
+        initial.initial_rows(first, first_state, places, rows, *tables, lane.host.first_state)
+        found.append((first != weights).any(axis=1) | (first_state != state).any(axis=1))
+    return np.concatenate(found)
 
 
 def _renumber(group: Group, part: Part, watched: Arrays, last: Mapping[str, int]) -> None:
@@ -252,7 +266,9 @@ def _saved_blocks(lane: Lane, part: Part) -> Iterator[tuple[Int64s, Floats, Floa
             array.read(first, last) if isinstance(array, Stored) else array[first:last]
             for array in (part["weights"], part["state"])
         )
-        yield changed[first:last], weights, state
+        kept = part.get("has_changed")
+        which = slice(None) if kept is None else kept[first:last]
+        yield changed[first:last][which], weights[which], state[which]
 
 
 def _load_lane(lane: Lane, part: Part) -> None:

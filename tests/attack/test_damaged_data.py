@@ -1,9 +1,12 @@
 """Damaged Parquet files and prepared data: the rows that were written, or an error by name; never anything else, nor
 a byte read outside of what is there."""
 
+import gzip
 import io
 import os
+import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,3 +113,61 @@ def test_an_array_that_only_claims_to_be_large_is_refused(tmp_path: Path) -> Non
         file.writestr("a.npy", claims)
     with at_once(), pytest.raises(InputError, match=r"a\.npz: array a cannot be read"):
         load_arrays(tmp_path / "a.npz", ("a",), "dlrm's")
+
+
+CHANGES: Final[dict[str, Callable[[Path, bytes], None]]] = {
+    "rewritten": lambda path, content: path.write_bytes(content),
+    "replaced": lambda path, content: os.replace(written(path.with_suffix(".new"), content), path),
+    "cut short": lambda path, content: os.truncate(path, len(content) // 2),
+    "appended": lambda path, content: written(path, path.read_bytes() + content[-20:]),
+    "touched": lambda path, content: os.utime(path),
+    "moved away": lambda path, content: path.rename(path.with_suffix(".gone")),
+}
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def files_of_data(folder: Path, kind: str, number: int) -> Path:
+    """A data file, of one size for every number; for prepared data that of their training part."""
+    rng, path = np.random.default_rng(number), folder / f"data.{kind}"
+    rows = rng.integers(0, 10, (400, 3))
+    text = "y,c,d\n" + "".join(f"{a % 2},{b},{c}\n" for a, b, c in rows)
+    if kind == "csv":
+        return written(path, text.encode())
+    if kind == "gz":
+        return written(path, gzip.compress(text.encode(), 0, mtime=0))
+    if kind == "parquet":
+        columns = {name: pa.array(rows[:, column] % (2 if name == "y" else 10)) for column, name in enumerate("ycd")}
+        pq.write_table(pa.table(columns), path, compression="none", use_dictionary=False, write_statistics=False)
+        return path
+    shutil.rmtree(folder / "as", ignore_errors=True)
+    prepare(f"csv:{files_of_data(folder, 'csv', number)}", schema_of(folder), folder / "as")
+    return folder / "as/train.bin"
+
+
+def schema_of(folder: Path) -> DataOptions:
+    schema = 'label = {column = "y"}\ndense = [{columns = ["d"]}]\n[[categorical]]\ncolumns = ["c"]\nhash_rows = 9\n'
+    return DataOptions(schema_path=written(folder / "s.toml", schema.encode()))
+
+
+@pytest.mark.parametrize("kind", ["csv", "gz", "parquet", "prepared"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_data_that_change_between_epochs_are_told_or_read_as_before(tmp_path: Path, kind: str, change: str) -> None:
+    other = files_of_data(tmp_path, kind, 1).read_bytes()
+    path = files_of_data(tmp_path, kind, 0)
+    assert len(other) == path.stat().st_size and other != path.read_bytes()
+    spec = (
+        f"prepared:{tmp_path / 'as'}" if kind == "prepared" else f"{'parquet' if kind == 'parquet' else 'csv'}:{path}"
+    )
+    data = open_dataset(spec, DataOptions() if kind == "prepared" else schema_of(tmp_path))
+
+    def epoch() -> list[bytes]:
+        return [one.tobytes() for batch in data.train(64) for one in (batch.dense, batch.ids, batch.labels)]
+
+    first, found = epoch(), list[bytes]()
+    CHANGES[change](path, other)
+    message = told(lambda: found.extend(epoch()), codes=(3, 4), names=path.name)
+    assert message or found == first

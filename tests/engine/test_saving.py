@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from helpers import LFU, Trainee, random_batches, step_all, sum_of, train_more
+from helpers import LFU, Trainee, bags, random_batches, step_all, sum_of, train_more
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -127,6 +127,18 @@ def check_cut(
     found.assert_equals(expected)
     assert found.skipped == expected.skipped
     assert_same(second.state_arrays(), first.state_arrays())
+
+
+def test_batches_without_backward_can_be_gone_on_from() -> None:
+    """They take no snapshots, though it was planned that they would."""
+    saved, again = build(Freeze), build(Freeze)
+    for _ in saved.look_ahead(BATCHES):
+        pass
+    arrays = saved.state_arrays()
+    planned = arrays["rows0.watched.epoch"] >= 0
+    assert planned.any() and np.isnan(arrays["rows0.watched.snapshots"][planned]).all()
+    again.load_state_arrays(arrays)
+    assert_same(again.state_arrays(), arrays)
 
 
 def test_what_is_watched_and_waits_is_saved() -> None:
@@ -257,7 +269,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("rows0.watched.raw_states", first_is(-2.0), "got -2.0"),
     ("rows0.watched.visits", lambda visits: visits[1:], r"watched.visits: expected uint32 \(\d+,\)"),
     ("rows0.watched.snapshots", lambda values: values.astype(np.float64), "watched.snapshots: expected float32"),
-    ("rows0.watched.snapshots", lambda values: values * NAN, "finite values of rows with a snapshot"),
+    ("rows0.watched.snapshots", first_is(INF), "expected finite values or NaN"),
     ("rows0.watched.drift", first_is(-1.0), "watched.drift: .*got -1.0"),
     ("rows0.watched.epoch", first_is(-2), "got -2"),
     ("rows0.watched.counted", first_is(8), "from 0 to 7, got 8"),
@@ -360,6 +372,24 @@ def test_a_larger_table_begins_as_the_smaller_one_did(before: float | None, afte
     else:
         with pytest.raises(CheckpointError, match="expected rows to begin within"):
             larger.load_state_arrays(saved, grow=True)
+
+
+@pytest.mark.parametrize("rows", ["3", "100%"])
+def test_rows_looked_up_and_never_changed_begin_as_a_larger_table_does(rows: str) -> None:
+    """Where they lie, and how many batches were planned when the loop ended, makes no difference."""
+    tables = [TableConfig(name="t", num_embeddings=n, embedding_dim=4) for n in (10, 30)]
+    smaller, larger, new = (
+        TieredEmbeddingBag([one], TierConfig(device_rows=rows), optimizer=SGD(lr=1.0))
+        for one in (tables[0], tables[1], tables[1])
+    )
+    ready = smaller.look_ahead([bags([n]) for n in range(5)], depth=2)
+    sum_of(smaller(next(ready))).backward()
+    smaller.step()
+    next(ready)
+    ready.close()
+    larger.load_state_arrays(smaller.state_arrays(), grow=True)
+    np.testing.assert_array_equal(larger.table_weights("t")[0], smaller.table_weights("t")[0])
+    np.testing.assert_array_equal(larger.table_weights("t")[1:], new.table_weights("t")[1:])
 
 
 def test_more_watched_rows_than_there_is_room_for() -> None:

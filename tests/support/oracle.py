@@ -209,11 +209,11 @@ class Dense(Tables):
                 self._tables[name].rows[which], self._tables[name].state[which] = rows[which], state[which]
 
     def _grow(self, config: TableConfig) -> None:
-        """Rows that were updated stay; others have the initial values of the larger table."""
+        """Rows that have changed stay; others have the initial values of the larger table."""
         old, new = self._tables[config.name], Table(config, self._optimizer)
-        which = torch.cat([old.was_updated, torch.zeros(len(new.rows) - len(old.rows), dtype=torch.bool)])
-        new.rows[which], new.state[which] = old.rows[old.was_updated], old.state[old.was_updated]
-        new.was_updated = which
+        first = Table(old.config, self._optimizer)
+        which = torch.nonzero((old.rows != first.rows).any(1) | (old.state != first.state).any(1)).flatten()
+        new.rows[which], new.state[which], new.was_updated[which] = old.rows[which], old.state[which], True
         self._tables[config.name] = new
 
 

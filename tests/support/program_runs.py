@@ -7,7 +7,7 @@ be seen goes into a log of labels and arrays; logs are then compared.
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,11 @@ class Loop:
 
     def _pass(self, number: int, one: Pass) -> None:
         def source() -> Iterator[Batch]:
-            yield from one.batches[: one.fault]
+            for batch in one.batches[: one.fault]:
+                lent = replace(batch, **{name: getattr(batch, name).copy() for name in ("dense", "ids", "labels")})
+                yield lent if one.reuses else batch
+                for array in (lent.dense, lent.ids, lent.labels):
+                    array.fill(0)
             if one.fault is not None:
                 raise SourceError
 

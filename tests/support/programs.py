@@ -78,6 +78,7 @@ class Pass:
         acts: of each batch in training order; repeated where a policy makes more batches.
         stop: number of batches after which the look-ahead is closed, or None.
         fault: number of batches after which the source raises, or None.
+        reuses: the source writes over the arrays of a batch when the next one is asked for.
     """
 
     deeds: tuple[tuple[str, int], ...]
@@ -85,6 +86,7 @@ class Pass:
     acts: tuple[Act, ...]
     stop: int | None = None
     fault: int | None = None
+    reuses: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,6 @@ def draw_program(seed: int) -> Program:
         deeds = tuple(sorted(deeds, key=lambda deed: deed[0] != "grow"))  # batches are of the grown tables
         for deed, own in deeds:
             now = grown(now, own) if deed == "grow" else now
-            tables = bounded(tables) if deed == "grow" else tables
         passes.append(_pass(rng, now, deeds, length, weighted=weighted, named=named, lossy=lossy))
     skip, policy = _lossy(rng) if lossy else (None, None)
     most = max(batch.num_samples for one in passes for batch in one.batches)
@@ -170,11 +171,6 @@ def grown(tables: Sequence[TableConfig], seed: int) -> tuple[TableConfig, ...]:
         table.model_copy(update={"num_embeddings": table.num_embeddings + int(extra)})
         for table, extra in zip(tables, more, strict=True)
     )
-
-
-def bounded(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
-    """These tables with bounds of initial values that do not depend on their sizes."""
-    return tuple(table.model_copy(update={"init_bound": table.init_bound or 0.5}) for table in tables)
 
 
 def _tables(rng: Rng) -> tuple[TableConfig, ...]:
@@ -232,7 +228,8 @@ def _pass(
     chance, at = rng.random(), int(rng.integers(0, length + 1))
     # Whoever skips or arranges has learnt from batches that were planned and then dropped: no stops there.
     stop = at if chance < 0.2 and not how["lossy"] else None
-    return Pass(deeds, tuple(batches), acts, stop, at if 0.2 <= chance < 0.35 and not how["lossy"] else None)
+    fault = at if 0.2 <= chance < 0.35 and not how["lossy"] else None
+    return Pass(deeds, tuple(batches), acts, stop, fault, reuses=rng.random() < 0.3)
 
 
 def _shuffled(rng: Rng, tables: Sequence[TableConfig], batch: Batch) -> Batch:

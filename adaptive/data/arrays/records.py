@@ -36,12 +36,7 @@ class Records:
 
     def rows(self, first: int, last: int) -> Columns:
         try:
-            size = self.file.path.stat().st_size
-            if size != self.file.size:
-                raise InputError(
-                    f"{self.name}: has {size} bytes, had {self.file.size} when the data set was opened; data must not "
-                    "change during a run"
-                )
+            self.file.require_unchanged(self.file.path.stat())
             where = first * NUMBERS * RECORD.itemsize
             found = np.memmap(self.file.path, RECORD, "r", where, (last - first, NUMBERS))
         except OSError as error:

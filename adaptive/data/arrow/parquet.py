@@ -122,12 +122,7 @@ def _parquet_file(file: TextFile, texts: Sequence[str] = ()) -> Any:
     from pyarrow import parquet
 
     try:
-        size = file.path.stat().st_size
-        if size != file.size:
-            raise InputError(
-                f"{file.path}: has {size} bytes, had {file.size} when the data set was opened; data must not change "
-                "during a run"
-            )
+        file.require_unchanged(file.path.stat())
         return parquet.ParquetFile(file.path, read_dictionary=list(texts), page_checksum_verification=True)
     except (OSError, UnicodeDecodeError, OverflowError, pyarrow.ArrowException) as error:
         raise InputError(f"{file.path}: cannot be read as Parquet ({first_line(error)}); check the file") from error

@@ -6,6 +6,7 @@ and later epochs pay nothing for it.
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,7 @@ class Prepared(Dataset):
     def fingerprint(self) -> dict[str, object]:
         """Path, size and crc32 of every file, as of files of text, and the settings that order samples."""
         names = [MANIFEST, "train.bin", *(["evaluation.bin"] if self._evaluation is not None else [])]
-        files = [TextFile(self._folder / name, (self._folder / name).stat().st_size) for name in names]
+        files = [TextFile.of(self._folder / name, (self._folder / name).stat()) for name in names]
         shuffle = {"shuffle_buffer": self._shuffle_buffer, "seed": self._seed}
         return {"format": "prepared", "files": [file.fingerprint() for file in files], **shuffle}
 
@@ -108,16 +109,23 @@ class _Part:
 
     def _map(self, size: int) -> NDArray[np.uint8]:
         with open_plain(self._path, error=InputError, follow=True) as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise InputError(f"{self._path}: has {found} bytes, needed {size}; {_AGAIN}")
+            self._file = TextFile.of(self._path, os.fstat(file.fileno()))
+            if self._file.size != size:
+                raise InputError(f"{self._path}: has {self._file.size} bytes, needed {size}; {_AGAIN}")
             try:
                 return np.asarray(np.memmap(file, np.uint8, "r")) if size else np.empty(0, np.uint8)
             except OSError as error:
                 raise InputError(f"{self._path}: cannot be read ({error.strerror}); {_AGAIN}") from error
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Batches of `size` samples; the last one may be smaller."""
+        """Batches of `size` samples; the last one may be smaller.
+
+        Raises:
+            InputError: if the file was written to since it was opened; its blocks have been checked by then, some of
+                them. One that was removed is still there for whoever has it open.
+        """
+        with suppress(FileNotFoundError):
+            self._file.require_unchanged(self._path.stat())
         for first in range(0, int(self._starts[-1]), size):
             yield self._samples(first, min(first + size, int(self._starts[-1])))
 

@@ -1,8 +1,8 @@
 """Bytes of text files, plain or gzip, with errors that name file and offset.
 
 Which of the two a file is follows from its first bytes, not from its name. Files must not change while they are
-used: one that is cut short, grows or disappears between two passes is an error, since samples would be lost or
-doubled without notice.
+used: one that is cut short, grows, is written to or disappears between two passes is an error, since other samples
+would be trained without notice.
 """
 
 import glob
@@ -28,6 +28,27 @@ class TextFile:
 
     path: Path
     size: int  # bytes on disk
+    modified: int  # in ns, by its file system's clock
+
+    @classmethod
+    def of(cls, path: Path, found: os.stat_result) -> "TextFile":
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+    def require_unchanged(self, found: os.stat_result) -> None:
+        """Check that this is the file that was found: its size, and when it was written last.
+
+        Raises:
+            InputError: if not.
+        """
+        if found.st_size != self.size:
+            raise InputError(
+                f"{self.path}: has {found.st_size} bytes, had {self.size} when the data set was opened; "
+                "data must not change during a run"
+            )
+        if found.st_mtime_ns != self.modified:
+            raise InputError(
+                f"{self.path}: was written to after the data set was opened; data must not change during a run"
+            )
 
     def fingerprint(self) -> dict[str, object]:
         """Name, size and crc32 of the bytes on disk: of all of them up to 64 MiB, of 64 blocks of 1 MiB spread
@@ -76,7 +97,7 @@ def find_file(path: Path) -> TextFile:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"{path} is a pipe or a device; data are read several times: write them to a file first")
-    return TextFile(path, found.st_size)
+    return TextFile.of(path, found)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -94,7 +115,7 @@ class ByteStream:
     """The (decompressed) bytes of one file, front to back.
 
     Raises:
-        InputError: from any method, if the file is gone, changed its size, or holds damaged or cut-off gzip data.
+        InputError: from any method, if the file is gone, has changed, or holds damaged or cut-off gzip data.
     """
 
     def __init__(self, file: TextFile) -> None:
@@ -102,20 +123,11 @@ class ByteStream:
         self.offset = 0  # decompressed bytes handed out
         self._raw = _open(file.path)
         try:
-            self._check_size()
+            file.require_unchanged(os.fstat(self._raw.fileno()))
             self._gzip = self._find_gzip()
         except BaseException:
             self._raw.close()
             raise
-
-    def _check_size(self) -> None:
-        size = self._raw.seek(0, 2)
-        self._raw.seek(0)
-        if size != self.file.size:
-            raise InputError(
-                f"{self.file.path}: has {size} bytes, had {self.file.size} when the data set was opened; "
-                "data must not change during a run"
-            )
 
     def _find_gzip(self) -> BinaryIO | None:
         is_gzip = self._raw.read(2) == _GZIP_MAGIC

@@ -1,6 +1,7 @@
 """Parquet files: the rows of the same text file, whatever types hold them; places of bad values; files and folders."""
 
 import json
+import os
 from datetime import date, datetime
 from pathlib import Path
 
@@ -308,6 +309,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     whole = path.read_bytes()
     path.write_bytes(whole[:4] + b"\xff" * 400 + whole[404:])
+    os.utime(path, ns=(0, data._source.files[0].modified))
     with pytest.raises(InputError, match=r"data.parquet\[row group 0\]: damaged"):
         list(data.train(64))
     path.write_bytes(whole + b"more")
