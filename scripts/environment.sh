@@ -7,7 +7,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${ADAPTIVE_VENV:-$ROOT/.venv}"
 [[ "$VENV" == /* ]] || VENV="$PWD/$VENV"
 
-# install_project EXTRA: the project, editable, with that extra ("" for none). Nothing is done when this was done before and
+# install_project EXTRA: the project, editable, with that extra. Nothing is done when this was done before and
 # neither the dependencies nor their pins have changed since; with the extra `dev` everything needed to run is there.
 install_project() {
     local extra="$1" state stamp
@@ -23,7 +23,7 @@ install_project() {
     echo "installing into $VENV (once; a few minutes)" >&2
     # Modules are compiled when they are first imported: most of the dependencies' never are.
     "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-compile \
-        -c "$ROOT/constraints.txt" -e "$ROOT${extra:+[$extra]}"
+        -c "$ROOT/constraints.txt" -e "$ROOT[$extra]"
     echo "$state" >"$VENV/.installed-$extra"
 }
 

@@ -50,7 +50,8 @@ def verdict(
     budget: float,
 ) -> tuple[str, str]:
     """One word, and why: `failed`, `differs` (was to be equal to the control and is not), `within` or `outside` the
-    budget, `undecided`; in the place of this `unskipped` for a policy that skips nothing.
+    budget, `undecided`; in the place of this `unskipped` for a policy that skips nothing. `unskipped` is also a policy
+    whose skip rule watched rows and skipped nothing yet.
 
     Args:
         mine: runs of a policy.
@@ -68,6 +69,12 @@ def verdict(
     if pairs and pairs[0][0].policy == pairs[0][1].policy:
         return "within", "the control"
     if pairs and (is_exact(mine) or is_equal(pairs)):
+        if any(outcome.summary.get("watched_rows") for outcome in ended(mine)):
+            steps = max(outcome.summary["steps"] for outcome in ended(mine))
+            return "unskipped", (
+                f"its rule skipped nothing in {steps:,} steps, so the weights are the control's and say nothing about "
+                "skipping; train more steps"
+            )
         return "within", "equal to the control bit for bit"
     word, reason = _of_differences(difference, budget) if pairs else ("undecided", _without_control(mine))
     if word == "undecided" and skips_nothing(mine):

@@ -17,7 +17,8 @@ BESIDE = ("read", "learn", "plan", "write_back", "fetch", "policy")  # run besid
 
 TOLD = (
     "The first stages add up to a step of training. The others run beside it, in threads of their own: they cost time "
-    "only as far as training waits for them, which is the stage wait."
+    "only as far as training waits for them, which is the stage wait. The first interval, in which kernels are "
+    "compiled, is left out of the bars and the table where there are others."
 )
 
 
@@ -53,6 +54,7 @@ def quality(runs: Sequence[RunView]) -> Section:
         ("normalised entropy", lambda one: score_text(one.get("normalised_entropy"))),
         ("calibration", lambda one: score_text(one.get("calibration"))),
         ("judged on", _judged_on),
+        ("best evaluation", _best),
         ("hit rate of look-ups", lambda one: percent_text(one.get("hit_rate"))),
         ("hit rate of distinct rows", lambda one: percent_text(one.get("row_hit_rate"))),
         ("device rows", lambda one: count_text(one.get("device_rows"))),
@@ -84,6 +86,14 @@ def _judged_on(one: Mapping[str, Any]) -> str:
     if one.get("auc_of") == "evaluation":
         return f"{count_text(one.get('eval_samples'))} held-out samples"
     return "training's own predictions" if one.get("auc_of") == "training" else "-"
+
+
+def _best(one: Mapping[str, Any]) -> str:
+    found = one.get("best")
+    if not isinstance(found, dict):
+        return "-"
+    kept = ", whose weights eval, predict and export use" if found.get("kept") else ""
+    return f"{found.get('metric')} {score_text(found.get('value'))} at step {count_text(found.get('step'))}{kept}"
 
 
 def _target(one: Mapping[str, Any]) -> str:

@@ -42,17 +42,8 @@ def best_summary(config: TrainConfig, evaluations: Sequence[EvalRecord]) -> dict
         return {}
     metric, _ = _metric(config)
     ended = is_out_of_patience(config, evaluations)
-    return {"best": {"metric": metric, "value": getattr(best, metric), "step": best.step, "ended_by_patience": ended}}
-
-
-def best_text(config: TrainConfig, summary: dict[str, Any]) -> str:
-    """A line of the report, or nothing."""
-    found = summary.get("best")
-    if found is None:
-        return ""
-    kept = "; its weights are kept for eval, predict and export" if config.save == "best" else ""
-    ended = f"; training ended, as {config.patience} later ones were not better" if found["ended_by_patience"] else ""
-    return f"\nbest evaluation: {found['metric']} {found['value']:.4f} after step {found['step']:,}{kept}{ended}"
+    found = {"metric": metric, "value": getattr(best, metric), "step": best.step, "kept": config.save == "best"}
+    return {"best": {**found, "ended_by_patience": ended}}
 
 
 def refuse_without_evaluation(config: TrainConfig, dataset: Dataset) -> None:

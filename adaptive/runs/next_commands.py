@@ -4,6 +4,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from adaptive.config import TrainConfig
@@ -32,18 +33,32 @@ def how_to_go_on(directory: Path, config: TrainConfig) -> str:
     return f"{directory} has no checkpoint yet (save_every={config.save_every}): start the run again"
 
 
-def next_commands(directory: Path, config: TrainConfig, *, which: Callable[[str], str | None] = shutil.which) -> str:
-    """A line for each command, with the paths of the run in `directory`, and where to look in TensorBoard. The first
-    makes the others work, where their programs are not on the path; `which` finds programs there."""
+def next_commands(
+    directory: Path,
+    config: TrainConfig,
+    *,
+    has_evaluation: bool,
+    which: Callable[[str], str | None] = shutil.which,
+    is_installed: Callable[[str], object] = find_spec,
+) -> str:
+    """A line for each command that works on the run in `directory`, and where to look in TensorBoard. The first makes
+    the others work, where their programs are not on the path.
+
+    Args:
+        has_evaluation: the data have an evaluation part.
+        which: finds programs on the path.
+        is_installed: finds modules.
+    """
     run = shlex.quote(str(directory))
     policies = ",".join(dict.fromkeys((*RIVALS, config.policy)))
     lines = [] if which("adaptive-train") else [f"source {shlex.quote(f'{sys.prefix}/bin/activate')}"]
     if config.tensorboard:
         lines.append(f"tensorboard --logdir {shlex.quote(str(directory.parent))}")
-    if config.save:
+    if config.save and has_evaluation:
         model = f" --set model={shlex.quote(config.model)}" if code_flags({"model": config.model}) else ""
         lines.append(f"adaptive-train eval {run}{model}")
-    lines.append(f"adaptive-train report {run}")
+    if is_installed("matplotlib"):
+        lines.append(f"adaptive-train report {run}")
     rule = code_flags({name: spec for name, spec in code_of(config).items() if name != "policy"})
     lines.append(f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}")
     page = f"\nthe page to begin with in TensorBoard: {CUSTOM_PAGE}" if config.tensorboard else ""

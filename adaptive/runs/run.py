@@ -19,7 +19,7 @@ from adaptive.guard.guard import Guard
 from adaptive.guard.trained import TrainedRun
 from adaptive.models.tasks import tasks_of
 from adaptive.policy import inputs_of
-from adaptive.runs.best import best_evaluation, best_summary, best_text, is_out_of_patience
+from adaptive.runs.best import best_evaluation, best_summary, is_out_of_patience
 from adaptive.runs.loop import DataPosition, Loop
 from adaptive.runs.next_commands import how_to_go_on, next_commands, resume_command
 from adaptive.runs.state import SavedProgress, content, is_guarded, restore_recorder
@@ -107,9 +107,9 @@ class Run:
         summary = self._summary(found)
         self.directory.finish(summary)
         text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.components))
-        text += best_text(self.config, summary)
         path = self.directory.path
-        return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{next_commands(path, self.config)}"}
+        commands = next_commands(path, self.config, has_evaluation=found is not None)
+        return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{commands}"}
 
     def _train(self) -> Evaluation | None:
         with contextlib.closing(self.recorder), stop_request(agreed_stop(self.ranks)) as stop:

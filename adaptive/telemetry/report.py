@@ -29,6 +29,8 @@ class RunTotals:
         steps, samples: trained in these intervals.
         seconds: they took, from each interval's samples per second.
         first: samples and seconds of the first interval, in which kernels are compiled.
+        time_ms: mean milliseconds per step of each stage, over all intervals.
+        time_ms_later: the same without the first interval, if there are others.
         tables: counts by table; "now" fields are those of the latest interval.
         policy: the numbers of the policy as it last reported them; of batches in parts, those of all intervals.
         ranks: what each rank sent in the latest `ranks_steps` steps, in which there were as many ranks.
@@ -47,6 +49,7 @@ class RunTotals:
         self._in_parts = self._waited = 0.0  # batches
         self._first_step, self._first_samples = first_step, first_samples
         self._stage_ms: dict[str, float] = {}
+        self._first_stage_ms: tuple[int, dict[str, float]] | None = None
 
     def add(self, record: IntervalRecord) -> float:
         """Add the next interval; returns the seconds it took (0 if its speed is not known)."""
@@ -59,6 +62,7 @@ class RunTotals:
         self.first = self.first or (samples, seconds)
         for stage, mean in record.time_ms.items():
             self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + mean * steps
+        self._first_stage_ms = self._first_stage_ms or (self.steps, dict(self._stage_ms))
         for name, counts in record.tables.items():
             self.tables[name] = add_counts(self.tables.get(name, TableCounts()), counts)
         self._add_policy(record.policy, steps)
@@ -88,8 +92,15 @@ class RunTotals:
 
     @property
     def time_ms(self) -> dict[str, float]:
-        """Mean milliseconds per step of each stage."""
         return {stage: total / self.steps for stage, total in self._stage_ms.items()} if self.steps else {}
+
+    @property
+    def time_ms_later(self) -> dict[str, float]:
+        steps, first = self._first_stage_ms or (0, {})
+        if not 0 < steps < self.steps:
+            return self.time_ms
+        later = self.steps - steps
+        return {stage: (total - first.get(stage, 0.0)) / later for stage, total in self._stage_ms.items()}
 
 
 def run_summary(
@@ -130,7 +141,7 @@ def run_summary(
         "skipped_update_share": counts.skipped_update_share,
         "deferred_update_share": counts.deferred_update_share,
         "skipped_lookup_share": counts.skipped_lookup_share,
-        "time_ms": totals.time_ms,
+        "time_ms": totals.time_ms_later,
         "policy_numbers": totals.policy,
     }
     return {key: plain(value) for key, value in summary.items()}
@@ -139,6 +150,19 @@ def run_summary(
 def _policy(summary: Mapping[str, Any]) -> list[str]:
     numbers = ", ".join(f"{name} {number_text(name, value)}" for name, value in summary["policy_numbers"].items())
     return [f"policy reports: {numbers}"] if numbers else []
+
+
+def _best(summary: Mapping[str, Any]) -> list[str]:
+    """The best evaluation, and which weights later commands use; nothing of runs that did not look for it."""
+    if "best" not in summary:
+        return []
+    found = summary["best"]
+    what = (
+        f"best {found['metric'].replace('_', ' ')} {score_text(found['value'])} after step {count_text(found['step'])}"
+    )
+    kept = "; eval, predict, export and load_run use the weights of that step, not the last ones"
+    ended = "; training ended, as the evaluations after it were no better"
+    return [what + (kept if found["kept"] else "") + (ended if found["ended_by_patience"] else "")]
 
 
 def _target(summary: Mapping[str, Any]) -> list[str]:
@@ -178,6 +202,7 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         f"auc {score_text(summary['auc'])}, log loss {score_text(summary['log_loss'])}, "
         f"accuracy {accuracy_text(summary['accuracy'])}{_more_quality(summary)}{_judged_on(summary)}",
         *_labels(summary),
+        *_best(summary),
         *_target(summary),
         f"hit rate: {percent_text(summary['hit_rate'])} of look-ups, "
         f"{percent_text(summary['row_hit_rate'])} of each batch's rows",
@@ -188,7 +213,7 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         *skipping_lines(summary),
         *_guard(summary),
         *_policy(summary),
-        "ms per step: " + ", ".join(f"{stage} {mean:.2f}" for stage, mean in totals.time_ms.items()),
+        _times(summary),
         "",
         *_table_lines(totals.tables, table_rows, undone=bool(summary.get("guard_undone_batches"))),
     ]
@@ -198,6 +223,11 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
 def _speed(summary: Mapping[str, Any]) -> str:
     whole, later = f"{count_text(summary['samples_per_s'])} samples/s", summary["samples_per_s_later"]
     return whole if later is None else f"{whole} ({count_text(later)} after the first interval, which compiles)"
+
+
+def _times(summary: Mapping[str, Any]) -> str:
+    later = "" if summary["samples_per_s_later"] is None else " after the first interval"
+    return f"ms per step{later}: " + ", ".join(f"{stage} {mean:.2f}" for stage, mean in summary["time_ms"].items())
 
 
 def _more_quality(summary: Mapping[str, Any]) -> str:

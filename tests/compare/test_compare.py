@@ -412,6 +412,13 @@ def test_a_policy_that_may_skip_and_did_not_equals_the_control() -> None:
     assert other["slipstream"]["verdict"] == "unskipped"
 
 
+def test_a_rule_that_skipped_nothing_yet_says_nothing_about_skipping() -> None:
+    """In too few steps no row is saturated: equal bits are no verdict on what skipping costs."""
+    watching = outcome("slipstream", 0, 0.7, watched_rows=9)
+    found = by_policy(judge([outcome("lru", 0, 0.7), watching], auc_budget=BUDGET))["slipstream"]
+    assert found["verdict"] == "unskipped" and found["reason"].startswith("its rule skipped nothing in 4 steps")
+
+
 def test_every_share_has_a_column_of_its_own() -> None:
     more = {
         "deferred_update_share": 0.125,

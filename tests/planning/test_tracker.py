@@ -118,7 +118,8 @@ def test_rows_with_records_are_found_and_forgotten(
 def test_a_system_that_does_not_tell_of_pages_is_scanned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(books_module, "MANY_ROWS", 1)
     (tmp_path / "empty").touch()
-    for name in ("missing", "empty"):
+    (tmp_path / "refused").mkdir()  # opening it raises an OSError, as a hardened system does
+    for name in ("missing", "empty", "refused"):
         monkeypatch.setattr(books_module, "PAGE_MAP", str(tmp_path / name))
         tracker = Tracker(1000)
         tracker.codes[[3, 999]] = 1

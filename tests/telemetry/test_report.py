@@ -84,7 +84,7 @@ def test_summary_of_two_intervals():
         "skipped_update_share": 0.0,
         "deferred_update_share": 0.0,
         "skipped_lookup_share": 0.0,
-        "time_ms": {"plan": 2.5, "wait": 0.5},
+        "time_ms": {"plan": 3.0, "wait": 0.5},
         "policy_numbers": {},
     }
 
@@ -125,9 +125,12 @@ def test_text_written_out():
 
 
 def test_the_speed_without_the_first_interval_which_compiles():
-    totals = totals_of(interval(10, samples_per_s=100.0), interval(20), interval(30))
+    """Times, too: means over the 20 later steps."""
+    compiling = interval(10, samples_per_s=100.0, time_ms={"plan": 35.0, "wait": 47.0})
+    totals = totals_of(compiling, interval(20), interval(30, time_ms={"plan": 2.0, "wait": 0.5}))
     text = summary_text(run_summary("lru", totals, auc=0.75, log_loss=0.4), totals)
     assert "3,000 samples, 250 samples/s (1,000 after the first interval, which compiles)\n" in text
+    assert "\nms per step after the first interval: plan 1.50, wait 0.50\n" in text
 
 
 @pytest.mark.parametrize(
