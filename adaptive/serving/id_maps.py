@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.dataset import Feature
+from adaptive.data.text.schema import NULLS
 from adaptive.data.text.vocabulary import load_vocabularies
 from adaptive.runs.evaluating import lacks_vocabulary, vocabulary_folder
 from adaptive.runs.loading import LoadedRun
@@ -20,7 +21,7 @@ IdRule = dict[str, Any]
 """JSON values: `rule` is "row" (the key is the row, below `rows`), "hash" (the upper 64 bits of `rows` times the hash
 of the key) or "vocabulary" (the place of the key among those in the file `vocabulary`); `key` is how a value becomes a
 64-bit number: "int", "hex" or "text"; `bag`: several values, in a text with `separator` between them; `unknown`,
-`missing`: rows, or null if there is none."""
+`missing`: rows, or null if there is none; `null`: texts of missing values."""
 
 _RULES = {"direct": "row", "hashed": "hash", "fitted": "vocabulary"}
 _KEYS = {"int": "int", "hex": "hex", "string": "text"}
@@ -73,14 +74,16 @@ def id_rules(run: LoadedRun, keys: Mapping[str, NDArray[np.int64]], files: Mappi
                 "rows": rows,
                 "unknown": rows if unknown else None,
                 "missing": rows + unknown if missing else None,
+                "null": _nulls(data),
                 "vocabulary": files.get(table),
             }
         )
     return rules
 
 
-def dense_rules(run: LoadedRun) -> list[dict[str, str]]:
-    """`name` and `transform` ("none" or "log") of each dense input, in order; missing ones are 0."""
+def dense_rules(run: LoadedRun) -> list[dict[str, Any]]:
+    """`name`, `transform` ("none" or "log") and `null` (texts of missing values) of each dense input, in order; missing
+    ones are 0."""
     data = _data(run)
     names = run.shape.dense_names or tuple(f"dense_{number}" for number in range(run.shape.num_dense))
     groups = (data.get("schema") or {}).get("dense", [])
@@ -90,7 +93,13 @@ def dense_rules(run: LoadedRun) -> list[dict[str, str]]:
             return "log"
         return next((str(group["transform"]) for group in groups if _matches(name, group["columns"])), "none")
 
-    return [{"name": name, "transform": transform(name)} for name in names]
+    return [{"name": name, "transform": transform(name), "null": _nulls(data)} for name in names]
+
+
+def _nulls(data: Mapping[str, Any]) -> list[str]:
+    """Texts of missing values, the empty one among them."""
+    schema = data.get("schema")
+    return sorted({"", *schema.get("null", NULLS)}) if schema else [""]
 
 
 def ignored_names(run: LoadedRun) -> list[str]:

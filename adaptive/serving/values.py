@@ -94,7 +94,7 @@ def dense_input(sample: Mapping[str, Any], facts: Mapping[str, Any]) -> float:
     """
     name = facts["name"]
     value = sample.get(name)
-    if is_missing(value):
+    if is_missing(value, facts["null"]):
         return 0.0
     try:
         number = float(value) if isinstance(value, str | Real) else math.nan
@@ -105,9 +105,9 @@ def dense_input(sample: Mapping[str, Any], facts: Mapping[str, Any]) -> float:
     return math.log1p(max(number, 0.0)) if facts["transform"] == "log" else number
 
 
-def is_missing(value: Any) -> bool:
-    """True for None, an empty text and, as in Parquet files, NaN."""
-    return value is None or (isinstance(value, str) and value == "") or (isinstance(value, float) and value != value)
+def is_missing(value: Any, nulls: Sequence[str]) -> bool:
+    """True for None, the texts `nulls` and, as in Parquet files, NaN."""
+    return value is None or (isinstance(value, str) and value in nulls) or (isinstance(value, float) and value != value)
 
 
 class IdMap:
@@ -129,16 +129,17 @@ class IdMap:
             value = value.split(self.facts["separator"])
         elif value is not None and not isinstance(value, Sequence | np.ndarray):
             value = [value]
-        return [self.row(one) for one in (() if value is None else value) if not is_missing(one)]
+        nulls = self.facts["null"]
+        return [self.row(one) for one in (() if value is None else value) if not is_missing(one, nulls)]
 
     def row(self, value: Any) -> int:
-        """The row of one value; None or an empty text: it is missing.
+        """The row of one value; None or one of the texts `null`: it is missing.
 
         Raises:
             ValueError: for a value that has no row.
         """
         facts = self.facts
-        if is_missing(value):
+        if is_missing(value, facts["null"]):
             return self._special("missing", value)
         key = key_of(value, facts["key"])
         if key is None:

@@ -39,6 +39,7 @@ FORMATS = {
         quote='"',
         max_line_bytes=160,
         positives=("buy", "a b"),
+        nulls=("NA", "NaN", "\\N"),
     ),
 }
 GOOD = {
@@ -46,12 +47,14 @@ GOOD = {
     "csv": [
         b"buy,1.5e-3,ann,a|b|c,7,2020-02-29 23:59:59.999+05:30", b'"a b","1e38","x,""y""",,-5,1999-12-31T01:02:03Z',
         b"sell,,,\xc3\xa4|\xe2\x82\xac,9223372036854775807,1970-01-01", b"buy,-0.0,z,||,0,2038-01-19 03:14:08.25",
+        b'buy,NaN,\\N,NA|b|"",7,1970-01-01', b'buy,"NA","NaN",NaN,3,1970-01-01',
     ],
 }  # fmt: skip
 PIECES = [
     b"", b"0", b"9", b"e", b"E5", b"e-45", b".", b"-", b"+", b",", b"\t", b'"', b'""', b"|", b"\r", b"\0", b" ", b":",
     b"\xff", b"\xc3", b"nan", b"inf", b"1e999", b"0x1", b"T", b"Z", b"24:00:00", b"-02-30", b"f" * 17, b"9" * 25,
     b".1e-45+05:30", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"x" * 200,
+    b"NA", b"NaN", b"\\N", b"N",
 ]  # fmt: skip
 
 

@@ -103,12 +103,12 @@ def value(text: str, column: Column, form: TextFormat) -> object:
     if column.kind == kernels.SKIP:
         return None
     if column.kind == kernels.KEY_BAG:
-        return [key(one, column.item) for one in text.split(column.inner) if one]
+        return [key(one, column.item) for one in text.split(column.inner) if one and one not in form.nulls]
     if column.kind in (kernels.LABEL_BINARY, kernels.LABEL_THRESHOLD, kernels.LABEL_SET):
         return label(text, column, form)
     if column.kind in (kernels.TIME_NUMBER, kernels.TIME_ISO):
         return time(text, column)
-    if not text:
+    if not text or text in form.nulls:
         if column.required:
             raise RejectedError("missing")
         return None
@@ -147,7 +147,7 @@ def decimal(text: str) -> float | None:
 
 def label(text: str, column: Column, form: TextFormat) -> float:
     if column.kind == kernels.LABEL_SET:
-        if not text:
+        if not text or text in form.nulls:
             raise RejectedError("label")
         return float(text in form.positives)
     number = decimal(text)

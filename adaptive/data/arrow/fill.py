@@ -47,7 +47,7 @@ class Filler:
         self._form, self._window = form, window
         kinds = [column.item if column.kind == text.KEY_BAG else column.kind for column in form.columns]
         self._readers = [
-            ValueReader(kind, form.max_line_bytes, keepers.get(column.name))
+            ValueReader(kind, form.max_line_bytes, form.null_keys(), keepers.get(column.name))
             for kind, column in zip(kinds, form.columns, strict=True)
         ]
         self._slots = form.slots()

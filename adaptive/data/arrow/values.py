@@ -1,7 +1,7 @@
 """The values of an Arrow array as keys or numbers, each with its state: there, missing, or what is wrong with it.
 
 What a value means does not depend on how it is stored: the integer 12, the text "12" and a dictionary's entry "12" are
-the same category, and that of `12` in a text file. Empty texts and NaN are missing, as null is.
+the same category, and that of `12` in a text file. Empty texts, the schema's `null` and NaN are missing, as null is.
 """
 
 from dataclasses import dataclass
@@ -49,11 +49,12 @@ class ValueReader:
 
     Args:
         longest: bytes of a text, at most.
+        nulls: keys of the texts that are missing, besides the empty one.
         keeper: is given all texts.
     """
 
-    def __init__(self, kind: int, longest: int, keeper: TextKeeper | None = None) -> None:
-        self._kind, self._longest, self._keeper = kind, longest, keeper
+    def __init__(self, kind: int, longest: int, nulls: Ids, keeper: TextKeeper | None = None) -> None:
+        self._kind, self._longest, self._nulls, self._keeper = kind, longest, nulls, keeper
         self._dictionary: Any = None
         self._known = Values(_NO_KEYS, _NO_NUMBERS)
 
@@ -118,7 +119,7 @@ class ValueReader:
         keys, numbers, states = np.empty(count, np.int64), np.empty(count, np.float64), np.empty(count, np.int8)
         kind = text.KEY_TEXT if self._kind == text.LABEL_SET else self._kind
         scratch = np.empty(_SCRATCH, np.uint8)
-        kernels.parse_texts(data, starts, stops, kind, self._longest, scratch, keys, numbers, states)
+        kernels.parse_texts(data, starts, stops, kind, self._longest, self._nulls, scratch, keys, numbers, states)
         return Values(keys, numbers, states if states.any() else None)
 
     def _keep(self, data: NDArray[np.uint8], starts: Ids, stops: Ids) -> None:

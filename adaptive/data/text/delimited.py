@@ -15,7 +15,7 @@ from adaptive.data.text.assemble import FeaturePlan, RowRule, TextPlan, open_sou
 from adaptive.data.text.format import Column, TextFormat
 from adaptive.data.text.pairs import open_pairs
 from adaptive.data.text.rows import LabelSource
-from adaptive.data.text.schema import Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
+from adaptive.data.text.schema import NULLS, Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
 from adaptive.data.text.source import TextFile, find_files, first_line
 from adaptive.errors import ConfigError, InputError
 from adaptive.kernels.data import text as kernels
@@ -71,6 +71,7 @@ def describe(
         max_line_bytes=options.max_line_bytes,
         positives=label.positive or () if label is not None else (),
         threshold=label.threshold or 0.0 if label is not None else 0.0,
+        nulls=tuple(text for text in schema.null if text),
     )
     features = tuple(
         _feature(name, group, form.slot(name), uses[name].kind == kernels.KEY_BAG, options)
@@ -89,9 +90,13 @@ def describe(
 
 
 def _identity(schema: DelimitedSchema) -> dict[str, object]:
-    """The schema as JSON values; without more labels as before there were such. Widths are no data."""
+    """The schema as JSON values; without more labels or `null` as before there were such. Widths are no data."""
     left_out: dict[str, Any] = {"categorical": {"__all__": {"width"}}}
-    return schema.model_dump(mode="json", exclude=left_out if schema.more_labels else {**left_out, "more_labels": True})
+    if not schema.more_labels:
+        left_out["more_labels"] = True
+    if schema.null == NULLS:
+        left_out["null"] = True
+    return schema.model_dump(mode="json", exclude=left_out)
 
 
 def _widths(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> dict[str, int]:

@@ -54,6 +54,7 @@ class TextFormat:
     max_line_bytes: int = 1 << 20
     positives: tuple[str, ...] = ()  # texts that make a label 1, where the rule is a set
     threshold: float = 0.0
+    nulls: tuple[str, ...] = ()  # texts of missing values, besides the empty one
 
     def slot(self, name: str) -> int:
         """The number of a column among the output columns of its sort."""
@@ -85,6 +86,9 @@ class TextFormat:
     def is_labelled(self) -> bool:
         return any(column.kind in _LABELS for column in self.columns)
 
+    def null_keys(self) -> NDArray[np.int64]:
+        return np.array([key_of(text) for text in self.nulls], np.int64)
+
     def layout(self, time_from: float = -np.inf, time_to: float = np.inf) -> Layout:
         """The plan the tokeniser works by; rows with a time outside [time_from, time_to) are passed over."""
         plan = np.zeros((len(self.columns), kernels.PLAN_SIZE), np.int64)
@@ -98,6 +102,7 @@ class TextFormat:
         return Layout(
             plan=plan,
             positives=np.array([key_of(text) for text in self.positives], np.int64),
+            nulls=self.null_keys(),
             separator=ord(self.separator),
             quote=ord(self.quote) if self.quote else -1,
             num_bags=self.count(kernels.KEY_BAG),

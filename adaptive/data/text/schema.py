@@ -2,6 +2,7 @@
 
 separator = ","            # one ASCII character; quote = "" if fields are never quoted
 header = true              # the first line names the columns; else give columns = ["user", "item", ...]
+null = ["", "NA", "NaN", "\\\\N"]  # texts of missing values
 
 [label]
 column = "rating"          # 0 or 1, or with a rule:
@@ -32,7 +33,9 @@ kind = "iso"               # or "number"
 """
 
 import errno
+import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +50,7 @@ from adaptive.storage.plain import check_depth, read_plain
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
 MOST_BYTES = 2**22  # of a schema
+NULLS = ("", "NA", "NaN", "\\N")  # texts of missing values, unless a schema has others
 MAX_ROWS = 2**40 - 2  # of one table, with rows for missing and unknown ids; the books of more would take 16 TiB
 
 
@@ -138,6 +142,9 @@ class DelimitedSchema(Config):
     quote: Literal['"', "'", ""] = '"'
     header: bool = True
     columns: tuple[str, ...] | None = Field(default=None, min_length=1, description="names, if there is no header")
+    null: tuple[str, ...] = Field(
+        default=NULLS, max_length=64, description="texts of missing values; the empty one is missing in any case"
+    )
     label: Label | None = None
     more_labels: tuple[MoreLabel, ...] = ()
     dense: tuple[Dense, ...] = ()
@@ -155,7 +162,27 @@ class DelimitedSchema(Config):
         inner = [one.inner_separator for one in self.categorical if one.inner_separator]
         if self.separator in inner or self.quote in inner:
             raise ValueError("inner_separator must differ from separator and quote")
+        self._check_nulls({self.separator, self.quote, *inner, "\r", "\n", "\0"} - {""})
         return self
+
+    def _check_nulls(self, refused: set[str]) -> None:
+        """Numbers are refused since columns of numbers have no texts: the same data would differ by format."""
+        for text in self.null:
+            if _is_number(text) or (
+                any(one.kind == "hex" for one in self.categorical) and re.fullmatch("[0-9a-fA-F]{1,16}", text)
+            ):
+                raise ValueError(f"null: expected texts that are no numbers, got {text!r}")
+            if any(character in text for character in refused):
+                raise ValueError(f"null: expected texts without separators, quotes and line ends, got {text!r}")
+            if self.label is not None and text in (self.label.positive or ()):
+                raise ValueError(f"null: {text!r} is among label.positive; a missing label is no label")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
 
 
 class UserItemsSchema(Config):

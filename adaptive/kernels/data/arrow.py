@@ -20,6 +20,7 @@ from adaptive.kernels.data.text import (
     TIME,
     TIME_ISO,
     UTF8,
+    is_among,
 )
 from adaptive.kernels.data.text_fields import LF, Bytes, decimal, hexadecimal, integer, is_utf8, iso_time
 from adaptive.kernels.jit import kernel
@@ -42,6 +43,7 @@ def parse_texts(
     stops: Ids,
     kind: int,
     longest: int,
+    nulls: Ids,
     scratch: Bytes,
     keys: Ids,
     numbers: NDArray[np.float64],
@@ -52,6 +54,7 @@ def parse_texts(
     Args:
         starts, stops: (V,) text v is `data[starts[v] : stops[v]]`; an empty one is missing.
         longest: bytes; longer texts are OVERLONG.
+        nulls: keys of the texts that are missing, besides the empty one.
         scratch: longer than any text that is read as a number.
         out: (V,) states.
     """
@@ -65,6 +68,8 @@ def parse_texts(
             out[v] = OVERLONG
         elif kind == KEY_TEXT:
             keys[v], out[v] = text_key(data, start, stop)
+            if is_among(keys[v], nulls):
+                out[v] = MISSING_VALUE
         elif size >= len(scratch):
             out[v] = HEX if kind == KEY_HEX else NUMBER
         else:
@@ -84,6 +89,8 @@ def parse_texts(
             else:
                 numbers[v], end = decimal(scratch, 0)
                 out[v] = OK if end == size else NUMBER
+            if out[v] != OK and is_among(text_key(data, start, stop)[0], nulls):
+                keys[v], numbers[v], out[v] = 0, 0.0, MISSING_VALUE
 
 
 @kernel()

@@ -57,6 +57,7 @@ class Layout(NamedTuple):
 
     plan: NDArray[np.int64]  # (columns, PLAN_SIZE)
     positives: NDArray[np.int64]  # keys of the texts that make a label 1
+    nulls: NDArray[np.int64]  # keys of the texts that are missing values, besides the empty one
     separator: int
     quote: int  # -1: none
     num_bags: int
@@ -81,6 +82,47 @@ class Columns(NamedTuple):
 
 
 @kernel()
+def is_among(key: int, keys: NDArray[np.int64]) -> bool:
+    for other in keys:  # noqa: SIM110 - numba compiles no generator
+        if other == key:
+            return True
+    return False
+
+
+@kernel()
+def null_stop(data: Bytes, first: int, layout: Layout, inner: int, closing: int) -> int:
+    """The end of a field, or of a bag's value, that is a text for missing values; -1: it is another text."""
+    key, stop, _ = text(data, first, layout.separator, inner, closing)
+    return stop if is_among(key, layout.nulls) else -1
+
+
+@kernel()
+def null_field(data: Bytes, first: int, layout: Layout, columns: Columns, row: int, column: int, closing: int) -> int:
+    """Write a number's field that could not be read as missing, if its text says so.
+
+    Returns:
+        The position of the separator behind the field, or -1: it is a bad field.
+    """
+    kind, slot = layout.plan[column, KIND], layout.plan[column, SLOT]
+    if kind not in (KEY_HEX, KEY_INTEGER, DENSE_INTEGER, DENSE_FLOAT):
+        return -1
+    stop = null_stop(data, first, layout, -1, closing)
+    if stop < 0:
+        return -1
+    if closing >= 0:
+        if data[stop] != closing:
+            return -1
+        stop += 1
+    if not (data[stop] == layout.separator if column < len(layout.plan) - 1 else ends_line(data, stop)):
+        return -1
+    if kind in (DENSE_INTEGER, DENSE_FLOAT):
+        columns.dense[row, slot] = np.nan
+    else:
+        columns.present[slot, row] = False
+    return stop
+
+
+@kernel()
 def label(data: Bytes, first: int, layout: Layout, kind: int, closing: int) -> tuple[float, int, int]:
     """-> (label or NaN where there is none, stop, all bytes or-ed)."""
     if kind == LABEL_SET:
@@ -89,7 +131,7 @@ def label(data: Bytes, first: int, layout: Layout, kind: int, closing: int) -> t
         for positive in layout.positives:
             if positive == key:
                 value = 1.0
-        return value if stop > first else np.nan, stop, seen
+        return np.nan if stop == first or is_among(key, layout.nulls) else value, stop, seen
     value, stop = decimal(data, first)
     if stop == first:
         return np.nan, stop, 0
@@ -102,7 +144,7 @@ def label(data: Bytes, first: int, layout: Layout, kind: int, closing: int) -> t
 def bag(
     data: Bytes, first: int, layout: Layout, column: int, closing: int, bag_keys: NDArray[np.int64], end: int
 ) -> tuple[int, int, int]:
-    """Values of a bag, from `bag_keys[end]` on; empty ones are left out -> (stop, new end or -1, all bytes or-ed)."""
+    """Values of a bag, from `bag_keys[end]` on; missing ones are left out -> (stop, new end or -1, all bytes or-ed)."""
     kind, inner = layout.plan[column, ITEM], layout.plan[column, INNER]
     p, seen = first, 0
     while True:
@@ -113,6 +155,12 @@ def bag(
         else:
             key, stop, bits = text(data, p, layout.separator, inner, closing)
             seen |= bits
+            if is_among(key, layout.nulls):
+                p = stop
+        if kind != KEY_TEXT and data[stop] not in (inner, layout.separator, LF, closing):
+            null = null_stop(data, p, layout, inner, closing)
+            if null >= 0:
+                p = stop = null
         if stop > p:
             if end == len(bag_keys):
                 return stop, -1, seen
@@ -153,15 +201,16 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
     """
     plan, separator, quote, last = layout.plan, layout.separator, layout.quote, len(layout.plan) - 1
     keys, present, dense, lines = columns.keys, columns.present, columns.dense, columns.lines
-    starts = columns.starts
+    starts, nulls = columns.starts, layout.nulls
     row, line, start = cursor[ROW], cursor[LINE], cursor[POSITION]
     while start < end and row < len(lines):
         p, seen = start, 0
         for column in range(last + 1):
-            kind, slot, good, closing = plan[column, KIND], plan[column, SLOT], True, -1
+            kind, slot, good, closing, null = plan[column, KIND], plan[column, SLOT], True, -1, False
             if data[p] == quote:
                 closing = quote
                 p += 1
+            opened = closing
             if kind in (KEY_HEX, KEY_INTEGER):
                 keys[slot, row], stop = hexadecimal(data, p) if kind == KEY_HEX else integer(data, p)
                 present[slot, row] = stop > p
@@ -173,7 +222,8 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
                 seen |= bits
                 if kind == KEY_TEXT:
                     keys[slot, row] = key
-                    present[slot, row] = stop > p
+                    null = is_among(key, nulls)
+                    present[slot, row] = stop > p and not null
             elif kind == DENSE_FLOAT:
                 number, stop = decimal(data, p)
                 good = abs(number) <= _FLOAT32_MAX
@@ -186,13 +236,16 @@ def parse_lines(data: Bytes, end: int, layout: Layout, columns: Columns, cursor:
                 seen |= bits
             if stop < 0:
                 return _BAGS_FULL, column
-            missing = stop == p
+            missing = stop == p or null
             if closing >= 0 and data[stop] == closing:
                 stop += 1
                 closing = -1
             ended = data[stop] == separator if column < last else ends_line(data, stop)
             if closing >= 0 or not ended or not good:
-                return plan[column, CAUSE], column
+                stop = null_field(data, p, layout, columns, row, column, opened)
+                if stop < 0:
+                    return plan[column, CAUSE], column
+                missing = True
             if missing and plan[column, REQUIRED]:
                 return MISSING, column
             p = stop + 1

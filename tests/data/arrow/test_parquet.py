@@ -175,6 +175,27 @@ def test_types_that_hold_the_same_values(tmp_path: Path, name: str, kind: str) -
     assert_equal(of_parquet(tmp_path, table).train(2), of_text(tmp_path, TEXT).train(2))
 
 
+@pytest.mark.parametrize("null", [None, ["", "n/a"]], ids=["default", "given"])
+def test_texts_of_missing_values_are_missing_in_every_format(tmp_path: Path, null: list[str] | None) -> None:
+    first, second, third = null[1:] * 3 if null else ("NA", "NaN", "\\N")
+    schema = SCHEMA.replace("num_embeddings = 10", 'num_embeddings = 10\nmissing = "row"')
+    text = TEXT.replace("x,view,,0,,0.25,,Ulm", f"x,view,{first},0,{second},0.25,{third},{third}")
+    text = text.replace("x,7,0|3,,3,2,", f"x,7,0|{second}|3,{third},3,{first},")
+    text = text.replace("1,1,,blue", f"1,1,{first},blue")
+    words = {
+        "liked": ["1|2", first, f"0|{second}|3", "4"], "user": ["9", "0", third, "1"], "views": ["7", second, "3", "1"],
+        "price": ["-1.5", "0.25", first, first], "words": [["red", "blue"], [third], ["é"], ["blue", ""]],
+        "city": ["Ulm", third, "", "Bonn"], "device": ["ff", "0a", third, "ff"],
+    }  # fmt: skip
+    schema = schema if null is None else f"null = {json.dumps(null)}\n{schema}"
+    wanted = list(of_text(tmp_path, TEXT.replace("0.25,,Ulm", "0.25,,").replace("3,2,é", "3,,é"), schema).train(2))
+    as_text, table = of_text(tmp_path, text, schema), pa.table(columns() | words)
+    assert_equal(as_text.train(2), wanted)
+    assert_equal(of_parquet(tmp_path, table, schema).train(2), wanted)
+    assert_equal(from_frame(table, tmp_path / "schema.toml").train(2), wanted)
+    assert not as_text.rejects()
+
+
 def test_integers_under_kind_string_are_their_digits(tmp_path: Path) -> None:
     schema = '[[categorical]]\ncolumns = ["a"]\nhash_rows = 1000'
     numbers = [0, 7, -7, 10, 99, 100, 2**63 - 1, -(2**63) + 1, 123456789012]

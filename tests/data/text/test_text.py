@@ -49,6 +49,7 @@ QUOTED = TextFormat(  # every other kind
     quote='"',
     max_line_bytes=120,
     positives=("buy", "a b"),
+    nulls=("NA", "NaN", "\\N", "n.a"),
 )
 LISTS = TextFormat(
     (
@@ -139,6 +140,7 @@ CASES = {
     "missing": (QUOTED, b"buy,,,,,,,1970-01-01\n,,,,,1,,1970-01-01\nbuy,,,,,1,,\n", [], [(1, "missing"), (2, "label"), (3, "time")]),
     "bag": (QUOTED, b"buy,,,,||a||b|,1,;f;;,1970-01-01\nbuy,,,,a,1,f;g,1970-01-01\n", [1], [(2, "hex")]),
     "float": (QUOTED, b"buy,,1e39,,,1,,1970-01-01\nbuy,,1e400,,,1,,1970-01-01\nbuy,,nan,,,1,,1970-01-01\nbuy,,-1.5e-3,,,1,,1970-01-01\nbuy,,1e,,,1,,1970-01-01\nbuy,,.,,,1,,1970-01-01\n", [4], [(n, "number") for n in (1, 2, 3, 5, 6)]),
+    "null": (QUOTED, b'buy,NA,NaN,\\N,a|NA|\\N,7,NA;f;NaN,1970-01-01\nbuy,,"n.a","NA","NaN",7,"NA;;\\N",1970-01-01\nbuy,,NA,NAN,NA,-1,\\N,1970-01-01\r\nbuy,,,,,NA,,1970-01-01\nNA,,,,,1,,1970-01-01\nbuy,,,,,1,,NA\nbuy,,NaNa,,,1,,1970-01-01\nbuy,,"NA",,,1,NAf,1970-01-01\nbuy,,"NA"a,,,1,,1970-01-01\n', [1, 2, 3], [(4, "missing"), (5, "label"), (6, "time"), (7, "number"), (8, "hex"), (9, "quote")]),
     "time": (QUOTED, b"buy,,,,,1,,2019-02-29\nbuy,,,,,1,,2020-02-29 23:59:59.999999+00:00\nbuy,,,,,1,,2020-13-01\nbuy,,,,,1,,2020-01-01 24:00:00\n", [2], [(1, "time"), (3, "time"), (4, "time")]),
     "lists": (LISTS, b"1 2 3\n4 \n5\nx 1\n 1\n6 7  8\r\n9 1 x\n", [1, 2, 6], [(3, "columns"), (4, "number"), (5, "missing"), (7, "number")]),
     "header": (RATED, b"rating,user,t\n5,1,10\n3,1,11\n\xef\xbb\xbf1,1,1\n", [2, 3], [(4, "label")]),
@@ -192,8 +194,14 @@ def lines_of(*fields, separator):
     return st.lists(st.one_of(raw, raw, raw, cut), max_size=12)
 
 
-digits = st.one_of(st.just(""), st.integers(-(2**64), 2**64).map(str), st.integers(-9, 9).map(str))
-hexes = st.one_of(st.just(""), st.integers(0, 2**66).map(lambda x: f"{x:x}"), st.just("FFffFF"))
+digits = st.one_of(
+    st.just(""),
+    st.sampled_from(["NA", '"NaN"', "\\N"]),
+    st.integers(-(2**64), 2**64).map(str),
+    st.integers(-9, 9).map(str),
+)
+nulls = st.sampled_from(["NA", "NaN", "\\N", "n.a"])
+hexes = st.one_of(st.just(""), nulls, st.integers(0, 2**66).map(lambda x: f"{x:x}"), st.just("FFffFF"))
 floats = st.one_of(
     digits,
     st.floats(-1e300, 1e300).map(repr),
@@ -201,7 +209,7 @@ floats = st.one_of(
     st.floats(width=32).map("{:.3f}".format),
     st.just("1.e2"),
 )
-words = st.text(st.sampled_from('ab,|;"é€ \r-.'), max_size=5)
+words = st.one_of(nulls, st.text(st.sampled_from('ab,|;"é€ \r-.'), max_size=5))
 quoted = words.map(lambda word: '"' + word.replace('"', '""') + '"')
 times = st.one_of(st.datetimes(text_twin.datetime(1970, 1, 2)).map(str), st.dates().map(str), words)
 FORMATS = {
@@ -213,7 +221,7 @@ FORMATS = {
             st.one_of(words, quoted),
             floats,
             st.one_of(words, quoted),
-            st.one_of(words, quoted, st.sampled_from(["a|b", "|", "a||b"])),
+            st.one_of(words, quoted, st.sampled_from(["a|b", "|", "a||b", "a|NA", '"NaN|\\N"'])),
             digits,
             st.lists(hexes, max_size=3).map(";".join),
             times,
