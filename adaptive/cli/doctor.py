@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from adaptive.cli.gpu_facts import gpu_facts, gpu_problems
 from adaptive.cli.launching import check_number
 from adaptive.cli.output import AsJson, key_lines, print_result, size_text
 from adaptive.system import usable_cores
@@ -106,22 +107,14 @@ def _threading_layers() -> list[str]:
 
 def _memory() -> dict[str, str]:
     facts = {"total": size_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))}
+    # CUDA pins memory whatever `ulimit -l` says, so that what is available is what can be pinned.
     meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
     if meminfo.is_file():
         kib = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        facts["available"] = size_text(int(kib["MemAvailable"].split()[0]) * 1024)
+        facts["available_or_pinnable"] = size_text(int(kib["MemAvailable"].split()[0]) * 1024)
     if limit.is_file() and limit.read_text().strip().isdigit():
         facts["limit_of_this_container"] = size_text(int(limit.read_text()))
     return facts
-
-
-def _gpu() -> dict[str, str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return {"found": "none (the device tier lies in memory: --device cpu)"}
-    properties = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return {f"cuda:{number}": f"{one.name}, {size_text(one.total_memory)}" for number, one in enumerate(properties)}
 
 
 def _disk() -> dict[str, str]:
@@ -156,7 +149,7 @@ _EXAMINATIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "versions": _versions,
     "processor": _processor,
     "memory": _memory,
-    "gpu": _gpu,
+    "gpu": gpu_facts,
     "disk": _disk,
     "kernel_cache": _kernel_cache,
     "policies": _policies,
@@ -178,4 +171,4 @@ def _problems(facts: dict[str, Any]) -> list[str]:
         )
     missing = [name for name, found in facts["versions"].items() if found == "not installed"]
     problems += [f"problem: {name} is not installed; pip install {name}" for name in missing]
-    return problems
+    return [*problems, *gpu_problems(facts["gpu"])]

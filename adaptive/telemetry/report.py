@@ -28,6 +28,7 @@ class RunTotals:
     Attributes:
         steps, samples: trained in these intervals.
         seconds: they took, from each interval's samples per second.
+        latest_skipped_share: row updates of the latest interval that were not written.
         first: samples and seconds of the first interval, in which kernels are compiled.
         time_ms: mean milliseconds per step of each stage, over all intervals.
         time_ms_later: the same without the first interval, if there are others.
@@ -42,6 +43,7 @@ class RunTotals:
         self.samples = 0
         self.seconds = 0.0
         self.first: tuple[int, float] | None = None
+        self.latest_skipped_share: float | None = None
         self.tables: dict[str, TableCounts] = {}
         self.policy: dict[str, float] = {}
         self.ranks: list[dict[str, float]] = []
@@ -63,6 +65,7 @@ class RunTotals:
         for stage, mean in record.time_ms.items():
             self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + mean * steps
         self._first_stage_ms = self._first_stage_ms or (self.steps, dict(self._stage_ms))
+        self.latest_skipped_share = sum_tables(list(record.tables.values())).skipped_update_share
         for name, counts in record.tables.items():
             self.tables[name] = add_counts(self.tables.get(name, TableCounts()), counts)
         self._add_policy(record.policy, steps)
@@ -211,6 +214,7 @@ def summary_text(summary: Mapping[str, Any], totals: RunTotals, *, table_rows: M
         *_files(summary),
         *crossed_lines(summary),
         *skipping_lines(summary),
+        *_latest_skipped(summary, totals),
         *_guard(summary),
         *_policy(summary),
         _times(summary),
@@ -263,6 +267,14 @@ def skipping_lines(summary: Mapping[str, Any]) -> list[str]:
     if summary.get("guard_exact"):
         lines.append("not written: nothing. The trained tables are those of a run that skips nothing")
     return lines
+
+
+def _latest_skipped(summary: Mapping[str, Any], totals: RunTotals) -> list[str]:
+    """The share at the end of training: rows are judged after some visits, so a short run skips late and little."""
+    share = totals.latest_skipped_share
+    if not summary["skipped_update_share"] or not share or share <= summary["skipped_update_share"]:
+        return []
+    return [f"not written in the last interval: {percent_text(share)}; rows are judged after some visits, so it grows"]
 
 
 def _undone(undone: Mapping[str, Any]) -> list[str]:

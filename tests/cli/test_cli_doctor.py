@@ -5,6 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+
+from adaptive.cli.gpu_facts import gpu_problems
+from adaptive.tiers.gpu.launch_check import WORKS, launched
 
 Cli = Callable[..., Any]
 
@@ -14,7 +18,7 @@ def test_doctor_reports_every_part(cli: Cli) -> None:
     assert found["versions"]["torch"] and found["processor"]["usable_cores"] >= 1
     assert "workqueue" in found["processor"]["numba_threading_layers"]
     assert found["memory"]["total"].endswith("GiB") and found["disk"]["free"].endswith("GiB")
-    assert found["gpu"] and "lru" in found["policies"]
+    assert found["gpu"]["torch_build"] and "lru" in found["policies"]
     assert isinstance(found["kernel_cache"]["safe"], bool)
 
 
@@ -25,3 +29,48 @@ def test_doctor_names_problems(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.code == 0
     assert "problem: policy broken does not load" in result.out
     assert "problem: compiled kernels are not kept" in result.out and "XDG_CACHE_HOME" in result.out
+
+
+CPU_ONLY = {"torch_build": "CPU", "nvidia_gpus": "0", "driver": "none", "triton": "none", "c_compiler": "none",
+            "python_h": "none", "found": "none"}  # fmt: skip
+HIDDEN = {**CPU_ONLY, "nvidia_gpus": "1", "torch_build": "CUDA 13.0", "driver": "550.90.07"}
+SEEN = {"torch_build": "CUDA 13.0", "nvidia_gpus": "1", "driver": "580.65.06", "triton": "3.7.1", "c_compiler": "cc",
+        "python_h": "found", "cuda:0": "NVIDIA H100", "kernel_on_cuda:0": WORKS}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (CPU_ONLY, []),
+        (SEEN, []),
+        ({**CPU_ONLY, "nvidia_gpus": "1"}, ["torch is a CPU build; pip uninstall -y torch && pip install"]),
+        (HIDDEN, ["(CUDA 13.0) cannot use the NVIDIA GPU of this machine with driver 550.90.07; it needs driver 580"]),
+        ({**SEEN, "triton": "none"}, ["pip install triton"]),
+        ({**SEEN, "c_compiler": "none", "python_h": "none"}, ["sudo apt install gcc", "sudo apt install python3-dev"]),
+        ({**SEEN, "kernel_on_cuda:0": "failed: rows arrived changed"}, ["cuda:0 failed: rows arrived changed"]),
+    ],
+)
+def test_a_gpu_that_training_cannot_use_is_a_problem(
+    facts: dict[str, str], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    problems = gpu_problems(facts)
+    assert len(problems) == len(words)
+    for problem, part in zip(problems, words, strict=True):
+        assert problem.startswith("problem: ") and part in problem
+
+
+def test_a_hidden_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_problems(HIDDEN) == [
+        "problem: CUDA_VISIBLE_DEVICES hides the GPU from torch; unset CUDA_VISIBLE_DEVICES"
+    ]
+
+
+def test_the_launch_compares_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU the same copy runs as torch operations; one that changes a bit, or raises, is told."""
+    assert launched(torch.device("cpu")) == WORKS
+    monkeypatch.setattr("adaptive.kernels.rows.choose.torch_ops.fetch", lambda *given: None)
+    assert launched(torch.device("cpu")) == "failed: rows arrived changed"
+    monkeypatch.setattr("adaptive.kernels.rows.choose.torch_ops.fetch", None)
+    assert launched(torch.device("cpu")).startswith("failed: TypeError")

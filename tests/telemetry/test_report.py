@@ -158,6 +158,14 @@ def test_skipping_is_said_when_it_happened():
         "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB          7       25.0 %\n"
         "user      1,000    50.0 %        70        0 B      0 B          0        0.0 %\n"
     ) in text
+    assert "last interval" not in text, "there is one"
+
+
+def test_skipping_that_began_late_is_said_of_the_last_interval():
+    skipping = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_rows=7)
+    totals = totals_of(interval(10), interval(20, tables={"site": skipping, "user": USER}))
+    text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
+    assert "not written: 5.0 % of row updates" in text and "not written in the last interval: 10.0 %;" in text
 
 
 def test_dropped_inputs_are_said():
