@@ -20,6 +20,7 @@ class Picture:
     title: str
     svg: Svg
     alt: str = ""
+    legend: Sequence[str] = ()  # labels of its colours, as in `Legend`
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ class Legend:
 
 
 @dataclass(frozen=True)
+class Lead:
+    """The sentence that says what came out, set apart from other paragraphs."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Two groups of blocks next to each other where the page is wide enough; the right one takes the room left."""
+
+    left: "Sequence[Block]"
+    right: "Sequence[Block]"
+
+
+@dataclass(frozen=True)
 class Folded:
     """Blocks behind a title that opens them."""
 
@@ -46,7 +62,7 @@ class Folded:
     blocks: "Sequence[Block]"
 
 
-Block = Note | Items | Table | Picture | Gallery | Legend | Folded
+Block = Note | Lead | Items | Table | Columns | Picture | Gallery | Legend | Folded
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from adaptive.compare.report import comparison_document
-from adaptive.report.blocks import Block, Gallery, Legend, Picture, Section, sections_of
+from adaptive.report.blocks import Block, Gallery, Picture, Section, sections_of
 from adaptive.report.load import MOST, Loaded, load_run
 from adaptive.report.pictures import bars, intervals
 from adaptive.report.run_sections import BESIDE, learning
@@ -56,11 +56,7 @@ def _pictures(result: Mapping[str, Any]) -> list[Block]:
     stages = bars("Stages of a step of training", names, parts, x="ms per step")
     ways = {"to the device": "bytes_h2d", "to the host": "bytes_d2h"}
     moved = [(way, [_mib(one, name) for one in mine]) for way, name in ways.items()]
-    return [
-        Gallery(first, wide=True),
-        *(Legend(list(ways)), Gallery([bars("MiB per step", names, moved, x="MiB")], wide=True)),
-        *(Legend(own), Gallery([stages], wide=True)),
-    ]
+    return [Gallery([*first, bars("MiB per step", names, moved, x="MiB"), stages], wide=True)]
 
 
 def _name(one: Mapping[str, Any]) -> str:

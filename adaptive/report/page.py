@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
-from adaptive.report.blocks import Block, Folded, Gallery, Legend, Picture, Section
+from adaptive.report.blocks import Block, Columns, Folded, Gallery, Lead, Legend, Picture, Section
 from adaptive.report.style import COLOURS, STYLE
 from adaptive.telemetry.document import Items, Note, Table
 
@@ -67,6 +67,11 @@ def _block(block: Block) -> str:
     match block:
         case Note():
             return f"<p>{escaped(block.text)}</p>\n"
+        case Lead():
+            return f'<p class="lead">{escaped(block.text)}</p>\n'
+        case Columns():
+            left, right = ("".join(map(_block, blocks)) for blocks in (block.left, block.right))
+            return f'<div class="columns"><div>{left}</div><div>{right}</div></div>\n'
         case Items():
             return f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in block.lines)}</ul>\n" if block.lines else ""
         case Table():
@@ -100,8 +105,9 @@ def _table(table: Table) -> str:
 
 def _picture(picture: Picture) -> str:
     alt = picture.alt or picture.title
+    legend = _legend(Legend(picture.legend)) if picture.legend else ""
     svg = picture.svg.markup.replace("<svg ", f'<svg role="img" aria-label="{escaped(alt)}" ', 1)
-    return f"<figure><figcaption>{escaped(picture.title)}</figcaption>{svg}</figure>\n"
+    return f"<figure><figcaption>{escaped(picture.title)}</figcaption>{legend}{svg}</figure>\n"
 
 
 def _legend(legend: Legend) -> str:

@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from adaptive.report.blocks import Picture, Svg
@@ -107,12 +107,15 @@ def _name_layers(axes: Any, at: float, layers: Any, heights: Sequence[Sequence[f
         below += values[-1]
 
 
-def bars(title: str, names: Sequence[str], parts: Sequence[tuple[str, Sequence[float]]], *, x: str) -> Picture:
-    """A bar for each name, of parts behind one another, in the colours of the parts."""
+def bars(
+    title: str, names: Sequence[str], parts: Sequence[tuple[str, Sequence[float]]], *, x: str, first: int = 0
+) -> Picture:
+    """A bar for each name, of parts behind one another, in colours from number `first` on, with their legend if there
+    are several."""
 
     def draw(axes: Any) -> None:
         left = [0.0] * len(names)
-        for number, (_, values) in enumerate(parts):
+        for number, (_, values) in enumerate(parts, start=first):
             hatch = {"hatch": "///"} if number >= COLOURS else {}
             look = {"color": _colour(number), "edgecolor": _PAPER, **hatch}
             axes.barh(range(len(names)), values, left=left, height=0.62, **look)
@@ -122,7 +125,8 @@ def bars(title: str, names: Sequence[str], parts: Sequence[tuple[str, Sequence[f
         axes.grid(axis="y", visible=False)
         axes.set(xlabel=x)
 
-    return _drawn(title, draw, size=(5.6, 1.0 + 0.34 * len(names)))
+    legend = [*[""] * first, *(label for label, _ in parts)] if len(parts) > 1 else []
+    return replace(_drawn(title, draw, size=(5.6, 1.0 + 0.34 * len(names))), legend=legend)
 
 
 def intervals(

@@ -3,8 +3,8 @@
 from typing import Final
 
 # Okabe and Ito's palette, which those who do not tell red from green can read; darker for paper, lighter for the dark.
-_LIGHT: Final = ("#0072b2", "#d55e00", "#00805e", "#a8478a", "#8a6d00", "#3a7fb5", "#5b5b5b", "#9a3324")
-_DARK: Final = ("#56b4e9", "#ff9145", "#22c79b", "#e08fc4", "#e3c132", "#8fd0ff", "#b8b8b8", "#ff8f7d")
+_LIGHT: Final = ("#0072b2", "#d55e00", "#00805e", "#a8478a", "#8a6d00", "#5b5b5b", "#12a0ad", "#7a1f12")
+_DARK: Final = ("#56b4e9", "#ff9145", "#22c79b", "#e08fc4", "#e3c132", "#b8b8b8", "#8ff0f5", "#ffd0c7")
 COLOURS: Final = len(_LIGHT)
 
 
@@ -45,6 +45,11 @@ svg{display:block;width:100%;height:auto}
 .legend li{overflow-wrap:anywhere;unicode-bidi:isolate}
 .legend span{display:inline-block;width:22px;border-top:3px solid;margin:0 7px 4px 0}
 .legend .dashed{border-top-style:dashed}
+.columns{display:flex;flex-wrap:wrap;gap:8px 40px;align-items:flex-start}
+.columns>div:first-child{max-width:100%}
+.columns>div:last-child{flex:1 1 460px;min-width:0}
+.columns .gallery:not(.wide){grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr))}
+.lead{font-size:1.05rem;font-weight:500}
 details{margin:8px 0}
 summary{cursor:pointer;color:var(--link)}
 """

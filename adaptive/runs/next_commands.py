@@ -13,6 +13,7 @@ from adaptive.storage.run_directory import newest_first
 
 RIVALS = ("lru", "lfu", "slipstream")
 CUSTOM_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard begins with a tab of its own, whatever plug-ins say
+ROWS_PAGE = "http://localhost:6006/#adaptive_rows"
 
 
 def code_of(config: TrainConfig) -> dict[str, str | None]:
@@ -61,5 +62,6 @@ def next_commands(
         lines.append(f"adaptive-train report {run}")
     rule = code_flags({name: spec for name, spec in code_of(config).items() if name != "policy"})
     lines.append(f"adaptive-train compare --config {run}/run.json --policies {shlex.quote(policies)}{rule}")
-    page = f"\nthe page to begin with in TensorBoard: {CUSTOM_PAGE}" if config.tensorboard else ""
+    where = f"\nin TensorBoard, curves: {CUSTOM_PAGE}\nin TensorBoard, rows by table: {ROWS_PAGE}"
+    page = where if config.tensorboard else ""
     return "".join(f"\n  {line}" for line in lines) + page

@@ -36,6 +36,7 @@ class EventFile:
     Attributes:
         failures: writes that failed.
         lost: events that are in no file.
+        preamble: of files that are yet to be begun.
     """
 
     def __init__(self, directory: Path, preamble: Sequence[Any] = (), *, purge_from: int | None = None) -> None:
@@ -49,7 +50,7 @@ class EventFile:
         self.failures = 0
         self.lost = 0
         self._event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
-        self._preamble = list(preamble)
+        self.preamble = list(preamble)
         self._purge_from = purge_from  # until it has been said
         self._file: BinaryIO | None = None
         self._tries = 0  # failures since the last event that was written
@@ -88,8 +89,8 @@ class EventFile:
                 start = {"status": "START"}
                 self._put(self._event(wall_time=wall_time, step=self._purge_from, session_log=start))
                 self._purge_from = None
-            if self._preamble:
-                self._put(self._event(wall_time=wall_time, summary=self._summary(value=self._preamble)))
+            if self.preamble:
+                self._put(self._event(wall_time=wall_time, summary=self._summary(value=self.preamble)))
         elif not os.path.exists(self._file.name):  # a removed file takes writes without an error
             raise FileNotFoundError(f"{self._file.name} was removed")
         self._put(event)

@@ -121,23 +121,31 @@ def table_name(name: str) -> str:
     return f"{name}_table" if name == OTHER else name
 
 
-def page() -> list[Any]:
+def page(*, skips: bool) -> list[Any]:
     """The page "Tier movement". One line a chart: TensorBoard gives both lines of a run the same colour. What may stay
-    the same for long is drawn as a band, which is not smoothed: smoothing would draw its rounding errors."""
+    the same for long is drawn as a band, which is not smoothed: smoothing would draw its rounding errors.
+
+    Titles say what bands are, since TensorBoard has no legend for them. `skips`: with the charts of skipping, which are
+    empty in runs that skip nothing.
+    """
     charts = [
-        _line("loss of training", f"{TRAINING}/loss"),
+        _line("loss (equal runs share one line)", f"{TRAINING}/loss"),
         _line("hit rate: look-ups whose row was on the device", f"{TIERS}/hit_rate"),
         _line("hit rate of distinct rows", f"{TIERS}/row_hit_rate"),
         _line("rows promoted to the device, per step", f"{TIERS}/promoted_rows_per_step"),
         _line("rows demoted to the host, per step", f"{TIERS}/demoted_rows_per_step"),
         _line("KiB to the device, per step", f"{TIERS}/kib_to_device_per_step"),
         _line("KiB to the host, per step", f"{TIERS}/kib_to_host_per_step"),
-        _line("share of row updates not written", f"{SKIPPING}/skipped_update_share"),
         _line("waiting for rows, ms per step", f"{TIME}/wait_ms"),
-        _up_to("rows on the device, and room", f"{TIERS}/resident_rows", f"{TIERS}/device_rows"),
-        _up_to("saturated rows, of those watched", f"{SKIPPING}/saturated_rows", f"{SKIPPING}/watched_rows"),
-        _band("hit rate over tables (5, 50, 95 %)", _spread_tags("hit_rate")),
+        _up_to("rows on the device; band: free room", f"{TIERS}/resident_rows", f"{TIERS}/device_rows"),
+        _band("hit rate: median table; band: 5% to 95%", _spread_tags("hit_rate")),
     ]
+    if skips:
+        title = "saturated rows; band: other watched rows"
+        charts += [
+            _line("share of row updates not written", f"{SKIPPING}/skipped_update_share"),
+            _up_to(title, f"{SKIPPING}/saturated_rows", f"{SKIPPING}/watched_rows"),
+        ]
     return events.layout({"Tier movement": charts})
 
 

@@ -54,7 +54,7 @@ class TensorBoardView:
         assert len(sizes) == len(table_names), (len(sizes), len(table_names))
         largest = np.argsort(-sizes, kind="stable")[:MAX_TABLES]
         self._shown = {table_names[table]: tags.table_name(table_names[table]) for table in largest}
-        self._file = events.EventFile(directory, preamble=tags.page(), purge_from=purge_from)
+        self._file = events.EventFile(directory, preamble=tags.page(skips=False), purge_from=purge_from)
         self._step = 0  # of the latest interval
         self._skips = False
         self._before = list[Record]()  # shown before the next record, with which the file is made
@@ -63,15 +63,18 @@ class TensorBoardView:
     def resumed(cls, directory: Path, table_rows: Mapping[str, int], metrics: Path, step: int) -> "TensorBoardView":
         """The view of a run that goes on after this step, which is shown anew from its metrics: earlier files may lack
         it, or have an evaluation that is made again. What they have of later steps is hidden."""
-        before, last = 0, list[Record]()
+        before, last, skipped = 0, list[Record](), False
         for record in read_metrics(metrics) if metrics.exists() else ():
             if isinstance(record, IntervalRecord) and record.step < step:
                 before = record.step
+                skipped = skipped or _has_skipping(sum_tables(list(record.tables.values())))
             if isinstance(record, IntervalRecord | EvalRecord) and record.step == step:
                 last.append(record)
         purge_from = step if last else step + 1
         view = cls(directory, list(table_rows), list(table_rows.values()), purge_from=purge_from)
-        view._step, view._before = before, last
+        view._step, view._before, view._skips = before, last, skipped
+        if skipped:
+            view._page_of_skipping()
         return view
 
     @property
@@ -108,7 +111,8 @@ class TensorBoardView:
         steps, self._step = max(record.step - self._step, 1), record.step
         tables = list(record.tables.values())
         whole = sum_tables(tables)
-        self._skips = self._skips or whole.watched_rows > 0 or whole.skipped_updates > 0
+        begins = not self._skips and _has_skipping(whole)
+        self._skips = self._skips or begins
         numbers = tags.training(record) | tags.tiers(whole, record.device_rows, steps) | tags.spread(tables)
         numbers |= {f"{tags.TIME}/{stage}_ms": value for stage, value in record.time_ms.items()}
         numbers |= {f"{tags.POLICY}/{name}": value for name, value in record.policy.items()}
@@ -121,7 +125,12 @@ class TensorBoardView:
         values = events.scalars(numbers)
         if record.update_norms is not None:
             values += events.histogram(tags.UPDATE_NORM, record.update_norms)
-        return values
+        return values + self._page_of_skipping() if begins else values
+
+    def _page_of_skipping(self) -> list[Any]:
+        """The page with the charts of skipping, for this event and later files: TensorBoard takes the last one."""
+        self._file.preamble = tags.page(skips=True)
+        return self._file.preamble
 
     def _by_tag(self, tables: dict[str, TableCounts]) -> dict[str, TableCounts]:
         shown = {tag: tables[name] for name, tag in self._shown.items() if name in tables}
@@ -150,6 +159,11 @@ def view_from_metrics(metrics: Path, directory: Path) -> int:
     if view.failures:
         raise OutputError(f"{directory}: the view could not be written in full; see the warning above")
     return len(records)
+
+
+def _has_skipping(counts: TableCounts) -> bool:
+    """Rows are watched, or updates were skipped."""
+    return counts.watched_rows > 0 or counts.skipped_updates > 0
 
 
 def _indented(config: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from adaptive.errors import printable
 from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import IntervalRecord, RunRecord, TableCounts, add_counts
+from adaptive.telemetry.record import IntervalRecord, RunRecord, TableCounts, add_counts, sum_tables
 
 METRICS: Final = "metrics.jsonl"
 SCHEMA: Final = 1
@@ -46,9 +46,9 @@ def _changed(file: Path) -> int:
 def rows_of(metrics: Path) -> dict[str, Any]:
     """The rows of a run by table, as JSON values; read again only when the file has changed.
 
-    `steps` are the ends of stretches of time; of each table, with as many values: rows on the device (resident) and
-    saturated at that end, rows promoted and demoted per step since the one before. Names are as they are shown, what
-    nobody sees in them (marks of writing direction) escaped.
+    `steps` are the ends of stretches of time; of all tables together and of each table, with as many values: rows on
+    the device (resident) and saturated at that end, rows promoted and demoted per step since the one before. Names are
+    as they are shown, what nobody sees in them (marks of writing direction) escaped.
 
     Raises:
         InputError: if the file cannot be read, or a line is not a record.
@@ -71,8 +71,20 @@ def _read(metrics: Path, changed: int, size: int) -> dict[str, Any]:
         "host": _host(runs[0].config if runs else ""),
         "steps": steps,
         "device_rows": [one.device_rows for one in ends],
-        "tables": [_table(name, table_rows.get(name), steps, [one[name] for one in tables]) for name in names],
+        "tables": _tables(names, table_rows, steps, tables),
     }
+
+
+def _tables(
+    names: list[str], table_rows: Mapping[str, int], steps: list[int], tables: list[dict[str, TableCounts]]
+) -> list[dict[str, Any]]:
+    """Facts of each table; before them, of several, those of all together, of which `is_whole` is true."""
+    each = [_table(name, table_rows.get(name), steps, [one[name] for one in tables]) for name in names]
+    if len(names) < 2:
+        return each
+    rows = sum(table_rows[name] for name in names) if set(names) <= set(table_rows) else None
+    sums = [sum_tables([one[name] for name in names]) for one in tables]
+    return [{**_table("all tables", rows, steps, sums), "is_whole": True}, *each]
 
 
 def _thinned(

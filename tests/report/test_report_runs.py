@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from report_records import GUARDED, Seen, interval, write_run
 
-from adaptive.report.blocks import Block, Folded, Gallery, Section
+from adaptive.report.blocks import Block, Columns, Folded, Gallery, Lead, Section
 from adaptive.report.load import Loaded, load_run
 from adaptive.report.run_sections import run_sections
 from adaptive.report.runs import stretches, views
@@ -30,7 +31,17 @@ def rows(section: Section) -> dict[str, list[str]]:
 
 
 def unfolded(blocks: Sequence[Block]) -> list[Block]:
-    return [inner for block in blocks for inner in (unfolded(block.blocks) if isinstance(block, Folded) else [block])]
+    """All blocks, those inside others too."""
+    found: list[Block] = []
+    for block in blocks:
+        match block:
+            case Folded():
+                found += unfolded(block.blocks)
+            case Columns():
+                found += unfolded([*block.left, *block.right])
+            case _:
+                found.append(block)
+    return found
 
 
 def pictures(section: Section) -> list[str]:
@@ -70,6 +81,35 @@ def test_a_page_says_what_the_run_recorded(tmp_path: Path) -> None:
     assert GUARDED.trigger in rows(found["The guard's decisions"])["30"]
     assert rows(found["Settings"])["tier.host"] == ["memory"]
     assert rows(found["Data, versions and machine"])["version of torch"] == ["2.0"]
+
+
+def test_the_page_begins_with_what_came_out(tmp_path: Path) -> None:
+    """Of several runs who was best by how much, of one its own numbers."""
+    one, two = (named(write_run(tmp_path / name), name) for name in ("a", "b"))
+    summary = {"auc": 0.75, "samples_per_s_later": 400.0}
+    one = replace(one, record={**one.record, "summary": {**one.record["summary"], **summary}})
+    best = {"auc": 0.7625, "samples_per_s_later": 300.0}
+    two = replace(two, record={**two.record, "summary": {**two.record["summary"], **best}})
+    texts = [
+        [block.text for block in sections(*runs)["Quality"].blocks if isinstance(block, Lead)]
+        for runs in ((one, two), (one,))
+    ]
+    assert texts == [
+        ["Highest AUC: b, 0.7625 (+0.01250 against a); fastest: a, 400 samples/s (1.33 times b)."],
+        ["AUC 0.7500; 400 samples/s"],
+    ]
+    training = replace(two, record={**two.record, "summary": {**two.record["summary"], "auc_of": "training"}})
+    (lead,) = (block for block in sections(one, training)["Quality"].blocks if isinstance(block, Lead))
+    assert lead.text.startswith("Highest AUC: a, 0.7500; ")  # AUC of other samples is not compared
+
+
+def test_stages_have_colours_of_their_own(tmp_path: Path) -> None:
+    """Those of training and those next to it: no two of the section share one, or have another hatch."""
+    found = sections(named(write_run(tmp_path / "a")))["Stages of a step"]
+    galleries = [block for block in unfolded(found.blocks) if isinstance(block, Gallery)]
+    legends = [picture.legend for picture in galleries[0].pictures]
+    places = [place for legend in legends for place, label in enumerate(legend) if label]
+    assert len(places) == len(set(places)) > 2
 
 
 def test_runs_stand_side_by_side_and_differences_come_first(tmp_path: Path) -> None:

@@ -16,13 +16,16 @@ ALL: dict[str, Any] = {"has_evaluation": True, "which": lambda name: f"/bin/{nam
 
 def test_each_names_the_run_as_a_shell_takes_it() -> None:
     text = next_commands(Path("runs/my run"), TrainConfig(policy="lfu"), **ALL)
-    assert [shlex.split(line) for line in text.splitlines()[1:-1]] == [
+    assert [shlex.split(line) for line in text.splitlines()[1:-2]] == [
         ["tensorboard", "--logdir", "runs"],
         ["adaptive-train", "eval", "runs/my run"],
         ["adaptive-train", "report", "runs/my run"],
         ["adaptive-train", "compare", "--config", "runs/my run/run.json", "--policies", "lru,lfu,slipstream"],
     ]
-    assert text.splitlines()[-1] == "the page to begin with in TensorBoard: http://localhost:6006/#custom_scalars"
+    assert text.splitlines()[-2:] == [
+        "in TensorBoard, curves: http://localhost:6006/#custom_scalars",
+        "in TensorBoard, rows by table: http://localhost:6006/#adaptive_rows",
+    ]
 
 
 def test_what_the_run_did_not_write_is_not_named_and_its_policy_is_compared() -> None:

@@ -186,22 +186,45 @@ def test_unknown_auc_is_left_out(tmp_path):
     assert "1_training/auc_so_far" not in latest(tmp_path)
 
 
+def page_of(directory):
+    """The page that TensorBoard shows: that of the last layout."""
+    event = read(directory).Tensors("custom_scalars__config__")[-1]
+    (page,) = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0]).category
+    return page
+
+
+def test_charts_of_skipping_come_with_the_first_skipping(tmp_path):
+    """They would be empty before; a run that is gone on with has them if it skipped before."""
+    plain = replace(COUNTS, watched_rows=0, saturated_rows=0, skipped_updates=0)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    view = TensorBoardView(tmp_path / "view", ["site"])
+    for record in (interval(10, tables={"site": plain}), interval(20, wall_time=1e9), interval(30)):
+        metrics.write(record)
+        view.write(record)
+        titles = [chart.title for chart in page_of(tmp_path / "view").chart]
+        assert ("share of row updates not written" in titles) == (record.step > 10)
+        assert len(titles) == len(set(titles)) == (10 if record.step == 10 else 12)
+    view.close()
+    for step, charts in ((10, 10), (30, 12)):
+        again = TensorBoardView.resumed(tmp_path / f"from-{step}", {"site": 4}, metrics.path, step)
+        write_all(again, ResumeRecord(step=step, dropped=0))
+        assert len(page_of(tmp_path / f"from-{step}").chart) == charts
+
+
 def test_layout_has_one_page_whose_tags_exist(tmp_path):
     write_all(TensorBoardView(tmp_path, ["site", "user"]), interval())
     accumulator = read(tmp_path)
-    (event,) = accumulator.Tensors("custom_scalars__config__")
-    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    (page,) = layout.category
+    page = page_of(tmp_path)
     assert page.title == "Tier movement"
     lines = {chart.title: list(chart.multiline.tag) for chart in page.chart if chart.HasField("multiline")}
     assert all(len(tags) == 1 for tags in lines.values())  # two lines of a run would have one colour
-    assert lines["loss of training"] == ["^1_training/loss$"]
+    assert lines["loss (equal runs share one line)"] == ["^1_training/loss$"]
     assert lines["rows promoted to the device, per step"] == ["^3_tiers/promoted_rows_per_step$"]
     bands = {chart.title: [(s.lower, s.value, s.upper) for s in chart.margin.series] for chart in page.chart}
-    assert bands["rows on the device, and room"] == [
+    assert bands["rows on the device; band: free room"] == [
         ("3_tiers/resident_rows", "3_tiers/resident_rows", "3_tiers/device_rows")
     ]
-    assert bands["hit rate over tables (5, 50, 95 %)"] == [
+    assert bands["hit rate: median table; band: 5% to 95%"] == [
         tuple(f"3_tiers/hit_rate_of_tables_p{p}" for p in (5, 50, 95))
     ]
     margins = [series for chart in page.chart for series in chart.margin.series]

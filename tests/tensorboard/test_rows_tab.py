@@ -58,14 +58,23 @@ def test_rows_by_table(tmp_path: Path) -> None:
     assert (found["policy"], found["host"], found["steps"]) == ("lfu", "memory", [10, 20, 30])
     assert found["device_rows"] == [1000, 1000, 1000]
     user = {"name": "user", "rows": 1000, "resident": [10, 20, 30], "watched": [20, 20, 20], "saturated": [1, 2, 3]}
-    assert found["tables"][0] == {**user, "promoted": [0.7, 1.4, 2.1], "demoted": [0.3, 0.6, 0.9]}
-    assert [table["name"] for table in found["tables"]] == ["user", "item"]
+    whole, first, second = found["tables"]
+    assert first == {**user, "promoted": [0.7, 1.4, 2.1], "demoted": [0.3, 0.6, 0.9]}
+    assert [one["name"] for one in (whole, first, second)] == ["all tables", "user", "item"]
+    assert whole["is_whole"] and whole["rows"] == first["rows"] + second["rows"]
+    for name in ("resident", "watched", "saturated", "promoted", "demoted"):
+        assert whole[name] == pytest.approx([a + b for a, b in zip(first[name], second[name], strict=True)])
+
+
+def test_a_single_table_has_no_lane_for_all(tmp_path: Path) -> None:
+    found = rows_of(write_run(tmp_path / "a", intervals=1, tables=("user",)) / "metrics.jsonl")
+    assert [table["name"] for table in found["tables"]] == ["user"]
 
 
 def test_long_runs_are_thinned_without_loss(tmp_path: Path) -> None:
     intervals = 2 * MOST_POINTS + 1  # stretches of three
     found = rows_of(write_run(tmp_path / "a", intervals=intervals) / "metrics.jsonl")
-    steps, user = found["steps"], found["tables"][0]
+    steps, user = found["steps"], found["tables"][1]
     assert len(steps) <= MOST_POINTS and steps[:2] == [30, 60] and steps[-1] == 10 * intervals
     spans = [end - start for start, end in zip([0, *steps], steps, strict=False)]
     moved = sum(rate * span for rate, span in zip(user["promoted"], spans, strict=True))
@@ -101,7 +110,7 @@ def test_what_is_not_seen_in_names_is_escaped_where_they_are_shown(tmp_path: Pat
     found = rows_of(run / "metrics.jsonl")
     assert found["policy"] == "\\u202eufl'\"<b>"
     names = ["\\u202eexe.gpj", "a\\x00b\\x1b[31m", "\\u2066 \\u200f", "<script>'\""]
-    assert [table["name"] for table in found["tables"]] == names
+    assert [table["name"] for table in found["tables"][1:]] == names
     answered = answer(plugin(tmp_path), "/runs")[1]
     assert (answered["runs"], answered["shown"]) == (["\u202enur"], ["\\u202enur"])
     assert answer(plugin(tmp_path), "/rows", run="\u202enur")[1] == found

@@ -21,7 +21,8 @@ text{fill:var(--ink);font-size:12px}
 .name{font-weight:600}
 .host{fill:var(--host)} .file{fill:var(--file)} .device{fill:var(--device)}
 .in{fill:var(--in)} .out{fill:var(--out)}
-.saturated{fill:none;stroke:var(--saturated);stroke-width:2}
+.saturated,.halo{fill:none;stroke:var(--saturated);stroke-width:2.6;stroke-linejoin:round}
+.halo{stroke:var(--paper);stroke-width:4.6;stroke-opacity:.85}
 .mark{stroke:var(--line);stroke-width:.6} .cursor{stroke:var(--ink);stroke-dasharray:3 3}
 #tip{position:fixed;pointer-events:none;background:var(--paper);border:1px solid var(--line);border-radius:4px;
 padding:8px 12px;box-shadow:0 2px 8px #0005;white-space:pre;font-variant-numeric:tabular-nums;display:none;z-index:2}
@@ -105,7 +106,8 @@ async function rows() {
   if (!name) return note('no run below the log directory has a metrics.jsonl');
   try {
     shown = await fetched(`./rows?run=${encodeURIComponent(name)}`);
-    shown.tables.sort((one, other) => (other.rows ?? 0) - (one.rows ?? 0));  // small tables lie on the device whole
+    // all tables together first, then by size: small tables lie on the device whole
+    shown.tables.sort((one, other) => !!other.is_whole - !!one.is_whole || (other.rows ?? 0) - (one.rows ?? 0));
     paint();
   } catch (error) {
     shown = null;
@@ -122,7 +124,7 @@ function paint() {
   if (!shown) return;
   if (!shown.steps.length) return note(`${shown.policy}: no interval yet`);
   const svg = document.getElementById('lanes'), last = shown.steps.length - 1;
-  const whole = shown.tables.reduce((sum, table) => sum + table.resident[last], 0);
+  const whole = shown.tables[0].resident[last];  // of all tables together, or of the only one
   const room = shown.device_rows[last];
   note(`policy ${shown.policy}: ${count(whole)} rows on the device${room === null ? '' : `, room for ${count(room)}`}`);
   document.getElementById('legend-file').hidden = shown.host !== 'file';

@@ -68,7 +68,8 @@ function lane(svg, run, table, top, x, kind, width) {
     group.append(element('text', {x: NAME - 6, y: Math.max(y + 3, top + 8), class: 'tick'}, text));
   }
   if (table.saturated.some(rows => rows > 0)) {
-    group.append(element('path', {d: line(table.saturated.map(height), x, floor), class: 'saturated'}));
+    const d = line(table.saturated.map(height), x, floor);
+    for (const name of ['halo', 'saturated']) group.append(element('path', {d, class: name}));
   }
   moves(group, table, x, floor + MOVES / 2 + 2);
   svg.append(group);
