@@ -114,6 +114,14 @@ def precision(dense: Tensor, config: ModelConfig) -> AbstractContextManager[obje
     return torch.autocast(dense.device.type, dtype=torch.bfloat16) if config.bf16 else nullcontext()
 
 
+@torch.no_grad()
+def set_last_bias(mlp: nn.Sequential, values: Tensor) -> None:
+    """Overwrite the bias of an MLP's last layer."""
+    last = mlp[-1]
+    assert isinstance(last, nn.Linear)
+    last.bias.copy_(values)
+
+
 def side_by_side(dense: Tensor, pooled: Tensor) -> Tensor:
     """`[dense | pooled vectors]`, (B, num_dense + F * D)."""
     return torch.cat([dense, pooled.flatten(1)], dim=1)

@@ -58,6 +58,11 @@ class DCN(CheckedModel):
         )
         self.last = linear(width + config.deep_mlp[-1], 1, generator)
 
+    @torch.no_grad()
+    def set_output_bias(self, logits: Tensor) -> None:
+        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        self.last.bias.copy_(logits)
+
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         first = crossed = side_by_side(dense, pooled)
         for layer in self.cross:

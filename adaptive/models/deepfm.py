@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from adaptive.models.common import CheckedModel, Inputs, ModelConfig, side_by_side
+from adaptive.models.common import CheckedModel, Inputs, ModelConfig, set_last_bias, side_by_side
 from adaptive.models.dlrm import LayerSizes, layers
 
 
@@ -49,6 +49,10 @@ class DeepFM(CheckedModel):
         )
         width = inputs.num_dense + inputs.num_features * factors
         self.deep = nn.Sequential(*layers((width, *config.deep_mlp, 1), generator, dropout=config.dropout))
+
+    def set_output_bias(self, logits: Tensor) -> None:
+        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        set_last_bias(self.deep, logits)  # `self.bias` starts at 0
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         weights, factors = pooled[:, :, 0], pooled[:, :, 1:]

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
-from adaptive.models.common import ModelConfig, precision
+from adaptive.models.common import ModelConfig, precision, set_last_bias
 from adaptive.models.layers.dropout import DroppedReLU
 from adaptive.models.layers.feature_norm import feature_norm
 from adaptive.models.layers.interaction import aligned, concatenation, dot_interaction, num_dots
@@ -140,6 +140,10 @@ class DLRM(nn.Module):
             ValueError: if a shape does not fit the model.
         """
         return self.outputs(dense, pooled).squeeze(1)
+
+    def set_output_bias(self, logits: Tensor) -> None:
+        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        set_last_bias(self.top, logits)
 
     def outputs(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """What the top MLP gives, (B, its last size), of the same arguments."""

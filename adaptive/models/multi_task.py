@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
-from adaptive.models.common import CheckedModel, Inputs, ModelConfig, side_by_side
+from adaptive.models.common import CheckedModel, Inputs, ModelConfig, set_last_bias, side_by_side
 from adaptive.models.dlrm import LayerSizes, activation, layers, linear
 from adaptive.models.tasks import Tasks
 
@@ -73,6 +73,12 @@ class MultiTask(CheckedModel):
         self.heads = nn.ModuleList(
             nn.Sequential(*layers(sizes, generator, dropout=config.dropout)) for _ in range(count)
         )
+
+    def set_output_bias(self, logits: Tensor) -> None:
+        """Start at log odds (T,); see `adaptive.models.tasks.start_at_base_rate`."""
+        for head, logit in zip(self.heads, logits, strict=True):
+            assert isinstance(head, nn.Sequential)
+            set_last_bias(head, logit)
 
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         values = side_by_side(dense, pooled)

@@ -1,4 +1,4 @@
-"""Labels that a model predicts: which they are, and the loss over them.
+"""Labels that a model predicts: which they are, the loss over them, and the base rate a model starts at.
 
 A model of one label gives logits (B,). One of T labels has an attribute `tasks` and gives logits (B, T): the first is
 that of `Batch.labels`, the others are those of `Batch.extras` under the labels' names.
@@ -6,10 +6,10 @@ that of `Batch.labels`, the others are those of `Batch.extras` under the labels'
 Letters: B samples, T labels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
 from adaptive.errors import InputError
+
+BASE_RATE_SAMPLES: Final = 1 << 14  # of which the base rate is taken: its log odds are then good to 0.1 or so
 
 Values = TypeVar("Values", NDArray[Any], Tensor)
 
@@ -88,3 +90,28 @@ def _weights(tasks: Tasks, dtype: torch.dtype, device: torch.device) -> Tensor:
 def first_label(values: Tensor) -> Tensor:
     """(B,) of (B,) or (B, T): what belongs to the first label."""
     return values if values.dim() == 1 else values[:, 0]
+
+
+def start_at_base_rate(model: nn.Module, batches: Iterable[Batch]) -> None:
+    """Set the output bias of a new model to the log odds of the labels of the first 16,384 samples.
+
+    A bias that is drawn, as DLRM's is, has to travel to the log odds first; a short run ends on the way there, with
+    predictions that are too high or too low together, and each seed elsewhere. The result depends on the batches only:
+    not on look-ahead, placement or ranks.
+
+    Does nothing to a model without a method `set_output_bias(logits)`, whose argument is float32 (T,), or (1,) of one
+    label; and nothing if there are no batches. Labels that are neither 0 nor 1 do not count.
+    """
+    set_output_bias = getattr(model, "set_output_bias", None)
+    if set_output_bias is None:
+        return
+    tasks, positives, negatives, samples = tasks_of(model), np.float64(0), np.float64(0), 0
+    for batch in batches:
+        labels = batch.labels[:, None] if tasks is None else labels_of(batch, tasks)
+        positives, negatives = positives + (labels == 1).sum(axis=0), negatives + (labels == 0).sum(axis=0)
+        samples += batch.num_samples
+        if samples >= BASE_RATE_SAMPLES:
+            break
+    if samples:
+        # half a sample of each kind more: finite where only one kind has come
+        set_output_bias(torch.from_numpy(np.log((positives + 0.5) / (negatives + 0.5))).float())

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from adaptive.errors import ConfigError
+from adaptive.models.common import set_last_bias
 from adaptive.models.dlrm import DLRM, LayerSizes, TowerConfig, layers
 
 
@@ -92,6 +93,10 @@ class TBSM(nn.Module):
         with self.dlrm.mlp_precision(dense):
             logits: Tensor = self.final(joined)
         return logits.to(pooled.dtype).squeeze(1)
+
+    def set_output_bias(self, logits: Tensor) -> None:
+        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        set_last_bias(self.final, logits)
 
     def _vectors(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """(B, S, M) the DLRM's vector of each step, of length 1: all steps of all samples go through it at once."""

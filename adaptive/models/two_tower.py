@@ -65,6 +65,11 @@ class TwoTower(CheckedModel):
         self.item = tower(self.item_features, self.item_dense)
         self.bias = nn.Parameter(torch.zeros(()))
 
+    @torch.no_grad()
+    def set_output_bias(self, logits: Tensor) -> None:
+        """Start at log odds (1,); see `adaptive.models.tasks.start_at_base_rate`."""
+        self.bias.copy_(logits[0])
+
     def logits(self, dense: Tensor, pooled: Tensor) -> Tensor:
         user, item = self.vectors(dense, pooled)
         return (user * item).sum(dim=1) / self.config.temperature + self.bias

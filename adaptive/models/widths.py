@@ -45,6 +45,12 @@ class Widened(nn.Module):
         ends = list(accumulate(widths.get(table, width) for table in tables))
         self.spans = [slice(end - widths.get(table, width), end) for table, end in zip(tables, ends, strict=True)]
 
+    def set_output_bias(self, logits: Tensor) -> None:
+        """Start at log odds (T,), if the model can; see `adaptive.models.tasks.start_at_base_rate`."""
+        set_output_bias = getattr(self.model, "set_output_bias", None)
+        if set_output_bias is not None:
+            set_output_bias(logits)
+
     @property
     def tasks(self) -> Tasks | None:
         return tasks_of(self.model)

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 from adaptive.build import build, first_batches, open_data, outline, prepare, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.models.presets import PRESETS
+from adaptive.models.tasks import start_at_base_rate
 from adaptive.ranks import Ranks
 from adaptive.runs.beginning import begin_with, with_known_ids
 from adaptive.runs.best import refuse_without_evaluation
@@ -68,6 +69,7 @@ def _train_in(
         refuse_guarded_saves(config, components)
         refuse_unreachable(config, components, dataset)
         refuse_without_evaluation(config, dataset)
+        start_at_base_rate(components.model, dataset.train(config.batch_size))
         begin_with(components, config)
         components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
         directory.begin(

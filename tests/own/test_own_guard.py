@@ -19,6 +19,7 @@ from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixture
 from adaptive import Guard, Planned, Recording, TieredEmbeddingBag
 from adaptive.build import Components, build, first_batches, torch_settings
 from adaptive.errors import ConfigError, InputError
+from adaptive.models.tasks import start_at_base_rate
 from adaptive.policy import Policy
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import GuardRecord
@@ -56,7 +57,9 @@ def score(net: Net, dense: torch.optim.Optimizer, planned: Planned) -> Tensor:
 
 def made(policy: type[Policy], **changed: Any) -> Components:
     config = toy_config(**({"policy": spec(policy), "skip": SKIP, "batch_size": BATCH} | changed))
-    return build(config, DATA, first_batches(config, DATA))
+    parts = build(config, DATA, first_batches(config, DATA))
+    start_at_base_rate(parts.model, DATA.train(BATCH))  # as a run does
+    return parts
 
 
 def guarded_loop(

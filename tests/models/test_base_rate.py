@@ -1,0 +1,113 @@
+"""Models start at the base rate of the labels: the output's bias, how the rate is counted, runs of every kind."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy import ToyData, toy_config
+from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401
+
+from adaptive import load_run
+from adaptive.batch import Batch
+from adaptive.models.common import Inputs
+from adaptive.models.making import make_model, model_config
+from adaptive.models.options import OPTIONS
+from adaptive.models.tasks import BASE_RATE_SAMPLES, Tasks, start_at_base_rate
+from adaptive.runs import train_run
+
+SETTINGS: dict[str, dict[str, Any]] = {"two-tower": {"user_tables": ["user"]}, "deepfm": {"widths": {"item": 2}}}
+OWN = "from torch import nn\n\nclass Mine(nn.Module):\n  def forward(self, dense, pooled): return pooled.sum((1, 2))"
+
+
+class Noting(torch.nn.Module):
+    """Keeps the log odds it is given."""
+
+    def __init__(self, labels: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        if labels:
+            self.tasks = Tasks(labels, (1.0,) * len(labels))
+
+    def set_output_bias(self, logits: torch.Tensor) -> None:
+        assert logits.dtype == torch.float32
+        self.given = logits.tolist()
+
+
+def batch(labels: Any, **extras: Any) -> Batch:
+    made = {name: np.array(values, np.float32) for name, values in extras.items()}
+    return Batch.of(user=np.zeros(len(labels), np.int64), labels=np.array(labels, np.float32), extras=made)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_bias_is_the_logit_of_nothing(name: str) -> None:
+    """With all other weights at zero, zero vectors give the log odds, of each label its own."""
+    steps, several = (3 if name == "tbsm" else 1), name == "multi-task"
+    inputs = Inputs(("user", "item") * steps, 2 * steps, steps=steps, labels=("a", "b") if several else ())
+    config = model_config(name, {"embedding_dim": 4, **SETTINGS.get(name, {})}, inputs)
+    model = make_model(name, config, inputs, seed=0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    logits = torch.tensor([-1.5, 2.0] if several else [-1.5])
+    model.set_output_bias(logits)
+    width = (4 + 2,) if name == "deepfm" else (2 * steps, 4)  # tables of other widths: vectors side by side
+    found = model(torch.randn(3, 2 * steps), torch.zeros(3, *width))
+    assert torch.equal(found, logits.expand(3, 2) if several else logits.expand(3))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [([1, 0, 0, 0], math.log(1.5 / 3.5)), ([0, 0], math.log(0.5 / 2.5)), ([1, math.nan], math.log(1.5 / 0.5))],
+)
+def test_log_odds_of_few_labels(labels: list[float], expected: float) -> None:
+    model = Noting()
+    start_at_base_rate(model, [batch(labels[:1]), batch(labels[1:])])
+    assert model.given == pytest.approx([expected])
+
+
+def test_each_label_has_its_own() -> None:
+    model = Noting(("click", "bought"))
+    start_at_base_rate(model, [batch([1, 1, 0], bought=[0, 0, 1])])
+    assert model.given == pytest.approx([math.log(2.5 / 1.5), math.log(1.5 / 2.5)])
+
+
+def test_the_first_samples_count() -> None:
+    whole = np.arange(2 * BASE_RATE_SAMPLES) < BASE_RATE_SAMPLES // 4
+    found = []
+    for size in (64, 1000, BASE_RATE_SAMPLES):
+        model = Noting()
+        start_at_base_rate(model, (batch(whole[at : at + size]) for at in range(0, len(whole), size)))
+        found.append(model.given[0])
+    assert found[0] == found[2] == pytest.approx(math.log(1 / 3), abs=1e-3)
+    assert found[1] == pytest.approx(math.log(1 / 3), abs=0.05)  # whole batches: up to one more
+
+
+def test_without_samples_or_without_the_method_nothing_happens() -> None:
+    model = Noting()
+    start_at_base_rate(model, [])
+    assert not hasattr(model, "given")
+    start_at_base_rate(torch.nn.Linear(1, 1), (pytest.fail("read for nothing") for _ in range(1)))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"depth": 0}, {"calibration_batches": 0}, {"policy": "hotline"}, {"batch_size": 7}]
+)
+def test_runs_start_there(tmp_path: Path, data: Any, changed: dict[str, Any]) -> None:
+    """However rows are placed and inputs arranged; `lr` is too small to move from there."""
+    toy: ToyData = data()
+    config = toy_config(out=str(tmp_path / "run"), dense_optimizer={"lr": 1e-12}, **changed)
+    train_run(config)
+    positives = sum(float(one.labels.sum()) for one in toy.train(100))
+    expected = np.log((positives + 0.5) / (640 - positives + 0.5))
+    with load_run(tmp_path / "run") as run:
+        assert run.model.top[-1].bias.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_model_that_cannot_is_trained_as_it_is(tmp_path: Path, data: Any) -> None:
+    data()
+    (tmp_path / "mine.py").write_text(OWN)
+    spec = f"{tmp_path}/mine.py:Mine"
+    config = {"model": spec, "model_options": {"embedding_dim": 4, "widths": {"user": 2}}, "save": False}
+    assert train_run(toy_config(out=str(tmp_path / "run"), **config))["steps"] == 20
