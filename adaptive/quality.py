@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 NUM_BINS: Final = 4096
+MOST_COUNTED: Final = 2**49  # samples in a bin: sums of all bins fit into int64
 # Half of a logit's range covered by bins. Beyond it float32 probabilities of 1 - p are 0 anyway (2^-24 is logit -16.6).
 LOGIT_RANGE: Final = 16.0
 # scikit-learn's clip for float64: a probability lies within [2^-52, 1 - 2^-52], so one sample costs 36.04 at most.
@@ -37,6 +38,8 @@ class StreamingAUC:
         if counts is not None:
             if counts.shape != self.counts.shape or counts.dtype != np.int64:
                 raise ValueError(f"AUC counts must be int64 (2, {NUM_BINS}), found {counts.dtype} {counts.shape}")
+            if counts.min() < 0 or counts.max() > MOST_COUNTED:
+                raise ValueError(f"AUC counts must be from 0 to {MOST_COUNTED:,}")
             self.counts += counts
 
     def update(self, scores: ArrayLike, labels: ArrayLike, *, probabilities: bool = False) -> None:

@@ -110,7 +110,8 @@ class Defer(SkipRule):
         return {"rows": rows, "usual": usual, "latest": latest, "moving": moving}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if state:  # none by visits, nor of an earlier version
+        if state:  # none by visits
             rows = state["rows"]
-            self._usual[rows], self._latest[rows] = state["usual"], state["latest"]
-            self._moving[rows] = state["moving"]
+            self._usual.restore(rows, state["usual"])
+            self._latest.restore(rows, state["latest"])
+            self._moving.restore(rows, state["moving"])

@@ -131,6 +131,6 @@ class Inputs(SkipRule):
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         if set(state) != set(self.state_dict()):
             raise ValueError(f"Inputs: needed {sorted(self.state_dict())}, found {sorted(state)}")
-        self._moved[state["watched"]] = state["moved"]
+        self._moved.restore(state["watched"], state["moved"])
         self.seen_inputs, self.hot_inputs, self.dropped_inputs, self._step, asked = map(int, state["inputs"])
         self._asked, self.found_threshold = bool(asked), float(state["threshold"][0])

@@ -132,9 +132,14 @@ class S3FIFO(Policy):
         needed = ["counts", "left", "places", "queues", "rows", "visits"]
         if sorted(state) != needed:
             raise ValueError(f"S3FIFO: needed {needed}, found {sorted(state)}")
-        rows = state["rows"]
-        self._queues[rows], self._visits[rows] = state["queues"], state["visits"]
-        self._places[rows], self._left[rows] = state["places"], state["left"]
+        columns: dict[str, ByRow[Any]] = {
+            "queues": self._queues,
+            "visits": self._visits,
+            "places": self._places,
+            "left": self._left,
+        }
+        for name, column in columns.items():
+            column.restore(state["rows"], state[name])
         self._end, self._num_left, self._num_main = (int(number) for number in state["counts"])
         self._asked.clear()
 

@@ -187,6 +187,17 @@ class ByRow(Generic[Scalar]):
             grown[: len(self._values)] = self._values
             self._values = grown
 
+    def restore(self, rows: NDArray[np.int64], values: Any) -> None:
+        """Have these values (n,) of rows (n,), and 0 of all others.
+
+        Raises:
+            ValueError: for a row below 0, or values of another number.
+        """
+        if len(rows) and rows.min() < 0:
+            raise ValueError(f"a state of rows from 0 on is needed, found {rows.min()}")
+        self._values = np.zeros(0, self._values.dtype)
+        self[rows] = values
+
     def rows(self) -> NDArray[np.int64]:
         """Rows whose value is not 0, in order."""
         return np.flatnonzero(self._values)

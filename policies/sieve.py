@@ -75,6 +75,7 @@ class Sieve(Policy):
         if sorted(state) != ["marked", "places", "queue", "rows"]:
             raise ValueError(f"Sieve: needed rows, places, marked and queue, found {sorted(state)}")
         rows = state["rows"]
-        self._places[rows], self._marked[rows] = state["places"], state["marked"]
+        self._places.restore(rows, state["places"])
+        self._marked.restore(rows, state["marked"])
         self._end, self._hand = (int(number) for number in state["queue"])
         self._asked.clear()

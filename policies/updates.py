@@ -85,6 +85,7 @@ class Updates(SkipRule):
         return {"threshold": np.array([self.found_threshold]), "let_through": self._let_through.rows()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if state:  # of an earlier version: it is found anew at the next question
-            self.found_threshold = float(state["threshold"][0])
-            self._let_through[state.get("let_through", np.zeros(0, np.int64))] = True
+        if set(state) != set(self.state_dict()):
+            raise ValueError(f"Updates: needed {sorted(self.state_dict())}, found {sorted(state)}")
+        self.found_threshold = float(state["threshold"][0])
+        self._let_through.restore(state["let_through"], True)

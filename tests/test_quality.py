@@ -276,3 +276,11 @@ def test_gauc_is_that_of_each_group_alone(samples: list[tuple[int, bool, int]]) 
 def test_gauc_needs_a_group_for_each_sample() -> None:
     with pytest.raises(ValueError, match=r"scores and groups must be \(n,\) of one length"):
         grouped_auc(np.zeros(3), np.zeros(3), np.zeros(2, int))
+
+
+@pytest.mark.parametrize("value", [-1, 2**62])
+def test_counts_that_no_stream_has_are_refused(value: int) -> None:
+    counts = np.zeros((2, NUM_BINS), np.int64)
+    counts[0, 0] = value
+    with pytest.raises(ValueError, match="AUC counts must be from 0 to"):
+        StreamingAUC(counts)

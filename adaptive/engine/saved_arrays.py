@@ -208,6 +208,9 @@ def _check(name: str, array: Any, expected: Expected) -> None:
 
 def _blocks(array: Array | Stored) -> Iterator[Array]:
     """The array, in pieces of at most 8 MiB."""
+    if not array.shape:
+        yield whole(array).reshape(1)
+        return
     row = max(1, int(np.prod(array.shape[1:], dtype=np.int64)) * array.dtype.itemsize)
     length = max(1, BLOCK_BYTES // row)
     for first in range(0, array.shape[0], length):

@@ -13,7 +13,7 @@ from adaptive.data.text.vocabulary import stored_tables
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.models.options import OPTIONS
 from adaptive.runs.record import config_of
-from adaptive.runs.state import load_optimizer_arrays
+from adaptive.runs.state import check_dense, load_optimizer_arrays
 from adaptive.storage.arrays import Stored, whole
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.run_checkpoints import load_best
@@ -59,6 +59,7 @@ def begin_with(components: Components, config: TrainConfig) -> None:
     last = _check_tables(components, checkpoint, path)
     try:
         arrays = _rows(components, checkpoint, keep_state=config.init_optimizer)
+        check_dense(components.model, checkpoint.dense)
         components.embeddings.load_state_arrays(arrays, grow=True, last=last)
         components.model.load_state_dict(checkpoint.dense)
         if config.init_optimizer:

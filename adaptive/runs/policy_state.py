@@ -41,12 +41,34 @@ def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArra
     policy = embeddings.policy
     of_rule = {name.removeprefix(OF_RULE): array for name, array in state.items() if name.startswith(OF_RULE)}
     own = {name: array for name, array in state.items() if not name.startswith(OF_RULE)}
+    for name, one in policy_state(embeddings).items():  # as it is at the beginning: of its dtypes and columns
+        here = state.get(name, one)
+        if (here.dtype, here.ndim, here.shape[1:]) != (one.dtype, one.ndim, one.shape[1:]):
+            raise CheckpointError(f"{where}: policy array {name}: expected {one.dtype} {one.shape}, got {_text(here)}")
     try:
         embeddings.ask_policy("load_state_dict", lambda: policy.load_state_dict(own))
         if (rule := policy.rule) is not None:
             embeddings.ask_policy(f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule))
+        taken = policy_state(embeddings)
     except PolicyError as error:
         raise CheckpointError(f"{where}: saved by another version of the policy? {error}") from error
+    for name in sorted(taken.keys() | state.keys()):
+        if not _is_same(taken.get(name), state.get(name)):
+            raise CheckpointError(
+                f"{where}: policy array {name}: expected what the policy gives back as it took it, got "
+                f"{_text(state.get(name))}, which became {_text(taken.get(name))}. It was changed, or saved by another "
+                "version of the policy"
+            )
+
+
+def _is_same(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
+    if one is None or other is None or one.dtype != other.dtype:
+        return False
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _text(array: NDArray[Any] | None) -> str:
+    return "none" if array is None else f"{array.dtype} {array.shape}"
 
 
 def _checked(owner: Policy | SkipRule, state: object) -> Arrays:

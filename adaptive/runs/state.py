@@ -5,7 +5,8 @@ and what is known of watched rows, the dense part, the policy's state, torch's r
 data. Totals, AUC and file traffic are for the report. torch's optimizers are kept as named arrays: no pickle.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adaptive.build import Components, ComponentsOutline
 from adaptive.config import TrainConfig
+from adaptive.engine.saved_arrays import Expected, check_arrays
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.guard.guard import Guard
 from adaptive.policy import drops_inputs
@@ -46,18 +48,51 @@ def load_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str,
     """Restore what `optimizer_arrays` gave, into an optimizer of parameters of the same shapes; settings stay.
 
     Raises:
-        ValueError: if the arrays are of other parameters.
+        CheckpointError: if the arrays are of other parameters or another optimizer; nothing is changed then.
     """
-    shapes = [tuple(parameter.shape) for group in optimizer.param_groups for parameter in group["params"]]
+    check_optimizer_arrays(optimizer, arrays)
     states: dict[int, dict[str, torch.Tensor]] = {}
     for name, value in arrays.items():
         number, _, what = name.partition(".")
-        if not (number.isdecimal() and what and int(number) < len(shapes)):
-            raise ValueError(f"optimizer {name!r}: there are parameters 0 to {len(shapes) - 1}")
-        if value.shape not in ((), shapes[int(number)]):
-            raise ValueError(f"optimizer {name!r}: shape {shapes[int(number)]} is needed, found {value.shape}")
         states.setdefault(int(number), {})[what] = torch.from_numpy(value.copy())
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+
+
+def check_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Compare arrays with what the optimizer keeps of its parameters, each of which has a step count at most and
+    arrays of its own shape.
+
+    Raises:
+        CheckpointError: if one is of no parameter, or something else.
+    """
+    shapes = [tuple(parameter.shape) for group in optimizer.param_groups for parameter in group["params"]]
+    expected = {}
+    for name in arrays:
+        number, _, what = name.partition(".")
+        if not (number.isdecimal() and what and int(number) < len(shapes)):
+            raise CheckpointError(
+                f"optimizer {name!r}: expected a name of parameters 0 to {len(shapes) - 1}, got another"
+            )
+        least = 0 if what in _NOT_NEGATIVE else None
+        expected[name] = Expected(np.dtype(np.float32), () if what == "step" else shapes[int(number)], least)
+    check_arrays(arrays, expected, "optimizer ")
+
+
+_NOT_NEGATIVE: Final = ("step", "sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")  # of torch's optimizers
+
+
+def check_dense(model: torch.nn.Module, dense: Mapping[str, torch.Tensor]) -> None:
+    """Compare tensors with those of a model.
+
+    Raises:
+        CheckpointError: if one has another dtype or shape, or is not finite.
+    """
+    needed, arrays = model.state_dict(), {name: tensor.numpy() for name, tensor in dense.items()}
+    expected = {}
+    for name in needed.keys() & arrays.keys():  # torch tells of others
+        dtype = np.dtype(str(needed[name].dtype).removeprefix("torch."))
+        expected[name] = Expected(dtype, tuple(needed[name].shape), hint="The model must be the one that was saved")
+    check_arrays(arrays, expected, "dense ")
 
 
 RANDOM, CUDA = "torch_random", "cuda_random_"
@@ -192,12 +227,13 @@ def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None
     Raises:
         CheckpointError: if the checkpoint is of another run.
     """
+    with _naming(where):
+        check_optimizer_arrays(components.optimizer, checkpoint.optimizer)
+        check_arrays(checkpoint.run, {RANDOM: Expected(np.dtype(np.uint8), tuple(torch.get_rng_state().shape))})
     restore_weights(components, checkpoint, where=where)
-    try:
+    with _naming(where):
         load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
         _set_random(checkpoint.run)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error
     load_policy_state(components.embeddings, checkpoint.policy, where)
 
 
@@ -294,8 +330,16 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
             f"{where}: its rows are dealt out to ranks by {str(dealt)[:200]!r}, here by {FORMULA!r}; one process can "
             "read it"
         )
-    try:
+    with _naming(where):
+        check_dense(components.model, checkpoint.dense)
         components.embeddings.load_state_arrays(checkpoint.rows)
         components.model.load_state_dict(checkpoint.dense)
-    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:  # torch: RuntimeError for shapes
+
+
+@contextmanager
+def _naming(where: Path) -> Iterator[None]:
+    """Inside, whatever does not fit is told with the checkpoint's path; torch raises RuntimeError for shapes."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error

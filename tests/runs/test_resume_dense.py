@@ -74,10 +74,13 @@ def test_arrays_are_copies() -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"4.step": np.float32(1)}, r"optimizer '4\.step': there are parameters 0 to 3"),
+        ({"4.step": np.float32(1)}, r"optimizer '4\.step': expected a name of parameters 0 to 3"),
         ({"-1.step": np.float32(1)}, "parameters 0 to 3"),
         ({"sum": np.float32(1)}, "parameters 0 to 3"),
-        ({"0.sum": np.zeros((3, 4), np.float32)}, r"optimizer '0\.sum': shape \(4, 3\) is needed, found \(3, 4\)"),
+        (
+            {"0.sum": np.zeros((3, 4), np.float32)},
+            r"optimizer 0\.sum: expected float32 \(4, 3\), .* got float32 \(3, 4\)",
+        ),
     ],
 )
 def test_arrays_of_other_parameters_are_refused(arrays: Any, message: str) -> None:

@@ -1,0 +1,181 @@
+"""Every array of a checkpoint with another dtype, shape or content, signed again: refused by name, or harmless."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from attacks import SECONDS, SEED, Campaign, attack, copied, stored_files, told
+from hostile import at_once
+from interrupted import POLICIES, config_of, interrupted, numbers, run, small_world
+from manifests import edit_manifest
+from numpy.typing import NDArray
+from toy import ToyData
+
+from adaptive.build import Components
+from adaptive.config import OptimizerConfig
+from adaptive.runs import resume_run, resuming
+from adaptive.runs.policy_state import policy_state
+from adaptive.runs.state import optimizer_arrays, restore
+from adaptive.storage.arrays import DTYPES, write_array
+from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
+from adaptive.storage.durable import DISK
+
+pytestmark = attack
+
+Array = NDArray[Any]
+NUM_TRAIN: Final = 256
+GROUPS: Final = ("rows", "dense", "policy", "optimizer", "run")
+MAY_BE_NAN: Final = ("watched.drift", "watched.snapshots")
+ROWS: Final = (".changed", ".seen", ".watched.row", ".watched.summed")  # ascending, or each given once
+SOME: Final = ("defer", "movement")
+
+
+def with_value(array: Array, value: Any) -> Array:
+    """A copy with another first value."""
+    array = np.array(array)
+    array.reshape(-1)[:1] = value
+    return array
+
+
+def other_forms(array: Array) -> Iterator[tuple[str, Array]]:
+    """The array with each other dtype and shape."""
+    for dtype in DTYPES:
+        if dtype != array.dtype.str:
+            with np.errstate(all="ignore"):
+                yield f"as {dtype}", array.astype(dtype)
+    yield "with one more axis", array[None]
+    if array.ndim:
+        yield "one entry shorter", array[:-1]
+        yield "one entry longer", np.concatenate([array, array[-1:]])
+        yield "flat", array.reshape(-1)
+        yield "empty", array[:0]
+    if array.size:
+        yield "a number", array.reshape(-1)[0].reshape(())
+
+
+def wrong_values(name: str, array: Array) -> Iterator[tuple[str, Array]]:
+    """The array with content that no run saves."""
+    if not array.size:
+        return
+    if array.dtype.kind == "f" and not name.endswith(MAY_BE_NAN):
+        for value in (np.nan, np.inf, -np.inf):
+            yield f"{value}", with_value(array, value)
+    if array.dtype.kind == "i":
+        yield "the least number", with_value(array, np.iinfo(array.dtype).min)
+    if array.dtype == np.bool_:
+        yield "a byte of 2", with_value(array.view(np.uint8), 2).view(np.bool_)
+    if name.endswith(ROWS):
+        yield "the largest number", with_value(array, np.iinfo(array.dtype).max)
+        if len(array) > 1:
+            yield "twice the same row", np.concatenate([array[:1], array[:1], array[2:]])
+    if name.endswith(ROWS[:2]) and len(array) > 1:
+        yield "unsorted", array[::-1]
+
+
+def content(checkpoint: Checkpoint, group: str) -> dict[str, Array]:
+    """Arrays of one group by name."""
+    found = getattr(checkpoint, group)
+    return {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+
+
+def changed(checkpoint: Checkpoint, group: str, name: str, array: Array) -> Checkpoint:
+    """A checkpoint in which one array is another."""
+    value = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)) if group == "dense" else array
+    return replace(checkpoint, **{group: {**getattr(checkpoint, group), name: value}})
+
+
+def held(components: Components) -> dict[str, bytes]:
+    """What was restored."""
+    arrays: dict[str, Any] = {**components.embeddings.state_arrays(), **policy_state(components.embeddings)}
+    arrays |= {name: tensor.numpy() for name, tensor in components.model.state_dict().items()}
+    arrays |= optimizer_arrays(components.optimizer) | {"random": torch.get_rng_state().numpy()}
+    return {name: np.ascontiguousarray(array).tobytes() for name, array in arrays.items()}
+
+
+@contextmanager
+def killed_run(folder: Path, policy: str) -> Iterator[tuple[Path, Components]]:
+    """A run that was killed behind a checkpoint, and new components of it."""
+    config = config_of(policy, save_every=4, optimizer=OptimizerConfig(name="adam"), tensorboard=False)
+    with small_world(NUM_TRAIN) as patch:
+        with interrupted(patch, "kill", 6):
+            run(folder, config)
+        components = resuming._build(config, ToyData(NUM_TRAIN), None)
+        with components.embeddings:
+            yield folder, components
+
+
+@pytest.mark.parametrize("policy", list(POLICIES) if SECONDS else SOME)
+def test_every_array_of_a_checkpoint_in_every_form(tmp_path: Path, policy: str) -> None:
+    """Each array of each group, one at a time, loaded as `resume` loads it: refused, or what the true one gives. The
+    usual suite draws two forms of each."""
+    rng, number = np.random.default_rng(SEED), 0
+    with killed_run(tmp_path / "run", policy) as (folder, components):
+        where = folder / "checkpoint-4"
+        checkpoint = load_checkpoint(where)
+        restore(components, checkpoint, where)
+        expected = held(components)
+        for group, name, array in ((g, n, a) for g in GROUPS for n, a in content(checkpoint, g).items()):
+            forms = [(what, other, True) for what, other in other_forms(array)]
+            if group != "policy" and not name.startswith("auc"):  # which nobody loads here
+                forms += [(what, other, False) for what, other in wrong_values(name, array)]
+            if not SECONDS:
+                forms = [forms[place] for place in rng.permutation(len(forms))[:2]]
+            for what, other, may_fit in forms:
+                load = partial(restore, components, changed(checkpoint, group, name, other), where)
+                message, number = told(load, codes=(4,)), number + 1
+                case = f"{group} {name} {what}: {other.dtype} {other.shape}"
+                assert message is not None or may_fit, f"accepted: {case}"
+                is_another_state = group == "policy" and (other.dtype, other.ndim) == (array.dtype, array.ndim)
+                if message is None and not is_another_state:  # fewer hot rows, for example: no one could know
+                    assert held(components) == expected, f"accepted with other numbers: {case}"
+        restore(components, checkpoint, where)
+        assert held(components) == expected and number > 50
+
+
+def write_again(where: Path, entry: dict[str, Any], array: Array) -> None:
+    """Another array in the place of a stored one, with the size and the digest that the manifest says."""
+    (where / entry["file"]).unlink()
+    entry |= write_array(where / entry["file"], np.ascontiguousarray(array).reshape(array.shape), DISK)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {str(path): sha256(path.read_bytes()).hexdigest() for path in stored_files(folder)}
+
+
+@pytest.mark.parametrize("policy", list(POLICIES) if SECONDS else SOME[:1])
+def test_an_array_of_a_strangers_checkpoint_signed_again(tmp_path: Path, policy: str) -> None:
+    """From the files: a run that is refused is left as it is; one that goes on ends with the same numbers. A policy
+    may take another state of the same form for its own; whatever it then does is no fault of ours."""
+    campaign = Campaign(f"arrays of a checkpoint, {policy}", 4)
+    with killed_run(tmp_path / "run", policy) as (folder, _):
+        resume_run(copied(folder, tmp_path / "whole"))
+        expected = numbers(tmp_path / "whole")
+        listed = json.loads((folder / "checkpoint-4/manifest.json").read_text())["arrays"]
+        for _, rng in campaign.tries():
+            place = int(rng.integers(len(listed)))
+            attacked = copied(folder, tmp_path / "attacked")
+            where, entry = attacked / "checkpoint-4", listed[place]
+            array = np.load(where / entry["file"])
+            forms = [*other_forms(array), *wrong_values(entry["name"], array)]
+            what, other = forms[int(rng.integers(len(forms)))]
+            edit_manifest(where, lambda found: write_again(where, found["arrays"][place], other))  # noqa: B023
+            before = digests(attacked)
+            is_policys = entry["group"] == "policy"
+            with at_once():
+                message = told(lambda: resume_run(attacked), codes=(4, 9) if is_policys else (4,))  # noqa: B023
+            campaign.came("accepted" if message is None else "told")
+            if message is None and not is_policys:
+                found = numbers(attacked)
+                for name, value in expected.items():
+                    same = np.array_equal(found[name], value, equal_nan=value.dtype.kind == "f")
+                    assert same, (entry["name"], what, name)
+            elif message is not None and "policy" not in message:
+                assert digests(attacked) == before, (entry["name"], what)
