@@ -78,6 +78,11 @@ def _split(samples: "Windows", cut: float | None, options: DataOptions) -> tuple
     first = samples.first_from(cut)
     if not first:
         raise InputError(f"data.time_split = {cut:g} leaves no sample for training: give a later time")
+    if first == samples.num_samples:
+        raise InputError(
+            f"data.time_split: expected a time up to the last one of a sample, {samples.last_time:.17g}, got "
+            f"{cut:.17g}, which leaves none to evaluate on. Give an earlier time."
+        )
     return Part(samples, 0, first), Part(samples, first, samples.num_samples)
 
 
@@ -140,6 +145,11 @@ class Windows(Samples):
     def first_from(self, time: float) -> int:
         """The first sample whose candidate is of this time or later."""
         return 2 * int(np.searchsorted(self._events.times[self._chosen], time))
+
+    @property
+    def last_time(self) -> float:
+        """The time of the last sample's candidate."""
+        return float(self._events.times[self._chosen[-1]])
 
     def take(self, wanted: Ids) -> Batch:
         place, is_other = self._chosen[wanted // 2], wanted % 2 == 1

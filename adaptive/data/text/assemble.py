@@ -16,7 +16,7 @@ from adaptive.data.text.rejects import Limits, RejectLog
 from adaptive.data.text.row_source import RowSource
 from adaptive.data.text.rows import Direct, FeatureSource, Fitted, Hashed, LabelSource, RowMap, bag_column
 from adaptive.data.text.source import TextFile, find_files
-from adaptive.data.text.split import Split, Survey, half, split_last, split_time, survey
+from adaptive.data.text.split import Split, Survey, check_time_split, half, split_last, split_time, survey
 from adaptive.data.text.texts import TextKeeper
 from adaptive.data.text.vocabulary import (
     KeyCounter,
@@ -224,6 +224,7 @@ def _parts(
         first, last = split_last(found, train, options.holdout)
         return Splits(first, last if part == "all" else half(found, last, part), first.limit)
     if time_cut is not None:
+        check_time_split(source, train, time_cut, options.time_split)
         return Splits(*split_time(train, time_cut))
     num_train = found.num_rows if found is not None else None
     kept = Split(evaluation) if evaluation else None

@@ -103,8 +103,21 @@ class TextDataset(Dataset):
             )
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        """Batches of the evaluation part in file order; labels are NaN where a file has none."""
-        return iter(()) if self._parts.evaluation is None else self._in_order(self._parts.evaluation, batch_size)
+        """Batches of the evaluation part in file order; labels are NaN where a file has none.
+
+        Raises:
+            InputError: while iterating, as `train` does, also if there is such a part and it has no row.
+        """
+        return iter(()) if self._parts.evaluation is None else self._evaluation(self._parts.evaluation, batch_size)
+
+    def _evaluation(self, part: Split, batch_size: int) -> Iterator[Batch]:
+        is_empty = True
+        for batch in self._in_order(part, batch_size):
+            is_empty = False
+            yield batch
+        if is_empty:
+            names = ", ".join(self._source.names()[file] for file in part.files)
+            raise InputError(f"no row to evaluate on in {names}: {self._source.log.causes_text() or 'no lines'}")
 
     def _reader(self) -> Callable[[int], Iterator[Batch]]:
         """Gives the training part in batches of so many rows."""

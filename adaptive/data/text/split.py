@@ -8,16 +8,20 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import numpy as np
 
 from adaptive.data.progress import PartRead, Told, reading_begins
 from adaptive.data.text.format import Block
 from adaptive.data.text.parallel import Together
+from adaptive.data.text.rejects import Limits, RejectLog
 from adaptive.data.text.row_source import EVERYTHING, Keepers, Position, RowReader, RowSource
 from adaptive.errors import InputError
+from adaptive.kernels.data import text as kernels
 
 MARK_ROWS = 1 << 16
+_LOOK_ROWS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,11 @@ def half(found: Survey, whole: Split, which: str) -> Split:
     first = 0 if whole.start is None else next(before for before, mark in found.marks if mark == whole.start)
     first += whole.skip
     middle = first + (found.num_rows - first + 1) // 2
+    if which == "second_half" and middle == found.num_rows:
+        raise InputError(
+            f"data.eval_part: expected two rows or more to take the second half of, got {found.num_rows - first}. "
+            "Keep more rows for evaluation."
+        )
     if which == "first_half":
         return replace(whole, limit=middle - first, known=None)
     before, start = max(mark for mark in found.marks if mark[0] <= middle)
@@ -109,6 +118,33 @@ def half(found: Survey, whole: Split, which: str) -> Split:
 def split_time(files: tuple[int, ...], cut: float) -> tuple[Split, Split]:
     """Rows before the time `cut` for training, those from it on for evaluation."""
     return Split(files, window=(-np.inf, cut)), Split(files, window=(cut, np.inf))
+
+
+def check_time_split(source: RowSource, files: tuple[int, ...], cut: float, given: object) -> None:
+    """Check that rows have a time from `cut` on. Reads from the last file or row group on, up to the first such row.
+
+    Args:
+        given: the setting, for the message.
+
+    Raises:
+        InputError: if none has; names the last time in the data. Also if a file cannot be read.
+    """
+    quiet = source.noted_in(RejectLog(source.names(), Limits(1.0, 1.0), None))  # rows are read, and counted, later
+    last = -math.inf
+    for piece in reversed(files):
+        block = Block.empty(source.formats[piece], _LOOK_ROWS)
+        with quiet.reader((piece,)) as reader:
+            while rows := reader.read(block):
+                last = max(last, float(block.columns.times[:rows].max()))
+                if last >= cut:
+                    return
+    if last > -math.inf:
+        is_iso = any(column.kind == kernels.TIME_ISO for column in source.formats[files[0]].columns)
+        shown = datetime.fromtimestamp(last, UTC).isoformat(" ") if is_iso else f"{last:.17g}"
+        raise InputError(
+            f"data.time_split: expected a time up to the last one in the data, {shown}, got {given}, which leaves no "
+            "row to evaluate on. Give an earlier time."
+        )
 
 
 def read_part(

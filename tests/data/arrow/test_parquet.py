@@ -196,6 +196,15 @@ def test_texts_of_missing_values_are_missing_in_every_format(tmp_path: Path, nul
     assert not as_text.rejects()
 
 
+def test_a_time_split_behind_the_last_row_is_refused(tmp_path: Path) -> None:
+    last = r"the last one in the data, 2024-03-01 00:00:00\+00:00, got 2030-01-01"
+    for options in ({}, {"vocabulary_path": tmp_path / "ids"}):
+        with pytest.raises(InputError, match=last):
+            of_parquet(tmp_path, pa.table(columns()), time_split="2030-01-01", **options)
+    with pytest.raises(InputError, match=last):
+        from_frame(pa.table(columns()), tmp_path / "schema.toml", options=DataOptions(time_split="2030-01-01"))
+
+
 def test_integers_under_kind_string_are_their_digits(tmp_path: Path) -> None:
     schema = '[[categorical]]\ncolumns = ["a"]\nhash_rows = 1000'
     numbers = [0, 7, -7, 10, 99, 100, 2**63 - 1, -(2**63) + 1, 123456789012]

@@ -120,6 +120,10 @@ def test_time_split_and_holdout_keep_what_comes_last(tmp_path: Path) -> None:
         assert parts == [everything[:12], everything[12:]]
     with pytest.raises(InputError, match=r"time_split = -5 leaves no sample"):
         opened(tmp_path, text, time_split=-5)
+    with pytest.raises(
+        InputError, match="time_split: expected a time up to the last one of a sample, 1036, got 1893456"
+    ):
+        opened(tmp_path, text, time_split=1893456000)
     with pytest.raises(InputError, match=r"holdout = 0.99 of 24 samples leaves none"):
         opened(tmp_path, text, history=3, holdout=0.99)
 

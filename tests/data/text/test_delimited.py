@@ -191,6 +191,28 @@ def test_time_split_by_iso_time(tmp_path):
         opened(tmp_path, DIRECT, "l,a,b\n", time_split=1)
 
 
+def test_an_evaluation_part_without_a_row_is_refused(tmp_path):
+    """As soon as the data are opened, by time and by half; a file for evaluation when it is read."""
+    schema = '[label]\ncolumn = "l"\n[time]\ncolumn = "t"\nkind = "iso"\n[[categorical]]\ncolumns = ["a"]\n'
+    text = "l,t,a\n1,2020-01-03,x\n0,2020-01-01 10:00:00,x\n0,2020-01-05 noon,x\n"
+    limits = {"max_bad_fraction": 0.4}
+    last = r"the last one in the data, 2020-01-03 00:00:00\+00:00, got 2030-01-01"
+    with pytest.raises(InputError, match=f"data.time_split: expected a time up to {last}"):
+        opened(tmp_path, schema, text, time_split="2030-01-01", **limits)
+    data = opened(tmp_path, schema, text, time_split="2020-01-03", **limits)
+    assert not data.rejects(), "a look at the times counts no bad line"
+    assert rows(data.evaluation(2)).origin.lines.tolist() == [2]
+    number = schema.replace("iso", "number")
+    with pytest.raises(InputError, match=r"the last one in the data, 1578009600, got 1\.9e9"):
+        opened(tmp_path, number, "l,t,a\n1,1578009600,x\n0,7,x\n", time_split="1.9e9")
+    with pytest.raises(InputError, match="eval_part: expected two rows or more to take the second half of, got 1"):
+        opened(tmp_path, schema, text, holdout=0.5, eval_part="second_half", **limits)
+    (tmp_path / "none.csv").write_text("l,t,a\n")
+    data = opened(tmp_path, schema, text, eval_data=str(tmp_path / "none.csv"), **limits)
+    with pytest.raises(InputError, match=r"no row to evaluate on in .*none.csv: no lines"):
+        list(data.evaluation(2))
+
+
 def test_files_must_have_the_same_header(tmp_path):
     (tmp_path / "other.csv").write_text("l,b,a\n1,0,0\n")
     with pytest.raises(InputError, match=r"other.csv: header \['l', 'b', 'a'\] differs"):

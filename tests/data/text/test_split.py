@@ -68,6 +68,10 @@ def test_the_two_parts_are_all_good_rows_in_order(tmp_path_factory, sizes, bad_e
     assert numbers(source, evaluation, rows=7) == good[num_train:]
     middle = num_train + (len(good) - num_train + 1) // 2
     assert numbers(source, half(found, evaluation, "first_half")) == good[num_train:middle]
+    if middle == len(good):
+        with pytest.raises(InputError, match="expected two rows or more to take the second half of, got 1"):
+            half(found, evaluation, "second_half")
+        return
     assert numbers(source, half(found, evaluation, "second_half")) == good[middle:]
     assert sum(source.log.counts.values()) == total - len(good)
     assert source.log.num_lines == total
@@ -143,12 +147,12 @@ def test_the_shuffle_is_bounded_seeded_and_keeps_rows_together(tmp_path):
             assert sorted(found[first : first + 300]) == list(range(first, first + 300))
     assert epochs[0] != epochs[1]
     assert order(data.train(60)) == epochs[0]
-    assert order(csv(tmp_path, 1000, shuffle_buffer=250, holdout=0.1, seed=1).train(60)) != epochs[0]
     batch = concatenate(list(data.train(60)))
     assert batch.ids.tolist() == batch.dense[:, 0].astype(int).tolist()
     assert batch.origin.lines.tolist() == (batch.dense[:, 0].astype(int) + 1).tolist()
     assert [b.num_samples for b in data.train(70)] == [70] * 12 + [60]
     assert order(data.evaluation(60)) == list(range(900, 1000))
+    assert order(csv(tmp_path, 1000, shuffle_buffer=250, holdout=0.1, seed=1).train(60)) != epochs[0]
 
 
 def test_evaluation_by_file_counts_bad_lines_of_both(tmp_path):
