@@ -1,6 +1,7 @@
 """How policies, skip rules and models are found by name, module or file; the first two are made from their settings."""
 
 import ast
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -156,7 +157,9 @@ def _load_class(
 def _choices(spec: str, installed: Mapping[str, str]) -> str:
     """What could have been meant by a name that is none: classes of a file, which is read and not run, or all names."""
     if not spec.endswith(".py"):
-        return f"known: {', '.join(installed)}; or give module:Class or file.py:Class"
+        near = difflib.get_close_matches(spec, installed, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"known: {', '.join(installed)}; or give module:Class or file.py:Class{hint}"
     try:
         parsed = ast.parse(Path(spec).read_bytes())
     except OSError as unread:

@@ -26,7 +26,6 @@ from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.policy_loading import (
     CODE_SETTINGS,
-    installed_policies,
     load_policy_class,
     policy_parameters,
     refuse_unnamed,
@@ -288,7 +287,7 @@ def _known_keys(given: Sequence[Given]) -> tuple[Keys, PolicyError | None]:
         parameters = policy_parameters(load_policy_class(spec))
     except PolicyError as error:
         keys[("policy_options",)] = Key(dict[str, Any])
-        return keys, PolicyError(f"{error}{suggestion(spec, installed_policies())}")
+        return keys, error
     for name, parameter in parameters.items():
         known = parameter.annotation is not inspect.Parameter.empty
         keys["policy_options", name] = Key(parameter.annotation if known else Any)

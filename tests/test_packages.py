@@ -30,8 +30,10 @@ def run(*command: object, cwd: Path, **environ: str) -> str:
 
 
 def build(source: Path, target: Path) -> None:
-    """Both distributions by the pinned hatchling, so without a network."""
-    run(sys.executable, "-m", "hatchling", "build", "-d", target, cwd=source)
+    """Both distributions by the pinned hatchling, so without a network; the wheel as `pip install .` builds it."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", target, cwd=source)
+    pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index")
+    run(*pip, "--disable-pip-version-check", "-w", target, source, cwd=target)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,10 @@ def names(path: Path) -> list[str]:
 
 def modules(paths: Iterable[Path], parent: Path) -> set[str]:
     return {path.relative_to(parent).as_posix() for path in paths}
+
+
+def test_one_wheel_serves_all_platforms(built: Path) -> None:
+    assert [path.name for path in built.glob("*.whl")] == [f"adaptive_train-{PROJECT['version']}-py3-none-any.whl"]
 
 
 def test_a_wheel_has_nothing_at_its_top_but_adaptive(built: Path) -> None:
@@ -99,9 +105,27 @@ def test_what_is_installed_is_found(installed: Path, tmp_path: Path) -> None:
     assert "adaptive.policies.lru:LRU" in listed and "cannot be loaded" not in listed
 
 
+ONE_STEP = """
+import numpy as np
+from adaptive import SGD, TableConfig, TierConfig, TieredEmbeddingBag, one_hot_batch
+
+tables = [TableConfig(name="user", num_embeddings=100, embedding_dim=4)]
+embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="10%"), policy="lru", optimizer=SGD(lr=1.0))
+batch = one_hot_batch(dense=np.zeros((2, 0), np.float32), ids=np.array([[7], [9]]), labels=np.zeros(2, np.float32))
+before = embeddings.table_weights("user").copy()
+for planned in embeddings.look_ahead([batch]):
+    embeddings.stack(planned).sum().backward()
+    embeddings.step()
+print(*np.flatnonzero((embeddings.table_weights("user") != before).any(axis=1)))
+embeddings.close()
+"""
+
+
 @pytest.mark.slow
 def test_what_is_installed_trains(installed: Path, tmp_path: Path) -> None:
-    """Slow, as kernels are compiled anew: their cache goes by where they are installed."""
-    run(installed / "adaptive-train", "run", "--policy", "lru", "--steps", "3", "--out", "here", cwd=tmp_path,
-        XDG_CACHE_HOME=str(tmp_path / "cache"))  # fmt: skip
+    """One step by the command and one by the library. Slow, as kernels are compiled again: their cache goes by where
+    they are installed."""
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    run(installed / "adaptive-train", "run", "--policy", "lru", "--steps", "1", "--out", "here", cwd=tmp_path, **cache)
     assert (tmp_path / "here/run.json").exists()
+    assert run(installed / "python", "-c", ONE_STEP, cwd=tmp_path, **cache) == "7 9\n"

@@ -107,7 +107,7 @@ def test_a_changed_file_is_read_again(user_file: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("lur", "no policy 'lur'; known: "),
+        ("lur", "file.py:Class; did you mean lru?"),
         ("", "no policy ''; known: "),
         ("no.such.module:Mine", "policy 'no.such.module:Mine': cannot import no.such.module: No module named"),
         ("users_policies:Other", "users_policies has no class Other derived from adaptive.Policy"),

@@ -4,6 +4,7 @@
 traceback; anything else is a bug and exits with 1.
 """
 
+import difflib
 import errno
 import os
 import re
@@ -28,6 +29,14 @@ from adaptive.errors import AdaptiveError
 from adaptive.system import STOPPED, is_hangup_heard
 
 DEBUG = "--debug"
+SYNONYMS = {
+    "train": "run",
+    "fit": "run",
+    "resume": "run --resume",
+    "test": "eval",
+    "score": "predict",
+    "serve": "export",
+}
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 bug, 2 usage or configuration, 3 bad input data, 4 saved weights unusable, "
     "5 host tier on disk failing, 6 output directory busy or not empty, 7 device memory too small, "
@@ -91,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     show_anything()
     _need_folder()
     _refuse_empty(words)
+    _refuse_unknown(words)
     stopped: list[int] = []
     try:
         with _terminable(stopped), told_of_reading(_reading_begins):
@@ -144,6 +154,18 @@ def _refuse_empty(words: Sequence[str]) -> None:
                 f"adaptive-train: error: {place}needed a value, found an empty one; is a variable of the shell not set?"
             )
             sys.exit(2)
+
+
+def _refuse_unknown(words: Sequence[str]) -> None:
+    """A command that is none ends with the one that was probably meant."""
+    name = next((word for word in words if not word.startswith("-")), "")
+    known = [str(command.name) for command in app.registered_commands]
+    known += [str(group.name) for group in app.registered_groups]
+    if name and name not in known:
+        near = SYNONYMS.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+        note(f"adaptive-train: error: expected a command, got {name!r}; {hint}")
+        sys.exit(2)
 
 
 def _verdict(error: Exception) -> tuple[int, str]:

@@ -14,7 +14,6 @@ from adaptive.policy import Policy, arranges
 from adaptive.policy_loading import (
     NO_RULE,
     PARAMETER,
-    installed_policies,
     load_policy_class,
     make_policy,
     make_rule,
@@ -90,7 +89,7 @@ def _hint(spec: str) -> str:
         return "; parameters are given as NAME+PARAMETER=VALUE"
     if " " in spec:
         return f"; several policies are separated by commas: {','.join(spec.split())}"
-    return suggestion(spec, installed_policies())
+    return ""
 
 
 def _contender(label: str, cls: type[Policy], own: Sequence[str], others: Sequence[str], load: Load) -> Contender:

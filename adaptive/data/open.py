@@ -1,5 +1,6 @@
 """`open_dataset`: the data set meant by a spec such as `synthetic` or `criteo:PATH[,PATH...]`."""
 
+import difflib
 from pathlib import Path
 from typing import Final
 
@@ -8,6 +9,8 @@ from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError
 
 BUILT_IN: Final = ("synthetic", "sequences")
+FILE_KINDS: Final = ("criteo", "csv", "parquet", "dlrm", "mlperf", "prepared", "taobao", "tbsm")
+ENDINGS: Final = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".npz": "dlrm"}
 
 
 def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None) -> Dataset:
@@ -67,8 +70,22 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
         f"data {spec!r}: give 'synthetic', 'criteo:PATH[,PATH...]', with a schema 'csv:PATH[,PATH...]' or "
         "'parquet:PATH[,PATH...]'; 'dlrm:PATH[,PATH...]', 'mlperf:PATH[,PATH...]'; "
         "'prepared:DIR'; of sequences 'sequences', 'taobao:PATH[,PATH...]' or "
-        "'tbsm:PATH[,PATH...]'"
+        f"'tbsm:PATH[,PATH...]'{_meant(spec)}"
     )
+
+
+def _meant(spec: str) -> str:
+    """`; did you mean csv:small.csv?` for a path without its kind, or a kind with a typing mistake."""
+    kind, colon, paths = spec.partition(":")
+    if colon:
+        near = difflib.get_close_matches(kind, FILE_KINDS, n=1)
+        return f"; did you mean {near[0]}:{paths or 'PATH'}?" if near else ""
+    if spec in FILE_KINDS:
+        return f"; did you mean {spec}:PATH?"
+    plain = spec.removesuffix(".gz")
+    kind = next((kind for ending, kind in ENDINGS.items() if plain.endswith(ending)), "")
+    near = difflib.get_close_matches(spec, BUILT_IN, n=1)
+    return f"; did you mean {kind}:{spec}?" if kind else f"; did you mean {near[0]}?" if near else ""
 
 
 def _refuse_files(spec: str, options: DataOptions) -> None:

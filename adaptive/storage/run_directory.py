@@ -4,6 +4,7 @@ Two runs never share a folder: whoever holds it has the kernel's lock on `lock`,
 """
 
 import contextlib
+import difflib
 import itertools
 import os
 import platform
@@ -211,7 +212,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     file = path / RECORD
     if not os.path.lexists(file):
-        raise CheckpointError(f"{file}: expected the record of a run, found: No such file or directory")
+        raise CheckpointError(f"{file}: expected the record of a run, found: No such file or directory{_nearest(path)}")
     raw = read_plain(file)
     record = parse_json(raw, str(file))
     found = record.get("schema") if isinstance(record, dict) else None
@@ -223,6 +224,14 @@ def read_record(path: Path) -> dict[str, Any]:
         check_signature(raw, record.get(DIGEST), str(file))
     _check_kinds(record, str(file))
     return dict(record)
+
+
+def _nearest(path: Path) -> str:
+    """`; did you mean RUN?` for the run whose folder has the most similar name, among those next to it and in runs/."""
+    folders = {path.parent, Path("runs")}
+    runs = [str(record.parent) for folder in folders for record in folder.glob(f"*/{RECORD}")]
+    near = difflib.get_close_matches(str(path), sorted(runs), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 _KINDS: Final[Mapping[str, type]] = {

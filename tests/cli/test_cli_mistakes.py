@@ -61,6 +61,14 @@ def test_mistake(cli: Cli, trainer: Any, mistake: str) -> None:
     assert trainer.calls == []
 
 
+def test_a_command_that_is_none(cli: Cli) -> None:
+    for name, meant in (("train", "run"), ("rum", "run"), ("repotr", "report"), ("polices", "policies")):
+        result = cli(name, "--steps", "3")
+        assert (result.code, result.out) == (2, "")
+        assert result.err == f"adaptive-train: error: expected a command, got '{name}'; did you mean {meant}?\n"
+    assert "there are run, eval, predict" in cli("xyz").err
+
+
 def test_several_mistakes_are_reported_together(cli: Cli, trainer: Any) -> None:
     result = cli("run", "--steps", "0", "--set", "epochs=x", "--set", "tier.foo=1", "--device", "gpu")
     assert result.code == 2

@@ -27,6 +27,23 @@ def test_other_specs(spec):
         open_dataset(spec, DataOptions())
 
 
+@pytest.mark.parametrize(
+    ("spec", "meant"),
+    [
+        ("small.csv", "csv:small.csv"),
+        ("a/b.tsv.gz", "csv:a/b.tsv.gz"),
+        ("x.parquet", "parquet:x.parquet"),
+        ("cvs:small.csv", "csv:small.csv"),
+        ("syntetic", "synthetic"),
+        ("csv", "csv:PATH"),
+    ],
+)
+def test_what_was_meant(spec, meant):
+    with pytest.raises(ConfigError) as caught:
+        open_dataset(spec, DataOptions())
+    assert str(caught.value).endswith(f"; did you mean {meant}?")
+
+
 def test_paths_and_patterns(tmp_path):
     for name in ("day_10", "day_1", "day_2", "other"):
         (tmp_path / name).write_text(LINE)

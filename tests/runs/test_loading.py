@@ -45,6 +45,17 @@ def saved_rows(run: Path) -> NDArray[np.float32]:
     return np.asarray(found["rows0.weights"])
 
 
+def test_the_nearest_run_is_named(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(elsewhere)
+    Path("runs/monday").mkdir(parents=True)
+    write_record(Path("runs/monday"), {"schema": 2})
+    for wrong in ("runs/munday", "runz/monday", "monday"):
+        with pytest.raises(CheckpointError, match="did you mean runs/monday"):
+            load_run(wrong)
+    with pytest.raises(CheckpointError, match=r"No such file or directory$"):
+        load_run("something/else")
+
+
 def test_a_run_by_an_installed_schema(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name means the installed schema in any folder, also in one that has a file of that name."""
     rows = [f"{n % 2},{n % 5},{n % 3},{n % 7}|{n % 4}" for n in range(200)]
