@@ -10,7 +10,7 @@ from adaptive.errors import ConfigError
 from adaptive.own.comparing import arguments_of
 from adaptive.planning.layout import feature_order, make_groups
 from adaptive.simulate.machine import Machine
-from adaptive.simulate.report import simulation_text
+from adaptive.simulate.report import simulation_document
 from adaptive.simulate.simulation import simulate_group
 
 EXAMPLE = Machine(link=50e9, device=4000e9, host=100e9, dense_ms=0.0)
@@ -55,7 +55,7 @@ def simulate_policies(
         skip = SkipConfig(rule=arguments["skip"]) if "skip" in arguments else None
         cases.append((label, TrainConfig(policy=arguments["policy"], skip=skip, depth=depth, optimizer=rows)))
     found = simulate_group(cases, list(device_rows), machine, dataset, groups[0])
-    return {**found, "table": simulation_text(found)}
+    return {**found, "table": simulation_document(found).to_text()}
 
 
 class _Given(Dataset):

@@ -1,4 +1,4 @@
-"""What `placements` found, for people: tables, and pictures."""
+"""What `placements` found as a document, and its pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,27 +6,37 @@ from typing import Any, Final
 
 from adaptive.profile.pictures import DPI
 from adaptive.simulate.report import write_figure
-from adaptive.telemetry.document import aligned
+from adaptive.telemetry.document import Document, DocumentBlock, Items, Note, Table
 from adaptive.telemetry.wording import bytes_text, count_text, percent_text
 
 Found = Mapping[str, Any]
 Rows = list[list[str]]
-LEGEND = """\
-of host: throughput over that of all tables in main memory on the same machine; limited by: the largest part of the
-step; samples/s/W: for the watts of the whole machine, as given. Modelled: from peaks and assumed shares of them, which
-orders placements and predicts no milliseconds. With --measure, measured stands beside it, with the model's error."""
+LEGEND = (
+    "of host: throughput over that of all tables in main memory on the same machine; limited by: the largest "
+    "part of the step; samples/s/W: for the watts of the whole machine, as given. Modelled: from peaks and "
+    "assumed shares of them, which orders placements and predicts no milliseconds. With --measure, measured "
+    "stands beside it, with the model's error."
+)
 
 STOPPED: Final = "Stopped on the way: placements that are not among the measured ones were not trained."
 
 
-def placements_text(result: Found) -> str:
-    parts = [_head(result), "\n".join(aligned(lines_table(result)))]
-    if result.get("measured"):
-        parts.append("\n".join(aligned(measured_table(result))))
-    if result.get("was_stopped"):
-        parts.append(STOPPED)
+def placements_document(result: Found) -> Document:
+    """Shapes, modelled lines, what was measured next to them, notes and where the machines' numbers come from."""
+    measured = result.get("measured")
+    blocks: list[DocumentBlock] = [
+        Items(_shapes(result)),
+        Table(lines_table(result), keys=_keys(result), name="placements"),
+    ]
+    blocks += [Table(measured_table(result), name="measured")] if measured else []
+    blocks += [Note(STOPPED)] if result.get("was_stopped") else []
     machines = [f"{one['name']}: {_told(one)}" for one in result["machines"]]
-    return "\n\n".join([*parts, "\n".join(_notes(result["lines"])), LEGEND, "\n".join(machines)])
+    return Document([*blocks, Items(_notes(result["lines"])), Note(LEGEND), Items(machines)])
+
+
+def _keys(result: Found) -> int:
+    """Leading columns of the modelled lines that say what a line is."""
+    return 2 + (len(result["shapes"]) > 1) + len(result["sweep"])
 
 
 def _told(machine: Found) -> str:
@@ -34,7 +44,7 @@ def _told(machine: Found) -> str:
     return "; ".join(text for text in (machine["source"] or "no source given", machine.get("note")) if text)
 
 
-def _head(result: Found) -> str:
+def _shapes(result: Found) -> list[str]:
     shapes = [
         f"{one['name']}: {count_text(one['num_sparse'])} tables of {count_text(one['hash_size'])} rows on average, "
         f"{bytes_text(one['table_bytes'])}; {one['num_dense']} dense inputs, {one['lookups']} look-ups a bag, "
@@ -42,7 +52,7 @@ def _head(result: Found) -> str:
         + (f" ({one['source']}" + (f"; ours: {one['ours']}" if one["ours"] else "") + ")" if one["source"] else "")
         for one in result["shapes"]
     ]
-    return "\n".join([*shapes, f"hot rows and inputs as in {result['locality']} (measured)"])
+    return [*shapes, f"hot rows and inputs as in {result['locality']} (measured)"]
 
 
 def lines_table(result: Found) -> Rows:

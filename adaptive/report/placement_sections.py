@@ -31,7 +31,7 @@ def _placements(one: Loaded, where: str) -> list[Section]:
     lines: Block = Table(rows)
     if len(rows) > MOST_LINES:
         lines = Folded(f"All {len(rows) - 1} lines", [lines])
-    first: list[Block] = [Gallery([picture], wide=True), lines, Note(" ".join(LEGEND.split()))]
+    first: list[Block] = [Gallery([picture], wide=True), lines, Note(LEGEND)]
     sections = [Section(f"{where}Placements, modelled", first)]
     if one.record.get("measured"):
         sections.append(Section(f"{where}Trained here beside the model", [Table(measured_table(one.record))]))

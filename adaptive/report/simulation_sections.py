@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adaptive.report.blocks import Block, Gallery, Legend, Section
+from adaptive.report.blocks import Block, Gallery, Legend, Section, sections_of
 from adaptive.report.load import Loaded
 from adaptive.report.pictures import Line, curves
 from adaptive.report.style import COLOURS
-from adaptive.simulate.report import simulation_parts
-from adaptive.telemetry.document import Note, Table
+from adaptive.simulate.report import simulation_document
+from adaptive.telemetry.document import Table
 from adaptive.telemetry.wording import bytes_text
 
 
@@ -22,11 +22,10 @@ def simulation_sections(loaded: Sequence[Loaded]) -> list[Section]:
 
 
 def _sections(result: Mapping[str, Any], where: str) -> list[Section]:
-    head, rows, notes = simulation_parts(result)
-    table: list[Block] = [Table(rows)] if len(rows) > 1 else []
+    ran = any(run["error"] is None for run in result["runs"])
     return [
-        Section(f"{where}Prediction", [Note(head), *table, *map(Note, notes)]),
-        *([Section(f"{where}By size of the device tier", _pictures(result))] if len(rows) > 1 else []),
+        *sections_of(simulation_document(result), f"{where}Prediction"),
+        *([Section(f"{where}By size of the device tier", _pictures(result))] if ran else []),
         Section(f"{where}Machine, as described", [Table([["", "value"], *_machine(result["machine"])])]),
     ]
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from adaptive.compare.report import comparison_document
 from adaptive.errors import AdaptiveError, ConfigError
-from adaptive.placements.report import placements_text
+from adaptive.placements.report import placements_document
 from adaptive.profile.pictures import DPI
 from adaptive.profile.report import profile_document
 from adaptive.reproduce.derived import DERIVED
 from adaptive.reproduce.recipe import Claim, Command, Recipe, judge
-from adaptive.simulate.report import simulation_text, write_figure
+from adaptive.simulate.report import simulation_document, write_figure
 from adaptive.storage.durable import write_atomic
 from adaptive.telemetry.document import aligned
 from adaptive.telemetry.wording import short_text
@@ -183,8 +183,8 @@ def record_text(record: Mapping[str, Any]) -> str:
     if record.get("kind") == "profile":
         return profile_document(record).to_text()
     if record.get("kind") == "placements":
-        return placements_text(record)
-    return comparison_document(record).to_text() if "problems" in record else simulation_text(record)
+        return placements_document(record).to_text()
+    return comparison_document(record).to_text() if "problems" in record else simulation_document(record).to_text()
 
 
 def reproduction_text(result: Mapping[str, Any], tables: Mapping[str, str]) -> str:

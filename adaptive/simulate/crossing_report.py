@@ -3,28 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
-from adaptive.telemetry.document import aligned, markdown_table
+from adaptive.telemetry.document import Document, Items, Note, Table
 from adaptive.telemetry.wording import bytes_text, count_text, percent_text
 
-LEGEND = """\
-bytes: what a rank sends in a mean step; a part's rows: distinct rows that a rank asks for, of all owners and itself;
-requests: which rows; vectors: the rows; gradients: one for each of them, summed; dense: slices of dense gradients and
-their sums; rest: predictions, losses, headers; saturated: in all, if that share of the requests is for rows that are
-left alone, whose gradients are not sent; owners: requests of the most asked owner over the mean; pooled by table, by
-row: what sending pooled vectors and their gradients would take, with whole tables, or with a part of each, on each
-rank."""
+LEGEND = (
+    "bytes: what a rank sends in a mean step; a part's rows: distinct rows that a rank asks for, of all "
+    "owners and itself; requests: which rows; vectors: the rows; gradients: one for each of them, summed; "
+    "dense: slices of dense gradients and their sums; rest: predictions, losses, headers; saturated: in all, "
+    "if that share of the requests is for rows that are left alone, whose gradients are not sent; owners: "
+    "requests of the most asked owner over the mean; pooled by table, by row: what sending pooled vectors and "
+    "their gradients would take, with whole tables, or with a part of each, on each rank."
+)
 
 
-def crossing_text(result: Mapping[str, Any]) -> str:
+def crossing_document(result: Mapping[str, Any]) -> Document:
     """A table with a line for each number of ranks."""
-    stopped = [line for text in stop_lines(result) for line in ("", text)]
-    return "\n".join([_head(result), "", *aligned(_rows(result)), "", LEGEND, *stopped, *_advice(result)])
-
-
-def crossing_markdown(result: Mapping[str, Any]) -> str:
-    """The same as Markdown."""
-    notes = [*stop_lines(result), *(line for line in _advice(result) if line)]
-    return "\n\n".join([_head(result), markdown_table(_rows(result)), " ".join(LEGEND.splitlines()), *notes]) + "\n"
+    notes = [*stop_lines(result), *_advice(result)]
+    return Document([Note(_head(result)), Table(_rows(result)), Note(LEGEND), Items(notes)])
 
 
 def stop_lines(result: Mapping[str, Any]) -> list[str]:
@@ -67,7 +62,6 @@ def _advice(result: Mapping[str, Any]) -> list[str]:
         return []
     ranks = ", ".join(str(one["ranks"]) for one in paying)
     return [
-        "",
         f"bags are long: on {ranks} ranks whole tables that pool at their owner (placement=whole, which this version "
         "does not have) would send less than rows do",
     ]

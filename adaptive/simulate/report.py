@@ -1,4 +1,4 @@
-"""What a simulation found, for people: a table, and curves as a picture."""
+"""A simulation as a document, and its curves as a picture."""
 
 import importlib
 import io
@@ -8,7 +8,7 @@ from typing import Any
 
 from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.durable import write_atomic
-from adaptive.telemetry.document import aligned, markdown_table
+from adaptive.telemetry.document import Document, Items, Note, Table
 from adaptive.telemetry.wording import bytes_text, count_text, percent_text
 
 STEPS = {
@@ -22,13 +22,14 @@ HEAD = [
     *("policy", "device rows", "of rows", "look-up hits", "row hits", "row hits, Belady", "popular", "to device"),
     *("to host", "deferred", "plan"),
 ]
-LEGEND = """\
-look-up hits: look-ups whose row was on the device when its batch was planned; row hits: the same of each batch's
-distinct rows, each counted once; row hits, Belady: the most row hits that any policy could have had (it bounds row
-hits, not look-up hits); popular: inputs all of whose rows were there; to device, to host: bytes of a batch; deferred:
-updates of rows that are not written because they wait for a later one; plan: milliseconds of planning a batch, as
-measured here; then the modelled milliseconds of a step: look-ahead with perfect overlap, serial without any, both with
-planning."""
+LEGEND = (
+    "look-up hits: look-ups whose row was on the device when its batch was planned; row hits: the same of "
+    "each batch's distinct rows, each counted once; row hits, Belady: the most row hits that any policy could "
+    "have had (it bounds row hits, not look-up hits); popular: inputs all of whose rows were there; to "
+    "device, to host: bytes of a batch; deferred: updates of rows that are not written because they wait for "
+    "a later one; plan: milliseconds of planning a batch, as measured here; then the modelled milliseconds of "
+    "a step: look-ahead with perfect overlap, serial without any, both with planning."
+)
 
 UNKNOWN = (
     "what is skipped or deferred follows from how far rows move, which ids do not tell; all numbers are those of a run "
@@ -41,21 +42,11 @@ EXPECTED = (
 )
 
 
-def simulation_text(result: Mapping[str, Any]) -> str:
-    """A table with a line for each policy and device size."""
-    notes = _notes(result)
-    return "\n".join([_head(result), "", *aligned(_rows(result)), "", LEGEND, *(["", *notes] if notes else [])])
-
-
-def simulation_markdown(result: Mapping[str, Any]) -> str:
-    """The same as Markdown."""
-    legend = " ".join(LEGEND.splitlines())
-    return "\n\n".join([_head(result), markdown_table(_rows(result)), legend, *_notes(result)]) + "\n"
-
-
-def simulation_parts(result: Mapping[str, Any]) -> tuple[str, list[list[str]], list[str]]:
-    """A line about the data, the table with its head first, and what is to be said of it."""
-    return _head(result), _rows(result), [" ".join(LEGEND.splitlines()), *_notes(result)]
+def simulation_document(result: Mapping[str, Any]) -> Document:
+    """A line about the data, a table with a line for each policy and device size, and what is to be said of it."""
+    rows = _rows(result)
+    table = [Table(rows, keys=2)] if len(rows) > 1 else []
+    return Document([Note(_head(result)), *table, Note(LEGEND), Items(_notes(result))])
 
 
 def _rows(result: Mapping[str, Any]) -> list[list[str]]:

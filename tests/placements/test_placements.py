@@ -10,7 +10,7 @@ from adaptive.machines.spec import MachineSpec, load_machine
 from adaptive.placements.locality import Locality, from_profile
 from adaptive.placements.model import PLACEMENTS, POLICIES, StepModel, rates_of
 from adaptive.placements.placements import compare_placements
-from adaptive.placements.report import draw_placements, heat_map, lines_table, placements_text
+from adaptive.placements.report import draw_placements, heat_map, lines_table, placements_document
 from adaptive.placements.shape import Shape, load_shape, parse_sweep, shape_names, varied
 
 LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.0), (0.6, 0.4))
@@ -131,7 +131,7 @@ def test_lines_and_watts() -> None:
     assert host["of_host"] == 1 and device["of_host"] == pytest.approx(host["ms"] / device["ms"])
     assert device["samples_per_s_per_watt"] == pytest.approx(device["samples_per_s"] / 20)
     assert {one["kind"] for one in result["lines"]} == {"modelled"}
-    assert len(lines_table(result)) == 4 and "modelled" in placements_text(result)
+    assert len(lines_table(result)) == 4 and "modelled" in placements_document(result).to_text()
     with pytest.raises(ConfigError, match="not among the machines"):
         compare_placements([SHAPE], [machine()], ["device"], LOCALITY, watts={"x": 20.0})
     with pytest.raises(ConfigError, match="needed some of device, host"):

@@ -17,7 +17,7 @@ from adaptive.models.dlrm import DLRM, DLRMConfig
 from adaptive.ranks import Ranks, dense
 from adaptive.ranks.traffic import RankTraffic
 from adaptive.simulate.crossing import simulate_crossing
-from adaptive.simulate.crossing_report import crossing_markdown, crossing_text
+from adaptive.simulate.crossing_report import crossing_document
 from adaptive.trainer import Trainer
 
 DATA = by_table(ToyData(num_train=64 * 6 - 5))
@@ -93,12 +93,13 @@ def test_what_saturated_rows_save_and_what_pooling_would_take() -> None:
 
 def test_the_text_names_all_and_says_where_whole_tables_would_pay() -> None:
     result = simulate_crossing(config(), [2, 4])
-    text = crossing_text(result)
+    text = crossing_document(result).to_text()
     assert "50.0 % saturated" in text and "379 samples" not in text
-    assert crossing_markdown(result).count("\n| ") == 4
+    assert crossing_document(result).to_markdown().count("\n| ") == 4
     assert ("placement=whole" in text) == any(one["whole_tables_would_pay"] for one in result["ranks"])
-    assert "placement=whole" in crossing_text(
-        {**result, "ranks": [{**result["ranks"][0], "whole_tables_would_pay": 1}]}
+    assert (
+        "placement=whole"
+        in crossing_document({**result, "ranks": [{**result["ranks"][0], "whole_tables_would_pay": 1}]}).to_text()
     )
 
 

@@ -33,7 +33,7 @@ from adaptive.optim import row_optimizer
 from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.policy_loading import make_policy
 from adaptive.simulate.machine import Machine, Traffic, parse_rate, step_ms
-from adaptive.simulate.report import need_matplotlib, simulation_text
+from adaptive.simulate.report import need_matplotlib, simulation_document
 from adaptive.simulate.result import _recommended
 from adaptive.simulate.simulation import simulate
 from adaptive.simulate.trace import Trace
@@ -172,7 +172,7 @@ def test_what_goes_by_movement_is_said_to_be_unknown(dataset: Dataset) -> None:
     assert shares == {
         "slipstream": (None, True), "lru+skip=defer+by=movement": (None, True), "lru": (0, False), "off": (0, False),
     }  # fmt: skip
-    text = simulation_text(result)
+    text = simulation_document(result).to_text()
     assert "slipstream, lru+skip=defer+by=movement: what is skipped or deferred follows from how far rows move" in text
     assert text.count("unknown") == 2
     json.dumps(result, allow_nan=False)
@@ -187,7 +187,7 @@ def test_what_movement_can_only_lessen_is_told_as_a_bound(dataset: Dataset) -> N
     least, visits = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)["runs"]
     assert (least["skips_at_most"], visits["skips_at_most"]) == (True, False)
     assert least["deferred_update_share"] == visits["deferred_update_share"] > 0.02
-    text = simulation_text(simulate(cases[:1], ["80%"], MACHINE, embedding_dim=WIDTH))
+    text = simulation_document(simulate(cases[:1], ["80%"], MACHINE, embedding_dim=WIDTH)).to_text()
     assert f"<= {100 * least['deferred_update_share']:.1f} %" in text and "unknown" not in text
 
 
@@ -240,9 +240,9 @@ def test_a_size_that_does_not_fit_is_told_and_the_others_go_on(dataset: Dataset)
     small, whole = result["runs"]
     assert "device rows of width 4 are needed" in small["error"] and small["hit_rate"] is None
     assert whole["error"] is None and whole["hit_rate"] > 0.5
-    assert "lru with 5 device rows: batch 0:" in simulation_text(result)
+    assert "lru with 5 device rows: batch 0:" in simulation_document(result).to_text()
     both_small = simulate([(name, config) for name in ("a", "b")], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
-    assert "a with 5, b with 5 device rows: batch 0:" in simulation_text(both_small)
+    assert "a with 5, b with 5 device rows: batch 0:" in simulation_document(both_small).to_text()
 
 
 def test_if_nothing_fits_it_is_an_error(dataset: Dataset) -> None:
@@ -430,7 +430,7 @@ def test_the_least_size_works_and_one_row_less_does_not(dataset: Dataset, depth:
 def test_advice_on_the_size(dataset: Dataset) -> None:
     config = toy_config(policy="lru")
     result = simulate([("lru", config)], ["60%", "100%"], MACHINE, embedding_dim=WIDTH)
-    assert "least device rows for policies that fetch what is missing:" in simulation_text(result)
+    assert "least device rows for policies that fetch what is missing:" in simulation_document(result).to_text()
     steps = {"look_ahead": 1.0, "device_only": 1.0}
     runs = [{**run, "step_ms": {**run["step_ms"], **steps}} for run in result["runs"]]
     assert _recommended(runs)["size"] == "60%"
@@ -438,9 +438,12 @@ def test_advice_on_the_size(dataset: Dataset) -> None:
     assert _recommended(runs)["size"] == "100%"
     runs[1]["step_ms"]["look_ahead"] = 1.02
     assert _recommended(runs) is None
-    assert "none; the link, or planning, is what a step waits for" in simulation_text({**result, "recommended": None})
+    assert (
+        "none; the link, or planning, is what a step waits for"
+        in simulation_document({**result, "recommended": None}).to_text()
+    )
     hybrid = simulate([("hybrid", toy_config(policy="hybrid"))], ["60%"], MACHINE, embedding_dim=WIDTH)
-    assert hybrid["least_device_rows"] is None and "least device rows" not in simulation_text(hybrid)
+    assert hybrid["least_device_rows"] is None and "least device rows" not in simulation_document(hybrid).to_text()
 
 
 @settings(deadline=None)

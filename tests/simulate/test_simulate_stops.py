@@ -16,12 +16,12 @@ from adaptive.errors import DeviceMemoryError
 from adaptive.report.load import Loaded
 from adaptive.report.simulation_sections import simulation_sections
 from adaptive.simulate.crossing import simulate_crossing
-from adaptive.simulate.crossing_report import crossing_markdown, crossing_text
+from adaptive.simulate.crossing_report import crossing_document
 from adaptive.simulate.machine import Machine
-from adaptive.simulate.report import simulation_markdown, simulation_text
+from adaptive.simulate.report import simulation_document
 from adaptive.simulate.simulation import simulate
 from adaptive.system import StopRequest
-from adaptive.telemetry.document import Note
+from adaptive.telemetry.document import Items
 
 MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
 MEASURED = ("lookups_per_s", "plan_ms", "read_ms", "step_ms")
@@ -68,10 +68,10 @@ def test_what_is_read_is_told_as_if_no_more_had_been_asked(number: int, batches:
     }
     assert (found["was_stopped"], found["asked_batches"], found["missing"]) == (True, 160, [])
     said = f"stopped after {batches} of 160 batches: all numbers are of these; the same command again gives all"
-    assert said in simulation_text(found) and said in simulation_markdown(found)
+    assert said in simulation_document(found).to_text() and said in simulation_document(found).to_markdown()
     page = simulation_sections([Loaded("simulation", "s", Path("s.json"), found)])
-    assert any(said in block.text for block in page[0].blocks if isinstance(block, Note))
-    assert "stopped" not in simulation_text(short) and not short["was_stopped"]
+    assert any(said in block.lines for block in page[0].blocks if isinstance(block, Items))
+    assert "stopped" not in simulation_document(short).to_text() and not short["was_stopped"]
 
 
 @pytest.mark.parametrize("number", [1, 4])
@@ -84,7 +84,7 @@ def test_policies_with_batches_of_their_own_are_whole_or_missing(number: int) ->
     ]
     assert found["was_stopped"] and found["batches"] == (32 if number == 1 else BATCHES)
     assert found["missing"] == [{"policy": "contract:Regrouping", "size": size} for size in ("60%", "90%")]
-    text = simulation_text(found)
+    text = simulation_document(found).to_text()
     assert ("missing are contract:Regrouping with 60%, 90%; the same command again gives all" in text) == (number == 1)
     again = "the same command with --policy contract:Regrouping --device-rows 60%,90% gives them"
     assert (again in text) == (number == 4)
@@ -127,6 +127,8 @@ def test_bytes_between_ranks_are_those_of_the_batches_that_were_read() -> None:
     same = {name for name in short if name not in ("was_stopped", "asked_batches")}
     assert {name: found[name] for name in same} == {name: short[name] for name in same}
     assert (found["was_stopped"], found["asked_batches"], found["batches"]) == (True, 160, 90)
-    for text in (crossing_text(found), crossing_markdown(found)):
+    for text in (crossing_document(found).to_text(), crossing_document(found).to_markdown()):
         assert "stopped after 90 of 160 batches: means are over these; the same command again reads all" in text
-    assert "stopped" not in crossing_text(short) and "stopped" not in crossing_markdown(short)
+    assert (
+        "stopped" not in crossing_document(short).to_text() and "stopped" not in crossing_document(short).to_markdown()
+    )

@@ -106,12 +106,11 @@ def placements(
     from adaptive.machines.spec import HERE, load_machine
     from adaptive.placements.locality import locality_of
     from adaptive.placements.placements import check_asked, compare_placements, measure_placements, points_of
-    from adaptive.placements.report import draw_placements, lines_table, measured_table, placements_text
+    from adaptive.placements.report import draw_placements, placements_document
     from adaptive.placements.shape import load_shape, parse_sweep
     from adaptive.profile.step import StepLength
     from adaptive.simulate.report import need_matplotlib
     from adaptive.system import StopRequest, stop_request
-    from adaptive.telemetry.document import csv_text
 
     pictures = png or out
     if pictures is not None:
@@ -163,12 +162,11 @@ def placements(
         if out is not None:
             write_text(out / "placements.json", json.dumps(result, indent=1) + "\n")
         if (tables := csv or out) is not None:
-            write_text(tables / "placements.csv", csv_text(lines_table(result)))
-            if measure:
-                write_text(tables / "measured.csv", csv_text(measured_table(result)))
+            for name, text in placements_document(result).to_csv().items():
+                write_text(tables / f"{name}.csv", text)
         if pictures is not None:
             draw_placements(result, pictures)
-        print_result({**result, "table": placements_text(result)}, as_json=as_json)
+        print_result({**result, "table": placements_document(result).to_text()}, as_json=as_json)
         stop.raise_exit()
 
 

@@ -158,7 +158,7 @@ def simulate(
     with own_stdout():
         rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
     check_folders(png, markdown)
-    from adaptive.simulate.report import draw, need_matplotlib, simulation_markdown, simulation_text, stop_lines
+    from adaptive.simulate.report import draw, need_matplotlib, simulation_document, stop_lines
     from adaptive.simulate.simulation import simulate as run_simulation
     from adaptive.system import StopRequest
     from adaptive.telemetry.countdown import Countdown
@@ -179,8 +179,8 @@ def simulate(
     if png is not None:
         draw(result, png)
     if markdown is not None:
-        write_text(markdown, simulation_markdown(result))
-    print_result({**result, "table": simulation_text(result)}, as_json=as_json)
+        write_text(markdown, simulation_document(result).to_markdown())
+    print_result({**result, "table": simulation_document(result).to_text()}, as_json=as_json)
     _end_as_stopped(stop, stop_lines(result) if as_json else [])
 
 
@@ -211,7 +211,7 @@ def _crossing(
     if not words or not all(word.isascii() and word.isdecimal() for word in words):
         raise typer.BadParameter(f"--ranks {ranks}: whole numbers are needed, such as 2,8,64")
     from adaptive.simulate.crossing import simulate_crossing
-    from adaptive.simulate.crossing_report import crossing_markdown, crossing_text, stop_lines
+    from adaptive.simulate.crossing_report import crossing_document, stop_lines
     from adaptive.system import StopRequest
     from adaptive.telemetry.countdown import Countdown
 
@@ -223,8 +223,8 @@ def _crossing(
             settings, sizes, saturated=saturated, embedding_dim=embedding_dim, told=told, stop=stop
         )
     if markdown is not None:
-        write_text(markdown, crossing_markdown(found))
-    print_result({**found, "table": crossing_text(found)}, as_json=as_json)
+        write_text(markdown, crossing_document(found).to_markdown())
+    print_result({**found, "table": crossing_document(found).to_text()}, as_json=as_json)
     _end_as_stopped(stop, stop_lines(found) if as_json else [])
 
 
