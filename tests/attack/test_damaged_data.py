@@ -20,8 +20,12 @@ from adaptive.data.arrow.frames import from_frame
 from adaptive.data.npz import load_arrays
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
+from adaptive.data.prepared.layout import CHECKSUM, MANIFEST, OFFSET, SIZE, load_manifest
 from adaptive.data.prepared.write import prepare
 from adaptive.errors import InputError
+from adaptive.kernels.data.checksum import checksum
+from adaptive.storage.arrays import write_array
+from adaptive.storage.durable import DISK
 
 pytestmark = attack
 
@@ -72,19 +76,27 @@ def test_a_value_that_is_the_number_of_no_entry_of_its_dictionary(tmp_path: Path
             list(from_frame(frame, tmp_path / "s.toml").train(2))
 
 
-def test_damaged_prepared_data_are_told_or_read_as_before(tmp_path: Path) -> None:
-    (tmp_path / "data.csv").write_text("y,c,d\n" + "".join(f"{n % 2},a{n % 17},{n / 7}\n" for n in range(200)))
-    (tmp_path / "s.toml").write_text(
-        'label = { column = "y" }\ndense = [{ columns = ["d"] }]\n[[categorical]]\ncolumns = ["c"]\nvocabulary = true\n'
+def prepared_in(folder: Path) -> Path:
+    """A folder of prepared data: a dense input, a category of one id, and one of several."""
+    (folder / "data.csv").write_text(
+        "y,c,d,tags\n" + "".join(f"{n % 2},a{n % 17},{n / 7},{'|'.join('xyz'[: n % 4])}\n" for n in range(200))
     )
-    prepare(f"csv:{tmp_path / 'data.csv'}", DataOptions(schema_path=tmp_path / "s.toml", holdout=0.2), tmp_path / "as")
+    (folder / "s.toml").write_text(
+        'label = { column = "y" }\ndense = [{ columns = ["d"] }]\n[[categorical]]\ncolumns = ["c"]\nvocabulary = true\n'
+        '[[categorical]]\ncolumns = ["tags"]\ninner_separator = "|"\nhash_rows = 50\n'
+    )
+    prepare(f"csv:{folder / 'data.csv'}", DataOptions(schema_path=folder / "s.toml", holdout=0.2), folder / "as")
+    return folder / "as"
 
-    def read(folder: Path) -> list[bytes]:
-        data = open_dataset(f"prepared:{folder}", DataOptions())
-        batches = [*data.train(16), *data.evaluation(16)]
-        return [array.tobytes() for batch in batches for array in (batch.dense, batch.ids, batch.offsets, batch.labels)]
 
-    whole, campaign = read(tmp_path / "as"), Campaign("damaged prepared data", 20)
+def read_prepared(folder: Path) -> list[bytes]:
+    data = open_dataset(f"prepared:{folder}", DataOptions())
+    batches = [*data.train(16), *data.evaluation(16)]
+    return [array.tobytes() for batch in batches for array in (batch.dense, batch.ids, batch.offsets, batch.labels)]
+
+
+def test_damaged_prepared_data_are_told_or_read_as_before(tmp_path: Path) -> None:
+    whole, campaign = read_prepared(prepared_in(tmp_path)), Campaign("damaged prepared data", 20)
     files = sorted(path.relative_to(tmp_path / "as") for path in (tmp_path / "as").rglob("*") if path.is_file())
     for _, rng in campaign.tries():
         path = copied(tmp_path / "as", tmp_path / "to") / files[int(rng.integers(len(files)))]
@@ -92,9 +104,56 @@ def test_damaged_prepared_data_are_told_or_read_as_before(tmp_path: Path) -> Non
         path.write_bytes(damaged(content, 0, len(content), rng))
         found = list[bytes]()
         with at_once():
-            message = told(lambda: found.extend(read(tmp_path / "to")), codes=(2, 3, 4), names=str(tmp_path / "to"))  # noqa: B023
+            message = told(lambda: found.extend(read_prepared(tmp_path / "to")), codes=(2, 3, 4), names=str(tmp_path))  # noqa: B023
         campaign.came("told" if message else f"harmless in {path.name}")
         assert message or found == whole, path
+
+
+def test_an_index_of_strangers_prepared_data_signed_again(tmp_path: Path) -> None:
+    """Another number, dtype or shape in the index, with checksums that fit: told, or the same samples."""
+    whole, campaign = read_prepared(prepared_in(tmp_path)), Campaign("index of prepared data", 40)
+    manifest = load_manifest(tmp_path / "as")
+    for _, rng in campaign.tries():
+        folder = copied(tmp_path / "as", tmp_path / "to")
+        index = np.load(folder / "train.index.npy")
+        before = index.copy()
+        if rng.random() < 0.2:
+            forms = [index.astype(kind) for kind in ("<i4", "<u8", "<f8")]
+            index = [*forms, index[:0], index[:, :-1], index[None], index.reshape(-1)][int(rng.integers(7))]
+        else:
+            place = tuple(int(rng.integers(length)) for length in index.shape)
+            near = int(index[place])
+            index[place] = rng.choice(np.array([-(2**63), -2, -1, 0, 1, 64, near + 1, near - 1, near + 64, 2**62]))
+        (folder / "train.index.npy").unlink()
+        facts = write_array(folder / "train.index.npy", index, DISK)
+        stored = {"index_bytes": facts["size"], "index_sha256": facts["sha256"], "blocks": len(index)}
+        signed = manifest.model_copy(update={"train": manifest.train.model_copy(update=stored)})
+        (folder / MANIFEST).write_bytes(signed.text())
+        found = list[bytes]()
+        with at_once():
+            message = told(lambda: found.extend(read_prepared(folder)), codes=(3,), names=str(folder))  # noqa: B023
+        campaign.came("told" if message else "read")
+        assert message or found == whole, (before, index)
+
+
+def test_blocks_of_strangers_prepared_data_signed_again(tmp_path: Path) -> None:
+    """Any other byte in a block, with a checksum that fits: samples, or an error by name."""
+    campaign, manifest = Campaign("blocks of prepared data", 40), load_manifest(prepared_in(tmp_path))
+    for _, rng in campaign.tries():
+        folder = copied(tmp_path / "as", tmp_path / "to")
+        index, data = np.load(folder / "train.index.npy"), np.fromfile(folder / "train.bin", np.uint8)
+        data[rng.integers(len(data), size=3)] = rng.choice([0, 1, 127, 128, 255], 3)
+        data.tofile(folder / "train.bin")
+        for entry in index:
+            entry[CHECKSUM] = checksum(data[entry[OFFSET] : entry[OFFSET] + entry[SIZE]].view(np.uint64))
+        (folder / "train.index.npy").unlink()
+        facts = write_array(folder / "train.index.npy", index, DISK)
+        stored = {"index_bytes": facts["size"], "index_sha256": facts["sha256"]}
+        signed = manifest.model_copy(update={"train": manifest.train.model_copy(update=stored)})
+        (folder / MANIFEST).write_bytes(signed.text())
+        with at_once():
+            message = told(lambda: read_prepared(folder), codes=(3,))  # noqa: B023
+        campaign.came("told" if message else "read")
 
 
 def test_data_that_are_a_pipe_are_refused_at_once(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ class _Part:
         if not self._checked[number]:
             if checksum(data.view(np.uint64)) != entry[CHECKSUM]:
                 raise InputError(f"{self._path}: block {number} is not what was written (checksum); {_AGAIN}")
+            self._check_bags(number, data, layout)
             self._checked[number] = True
         rows, width = stop - first, self._manifest.num_dense
         origin = None
@@ -167,6 +168,18 @@ class _Part:
             origin=origin,
             extras=dict(zip(self._manifest.labels[1:], labels[1:], strict=True)),
         ).mark_unshared()
+
+    def _check_bags(self, number: int, data: NDArray[np.uint8], layout: BlockLayout) -> None:
+        """Check that bags follow each other and end where the ids do: a checksum is anybody's to write."""
+        for ids, ends in zip(layout.ids, layout.ends, strict=True):
+            if ends is None:
+                continue
+            found = ends.of(data)
+            if (found[1:] < found[:-1]).any() or (found[-1] if len(found) else 0) != ids.count:
+                raise InputError(
+                    f"{self._path}: block {number}: expected bags that end in ascending order, at {ids.count} ids, got "
+                    f"others; {_AGAIN}"
+                )
 
     def _layout(self, entry: Index) -> BlockLayout:
         """The layout of a block. Where every sample has one look-up of each feature, blocks of one size share it."""
