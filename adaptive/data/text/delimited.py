@@ -188,9 +188,19 @@ def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) 
     if problems:
         raise ConfigError(
             "schema does not fit the file:\n  " + "\n  ".join(problems) + f"\n"
-            f"columns of the file: {', '.join(map(repr, names))}"
+            f"columns of the file: {', '.join(map(repr, names))}{_other_separator(schema, names)}"
         )
     return uses
+
+
+def _other_separator(schema: DelimitedSchema, names: Sequence[str]) -> str:
+    """The separator that splits a header of one column into columns of the schema, as the end of a message."""
+    wanted = [pattern for _, patterns, _, _ in _wanted(schema) for pattern in patterns]
+    found = {other: len(_matching(wanted, names[0].split(other))) for other in ",\t;| "} if len(names) == 1 else {}
+    best = max(found, key=found.__getitem__, default="")
+    if not found or not found[best]:
+        return ""
+    return f"\nThe header is one column with separator = {schema.separator!r}; separator = {best!r} splits it."
 
 
 def _meant(pattern: str, names: Sequence[str]) -> str:

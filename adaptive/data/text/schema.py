@@ -32,6 +32,7 @@ column = "timestamp"       # for time_split
 kind = "iso"               # or "number"
 """
 
+import difflib
 import errno
 import math
 import os
@@ -249,8 +250,24 @@ def _why(error: OSError | UnicodeDecodeError) -> str:
 def _problem(found: ErrorDetails) -> str:
     known = {"extra_forbidden": "unknown key", "missing": "needed, and not there"}
     message = known.get(found["type"], found["msg"].removeprefix("Value error, "))
+    if found["type"] == "extra_forbidden":
+        message += _meant_key(found["loc"])
     is_told = found["type"] in known or isinstance(found["input"], dict)
     return message if is_told else f"{message}, found {_shown(found['input'])}"
+
+
+def _meant_key(location: tuple[int | str, ...]) -> str:
+    """The key that an unknown one is most like, as the end of a message."""
+    parts: dict[str, type[Config]] = {
+        "label": Label,
+        "more_labels": MoreLabel,
+        "dense": Dense,
+        "categorical": Categorical,
+        "time": Time,
+    }
+    model = parts.get(str(location[0]), DelimitedSchema) if len(location) > 1 else DelimitedSchema
+    near = difflib.get_close_matches(str(location[-1]), model.model_fields, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(model.model_fields)}"
 
 
 def _shown(value: object) -> str:

@@ -238,6 +238,9 @@ def test_no_rows(tmp_path):
     ("schema", "messages"),
     [
         ("separator = ';;'\nfoo = 1", ["separator: must be", "found ';;'", "categorical: needed", "foo: unknown key"]),
+        (DIRECT.replace("columns", "colums"), ["categorical.0.colums: unknown key; did you mean columns?"]),
+        ("[lable]\ncolumn = 'l'\n" + DIRECT, ["lable: unknown key; did you mean label?"]),
+        ("separator = ';'\n" + DIRECT, ["The header is one column with separator = ';'; separator = ',' splits it."]),
         (DIRECT + "hash_rows = 5", ["categorical.0: ", "num_embeddings and hash_rows exclude each other"]),
         (DIRECT.replace('"int"', '"string"'), ["categorical.0: ", "needs ids that are numbers"]),
         (DIRECT.replace('"int"', '"text"'), ["categorical.0.kind: Input should be 'hex', 'int' or 'string'"]),
