@@ -189,7 +189,7 @@ def load_rows(
 
 
 def _has_changed(lane: Lane, part: Part) -> NDArray[np.bool_]:
-    """(n,) of the saved rows those that differ from what they were at first in these, smaller, tables. The others were
+    """(n,) of the saved rows those that differ from what they were at first in the saved tables. The others were
     on the device, or were to be trained, when they were saved; which depends on placement and look-ahead."""
     found = [np.zeros(0, np.bool_)]
     for rows, weights, state in _saved_blocks(lane, part):
@@ -218,6 +218,7 @@ def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Store
         pipeline.mover.catch_up()  # steps asked for so far come first
         pipeline.finish_copies()
         for lane, part in zip(pipeline.lanes, parts, strict=True):
+            part["has_changed"] = _has_changed(lane, part)
             _overwrite_lane(pipeline, lane, part)
         pipeline.finish_copies()
 

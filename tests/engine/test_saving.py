@@ -374,6 +374,32 @@ def test_a_larger_table_begins_as_the_smaller_one_did(before: float | None, afte
             larger.load_state_arrays(saved, grow=True)
 
 
+def test_rows_that_never_changed_in_saved_tables_are_not_overwritten() -> None:
+    """Though they were on the device when the others were saved."""
+    tables = one_table(0.5)
+    for _ in tables.look_ahead([bags([1, 2])]):
+        pass
+    arrays = tables.state_arrays()
+    step_all(tables, [bags([2, 3])])
+    before = tables.table_weights("t")
+    tables.overwrite_rows(arrays)
+    np.testing.assert_array_equal(tables.table_weights("t"), before)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_rows_that_begin_anew_in_a_larger_table_are_trained(depth: int) -> None:
+    """They were looked up in the latest batches before, which are in flight no more."""
+    tables = [TableConfig(name="t", num_embeddings=n, embedding_dim=4) for n in (10, 30)]
+    smaller, larger = (TieredEmbeddingBag([one], TierConfig(device_rows="100%", poison=True)) for one in tables)
+    for _ in smaller.look_ahead([bags([n]) for n in range(5)]):
+        pass
+    larger.load_state_arrays(smaller.state_arrays(), grow=True)
+    for planned in larger.look_ahead([bags([n]) for n in range(5)], depth=depth):
+        with torch.no_grad():
+            vectors = larger(planned)["t"].numpy()
+        np.testing.assert_array_equal(vectors, larger.table_weights("t")[planned.number - 5][None])
+
+
 @pytest.mark.parametrize("rows", ["3", "100%"])
 def test_rows_looked_up_and_never_changed_begin_as_a_larger_table_does(rows: str) -> None:
     """Where they lie, and how many batches were planned when the loop ended, makes no difference."""

@@ -236,7 +236,7 @@ def take_slots(
     batch, and touch it. mark: see `enter_batch`.
 
     Outputs, aligned with takers: slots (int64), initial (bool): the row is still at its initial value, and late (bool):
-    a batch from `oldest_held` on updates it on the host.
+    a batch from `oldest_held` on updates it on the host. Not if it is initial: rows that are used there are stored.
     """
     table = 0
     for i in range(takers.size):
@@ -255,7 +255,7 @@ def take_slots(
         slot_rows[slot] = row
         slot_used[slot] = batch
         codes[row] = slot + 1
-        late[i] = last_access[row] > oldest_held
+        late[i] = last_access[row] > oldest_held and not initial[i]
         touch(row, counts[u], batch, accesses, last_access)
         slot_accesses[slot] = accesses[row]
         locations[u] = slot
