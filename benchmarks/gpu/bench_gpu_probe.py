@@ -142,7 +142,7 @@ def _rows_of_a_batch(probe: Probe, rates: Rates, dim: int, samples: int, *, mean
     (group,) = make_groups(list(tables), 0)
     (batch,) = make_batches(tables, 1, samples, mean_hot=mean_hot)
     lookups = LookupsAhead([group], 0).start(batch)()[0]
-    distinct, kernels = lookups.distinct, row_kernels(probe.device, dim)
+    distinct, kernels = lookups.distinct, row_kernels(probe.device)
     slots = np.random.default_rng(0).permutation(group.num_rows)[: len(distinct.rows)]
     weights = torch.full((group.num_rows, dim), 0.01, device=probe.device)
     out = torch.empty((lookups.bags.num_vectors, dim), device=probe.device)
@@ -225,7 +225,7 @@ def _products(probe: Probe) -> Callable[[], object]:
 
 def _move(probe: Probe, name: str, tensors: tuple[Tensor, ...]) -> None:
     here, state, host_state, slots, host, rows = tensors
-    kernels, products = row_kernels(probe.device, here.shape[1]), _products(probe)
+    kernels, products = row_kernels(probe.device), _products(probe)
     num_bytes = len(rows) * here.shape[1] * 4
 
     def fetch() -> None:
@@ -329,7 +329,7 @@ def _interaction(probe: Probe, name: str, samples: int, interact: Callable[..., 
 
 
 def _host(probe: Probe) -> None:
-    device, kernels = probe.device, row_kernels(probe.device, 64)
+    device, kernels = probe.device, row_kernels(probe.device)
     weights, out = torch.zeros((64, 64), device=device), torch.zeros((8, 64), device=device)
     slots, segments, none = (
         torch.arange(8, device=device),

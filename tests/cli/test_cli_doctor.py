@@ -68,9 +68,9 @@ def test_a_hidden_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_launch_compares_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU the same copy runs as torch operations; one that changes a bit, or raises, is told."""
+    """On the CPU the same copy runs in numba; one that changes a bit, or raises, is told."""
     assert launched(torch.device("cpu")) == WORKS
-    monkeypatch.setattr("adaptive.kernels.rows.choose.torch_ops.fetch", lambda *given: None)
+    monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.fetch", lambda *given: None)
     assert launched(torch.device("cpu")) == "failed: rows arrived changed"
-    monkeypatch.setattr("adaptive.kernels.rows.choose.torch_ops.fetch", None)
+    monkeypatch.setattr("adaptive.kernels.rows.cpu_tensors.fetch", None)
     assert launched(torch.device("cpu")).startswith("failed: TypeError")

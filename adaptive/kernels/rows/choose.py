@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from adaptive.kernels.rows import gpu, torch_ops
-
-WIDEST = 1024  # columns that Triton's kernels know
+from adaptive.kernels.rows import gpu
 
 
 @dataclass(frozen=True)
 class RowKernels:
-    """The kernels for rows on a device; arguments as in `torch_ops`."""
+    """The kernels for rows on a device; arguments as in `rows.gpu`."""
 
     pool: Callable[..., None]
     update: Callable[..., None]
@@ -24,29 +22,26 @@ class RowKernels:
     initial_rows: Callable[..., None]
 
 
-def row_kernels(device: torch.device, width: int) -> RowKernels:
-    """Triton's on a GPU, for the widths that they know; else torch operations.
+def row_kernels(device: torch.device) -> RowKernels:
+    """Triton's on a GPU; numba's on tensors in ordinary memory.
 
     Raises:
-        ConfigError: if Triton is there and cannot launch kernels.
+        ConfigError: on a GPU, if Triton is missing, too old, or cannot launch kernels.
     """
-    if device.type == "cuda" and width <= WIDEST and gpu.available(device):
+    if device.type == "cuda":
         gpu.prepare()
         return triton_rows()
-    return torch_rows()
+    from adaptive.kernels.rows import cpu_tensors as here
 
-
-def torch_rows() -> RowKernels:
-    """Torch operations, on any device."""
     return RowKernels(
-        torch_ops.pool,
-        torch_ops.update,
-        torch_ops.decay,
-        torch_ops.accumulate,
-        torch_ops.drift,
-        torch_ops.fetch,
-        torch_ops.write_back,
-        torch_ops.initial_rows,
+        here.pool,
+        here.update,
+        here.decay,
+        here.accumulate,
+        here.drift,
+        here.fetch,
+        here.write_back,
+        here.initial_rows,
     )
 
 

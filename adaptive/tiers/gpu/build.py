@@ -54,7 +54,7 @@ def build_devices(
         try:
             devices = []
             for host, num_slots in zip(hosts, sizes.slots, strict=True):
-                kernels = row_kernels(mover.device, host.group.embedding_dim)
+                kernels = row_kernels(mover.device)
                 transfer = choice.transfer(host, mover, kernels, optimizer)
                 searcher = _searcher(host, tier, mover) if finds else None
                 work = mover, kernels, transfer, searcher

@@ -26,7 +26,7 @@ def launched(device: torch.device) -> str:
             slots = torch.arange(len(rows), device=device)
             there = torch.zeros((len(rows), _WIDTH), device=device)
             none = torch.empty((_ROWS, 0), device=device)
-            row_kernels(device, _WIDTH).fetch(there, none, slots, pinned.tensor, none, rows)
+            row_kernels(device).fetch(there, none, slots, pinned.tensor, none, rows)
             found, expected = there.cpu().numpy(), host[rows.cpu().numpy()]
         finally:
             pinned.close()

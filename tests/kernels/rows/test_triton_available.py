@@ -39,24 +39,31 @@ def test_without_triton_nothing_is_available_and_nothing_fails(monkeypatch: pyte
 
 
 @needs_triton
-def test_an_old_triton_is_not_used_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_triton_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it makes of divisions and roots flushes small numbers to 0."""
     import triton
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(triton, "__version__", "3.5.1")
-    with pytest.warns(UserWarning, match=r"Triton 3.5.1 is too old, 3.6 is needed"):
-        assert not gpu.available(CUDA)
+    assert not gpu.available(CUDA)
+    with pytest.raises(ConfigError, match=r"expected Triton 3\.6 or newer for a GPU, got 3\.5\.1\. Install"):
+        row_kernels(CUDA)
     for version in ("3.6.0", "3.10.0+git1", "4.0.0"):
         monkeypatch.setattr(triton, "__version__", version)
         assert gpu.available(CUDA)
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ConfigError, match=r"expected Triton 3\.6 or newer for a GPU, got none\. .*tier\.device=cpu"):
+        row_kernels(CUDA)
 
 
 @needs_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton can launch kernels here")
 def test_a_triton_that_cannot_launch_is_told_of_when_the_tiers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"Triton cannot launch kernels here: .*a C compiler"):
-        row_kernels(CUDA, 16)
+        row_kernels(CUDA)
 
 
 @needs_triton
@@ -64,6 +71,5 @@ def test_two_threads_do_not_make_triton_ready_at_once(monkeypatch: pytest.Monkey
     made: list[str] = []
     active = SimpleNamespace(get_current_target=lambda: made.append("ready"))
     monkeypatch.setitem(sys.modules, "triton.runtime.driver", SimpleNamespace(driver=SimpleNamespace(active=active)))
-    kernels = row_kernels(CUDA, 1024)
+    kernels = row_kernels(CUDA)
     assert made == ["ready"] and kernels.pool.__module__ == "adaptive.kernels.rows.gpu.pool"
-    assert row_kernels(CUDA, 1025).pool.__module__ == "adaptive.kernels.rows.torch_ops" and made == ["ready"]

@@ -1,4 +1,4 @@
-"""Weight decay of rows: numba's kernel, torch operations and Triton's have the same bits, and touch no other row."""
+"""Weight decay of rows: numba's kernel, on tensors too, and Triton's have the same bits, and touch no other row."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 import triton_setup
 from triton_setup import assert_same_bits, random_rows, run
 
-from adaptive.kernels.rows import torch_ops
+from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.cpu import decay
 
 KEPT = np.float32(0.97)
@@ -27,11 +27,11 @@ def test_all_ways_have_the_same_bits(dim: int) -> None:
     rows, slots = random_rows(random, 40, dim), random.permutation(40)[:23]
     expected = rows.copy()
     expected[slots] *= KEPT
-    by_numba, by_torch, by_triton = rows.copy(), torch.from_numpy(rows.copy()), rows.copy()
+    by_numba, by_tensor, by_triton = rows.copy(), torch.from_numpy(rows.copy()), rows.copy()
     decay.decay(0, slots, KEPT, by_numba, 2)
-    torch_ops.decay(by_torch, torch.from_numpy(slots), float(KEPT))
+    cpu_tensors.decay(by_tensor, torch.from_numpy(slots), float(KEPT))
     run(triton_setup.decay, by_triton, slots, float(KEPT))
-    for found in (by_numba, by_torch.numpy(), by_triton):
+    for found in (by_numba, by_tensor.numpy(), by_triton):
         assert_same_bits(found, expected)
 
 

@@ -1,4 +1,4 @@
-"""Deferred sums by Triton, interpreted or on a GPU, and by torch operations: the bits of `rows.cpu.deferred`."""
+"""Deferred sums by Triton, interpreted or on a GPU, and by numba on tensors: the bits of `rows.cpu.deferred`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from triton_setup import DEVICE, OPTIMIZERS, Floats, assert_same_bits, random_rows, run, settings_of
 
 import adaptive.kernels.rows.gpu.deferred
-from adaptive.kernels.rows import torch_ops
+from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.cpu import deferred, update
 from adaptive.kernels.rows.hot import hot_rows
 from adaptive.optim import Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -35,7 +35,7 @@ class Kernels:
 
 KINDS = {
     "triton": Kernels(triton_setup.accumulate, triton_setup.update),
-    "torch": Kernels(torch_ops.accumulate, torch_ops.update),
+    "cpu": Kernels(cpu_tensors.accumulate, cpu_tensors.update),
 }
 
 

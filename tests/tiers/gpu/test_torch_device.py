@@ -35,11 +35,10 @@ from torch import Tensor
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.engine import build as build_module
-from adaptive.kernels.rows import torch_ops
+from adaptive.kernels.rows import cpu_tensors
 from adaptive.kernels.rows.bags import one_each
-from adaptive.kernels.rows.cpu import initial, pool
+from adaptive.kernels.rows.cpu import pool
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
-from adaptive.planning.layout import make_groups
 from adaptive.planning.plan import Pooling
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU
@@ -288,31 +287,6 @@ def test_under_hybrid_vectors_cross_and_no_row(monkeypatch: pytest.MonkeyPatch) 
     assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
 
 
-# --- torch operations beside the CPU's kernels -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [1, 3, 16, 33])
-def test_initial_values(width: int) -> None:
-    tables = [
-        TableConfig(name=f"t{number}", num_embeddings=rows, embedding_dim=width, init_bound=bound)
-        for number, (rows, bound) in enumerate([(7, None), (1000, 0.5), (3, 0.0)])
-    ]
-    (group,) = make_groups(tables, 3)
-    rows = np.random.default_rng(0).permutation(group.num_rows)[:200].astype(np.int64)
-    slots = np.random.default_rng(1).permutation(300)[:200].astype(np.int64)
-    expected, expected_state = np.full((300, width), 9, np.float32), np.full((300, 2), 9, np.float32)
-    initial.initial_rows(
-        expected, expected_state, slots, rows, group.table_starts, group.table_keys, group.table_bounds, np.float32(0.1)
-    )
-    found, state = torch.full((300, width), 9.0), torch.full((300, 2), 9.0)
-    keys = torch.from_numpy(group.table_keys.view(np.int64))
-    starts, bounds = torch.from_numpy(group.table_starts), torch.from_numpy(group.table_bounds)
-    torch_ops.initial_rows(
-        found, state, torch.from_numpy(slots), torch.from_numpy(rows), starts, keys, bounds, float(np.float32(0.1))
-    )
-    assert np.array_equal(found.numpy(), expected) and np.array_equal(state.numpy(), expected_state)
-
-
 # --- how plans are cut -----------------------------------------------------------------------------------------------
 
 
@@ -358,7 +332,7 @@ def pool_cut(pooling: Pooling, device: np.ndarray, host: np.ndarray) -> np.ndarr
         rows = torch.from_numpy(host[cut.crossing]) if len(cut.crossing) else None
         bags_ = cut.bags
         where = bags_.row_locations, bags_.inverse, bags_.vectors, bags_.starts, bags_.scales
-        torch_ops.pool(torch.from_numpy(device), rows, *where, out, bags_.num_samples)
+        cpu_tensors.pool(torch.from_numpy(device), rows, *where, out, bags_.num_samples)
     if cut.on_host is not None:
         part = cut.on_host
         assert (part.locations < 0).all()
@@ -397,7 +371,7 @@ def test_bags_of_one_look_up_are_told() -> None:
     assert not one_each(long)
 
 
-# --- Triton's kernels in the place of torch operations ---------------------------------------------------------------
+# --- Triton's kernels in the place of numba's ---------------------------------------------------------------
 
 UNDER_TRITON = """
 import sys
@@ -406,7 +380,7 @@ import numpy as np
 from adaptive.kernels.rows import choose
 from adaptive.tiers.gpu import build
 from simulated_training import Case, Run, SkipsOnHost, Skips, same
-build.row_kernels = lambda device, width: choose.triton_rows()
+build.row_kernels = lambda device: choose.triton_rows()
 for case in (Case(SkipsOnHost, 1, "staged", "30%"), Case(SkipsOnHost, 2, "direct", "60%")):
     runs = [Run(case.build(d), case.depth, np.random.default_rng(1), {{}}, False) for d in ("cpu-torch", "cpu")]
     found = [run.train(6) for run in runs]

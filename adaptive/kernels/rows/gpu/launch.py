@@ -10,7 +10,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-MAX_WIDTH = 1024
+MAX_WIDTH = 4096  # 16 warps, whose threads have 128 registers each: more than any kernel takes
 WARP_VALUES = 256
 MAX_ROWS = 32
 # Of kernels that loop over tiles because each program needs scratch. An H100's 132 processors hold 17 each of what
@@ -39,7 +39,7 @@ EXACT_ARITHMETIC: dict[str, Any] = {"enable_fp_fusion": False}  # no multiplicat
 
 
 def tile_of(width: int, *, warps: int = 1) -> Tile:
-    """The tile for rows of `width` values, 1 to 1024, of as many warps if its rows suffice."""
+    """The tile for rows of `width` values, 1 to 4096, of as many warps if its rows suffice."""
     assert 1 <= width <= MAX_WIDTH, width
     block = int(triton.next_power_of_2(width))
     return Tile(min(MAX_ROWS, max(1, warps * WARP_VALUES // block)), block)

@@ -1,0 +1,190 @@
+"""The kernels of `rows.cpu` on tensors in ordinary memory, behind the signatures of `rows.gpu`.
+
+The GPU's code runs with them on a machine without one (`tier.device=cpu-torch`). Indices are checked, as numba's
+kernels do not: tests that leave out a wait must see an error, not a crash.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.kernels.aligned import empty_rows
+from adaptive.kernels.rows.cpu import decay as decay_kernels
+from adaptive.kernels.rows.cpu import deferred as deferred_kernels
+from adaptive.kernels.rows.cpu import drift as drift_kernels
+from adaptive.kernels.rows.cpu import initial as initial_kernels
+from adaptive.kernels.rows.cpu import move as move_kernels
+from adaptive.kernels.rows.cpu import pool as pool_kernels
+from adaptive.kernels.rows.cpu import update as update_kernels
+
+Array = NDArray[Any]
+
+
+def pool(
+    weights: Tensor,
+    host_weights: Tensor | None,
+    row_locations: Tensor,
+    inverse: Tensor,
+    bag_vectors: Tensor,
+    bag_starts: Tensor,
+    scales: Tensor,
+    out: Tensor,
+    num_samples: int = 0,
+) -> None:
+    """As `gpu.pool.pool`."""
+    num_bags = len(out) if num_samples else len(bag_vectors)
+    if not num_bags:
+        return
+    if num_samples:
+        bags = np.arange(num_bags, dtype=np.int32)
+        vectors = bags % num_samples * (num_bags // num_samples) + bags // num_samples
+    else:
+        vectors = _below(len(out), bag_vectors).astype(np.int32, copy=False)
+    near, far = _array(weights), _rows_or_none(host_weights, weights)
+    lookups = _below(len(row_locations), inverse).astype(np.int32, copy=False)
+    starts = _array(bag_starts) if len(bag_starts) else np.arange(num_bags + 1)
+    _check_segments(starts, len(lookups))
+    where = _array(row_locations)
+    _check_locations(where[lookups], near, far)
+    pool_kernels.pool_range(0, num_bags, _array(out), vectors, starts, lookups, where, _array(scales), near, far)
+
+
+def update(
+    weights: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    segments: Tensor,
+    vectors: Tensor,
+    scales: Tensor,
+    gradients: Tensor,
+    kind: int,
+    settings: list[float],
+    corrections: Tensor,
+    norms: Tensor,
+    *,
+    squares: Tensor | None = None,
+    hot: Tensor | None = None,
+) -> None:
+    """As `gpu.update.update`; `hot` is not needed."""
+    places, lookups = _below(len(weights), slots), _below(len(gradients), vectors)
+    tables, count, width = (_array(weights), _array(state)), len(places), weights.shape[1]
+    rule = kind, np.array(settings, np.float32), _array(corrections), _array(norms)
+    scratch = empty_rows(1, width), empty_rows(1, width)
+    if squares is not None:
+        entries, sums = lookups.astype(np.int64), (_array(gradients), _array(squares))
+        deferred_kernels.apply_sums(0, count, 0, places, entries, *sums, *tables, *rule, scratch[1])
+        return
+    ends = _array(segments)
+    _check_segments(ends, len(lookups))
+    sent = ends, lookups.astype(np.int32, copy=False), _array(scales), _array(gradients)
+    none = tables[0][:0], tables[1][:0]
+    update_kernels.update_range(0, count, places, *sent, *tables, *none, *rule, *scratch)
+
+
+def decay(weights: Tensor, slots: Tensor, kept: float) -> None:
+    """As `gpu.decay.decay`."""
+    decay_kernels.decay(0, _below(len(weights), slots), np.float32(kept), _array(weights), 1)
+
+
+def accumulate(
+    entries: Tensor,
+    segments: Tensor,
+    vectors: Tensor,
+    scales: Tensor,
+    gradients: Tensor,
+    sums: Tensor,
+    squares: Tensor,
+    pending: Tensor,
+    *,
+    hot: Tensor | None = None,
+) -> None:
+    """As `gpu.deferred.accumulate`; `hot` is not needed."""
+    places, ends = _below(len(sums), entries), _array(segments)
+    lookups = _below(len(gradients), vectors).astype(np.int32, copy=False)
+    _check_segments(ends, len(lookups))
+    sent, tables = (ends, lookups, _array(scales), _array(gradients)), (_array(sums), _array(squares), _array(pending))
+    deferred_kernels.accumulate(0, len(places), places, *sent, *tables, empty_rows(1, sums.shape[1]))
+
+
+def drift(
+    locations: Tensor,
+    entries: Tensor,
+    known: Tensor,
+    weights: Tensor,
+    host_weights: Tensor | None,
+    snapshots: Tensor,
+    drifts: Tensor,
+) -> None:
+    """As `gpu.drift.drift`."""
+    near, far = _array(weights), _rows_or_none(host_weights, weights)
+    where, places = _array(locations), _below(len(snapshots), entries).astype(np.int32, copy=False)
+    _check_locations(where, near, far)
+    tables = near, far, _array(snapshots), _array(drifts), empty_rows(1, snapshots.shape[1])
+    drift_kernels.drift_range(0, len(where), where, places, _array(known), *tables)
+
+
+def fetch(
+    weights: Tensor, state: Tensor, slots: Tensor, host_weights: Tensor, host_state: Tensor, rows: Tensor
+) -> None:
+    """As `gpu.move.fetch`."""
+    _copy((weights, state), slots, (host_weights, host_state), rows)
+
+
+def write_back(
+    weights: Tensor, state: Tensor, slots: Tensor, host_weights: Tensor, host_state: Tensor, rows: Tensor
+) -> None:
+    """As `gpu.move.write_back`."""
+    _copy((host_weights, host_state), rows, (weights, state), slots)
+
+
+def initial_rows(
+    weights: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    rows: Tensor,
+    table_starts: Tensor,
+    table_keys: Tensor,
+    table_bounds: Tensor,
+    first_state: float,
+) -> None:
+    """As `gpu.initial.initial_rows`."""
+    places, starts = _below(len(weights), slots), _array(table_starts)
+    tables = starts, _array(table_keys).view(np.uint64), _array(table_bounds)
+    numbers = _below(int(starts[-1]), rows)
+    initial_kernels.initial_rows(_array(weights), _array(state), places, numbers, *tables, np.float32(first_state))
+
+
+def _copy(to: tuple[Tensor, Tensor], to_rows: Tensor, source: tuple[Tensor, Tensor], source_rows: Tensor) -> None:
+    there, here = _below(len(to[0]), to_rows), _below(len(source[0]), source_rows)
+    assert len(there) == len(here)
+    move_kernels.copy_rows(_array(to[0]), _array(to[1]), there, _array(source[0]), _array(source[1]), here)
+
+
+def _array(tensor: Tensor) -> Array:
+    """Its memory."""
+    assert tensor.is_contiguous()
+    array: Array = tensor.detach().numpy()
+    return array
+
+
+def _rows_or_none(rows: Tensor | None, like: Tensor) -> Array:
+    return _array(like)[:0] if rows is None else _array(rows)
+
+
+def _below(size: int, numbers: Tensor) -> Array:
+    """Numbers (n,) as an array, each from 0 to size - 1."""
+    array = _array(numbers)
+    assert not len(array) or (array.min() >= 0 and array.max() < size)
+    return array
+
+
+def _check_locations(locations: Array, near: Array, far: Array) -> None:
+    """Locations (n,) are of rows that are there."""
+    assert not len(locations) or (locations.max() < len(near) and locations.min() >= -len(far))
+
+
+def _check_segments(starts: Array, count: int) -> None:
+    """`starts` (n + 1,) ascend, from 0 to `count` at most."""
+    assert starts[0] >= 0 and starts[-1] <= count and (np.diff(starts) >= 0).all()
