@@ -40,6 +40,9 @@ FIRST_BATCHES = 16  # from which the device tier is sized
 CALIBRATION_SHARE = 0.05  # of the inputs, as FAE's paper has it
 LEAST_SAMPLE, DEFAULT_SAMPLE, LARGEST_SAMPLE = 1 << 15, 1 << 18, 1 << 22  # inputs; of 26 ids: 14 MB, 110 MB, 1.8 GB
 
+# Deterministic products ask for it. Torch looks once, at the first product of any kind.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 
 @dataclass(frozen=True)
 class Components:
@@ -245,20 +248,19 @@ def torch_settings(config: TrainConfig) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filling: Any = torch.utils.deterministic
     products: Any = torch.backends.cuda.matmul
-    precision = products.fp32_precision
+    tf32 = products.allow_tf32
     fills = filling.fill_uninitialized_memory
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(config.seed)
         try:
             if config.tf32:
-                products.fp32_precision = "tf32"
+                products.allow_tf32 = True  # by `fp32_precision`, torch's older getters would raise from then on
             if config.deterministic:
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
                 torch.use_deterministic_algorithms(True)
                 # Else every `torch.empty` is filled first: some 150 MB a step of 16,384, all of it written again.
                 filling.fill_uninitialized_memory = False
             yield
         finally:
             filling.fill_uninitialized_memory = fills
-            products.fp32_precision = precision
+            products.allow_tf32 = tf32
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])

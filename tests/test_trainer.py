@@ -167,14 +167,16 @@ def test_deterministic_runs_do_not_fill_memory_that_is_written_next() -> None:
 
 
 def test_tf32_is_for_matrix_products_on_a_gpu_and_for_the_time_of_a_run() -> None:
-    before = torch.backends.cuda.matmul.fp32_precision
-    assert before != "tf32"
+    """All of torch's getters agree: some raise where the newest of them was set."""
+    products = torch.backends.cuda.matmul
+    assert not products.allow_tf32
     with torch_settings(toy_config()):
-        assert torch.backends.cuda.matmul.fp32_precision == before
+        assert not products.allow_tf32
     with torch_settings(toy_config(tf32=True)):
-        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert products.allow_tf32 and products.fp32_precision == "tf32"
+        assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.mkldnn.matmul.fp32_precision != "tf32"  # the CPU's numbers stay
-    assert torch.backends.cuda.matmul.fp32_precision == before
+    assert not products.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
 
 
 # -- the numbers --------------------------------------------------------------------------------------------------

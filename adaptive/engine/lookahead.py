@@ -263,6 +263,7 @@ class _Worker:
 
     def _run(self) -> None:
         try:
+            self._pipeline.mover.enter_thread()
             carried_out = _carried_out(
                 self._pipeline, self._batches, self._depth, self._wait_until_trained, self._hand_over
             )

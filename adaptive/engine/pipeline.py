@@ -133,7 +133,8 @@ class Pipeline:
         slots = sorted((feature for group in self.groups for feature in group.features), key=lambda f: f.position)
         self.features = tuple(feature.name for feature in slots)
         threads = plan_threads(tier, on_cpu=mover.device.type == "cpu")
-        self.lookups_ahead = LookupsAhead(self.groups, threads - 1, [lane.device.searcher for lane in self.lanes])
+        searchers = [lane.device.searcher for lane in self.lanes]
+        self.lookups_ahead = LookupsAhead(self.groups, threads - 1, searchers, mover.enter_thread)
         self.lock: AbstractContextManager[object] = threading.Lock()
         self.is_forked = False
         _PIPELINES.add(self)

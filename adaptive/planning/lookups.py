@@ -213,9 +213,13 @@ class LookupsAhead:
     """
 
     def __init__(
-        self, groups: Sequence[Group], helpers: int, searchers: Sequence[Searcher | None] | None = None
+        self,
+        groups: Sequence[Group],
+        helpers: int,
+        searchers: Sequence[Searcher | None] | None = None,
+        enter_thread: Callable[[], None] | None = None,
     ) -> None:
-        self.helpers = helpers
+        self.helpers, self._enter_thread = helpers, enter_thread
         self._searchers = tuple(searchers or [None] * len(groups))
         self._working = False
         self._finders: SimpleQueue[list[DistinctFinder]] = SimpleQueue()  # those that no thread uses now
@@ -231,7 +235,7 @@ class LookupsAhead:
             if not self.helpers:
                 yield
                 return
-            with ThreadPoolExecutor(self.helpers, "adaptive-lookups") as self._pool:
+            with ThreadPoolExecutor(self.helpers, "adaptive-lookups", self._enter_thread) as self._pool:
                 try:
                     yield
                 finally:

@@ -94,6 +94,11 @@ class Mover:
         self._moved: dict[int, Event] = {}
         self._buffers: list[int] = []  # of each plan buffer: the batch that uses it
 
+    def enter_thread(self) -> None:
+        """Make the device current in the calling thread: else CUDA would open a context on device 0 for it."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     # --- the order of batches --------------------------------------------------------------------------------
 
     def begin(self, trained: int) -> None:

@@ -85,5 +85,5 @@ def _pinned(num_bytes: int) -> Tensor:
             raise
         raise ConfigError(
             f"a buffer of {num_bytes:,} bytes of host memory cannot be pinned: {str(error).splitlines()[0]}. Free host "
-            f"memory, raise the limit of locked memory (ulimit -l), or lower batch_size or depth"
+            f"memory, or lower batch_size or depth"
         ) from error

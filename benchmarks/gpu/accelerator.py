@@ -21,6 +21,8 @@ from benchmarks import harness
 TierDevice = Literal["cuda", "cpu-torch"]
 NO_GPU = "torch finds no CUDA device here: nothing was checked and nothing was timed"
 LINK = ("Memcpy HtoD", "Memcpy DtoH")  # names of copies between host and device, as the profiler has them
+CACHE_BYTES = 64 << 20  # more than the caches of a GPU hold
+SLEEP_CYCLES = 2_000_000  # about a millisecond, longer than any launch
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")  # calls in which the host waits
 
 
@@ -41,6 +43,7 @@ class Accelerator:
         self.tier = tier
         self.is_gpu = tier == "cuda"
         self.device = torch.device("cuda" if self.is_gpu else "cpu")
+        self._cache: Tensor | None = None
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
@@ -60,14 +63,27 @@ class Accelerator:
         return float(first.elapsed_time(last) if self.is_gpu else (last - first) * 1e3)
 
     def times_ms(self, work: Callable[[], object], *, rounds: int, warm_up: int = 2) -> list[float]:
-        """The time of the current stream for each call of `work`."""
+        """The time of the current stream for each call of `work`, once its data have left the device's caches.
+
+        The stream is kept busy while the host launches the work: on an empty queue the time of a launch would count.
+        """
         pairs = []
         for _ in range(warm_up + rounds):
+            self._fill_queue()
             first = self.mark()
             work()
             pairs.append((first, self.mark()))
         self.synchronize()
         return [self.milliseconds(*pair) for pair in pairs[warm_up:]]
+
+    def _fill_queue(self) -> None:
+        """Give the current stream a millisecond of other work that overwrites the device's caches."""
+        if not self.is_gpu:
+            return
+        if self._cache is None:
+            self._cache = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=self.device)
+        self._cache.zero_()
+        torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
 
     def pinned(self, *shape: int) -> Tensor:
         """A float32 tensor in host memory that the device reaches by itself."""

@@ -4,7 +4,7 @@
 
 *kernels*: pooling and update of a batch, rows with many lookups in a launch of their own, and one by one.
 *link*: pinned rows read and written by kernels of 16, 64 and all programs, alone and beside matrix products.
-*planning*: what finding distinct rows by a sort would take on the device. *dense*: the dense part in float32, TF32 and
+*planning*: what finding lookups on the device takes, and its sort. *dense*: the dense part in float32, TF32 and
 bfloat16, and the interaction three ways. *host*: what launches, streams, events and packing a plan take of the host.
 
 Numbers are milliseconds of the device unless their name says otherwise. Results of these kernels are checked elsewhere
@@ -24,15 +24,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.kernels.planning.torch_lookups import find_lookups
 from adaptive.kernels.rows.choose import RowKernels, row_kernels
 from adaptive.kernels.rows.hot import hot_rows
 from adaptive.models.layers.interaction import dot_interaction, gathered_dot_interaction, plain_dot_interaction
 from adaptive.optim import RowwiseAdagrad
 from adaptive.planning.layout import make_groups
 from adaptive.planning.lookups import LookupsAhead
+from adaptive.tiers.gpu.lookups import DeviceSearcher
 from adaptive.tiers.gpu.pinned import Pinned
 from adaptive.tiers.gpu.sent_plan import bag_arrays
 from adaptive.tiers.host import whole_pages
+from adaptive.tiers.mover import Mover
+from adaptive.tiers.streams import streams_of
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
 from benchmarks.gpu.ending import kept_when_ended
@@ -265,24 +269,20 @@ def _capped(probe: Probe, programs: int) -> Iterator[None]:
 
 def _planning(probe: Probe) -> None:
     tables = kaggle_tables(probe.settings.ids, 64)
-    starts = np.cumsum([0, *(table.num_embeddings for table in tables)])
+    (group,) = make_groups(list(tables), 0)
     for samples, mean_hot in ((max(probe.settings.batches), 1), (probe.settings.heavy, 10)):
         if samples:
             (batch,) = make_batches(tables, 1, samples, mean_hot=mean_hot)
-            counts = [batch.num_lookups(feature) for feature in range(len(tables))]
-            rows = probe.send((batch.ids + np.repeat(starts[:-1], counts)).astype(np.int32))
-            name = f"{len(rows)}_lookups"
+            mover = Mover(streams_of(probe.device))
+            mover.begin(-1)
+            search = DeviceSearcher(group, mover, least=0, least_per_bag=0).start(batch)
+            assert search is not None
+            search.launch()
+            search.lookups()
+            memory, (rows, ends) = search._memory, search._memory.sent.tensors[:2]
+            name, given = f"{len(rows)}_lookups", (rows, ends, memory.bags, memory.found)
             probe.note(f"sort_{name}_ms", probe.ms(lambda rows=rows: torch.sort(rows, stable=True)))  # type: ignore[misc]
-            probe.note(f"distinct_by_sort_{name}_ms", probe.ms(lambda rows=rows: _by_sort(rows)))  # type: ignore[misc]
-
-
-def _by_sort(rows: Tensor) -> Tensor:
-    """(N,) look-up -> number of its distinct row, all on the device."""
-    ordered, places = torch.sort(rows, stable=True)
-    new = torch.ones_like(ordered, dtype=torch.bool)
-    torch.ne(ordered[1:], ordered[:-1], out=new[1:])
-    number = torch.cumsum(new, 0, dtype=torch.int32) - 1
-    return torch.empty_like(number).scatter_(0, places, number)
+            probe.note(f"find_{name}_ms", probe.ms(lambda given=given: find_lookups(*given)))  # type: ignore[misc]
 
 
 # --- the dense part ----------------------------------------------------------------------------------------------
@@ -290,18 +290,18 @@ def _by_sort(rows: Tensor) -> Tensor:
 
 def _dense(probe: Probe) -> None:
     products: Any = torch.backends.cuda.matmul
-    before = products.fp32_precision
+    before = products.allow_tf32
     for samples in probe.settings.batches:
-        for name, bf16, precision in (("fp32", False, "ieee"), ("tf32", False, "tf32"), ("bf16", True, "tf32")):
+        for name, bf16, tf32 in (("fp32", False, False), ("tf32", False, True), ("bf16", True, True)):
             workload = Workload(gigabytes=0.1, dim=probe.settings.dims[0], bf16=bf16)
             (batch,) = workload.batches(1, samples, seed=0)
-            products.fp32_precision = precision
+            products.allow_tf32 = tf32
             try:
                 work = WholeStep(workload, probe.accelerator).dense_alone(batch)
                 probe.note(f"dense_b{samples}_{name}_ms", probe.ms(work))
                 probe.note(f"dense_b{samples}_{name}_host_us", probe.host_us(work, 10))
             finally:
-                products.fp32_precision = before
+                products.allow_tf32 = before
         for name, interact in (
             ("chosen", dot_interaction),
             ("gathered", gathered_dot_interaction),

@@ -33,8 +33,10 @@ HYBRID, TORCH, TORCH_HOST = Spec("hybrid", 0), Spec("torch"), Spec("torch_host",
 Wanted = dict[Workload, dict[Spec, list[Point]]]
 HEADER = (
     "workload", "batch", "variant", "depth", "step ms", "all on device ms", "speed", "floor ms", "over floor",
-    "hit rate", "rows moved", "forward ms", "dense ms", "update ms", "wait ms", "plan ms",
+    "hit rate", "rows moved", "forward ms", "dense ms", "update ms", "wait ms", "read ms", "learn ms", "plan ms",
+    "write back ms", "fetch ms", "look-ahead ms",
 )  # fmt: skip
+LOOK_AHEAD = ("read", "learn", "plan", "write_back", "fetch")  # stages of its thread
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def run(settings: Settings) -> Report:
     until = time.monotonic() + settings.seconds
     accelerator = open_accelerator(settings.device)
     if settings.tf32:
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = True
     report = Report()
     rates = measure_rates(accelerator, settings.copy_megabytes)
     table = report.table(f"whole step, {settings.steps} steps a turn at most, {settings.rounds} turns", *HEADER)
@@ -176,10 +178,12 @@ def _tell(table: Table, workload: Workload, timing: Timing, rates: Rates, dense:
     floor = traffic.step_ms(rates, dense.ms(point.batch))
     moved = it.per_step(Counter.FETCHED, Counter.WRITTEN_BACK) if it.statistics else None
     hits = None if it.hit_rate is None else f"{it.hit_rate:.1%}"
+    ahead = [it.host_ms(stage) for stage in LOOK_AHEAD]
     title = timing.spec.title if timing.side_by_side else f"{timing.spec.title} (not side by side)"
     table.add(
         workload.title, point.batch, title, point.depth, it.ms, timing.reference.ms, timing.speed, floor, it.ms / floor,
-        hits, moved, *it.phases.values(), it.host_ms("wait"), it.host_ms("plan"),
+        hits, moved, *it.phases.values(), it.host_ms("wait"), *ahead,
+        sum(one or 0.0 for one in ahead) if it.statistics else None,
     )  # fmt: skip
 
 

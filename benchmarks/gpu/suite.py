@@ -17,19 +17,24 @@ EXAMPLES = {"full": 200, "quick": 40, "smoke": 10}  # drawn trainings of the inv
 NO_TESTS = 5  # what pytest ends with where it finds none
 # Side by side: on a new machine most of their time goes into compiling kernels, which a process does on one core.
 PROCESSES = (("contract",), ("invariance",), ("bf16", "determinism", "lookups", "ranks", "saving", "waits"))
+# What names a wrong kernel, on a GPU.
+KERNELS = ("tests/kernels/rows", "tests/kernels/gpu", "tests/tiers/gpu")
+OF_A_GPU = "triton or gpu or pinned"
 
 
 def run_suite(tier: str, size: str, seconds: float, *, only: str = "") -> Report:
     """What passed, failed and was skipped. `tier` is `cuda`, or `cpu-torch` for a rehearsal on the CPU."""
     environment = os.environ | {"GPU_SUITE_DEVICE": tier, "GPU_SUITE_EXAMPLES": str(EXAMPLES[size])}
-    shares = PROCESSES if tier == "cuda" else (sum(PROCESSES, ()),)
+    shares = [[f"tests/gpu/test_gpu_{name}.py" for name in names] for names in PROCESSES]
+    # Without a GPU one process rehearses the suite; kernels are interpreted by their own tests there.
+    shares = [list(KERNELS), *shares] if tier == "cuda" else [[file for share in shares for file in share]]
     with tempfile.TemporaryDirectory() as folder:
         results = [Path(folder) / f"results{number}.xml" for number in range(len(shares))]
         outputs = [path.with_suffix(".txt") for path in results]
         processes = []
-        for names, path, output in zip(shares, results, outputs, strict=True):
-            files = [f"tests/gpu/test_gpu_{name}.py" for name in names]
-            command = [sys.executable, "-m", "pytest", *files, "-q", "-m", "gpu", "-p", "no:cacheprovider", "-k", only]
+        for files, path, output in zip(shares, results, outputs, strict=True):
+            chosen = ["-k", OF_A_GPU] if files == list(KERNELS) else ["-m", "gpu", "-k", only]
+            command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider", *chosen]
             # Elsewhere torch, Triton and pytest have other versions, and other things to warn of.
             command += ["-o", "filterwarnings=default", f"--junitxml={path}", "--durations=5"]
             print(f"\n=== {shlex.join(command[1:])}", flush=True)

@@ -5,8 +5,10 @@ for bit (`simulated_training`). Leave out one wait, anywhere, and for some seed 
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +19,10 @@ from hypothesis import strategies as st
 from simulated_training import BATCHES, CASES, TABLES, Case, check, simulated, small_buffers
 from torch import Tensor
 
+from adaptive.config import TierConfig
+from adaptive.embedding import TieredEmbeddingBag
 from adaptive.planned import GroupWork
-from adaptive.tiers.mover import Mover
+from adaptive.tiers.mover import Mover, inline
 from adaptive.tiers.streams import _CudaStream
 
 
@@ -167,6 +171,22 @@ def test_the_stream_that_is_current_is_not_entered_again(monkeypatch: pytest.Mon
     current[0] = 1
     _CudaStream(device, None).run(lambda: done.append(3))
     assert (done, entered) == ([1, 2, 3], ["own", "current"])
+
+
+def test_threads_that_ask_make_the_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-ahead's and its helpers': else CUDA would open a context on device 0 for each."""
+    entered: set[str] = set()
+    monkeypatch.setattr(Mover, "enter_thread", lambda self: entered.add(threading.current_thread().name))
+    tier = TierConfig(device="cpu-torch", device_rows="60%", plan_threads=3)
+    with TieredEmbeddingBag(TABLES, tier, policy=Scattered) as embeddings:
+        train_more(embeddings, Trainee(TABLES), BATCHES, 2)
+    assert "adaptive-look-ahead" in entered and any(name.startswith("adaptive-lookups") for name in entered)
+    set_for: list[object] = []
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "set_device", set_for.append)
+    for device in (torch.device("cpu"), torch.device("cuda", 1)):
+        Mover(replace(inline(torch.device("cpu")), device=device)).enter_thread()
+    assert set_for == [torch.device("cuda", 1)]
 
 
 # --- closing ---------------------------------------------------------------------------------------------------------

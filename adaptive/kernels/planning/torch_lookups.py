@@ -58,7 +58,12 @@ def number_rows(rows: Tensor, lookup_ends: Tensor, found: Found) -> Sorted:
     size, places = len(rows), _count(rows)
     begins = torch.ones(size, dtype=torch.bool, device=rows.device)  # the first look-up of its row
     torch.ne(values[1:], values[:-1], out=begins[1:])
-    starts = torch.cummax(places * begins, 0).values
+    number = torch.cumsum(begins, 0) - 1  # of the row at each sorted place
+    # Each row's first place, once; all others write behind all rows. A running maximum would be the same, but torch's
+    # takes one thread block for a whole batch.
+    heads = torch.empty(size + 1, dtype=torch.int64, device=rows.device)
+    heads[torch.where(begins, number, size)] = places
+    starts = heads[number]
     comes_first = torch.empty_like(begins)
     comes_first[order] = begins
     before = torch.zeros(size + 1, dtype=torch.int64, device=rows.device)  # rows that come first before a look-up

@@ -174,7 +174,7 @@ class _TritonDots(torch.autograd.Function):
 
         bottom, pooled = bottom.detach().contiguous(), pooled.detach().contiguous()
         out = _empty_output(bottom, pooled, include_self)
-        ctx.tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+        ctx.tf32 = torch.backends.cuda.matmul.allow_tf32
         interaction.dot_forward(bottom, pooled, include_self, out, tf32=ctx.tf32)
         ctx.save_for_backward(bottom, pooled)
         ctx.include_self = include_self

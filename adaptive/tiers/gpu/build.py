@@ -55,6 +55,8 @@ def build_devices(
             devices = []
             for host, num_slots in zip(hosts, sizes.slots, strict=True):
                 kernels = row_kernels(mover.device)
+                if mover.device.type == "cuda":
+                    launch_once(kernels, mover.device, host.group.embedding_dim, optimizer)
                 transfer = choice.transfer(host, mover, kernels, optimizer)
                 searcher = _searcher(host, tier, mover) if finds else None
                 work = mover, kernels, transfer, searcher
@@ -63,6 +65,31 @@ def build_devices(
         except torch.OutOfMemoryError:
             devices.clear()
         sizes = shrunk(sizes, groups, tier, optimizer, policy)
+
+
+def launch_once(kernels: RowKernels, device: torch.device, width: int, optimizer: RowOptimizer) -> None:
+    """Launch each kernel on one row, as training usually does.
+
+    Triton compiles a kernel at its first launch, which two threads must not make at once. Rows that wait or drift are
+    the training thread's alone.
+    """
+    slot, segments, vectors = (
+        torch.arange(count, dtype=kind, device=device)
+        for count, kind in ((1, torch.int64), (2, torch.int64), (1, torch.int32))
+    )
+    weights, gradients = torch.zeros((2, 1, width), device=device)
+    state, none = torch.zeros((1, optimizer.state_width(width)), device=device), torch.empty(0, device=device)
+    settings = [float(value) for value in optimizer.settings()]
+    corrections, norms = torch.from_numpy(optimizer.corrections()).to(device), torch.empty(1, device=device)
+    kernels.initial_rows(weights, state, slot, slot, segments, slot, norms, 0.0)
+    for move in (kernels.fetch, kernels.write_back):
+        move(weights, state, slot, gradients, state.clone(), slot)
+    kernels.pool(weights, None, slot, vectors, vectors[:0], segments[:0], none, gradients, 1)
+    kernels.pool(weights, None, slot, vectors, vectors, segments, none, gradients)
+    if optimizer.kept != 1:
+        kernels.decay(weights, slot, optimizer.kept)
+    rule = optimizer.kind, settings, corrections, norms
+    kernels.update(weights, state, slot, segments, vectors, none, gradients, *rule, hot=vectors[:0])
 
 
 @dataclass(frozen=True)

@@ -263,6 +263,7 @@ class TorchDevice(DeviceTier):
     def forget_watched(self) -> None:
         self._snapshots.fill_(torch.nan)
         self._sums.forget()
+        self._mover.settle()
 
     def kept(self, num_entries: int) -> WatchedValues:
         snapshots = self._link.read(self._snapshots, np.arange(min(num_entries, len(self._snapshots))))
@@ -272,6 +273,7 @@ class TorchDevice(DeviceTier):
         self.forget_watched()
         self._snapshots[: len(kept.snapshots)] = torch.from_numpy(kept.snapshots).to(self._snapshots.device)
         self._sums.restore(kept.waiting, kept.sums, kept.squares)
+        self._mover.settle()
 
     @property
     def num_bytes(self) -> tuple[int, int, int]:

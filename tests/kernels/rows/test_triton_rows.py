@@ -1,5 +1,6 @@
 """Drift, moves and initial values in Triton: bit for bit as on the CPU, interpreted or on a GPU."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
 
 from adaptive.config import TableConfig
+from adaptive.kernels.rows.choose import RowKernels
 from adaptive.kernels.rows.cpu import drift, initial
 from adaptive.kernels.rows.gpu import move
+from adaptive.optim import Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planning.layout import make_groups
+from adaptive.tiers.gpu.build import launch_once
 
 DIMS = [1, 3, 16, 17, 64, 130]
 SEEDS = st.integers(0, 2**32 - 1)
@@ -165,3 +169,25 @@ def test_initial_values_equal_the_twin(dim: int, sizes: list[int], seed: int, da
     (weights, state), (expected, expected_state) = initial_on_device(*case), initial_by_twin(*case)
     assert_same_bits(weights.numpy(), expected)
     assert_same_bits(state, expected_state)
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [Adam(), RowwiseAdagrad(weight_decay=0.1)], ids=lambda o: type(o).__name__)
+def test_each_kernel_is_launched_once_when_tiers_are_made(optimizer: RowOptimizer) -> None:
+    """Of those that two threads would otherwise compile at once."""
+    launched = []
+
+    def noted(name: str) -> Any:
+        def kernel(*arguments: Any, **options: Any) -> None:
+            launched.append(name)
+            getattr(triton_setup, name)(*arguments, **options)
+
+        return kernel
+
+    kernels = RowKernels(**{field.name: noted(field.name) for field in fields(RowKernels)})
+    with ready():
+        launch_once(kernels, DEVICE, 16, optimizer)
+    expected = ["initial_rows", "fetch", "write_back", "pool", "pool", "update"]
+    assert sorted(launched) == sorted([*expected, *(["decay"] if optimizer.kept != 1 else [])])
