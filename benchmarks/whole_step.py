@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from adaptive.batch import Batch
 from adaptive.models.dlrm import DLRM, DLRMConfig
 from benchmarks import harness
-from benchmarks.bench_dense import index_interaction, without_padding
 from benchmarks.harness import Report, check_equal, median_ms, paired, timed
 from benchmarks.peers_dlrm import DlrmCheckout
 from benchmarks.step_cases import CHECK_STEPS, Case, Settings
@@ -28,6 +27,7 @@ from benchmarks.variants import DENSE_RATE, Embeddings, NotAvailable, Ours, Setu
 
 TOLERANCE = 0.02  # of the change of the logits
 TOLERANCE_BF16 = 0.1  # of the logits themselves: two bfloat16 models round differently
+NUM_DOTS = 26 * 27 // 2
 Make = Callable[[], "Whole"]
 
 
@@ -214,7 +214,7 @@ def with_plain_model(
     """A peer's embeddings with our weights, under the dense part of plain torch."""
     peer = kind(setup)
     peer.load(ours.weights())
-    layers, forward = without_padding(make_model(case, len(setup.tables), small=small), index_interaction)
+    layers, forward = without_padding(make_model(case, len(setup.tables), small=small))
     return WithModel(peer.name + ", plain dense part", peer, forward, layers)
 
 
@@ -282,3 +282,30 @@ def _tell(
         if key not in ("adaptive", "dense", "tiers"):
             report.ratios[f"step_vs_{key}_{kind}{case.suffix}"] = over
     report.ratios[f"step_over_dense_alone_{kind}{case.suffix}"] = paired(times["adaptive"], times["dense"])
+
+
+def index_interaction(bottom: Tensor, pooled: Tensor) -> Tensor:
+    """The usual way: cat, bmm, index; (B, D + dots) without padding."""
+    vectors = torch.cat([bottom[:, None], pooled], dim=1)
+    products = torch.bmm(vectors, vectors.transpose(1, 2))
+    i, j = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
+    return torch.cat([bottom, products[:, i, j]], dim=1)
+
+
+def without_padding(model: DLRM) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+    """The same model with a top MLP of exactly as many inputs as there are values; its layers and its forward."""
+    width = model.config.embedding_dim + NUM_DOTS
+    padded = model.top[0]
+    assert isinstance(padded, nn.Linear)
+    narrow = nn.Linear(width, padded.out_features)
+    with torch.no_grad():
+        narrow.weight.copy_(padded.weight[:, :width])
+        narrow.bias.copy_(padded.bias)
+    bottom, top = model.bottom, nn.Sequential(narrow, *list(model.top)[1:])
+    assert bottom is not None
+
+    def forward(dense: Tensor, pooled: Tensor) -> Tensor:
+        logits: Tensor = top(index_interaction(bottom(dense), pooled)[:, :width])
+        return logits.squeeze(1)
+
+    return nn.ModuleList([bottom, top]), forward

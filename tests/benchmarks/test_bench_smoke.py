@@ -11,12 +11,10 @@ import pytest
 
 from adaptive.planning.books import Tracker
 from benchmarks import (
-    bench_expected,
     bench_memory,
     bench_mmap,
     bench_plan,
     bench_reader,
-    bench_side_by_side,
     bench_startup,
     bench_step,
     bench_tiers,
@@ -218,28 +216,6 @@ def test_reader() -> None:
     report = bench_reader.run(bench_reader.SETTINGS["smoke"])
     assert report.figures["reader_mb_per_s"] > 0 and report.ratios["reader_prepared_vs_text"] > 0
     assert "reader_vs_polars_per_core" in report.ratios or "polars" in report.absent["reader_vs_polars_per_core"]
-
-
-def test_side_by_side() -> None:
-    report = bench_side_by_side.run(bench_side_by_side.SETTINGS["smoke"])
-    assert report.ratios["side_by_side_tsv"] > 0 and report.ratios["side_by_side_gz"] > 0
-
-
-def test_expected_steps_are_held_against_real_ones_by_round() -> None:
-    """Errors -10, +50 and +20 % of one case, and -50 % thrice of another: medians 20 and -50, of their sizes 35."""
-    made = bench_expected.report(
-        {("lru", "5%"): [9.0, 3.0, 12.0], ("hybrid", "0"): [5.0, 10.0, 1.0]},
-        {("lru", "5%"): [10.0, 2.0, 10.0], ("hybrid", "0"): [10.0, 20.0, 2.0]},
-    )
-    assert made.ratios == {"expected_step_lru_5": pytest.approx(1.2), "expected_step_hybrid_0": pytest.approx(0.5)}
-    assert made.figures["expected_step_error_median"] == pytest.approx(0.35)
-
-
-@pytest.mark.slow
-def test_expected_steps() -> None:
-    made = bench_expected.run(bench_expected.SETTINGS["smoke"])
-    assert set(made.ratios) == {"expected_step_hybrid_0", "expected_step_lru_20", "expected_step_lfu_20"}
-    assert all(ratio > 0 for ratio in made.ratios.values())
 
 
 def test_memory() -> None:
