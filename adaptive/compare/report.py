@@ -1,4 +1,4 @@
-"""A comparison as a document, for the terminal, Markdown and the page.
+"""A comparison as a document, for the terminal, Markdown and the page, and its numbers as CSV.
 
 Where settings are varied, the tables come once for each combination of values, under its name, and then one over all.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from adaptive.system import BUSY_SHARE
-from adaptive.telemetry.document import Document, DocumentBlock, Heading, Items, Note, Table
+from adaptive.telemetry.document import Document, DocumentBlock, Heading, Items, Note, Table, csv_text
 from adaptive.telemetry.wording import (
     accuracy_text,
     bytes_text,
@@ -301,3 +301,27 @@ def _signed(one: Mapping[str, Any], name: str) -> str:
     if mean is None:
         return "-"
     return f"{mean:+.5f}" if bounds is None else f"{mean:+.5f} [{bounds[0]:+.5f}, {bounds[1]:+.5f}]"
+
+
+def comparison_csv(result: Mapping[str, Any]) -> str:
+    """A line for each policy; numbers as they are, times as `time_ms.STAGE`, what it reports as `policy_numbers.NAME`,
+    what is varied as `varied.KEY`, the test over samples as `over_samples.NAME`, intervals as two columns."""
+    lines = [_flat(one) for one in result["policies"]]
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    return csv_text([names, *([line.get(name) for name in names] for line in lines)])
+
+
+def _flat(one: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in one.items():
+        if name == "over_samples":
+            flat |= {f"{name}.{what}": number for what, number in _flat(value or {}).items()}
+        elif name.endswith("_ci"):
+            flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
+        elif name in ("time_ms", "policy_numbers", "varied"):
+            flat |= {f"{name}.{what}": number for what, number in value.items()}
+        elif name == "seeds" and isinstance(value, list):
+            flat[name] = " ".join(map(str, value))
+        elif name != "runs":
+            flat[name] = value
+    return flat

@@ -13,9 +13,8 @@ from toy import ToyData, toy_config
 import adaptive.compare.runs
 import adaptive.runs
 from adaptive.compare.contenders import Contender, contenders
-from adaptive.compare.csv_lines import comparison_csv
 from adaptive.compare.judge import judge
-from adaptive.compare.report import comparison_document
+from adaptive.compare.report import comparison_csv, comparison_document
 from adaptive.compare.runs import Outcome, claim, train_all, with_seed, write_record
 from adaptive.compare.verdict import interval, seeds_to_decide
 from adaptive.config import TrainConfig

@@ -11,9 +11,8 @@ from toy import ToyData, toy_config
 
 import adaptive.runs
 from adaptive.compare.contenders import Contender
-from adaptive.compare.csv_lines import comparison_csv
 from adaptive.compare.judge import judge
-from adaptive.compare.report import comparison_document
+from adaptive.compare.report import comparison_csv, comparison_document
 from adaptive.compare.runs import train_all
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.runs import train_run

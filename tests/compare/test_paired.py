@@ -17,10 +17,9 @@ from toy import ToyData, toy_config
 
 import adaptive.runs
 from adaptive.compare.contenders import Contender
-from adaptive.compare.csv_lines import comparison_csv
 from adaptive.compare.judge import judge
 from adaptive.compare.paired import other_samples, over_samples, p_value
-from adaptive.compare.report import comparison_document
+from adaptive.compare.report import comparison_csv, comparison_document
 from adaptive.compare.runs import Outcome, train_all
 from adaptive.errors import CheckpointError
 from adaptive.storage.scores import read_scores, write_scores

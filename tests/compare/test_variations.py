@@ -15,9 +15,8 @@ from toy import ToyData, toy_config
 import adaptive.compare.runs
 import adaptive.runs
 from adaptive.compare.contenders import Contender
-from adaptive.compare.csv_lines import comparison_csv
 from adaptive.compare.judge import judge
-from adaptive.compare.report import comparison_document
+from adaptive.compare.report import comparison_csv, comparison_document
 from adaptive.compare.runs import Outcome, train_all
 from adaptive.compare.variations import Value, Variation, folders, title, values, variations
 from adaptive.config import TrainConfig

@@ -194,9 +194,8 @@ def _tell(
     stopped: Sequence[str] = (),
 ) -> list[str]:
     """Keep and print what the runs say; returns the problems."""
-    from adaptive.compare.csv_lines import comparison_csv
     from adaptive.compare.judge import judge
-    from adaptive.compare.report import comparison_document
+    from adaptive.compare.report import comparison_csv, comparison_document
     from adaptive.compare.runs import write_record
 
     found = judge(outcomes, auc_budget=auc_budget)
