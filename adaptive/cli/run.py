@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -11,6 +12,7 @@ import typer
 from adaptive.cli.flags import OUTPUT, given_flags, with_flags
 from adaptive.cli.launching import launch_ranks, refuse_within_ranks, settings_for_ranks
 from adaptive.cli.output import SETTINGS, AsJson, Sets, own_stdout, print_result
+from adaptive.errors import ConfigError
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
@@ -109,6 +111,7 @@ def run(
     settings, origins = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
     if go_on and (overwrite or dry_run or settings.out is None):
         raise typer.BadParameter("--go-on needs the directory of the run, --out DIR, and no --overwrite or --dry-run")
+    _require_pyarrow(settings.data)
     if ranks is not None and not dry_run:
         _launch(ranks, settings)
     from adaptive.runs import go_on_run, plan_run, train_run
@@ -129,6 +132,12 @@ def run(
             if not is_first:
                 return
     print_result(found, as_json=as_json)
+
+
+def _require_pyarrow(data: str) -> None:
+    """Refuse Parquet files without pyarrow now: libraries and kernels take seconds to load."""
+    if data.startswith("parquet:") and find_spec("pyarrow") is None:
+        raise ConfigError("parquet: needs pyarrow: pip install 'adaptive-train[parquet]'")
 
 
 def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
