@@ -5,9 +5,13 @@ The models here hold values only. Where values come from (file, flags, environme
 
 import math
 import re
-from typing import Annotated, Any, Final, Literal, Self
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from adaptive.errors import ConfigError
 
 _UNITS = {
     "": 1,
@@ -105,10 +109,49 @@ def _clean(value: object, depth: int = 0) -> None:
         _clean(one, depth + 1)
 
 
+def explain(model: type[BaseModel], error: ValidationError) -> str:
+    """All that is wrong with the settings of a model, by key, with the key that an unknown one may stand for."""
+    words = {"missing": "is needed", "extra_forbidden": "unknown key"}
+    wrong = sorted(error.errors(), key=lambda one: one["type"])  # a typo before what is missing because of it
+    places = [".".join(map(str, one["loc"])) for one in wrong]
+    texts = []
+    for place, one in zip(places, wrong, strict=True):
+        if one["type"] == "too_short" and any(other.startswith(f"{place}.") for other in places):
+            continue  # it follows
+        text = words.get(one["type"], one["msg"].removeprefix("Value error, ")) + _meant(model, one)
+        if one["loc"] and one["type"] not in words and isinstance(one["input"], str | int | float | None):
+            text += f", got {one['input']!r}"
+        texts.append(": ".join(filter(None, (place, text))))
+    return "; ".join(texts)
+
+
+def _meant(model: type[BaseModel], error: ErrorDetails) -> str:
+    """Of an unknown key at the top: the one that may have been meant, else those that there are."""
+    if error["type"] != "extra_forbidden" or len(error["loc"]) != 1:
+        return ""
+    near = get_close_matches(str(error["loc"][0]), model.model_fields, 1)
+    return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(model.model_fields)})"
+
+
 class Config(BaseModel):
-    """Base of all settings: closed keys, immutable, numbers finite, texts without NUL (no path has one)."""
+    """Base of all settings: closed keys, immutable, numbers finite, texts without NUL (no path has one).
+
+    Raises:
+        ConfigError: names every unknown key and bad value. `model_validate`, for settings that are read, raises
+            pydantic's own error, which has the paths of keys.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # type checkers know the fields of each class
+
+        def __init__(self, **given: Any) -> None:
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                raise ConfigError(f"{type(self).__name__}: {explain(type(self), error)}") from None
+
+        __init__.__pydantic_base_init__ = True  # `model_validate` need not call it
 
     @model_validator(mode="before")
     @classmethod

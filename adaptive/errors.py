@@ -4,6 +4,8 @@ All are `ValueError`s, so library users need no import to catch them. A message 
 was found, where, and what to do. Mistakes of our own are `assert`s and end with exit code 1.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -20,6 +22,19 @@ def error_text(error: BaseException, most: int = 500) -> str:
         text = f"(its text cannot be had: {type(failed).__name__})"
     text = text if len(text) <= most else f"{text[:most]} ..."
     return f"{type(error).__name__}: " + "\n".join(map(printable, text.split("\n")))
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the nearest known word, or nothing; for a last part that several have, all of them."""
+    words = list(known)
+    close = difflib.get_close_matches(word, words, n=1)
+    if not close:
+        leaves: dict[str, list[str]] = {}
+        for name in words:
+            leaves.setdefault(name.rpartition(".")[2], []).append(name)
+        for leaf in difflib.get_close_matches(word.rpartition(".")[2], leaves, n=1):
+            close = leaves[leaf]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class AdaptiveError(ValueError):

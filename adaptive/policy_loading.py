@@ -1,7 +1,6 @@
 """How policies, skip rules and models are found by name, module or file; the first two are made from their settings."""
 
 import ast
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from adaptive.config import SkipConfig
-from adaptive.errors import AdaptiveError, ConfigError, PolicyError, error_text
+from adaptive.errors import AdaptiveError, ConfigError, PolicyError, error_text, suggestion
 from adaptive.policy import Deferral, Policy, SkipRule
 
 if TYPE_CHECKING:
@@ -157,9 +156,7 @@ def _load_class(
 def _choices(spec: str, installed: Mapping[str, str]) -> str:
     """What could have been meant by a name that is none: classes of a file, which is read and not run, or all names."""
     if not spec.endswith(".py"):
-        near = difflib.get_close_matches(spec, installed, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"known: {', '.join(installed)}; or give module:Class or file.py:Class{hint}"
+        return f"known: {', '.join(installed)}; or give module:Class or file.py:Class{suggestion(spec, installed)}"
     try:
         parsed = ast.parse(Path(spec).read_bytes())
     except OSError as unread:

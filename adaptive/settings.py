@@ -7,13 +7,12 @@ data and the model. In the environment a key is `ADAPTIVE_` and capitals, with `
 `null` is no value, where a setting may have none.
 """
 
-import difflib
 import inspect
 import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -23,7 +22,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from adaptive.config import TrainConfig
-from adaptive.errors import ConfigError, PolicyError
+from adaptive.errors import ConfigError, PolicyError, suggestion
 from adaptive.policy_loading import (
     CODE_SETTINGS,
     load_policy_class,
@@ -142,19 +141,6 @@ def parse_text(text: str) -> Any:
         return text
     value = found["value"]
     return value if len(found) == 1 and isinstance(value, bool | int | float | str | list | dict) else text
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest known word, or nothing; for a last part that several have, all of them."""
-    words = list(known)
-    close = difflib.get_close_matches(word, words, n=1)
-    if not close:
-        leaves: dict[str, list[str]] = {}
-        for name in words:
-            leaves.setdefault(name.rpartition(".")[2], []).append(name)
-        for leaf in difflib.get_close_matches(word.rpartition(".")[2], leaves, n=1):
-            close = leaves[leaf]
-    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 # -- sources, each a list of what was given ------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from adaptive.config import (
     TrainConfig,
     parse_size,
 )
+from adaptive.errors import ConfigError
 
 CONFIGS = [
     value
@@ -82,7 +83,7 @@ def test_what_is_no_size(text: str) -> None:
 
 @pytest.mark.parametrize("value", ["5iB", "-1", "x", -5, 1.5, True, None])
 def test_a_bad_size_is_a_bad_setting(value: Any) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError, match="TierConfig: device_rows: "):
         TierConfig(device_rows=value)
 
 
@@ -110,6 +111,17 @@ def test_unknown_keys_are_errors(model: type[Config]) -> None:
     with pytest.raises(ValidationError) as caught:
         model.model_validate({"surprise": 1})
     assert ("surprise",) in [error["loc"] for error in caught.value.errors() if error["type"] == "extra_forbidden"]
+
+
+@every_config
+def test_a_misspelt_key_is_told_with_the_nearest_one(model: type[Config]) -> None:
+    """In our words: pydantic's own have a link to its pages, and no name that may have been meant."""
+    name = max(model.model_fields, key=len)
+    with pytest.raises(
+        ConfigError, match=rf"^{model.__name__}: {name}z: unknown key \(did you mean {name}\?\)"
+    ) as caught:
+        model(**{f"{name}z": 1})
+    assert "pydantic" not in str(caught.value)
 
 
 @every_config
@@ -205,7 +217,7 @@ def test_the_factor_of_a_rate_in_each_step(schedule: dict[str, Any], factors: li
 
 
 def test_what_schedules_need_and_what_they_exclude() -> None:
-    with pytest.raises(ValidationError, match="decay=linear needs decay_steps"):
+    with pytest.raises(ConfigError, match="decay=linear needs decay_steps"):
         ScheduleConfig(decay="linear")
     for key in ("optimizer", "dense_optimizer"):
         with pytest.raises(ValidationError, match="guard and schedules exclude each other"):

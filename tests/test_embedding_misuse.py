@@ -19,11 +19,11 @@ from helpers import after_sums, step_all, sum_of
 from torch import nn
 
 from adaptive.batch import Batch, concatenate, one_hot_batch
-from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.embedding.looking_ahead import LookAhead
-from adaptive.errors import ConfigError, InputError
-from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from adaptive.errors import ConfigError, InputError, PolicyError
+from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad, row_optimizer
 
 TABLE = TableConfig(name="t", num_embeddings=9, embedding_dim=4)
 BATCH = one_hot_batch(np.zeros((2, 0), np.float32), np.array([[1], [2]]), np.zeros(2, np.float32))
@@ -32,17 +32,30 @@ BATCH = one_hot_batch(np.zeros((2, 0), np.float32), np.array([[1], [2]]), np.zer
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tables": [{"name": "t"}]}, r"tables\[0\]: TableConfig is needed, found dict"),
-        ({"tables": [TABLE, "u"]}, r"tables\[1\]: TableConfig is needed, found str"),
-        ({"tier": "10%"}, "tier: TierConfig is needed, found str"),
-        ({"optimizer": "adam"}, "optimizer: RowOptimizer is needed, found str"),
-        ({"optimizer": Adam}, "optimizer: RowOptimizer is needed, found ABCMeta"),
-        ({"skip": True}, "skip: SkipConfig is needed, found bool"),
+        ({"tables": [{"name": "t"}]}, r"tables\[0\]: expected a TableConfig, got dict"),
+        ({"tables": [TABLE, "u"]}, r"tables\[1\]: expected a TableConfig, got str"),
+        ({"tier": "10%"}, "tier: expected a TierConfig, got str"),
+        ({"optimizer": "adam"}, r"optimizer: expected a RowOptimizer, got str\. .* adaptive\.Adam\(lr=...\)"),
+        ({"optimizer": Adam}, r"got the class Adam\. .* adaptive\.Adam\(lr=...\)"),
+        ({"optimizer": torch.optim.SparseAdam}, r"got the class SparseAdam\. .* adaptive\.Adam\(lr=...\)"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, r"got SGD\. .* adaptive\.SGD\(lr=...\)"),
+        ({"optimizer": 3}, "one of adaptive.SGD, Adagrad, RowwiseAdagrad and Adam"),
+        ({"skip": True}, "skip: expected a SkipConfig, got bool"),
     ],
 )
 def test_arguments_of_another_kind(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TieredEmbeddingBag(**{"tables": [TABLE], **arguments})
+
+
+@pytest.mark.parametrize(("arguments", "hint"), [({"policy": "slipsteam"}, "slipstream"), ({"skip": "defr"}, "defer")])
+def test_a_misspelt_name_is_told_with_the_nearest_one(arguments: dict[str, Any], hint: str) -> None:
+    with pytest.raises(PolicyError, match=rf"did you mean {hint}\?"):
+        TieredEmbeddingBag([TABLE], **arguments)
+
+
+def test_the_default_optimizer_is_that_of_the_command_line() -> None:
+    assert TieredEmbeddingBag([TABLE]).row_optimizer == row_optimizer(TrainConfig().optimizer) == RowwiseAdagrad(0.05)
 
 
 def test_a_batch_that_was_not_looked_ahead() -> None:

@@ -14,6 +14,7 @@ from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import InputError
+from adaptive.optim import SGD
 from adaptive.policies.samples import Spool
 from adaptive.policy import Policy, TierView
 
@@ -275,7 +276,7 @@ def test_a_loader_is_gone_through_once() -> None:
 def test_one_feature_may_have_weights_while_another_table_takes_means() -> None:
     """Against torch: forward, and the change of rows by SGD."""
     batch = Batch.of(user=([1, 2, 2], [0, 2, 3], [0.5, -1.0, 2.0]), tags=[[3, 4, 3], [5]], labels=[0, 0])
-    embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="60%"), policy=LFU)
+    embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="60%"), policy=LFU, optimizer=SGD())
     peers = {}
     for table, mode in zip(TABLES, ("sum", "mean"), strict=True):
         weight = torch.from_numpy(embeddings.table_weights(table.name))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.config import SkipConfig, TrainConfig
-from adaptive.errors import ConfigError, PolicyError
-from adaptive.settings import load_settings, parse_text, suggestion
+from adaptive.errors import ConfigError, PolicyError, suggestion
+from adaptive.settings import load_settings, parse_text
 
 POLICY = """
 from adaptive.policy import Policy

@@ -67,7 +67,7 @@ def config(
     found = [_chosen(section, keys or []) for section in sections()]
     found = [section for section in found if section.settings]
     if not found:
-        from adaptive.settings import suggestion
+        from adaptive.errors import suggestion
 
         known = [setting.key for section in sections() for setting in section.settings]
         hint = suggestion(keys[0], known) if keys else ""

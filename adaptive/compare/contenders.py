@@ -9,7 +9,7 @@ from typing import Final
 
 from adaptive.compare.variations import Variation
 from adaptive.config import TrainConfig
-from adaptive.errors import ConfigError, PolicyError
+from adaptive.errors import ConfigError, PolicyError, suggestion
 from adaptive.policy import Policy, arranges
 from adaptive.policy_loading import (
     NO_RULE,
@@ -20,7 +20,6 @@ from adaptive.policy_loading import (
     policy_parameters,
     with_rule,
 )
-from adaptive.settings import suggestion
 
 _OF_POLICY: Final = "policy."
 
@@ -89,7 +88,7 @@ def _hint(spec: str) -> str:
         return "; parameters are given as NAME+PARAMETER=VALUE"
     if " " in spec:
         return f"; several policies are separated by commas: {','.join(spec.split())}"
-    return ""
+    return ""  # the error has the nearest name
 
 
 def _contender(label: str, cls: type[Policy], own: Sequence[str], others: Sequence[str], load: Load) -> Contender:

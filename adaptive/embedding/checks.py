@@ -7,7 +7,7 @@ from typing import Any
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.engine.pipeline import Lane
 from adaptive.errors import ConfigError
-from adaptive.optim import RowOptimizer
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.planned import Planned
 from adaptive.policy import SkipRule
 
@@ -57,5 +57,18 @@ def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: 
     if skip is not None and not isinstance(skip, str | SkipRule):
         given.append(("skip", skip, SkipConfig))
     for name, found, needed in given:
-        if not isinstance(found, needed):
-            raise ConfigError(f"{name}: {needed.__name__} is needed, found {type(found).__name__}")
+        if isinstance(found, needed):
+            continue
+        got = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+        hint = _optimizer_hint(found) if needed is RowOptimizer else ""
+        raise ConfigError(f"{name}: expected a {needed.__name__}, got {got}{hint}")
+
+
+def _optimizer_hint(found: object) -> str:
+    """The row optimizer that goes by the name of what was given instead of one."""
+    kind = found if isinstance(found, type) else type(found)
+    name = found if isinstance(found, str) else kind.__name__
+    plain = name.lower().replace("_", "").removeprefix("sparse").removesuffix("w")
+    own = {one.__name__.lower(): one.__name__ for one in (SGD, Adagrad, RowwiseAdagrad, Adam)}.get(plain)
+    meant = f"adaptive.{own}(lr=...)" if own else "one of adaptive.SGD, Adagrad, RowwiseAdagrad and Adam"
+    return f". Rows are updated by optimizers of their own: pass {meant}; torch's update the dense part."

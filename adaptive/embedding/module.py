@@ -12,14 +12,14 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
-from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
 from adaptive.embedding.checks import check_arguments, check_depth, check_planned
 from adaptive.embedding.looking_ahead import LookAhead
 from adaptive.embedding.rows import Rows
@@ -31,7 +31,7 @@ from adaptive.engine.pipeline import ReadyBatch
 from adaptive.engine.rates import RowsOptimizer
 from adaptive.engine.statistics import StatisticsInterval
 from adaptive.errors import ConfigError
-from adaptive.optim import SGD, RowOptimizer
+from adaptive.optim import RowOptimizer, row_optimizer
 from adaptive.planned import GroupWork, Planned
 from adaptive.planning.layout import feature_order
 from adaptive.planning.lookups import lay_out_bags
@@ -40,6 +40,8 @@ from adaptive.policy import Policy, SkipRule, TierView
 from adaptive.policy_loading import make_policy, with_rule
 from adaptive.ranks import Ranks
 from adaptive.system import running_out
+
+DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # that of the command line
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -55,8 +57,9 @@ class TieredEmbeddingBag(Steps, Rows):
     """Embedding tables whose rows lie on the device or on the host, with their optimizer state.
 
     Batches made by `Batch.of` name their features; others have them in the order of `features`: the tables' features,
-    table by table. `policy` is a name, `module:Class`, `file.py:Class`, a `Policy` class or an instance. Without `skip`
-    no update is ever skipped.
+    table by table. `policy` is a name, `module:Class`, `file.py:Class`, a `Policy` class or an instance; default: lru.
+    `optimizer` updates rows; default, as in the command line: row-wise Adagrad with a rate of 0.05. Without `skip` no
+    update is ever skipped.
 
     Rows are no parameters: not in `parameters()`, and `.to()`, `.half()` and `.cuda()` leave them as they are, float32
     on `TierConfig.device`. `state_dict()` has those that ever changed, with their optimizer state. For tables too large
@@ -77,7 +80,7 @@ class TieredEmbeddingBag(Steps, Rows):
         tier: TierConfig = TierConfig(),  # noqa: B008 (immutable)
         *,
         policy: str | type[Policy] | Policy = "lru",
-        optimizer: RowOptimizer = SGD(),  # noqa: B008 (immutable)
+        optimizer: RowOptimizer = DEFAULT_OPTIMIZER,
         skip: SkipConfig | SkipRule | str | None = None,
         seed: int = 0,
         rows: Literal["in_state_dict", "separate"] = "in_state_dict",
@@ -182,7 +185,7 @@ class TieredEmbeddingBag(Steps, Rows):
                             self._pipeline.refuse_in_child()
                             self._check_stepped(planned)
                         except GeneratorExit as closed:
-                            self._warn_if_unapplied(planned, closed)
+                            self._warn_if_unapplied(planned, ready, closed)
                             raise
                         finally:  # a loop that stops early has trained this batch too
                             self._finish(planned, ready)
@@ -214,9 +217,10 @@ class TieredEmbeddingBag(Steps, Rows):
                 f"call embeddings.step() after loss.backward(), or embeddings.discard()"
             )
 
-    def _warn_if_unapplied(self, planned: Planned, closed: GeneratorExit) -> None:
+    def _warn_if_unapplied(self, planned: Planned, ready: ReadyBatch, closed: GeneratorExit) -> None:
         """Warn of a loop that was left between backward() and step(), unless an error has ended it."""
-        if closed.__context__ is None and self._failure is None and self._is_unapplied(planned):
+        has_rows = not ready.arrived.done() or ready.arrived.exception() is None
+        if closed.__context__ is None and self._failure is None and has_rows and self._is_unapplied(planned):
             warnings.warn(
                 f"batch {planned.number}: the loop was left after backward() and before step(), so the gradients of "
                 "its rows are lost. Call embeddings.step() before `break`, or embeddings.discard() to drop them.",

@@ -197,7 +197,7 @@ def _limits(given: dict[str, Any]) -> GuardConfig:
     if unknown:
         raise ConfigError(f"guard: no limit {', '.join(unknown)}; there are: {', '.join(GuardConfig.model_fields)}")
     try:
-        return GuardConfig(**given)
+        return GuardConfig.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(

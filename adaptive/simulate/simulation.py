@@ -105,7 +105,7 @@ def _check(cases: Sequence[Case], sizes: Sequence[str]) -> None:
         raise ConfigError("simulate: needed at least one policy and one device size")
     for size in sizes:
         try:
-            TierConfig(device_rows=size)
+            TierConfig.model_validate({"device_rows": size})
         except ValidationError as error:
             raise ConfigError(f"device rows: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 

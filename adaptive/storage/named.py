@@ -2,13 +2,12 @@
 
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
+from adaptive.config import explain
 from adaptive.errors import ConfigError
 from adaptive.storage.plain import read_plain
 
@@ -62,21 +61,4 @@ def checked(model: type[M], content: Mapping[str, Any], where: str) -> M:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        words = {"missing": "is needed", "extra_forbidden": "unknown key"}
-        wrong = sorted(error.errors(), key=lambda one: one["type"])  # a typo before what is missing because of it
-        texts = [words.get(e["type"], e["msg"].removeprefix("Value error, ")) + _meant(model, e) for e in wrong]
-        places = [".".join(map(str, e["loc"])) for e in wrong]
-        found = [
-            ": ".join(filter(None, (place, text)))
-            for place, text, e in zip(places, texts, wrong, strict=True)
-            if e["type"] != "too_short" or not any(other.startswith(f"{place}.") for other in places)  # it follows
-        ]
-        raise ConfigError(f"{where}: {'; '.join(found)}") from error
-
-
-def _meant(model: type[BaseModel], error: ErrorDetails) -> str:
-    """Of an unknown key at the top: the one that may have been meant, else those that there are."""
-    if error["type"] != "extra_forbidden" or len(error["loc"]) != 1:
-        return ""
-    near = get_close_matches(str(error["loc"][0]), model.model_fields, 1)
-    return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(model.model_fields)})"
+        raise ConfigError(f"{where}: {explain(model, error)}") from error

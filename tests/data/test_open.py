@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-from pydantic import ValidationError
 
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
@@ -76,9 +75,9 @@ def test_paths_that_lead_nowhere(tmp_path, paths, message):
 
 
 def test_options_are_closed():
-    with pytest.raises(ValidationError, match="hash_row"):
+    with pytest.raises(ConfigError, match="hash_row"):
         DataOptions(hash_row=5)
-    with pytest.raises(ValidationError, match="holdout"):
+    with pytest.raises(ConfigError, match="holdout"):
         DataOptions(holdout=1.0)
 
 

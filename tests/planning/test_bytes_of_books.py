@@ -143,4 +143,4 @@ def test_tables_that_no_memory_holds_name_the_way_out() -> None:
     with pytest.raises(
         ConfigError, match=r"expected 524,288.0 GiB for 1,099,511,627,776 rows .* GiB available.*mmap:DIR"
     ):
-        TieredEmbeddingBag([table])
+        TieredEmbeddingBag([table], optimizer=SGD())

@@ -12,6 +12,7 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embedding import TieredEmbeddingBag
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, NonFiniteError, RanksError
+from adaptive.optim import SGD
 from adaptive.policies.slipstream import Slipstream
 from adaptive.ranks import Ranks
 from adaptive.ranks.wire import Header, Kind, unpack
@@ -21,6 +22,7 @@ BATCHES = [bags([1, 2], [3]), bags([4], [1, 1]), bags([7], []), bags([9], [2])]
 
 
 def made(ranks: Ranks, **options: Any) -> TieredEmbeddingBag:
+    options = {"optimizer": SGD(), **options}
     return TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=LFU, ranks=ranks, **options)
 
 

@@ -13,6 +13,7 @@ from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
 from adaptive.embedding import TieredEmbeddingBag
+from adaptive.optim import SGD
 from adaptive.policy import Policy
 
 CALIBRATION_BATCHES = 16
@@ -55,7 +56,7 @@ def planned(policy: Policy, ids: Ids, device_rows: str, depth: int) -> Hits:
         TableConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=1) for table, rows in enumerate(NUM_EMBEDDINGS)
     ]
     tier = TierConfig(device_rows=device_rows, device="cpu")
-    with TieredEmbeddingBag(tables, tier, policy=policy) as embeddings:
+    with TieredEmbeddingBag(tables, tier, policy=policy, optimizer=SGD()) as embeddings:
         embeddings.calibrate([batch for batch, _ in zip(batches(ids), range(CALIBRATION_BATCHES), strict=False)])
         for batch in embeddings.look_ahead(batches(ids), depth=depth):
             embeddings.stack(batch).sum().backward()  # type: ignore[no-untyped-call]

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from adaptive.batch import concatenate
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.sequences.config import SequencesConfig
 from adaptive.data.sequences.stream import BIAS, GAIN, Stream
+from adaptive.errors import ConfigError
 from adaptive.quality import exact_auc
 
 SMALL: dict[str, Any] = {"users": 50, "items": 330, "categories": 20, "num_train": 1000, "num_eval": 300}
@@ -53,8 +53,8 @@ def test_probabilities_follow_from_history_and_candidate_alone() -> None:
 
 
 def test_settings_that_cannot_work() -> None:
-    with pytest.raises(ValidationError, match="items = 5 are fewer than categories = 20"):
+    with pytest.raises(ConfigError, match="items = 5 are fewer than categories = 20"):
         SequencesConfig(items=5, categories=20)
-    with pytest.raises(ValidationError, match="history"):
+    with pytest.raises(ConfigError, match="history"):
         DataOptions(history=0)
     assert all(field.description for field in SequencesConfig.model_fields.values())

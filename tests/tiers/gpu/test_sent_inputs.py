@@ -101,12 +101,14 @@ def test_a_batch_that_is_only_read_sends_them_itself(monkeypatch: pytest.MonkeyP
         assert_of(batch, planned.dense, planned.labels, planned.extras)
 
 
-def test_in_ordinary_memory_nothing_is_copied() -> None:
-    batch = bags([1], [2, 3])
+def test_in_ordinary_memory_a_loop_has_its_own_tensors() -> None:
+    """It may write into them: a batch that comes again, in the next pass, is as it was."""
+    batch = bags([1], [2, 3]).mark_unshared()
     with one_table(5) as embeddings:
         for planned in embeddings.look_ahead([batch]):
-            assert np.shares_memory(planned.dense.numpy(), batch.dense)
-            assert np.shares_memory(planned.labels.numpy(), batch.labels)
+            assert planned.batch is batch
+            assert not np.shares_memory(planned.dense.numpy(), batch.dense)
+            assert not np.shares_memory(planned.labels.numpy(), batch.labels)
             embeddings.discard()
 
 
