@@ -131,11 +131,9 @@ class Hotline(Policy):
         if sorted(state) != needed:
             raise ValueError(f"Hotline: needed {needed} with logger={self._logger}, found {sorted(state)}")
         self._learner.load(state)
-        self._batches, self.seen_inputs, self.popular_inputs, *learn = (int(number) for number in state["seen"])
-        if not learn and self._share:  # of an old run, in which 100 was the default
-            learn = [UNKNOWN]
-        if any(learn):
-            (self.learn,), self._share = learn, None
+        self._batches, self.seen_inputs, self.popular_inputs, learn = (int(number) for number in state["seen"])
+        if learn:
+            self.learn, self._share = learn, None
 
 
 def _learning(learn: int | str) -> tuple[int, float | None]:

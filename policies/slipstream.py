@@ -23,7 +23,6 @@ device tier, optimizers with much state, difference checkpoints), and makes noth
 """
 
 import inspect
-from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -35,7 +34,6 @@ from adaptive.policies.inputs import Inputs
 from adaptive.policies.updates import Updates
 
 _RULES: Final[dict[str, type[SkipRule]]] = {"defer": Defer, "updates": Updates, "inputs": Inputs}  # "off" has none
-_EARLIER: Final = ("accesses", "asked", "inputs", "moved", "norms", "saturated", "threshold", "watched")
 
 
 class Slipstream(Policy):
@@ -95,17 +93,6 @@ class Slipstream(Policy):
 
     def score(self, rows: RowStats) -> NDArray[np.int64]:
         return rows.accesses
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Earlier versions kept here what is the rule's now; under `defer` there was nothing to keep.
-
-        Raises:
-            ValueError: for the state of another mode of an earlier version.
-        """
-        if tuple(sorted(state)) == _EARLIER and not any(len(state[name]) for name in ("asked", "watched")):
-            return
-        if state:
-            raise ValueError("saved by an earlier version with skip=updates or skip=inputs, whose rules have changed")
 
 
 def _parameters(skip: str) -> list[str]:

@@ -86,21 +86,6 @@ def test_deferring_at_most_one_visit_is_a_plain_run_bit_for_bit() -> None:
     np.testing.assert_array_equal(train(Slipstream(every=1, at_most=1, warmup=0))[1], train(LFU())[1])
 
 
-def earlier_state(num_rows: int) -> dict[str, NDArray[Any]]:
-    """What a version that kept the modes' facts in the policy stored."""
-    rows = np.arange(num_rows)
-    names = ("watched", "saturated", "moved", "asked", "norms", "accesses")
-    return {**dict.fromkeys(names, rows), "inputs": np.zeros(2, np.int64), "threshold": np.zeros(1)}
-
-
-def test_the_state_of_an_earlier_version_is_nothing_under_defer_and_refused_otherwise() -> None:
-    Slipstream().load_state_dict(earlier_state(0))
-    with pytest.raises(ValueError, match="earlier version with skip=updates or skip=inputs"):
-        Slipstream().load_state_dict(earlier_state(3))
-    with pytest.raises(ValueError, match="earlier version"):
-        Slipstream().load_state_dict({"rows": np.arange(2)})
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
