@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,6 +104,7 @@ def check(
     from adaptive.errors import PolicyError
     from adaptive.policy_loading import installed_policies, is_rule
 
+    note(f"checking {spec}; on a new machine kernels are compiled first, which takes up to a minute")
     with own_stdout():
         if is_rule(spec):
             results = check_rule("+".join([spec, *(f"{k}={v}" for k, v in options.items())]), timeout_s=timeout_s)
@@ -112,7 +113,7 @@ def check(
                 policy_class(spec)  # says what may have been meant
             results = check_policy(spec, options, timeout_s=timeout_s)
     checks = [{"check": r.check, "passed": r.passed, "reason": r.reason, "was_run": r.was_run} for r in results]
-    lines = [_check_text(result) for result in results]
+    lines = _check_lines(results)
     print_result({"schema": 1, "policy": spec, "checks": checks, "table": "\n".join(lines)}, as_json=as_json)
     failed = [one.check for one in results if one.was_run and not one.passed]
     left = sum(not one.was_run for one in results)
@@ -125,6 +126,25 @@ def _module_doc(cls: "type[Policy] | type[SkipRule]") -> str | None:
     """Description of the class's module, to which its own refers; a package's is about more than the class."""
     module = inspect.getmodule(cls)
     return None if module is None or hasattr(module, "__path__") else inspect.getdoc(module)
+
+
+def _check_lines(results: "Sequence[CheckResult]") -> list[str]:
+    """A line for each check; a cause that fails several checks once, with their names below it. A failed check belongs
+    to an earlier cause if its reason says it, too."""
+    causes: dict[str, list[str]] = {}
+    for result in results:
+        if result.was_run and not result.passed:
+            cause = next((known for known in causes if known in result.reason), result.reason)
+            causes.setdefault(cause, []).append(result.check)
+    of_many = {name for names in causes.values() if len(names) > 1 for name in names}
+    lines = []
+    for result in results:
+        names = causes.get(result.reason, [])
+        if result.check not in of_many:
+            lines.append(_check_text(result))
+        elif names[:1] == [result.check]:
+            lines += [f"FAILED {len(names)} checks: {result.reason}", *(f"         {name}" for name in names)]
+    return lines
 
 
 def _check_text(result: "CheckResult") -> str:

@@ -1,16 +1,21 @@
-"""What somebody whose run has ended may want to type next."""
+"""What somebody whose run has ended may want to type next, and what to change where it could hardly learn."""
 
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from adaptive.config import TrainConfig
+from adaptive.data.open import BUILT_IN
 from adaptive.policy_loading import code_flags
 from adaptive.storage.run_directory import newest_first
 
+FEW_STEPS: Final = 50  # in an epoch
+ENOUGH_STEPS: Final = 100
+LEAST_BATCH: Final = 16
 RIVALS = ("lru", "lfu", "slipstream")
 CUSTOM_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard begins with a tab of its own, whatever plug-ins say
 ROWS_PAGE = "http://localhost:6006/#adaptive_rows"
@@ -65,3 +70,33 @@ def next_commands(
     where = f"\nin TensorBoard, curves: {CUSTOM_PAGE}\nin TensorBoard, rows by table: {ROWS_PAGE}"
     page = where if config.tensorboard else ""
     return "".join(f"\n  {line}" for line in lines) + page
+
+
+def steps_hint(config: TrainConfig, samples: int) -> str:
+    """A warning, with the batch size to try, if an epoch of files has few steps; or nothing.
+
+    Args:
+        samples: that were trained, in all epochs.
+    """
+    cut_short = config.steps is not None or config.stop_at is not None or config.patience is not None
+    in_epoch = samples // config.epochs
+    steps = -(-in_epoch // config.batch_size)
+    wanted = 2 ** max(in_epoch // ENOUGH_STEPS, 1).bit_length() // 2
+    if config.data in BUILT_IN or cut_short or steps >= FEW_STEPS or not LEAST_BATCH <= wanted < config.batch_size:
+        return ""
+    return (
+        f"warning: an epoch has {steps} steps ({in_epoch:,} samples, batch size {config.batch_size:,}), so that "
+        f"another --seed may move the AUC by several hundredths. Try --batch-size {wanted}, or more --epochs"
+    )
+
+
+def model_hint(config: TrainConfig, features: Sequence[str], num_dense: int) -> str:
+    """A warning if all that DLRM's top MLP sees is one dot product; or nothing."""
+    options = config.model_options
+    is_dot = options.get("interaction", "dot") == "dot" and not options.get("interaction_self", False)
+    if config.model != "dlrm" or not is_dot or num_dense or len(features) != 2:
+        return ""
+    return (
+        f"warning: the model dlrm sees {' and '.join(features)} as one number, the dot product of their vectors, as "
+        "there are no dense inputs. Try --model deepfm or --model dcn"
+    )

@@ -21,7 +21,7 @@ from adaptive.models.tasks import tasks_of
 from adaptive.policy import inputs_of
 from adaptive.runs.best import best_evaluation, best_summary, is_out_of_patience
 from adaptive.runs.loop import DataPosition, Loop
-from adaptive.runs.next_commands import how_to_go_on, next_commands, resume_command
+from adaptive.runs.next_commands import how_to_go_on, model_hint, next_commands, resume_command, steps_hint
 from adaptive.runs.state import SavedProgress, content, is_guarded, restore_recorder
 from adaptive.runs.target import is_reached, target_summary
 from adaptive.runs.together import agreed_stop, checkpoints_of, ranks_summary
@@ -107,6 +107,8 @@ class Run:
         summary = self._summary(found)
         self.directory.finish(summary)
         text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.components))
+        if hint := steps_hint(self.config, summary["samples"]):
+            text += f"\n{hint}\n"
         path = self.directory.path
         commands = next_commands(path, self.config, has_evaluation=found is not None)
         return {**summary, "table": f"{text}\nrun directory: {path}\nnext:{commands}"}
@@ -136,6 +138,9 @@ class Run:
             self.config.policy, embeddings.policy, defers=embeddings.defers, drops_updates=embeddings.drops_updates
         )
         self._tell(text)
+        names = [feature.name for feature in self.dataset.features]
+        if hint := model_hint(self.config, names, self.dataset.num_dense):
+            self._tell(hint)
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(OSError):
