@@ -174,14 +174,15 @@ def _uses(schema: DelimitedSchema, names: Sequence[str], lists: Container[str]) 
         raise ConfigError(f"the file has {len(names):,} columns; at most {MOST_COLUMNS:,} are read")
     problems = [f"column {name!r} comes twice" for name, count in sorted(Counter(names).items()) if count > 1]
     uses: dict[str, Column] = {}
+    keys: dict[str, str] = {}
     for key, patterns, kind, group in _wanted(schema):
         for pattern in patterns:
             found = _matching([pattern], names)
             if not found:
                 problems.append(f"{key}: no column {pattern!r}{_meant(pattern, names)}")
             for name in found:
-                if name in uses:
-                    problems.append(f"{key}: column {name!r} is used already")
+                if keys.setdefault(name, key) != key or name in uses:
+                    problems.append(f"{key}: column {name!r} is used already, as {keys[name]}")
                 if name in lists and group is not None and group.missing == "reject":
                     problems.append(f"{key}: column {name!r} holds lists; missing = 'reject' is for single values")
                 uses[name] = _column(name, kind, group, is_list=name in lists)

@@ -257,6 +257,7 @@ def test_no_rows(tmp_path):
             DIRECT.replace('"b"', '"c"').replace('"l"', '"a"'),
             ["no column 'c'", "column 'a' is used already", "columns of the file: 'l', 'a', 'b'"],
         ),
+        (DIRECT + "[[dense]]\ncolumns = ['l']", ["dense.0.columns: column 'l' is used already, as label.column"]),
         (DIRECT + 'table="t"\n[[categorical]]\ncolumns = ["l"]\ntable="t"', ["column 'l' is used already"]),
         (
             DIRECT.replace(', "b"', "") + 'table = "t"\n[[categorical]]\ncolumns = ["b"]\ntable = "t"',
