@@ -73,7 +73,7 @@ def test_the_interaction_compiles_and_spills_no_register(tmp_path: Path, capabil
 def test_every_width_compiles_to_exact_operations_that_spill_hardly_a_register(
     tmp_path: Path, capability: int, which: str
 ) -> None:
-    reports = examined(tmp_path, capability, which, 1, 3, 4, 16, 64, 100, 128, 1000, 1024)
+    reports = examined(tmp_path, capability, which, 1, 3, 4, 16, 64, 100, 128, 1000, 4096)
     assert_exact(reports)
     assert_loads_are_on_their_way([report for report in reports if report.get("width") in (64, 128)])
     assert [report for report in reports if report["spilled"] > 64] == []
