@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from forked import Nursery
 from interrupted import config_of, interrupted, run, small_world
+from rank_pool import rank_pool
+
+pool = pytest.fixture(scope="session")(rank_pool)
 
 
 @pytest.fixture(scope="session")

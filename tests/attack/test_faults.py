@@ -15,6 +15,7 @@ import pytest
 from attacks import Campaign, attack
 from forked import Nursery, train, trained
 from interrupted import Killed, assert_equal, config_of, numbers, resume_run, run, small_world
+from rank_pool import ROOT, RankPool
 
 from adaptive import system
 from adaptive.errors import AdaptiveError, CheckpointError
@@ -33,8 +34,8 @@ CODES: Final = (5, 6)
 class Counted:
     """Counts the operations of a run, and spoils one, or all from there on."""
 
-    def __init__(self, at: int, fault: str) -> None:
-        self.at, self.fault, self.count = at, fault, 0
+    def __init__(self, at: int, fault: str, error: int = errno.EIO) -> None:
+        self.at, self.fault, self.error, self.count = at, fault, error, 0
 
     def passes(self) -> bool:
         """Whether an operation may be done; False: it is torn."""
@@ -43,7 +44,7 @@ class Counted:
         if is_hit and self.fault == "kill":
             raise Killed
         if is_hit and self.fault in ("error", "lasting"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise OSError(self.error, os.strerror(self.error))
         return not is_hit
 
 
@@ -118,7 +119,8 @@ def test_a_fault_at_operation_n(tmp_path: Path, fault: str, host: str) -> None:
             out = tmp_path / "run"
             shutil.rmtree(out, ignore_errors=True)
             at = 1 + (seed % counted.count if campaign.least < seed else int(rng.integers(counted.count)))
-            with spoiled(patch, Counted(at, fault)):
+            number = (errno.EIO, errno.ENOSPC)[int(rng.integers(2))]
+            with spoiled(patch, Counted(at, fault, number)):
                 error = failed_with(lambda: run(out, config))  # noqa: B023 (called at once)
             campaign.came(type(error).__name__)
             if error is None:
@@ -127,6 +129,7 @@ def test_a_fault_at_operation_n(tmp_path: Path, fault: str, host: str) -> None:
             if isinstance(error, AdaptiveError):
                 assert error.exit_code in CODES, (at, error)
                 assert str(out) in str(error) or "rows" in str(error), (at, error)
+                assert f"[Errno {number}]" in str(error), (at, error)
             error = failed_with(lambda: resume_run(out))  # noqa: B023 (called at once)
             if isinstance(error, CheckpointError):
                 assert not list(out.glob("checkpoint-*")), (at, error)
@@ -137,6 +140,37 @@ def test_a_fault_at_operation_n(tmp_path: Path, fault: str, host: str) -> None:
             assert_equal(numbers(out), expected)
             assert not [path for path in out.rglob("*") if ".tmp-" in path.name], at
             assert not (out / "lock").exists()
+
+
+TWO_RANKS: Final = [
+    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2", "--steps", "6",
+    "--set", "data.synthetic.num_eval=200", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",
+    "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4", "--set", "model.top_mlp=8-1",
+    "--set", "save_every=2", "--set", "log_every=2", "--depth", "1",
+]  # fmt: skip
+
+
+def test_a_disk_that_fails_one_of_two_ranks(tmp_path: Path, pool: RankPool) -> None:
+    """At any create, write, fsync or rename: both end with code 6 and the cause, or the run is as one without."""
+    campaign, whole, out = Campaign("disk of one of two ranks", 1), tmp_path / "whole", tmp_path / "run"
+    assert [one.code for one in pool.run(2, ["-m", "adaptive", "run", *TWO_RANKS, "--out", str(whole)])] == [0, 0]
+    for _, rng in campaign.tries():
+        stage = ("creating", "filling", "syncing", "renaming")[int(rng.integers(4))]
+        rank, at, number = int(rng.integers(2)), int(rng.integers(1, 16)), (errno.EIO, errno.ENOSPC)[rng.integers(2)]
+        trouble = [str(ROOT / "tests/support/rank_trouble.py"), str(rank), stage, str(at), f"errno-{number}"]
+        found = pool.run(2, [*trouble, "run", *TWO_RANKS, "--out", str(out)])
+        codes = [one.code for one in found]
+        campaign.came(f"exit {codes[0]}")
+        assert codes in ([0, 0], [6, 6]), (trouble, found)
+        if codes[0]:
+            assert all(f"[Errno {number}]" in one.err for one in found), (trouble, found)
+            saved = list(out.glob("checkpoint-[0-9]"))
+            again = ["--resume", str(out)] if saved else [*TWO_RANKS, "--out", str(out), "--overwrite"]
+            resumed = pool.run(2, ["-m", "adaptive", "run", *again])
+            assert [one.code for one in resumed] == [0, 0], (trouble, resumed)
+        assert_equal(numbers(out), numbers(whole))
+        assert not [path for path in out.rglob("*") if ".tmp-" in path.name], trouble
+        shutil.rmtree(out)
 
 
 SETTINGS: Final[dict[str, Any]] = {

@@ -1,19 +1,11 @@
 """Processes that are ranks, for all tests of this folder."""
 
-from collections.abc import Iterator
-
 import pytest
-from rank_pool import RankPool
+from rank_pool import rank_pool
 
 from adaptive.engine import saving
 
-
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    """Started once."""
-    found = RankPool(tmp_path_factory.mktemp("ranks"))
-    yield found
-    found.close()
+pool = pytest.fixture(scope="session")(rank_pool)
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,12 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +102,13 @@ class RankPool:
             if number not in codes:
                 worker.kill()
         return [codes.get(number) for number in range(len(workers))]
+
+
+def rank_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    """A fixture: started once."""
+    found = RankPool(tmp_path_factory.mktemp("ranks"))
+    yield found
+    found.close()
 
 
 def _start() -> subprocess.Popen[str]:

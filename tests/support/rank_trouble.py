@@ -2,7 +2,8 @@
 and on that rank, from the AFTER-th call of a stage on, something goes wrong.
 
 HOW: kill, stand-N (still, for N seconds), term, full (disk), drift (of dense weights), out-of-step, code-N (an error
-with exit code N), bug (an error of no class of ours). Nothing goes wrong when torchrun starts the processes again.
+with exit code N), errno-N (of the system), bug (an error of no class of ours). Nothing goes wrong when torchrun starts
+the processes again.
 """
 
 import functools
@@ -30,6 +31,10 @@ STAGES = {
     "update": ("adaptive.trainer", "update"),
     "saving": ("adaptive.storage.shards", "write_part"),
     "writing": ("adaptive.runs.together", "CheckpointsOfRanks._save"),
+    "creating": ("adaptive.storage.durable", "Disk.create"),
+    "filling": ("adaptive.storage.durable", "Disk.write"),
+    "syncing": ("adaptive.storage.durable", "Disk.sync"),
+    "renaming": ("adaptive.storage.durable", "Disk.rename"),
     "evaluating": ("adaptive.evaluation", "own_part"),
 }
 
@@ -52,6 +57,8 @@ def happen(how: str, arguments: tuple[Any, ...]) -> None:
             arguments[0]._ranks.rows.exchange(Kind.GRADIENTS, 77)
         case ["code", code]:
             raise error_class(int(code))(f"trouble {code}")
+        case ["errno", number]:
+            raise OSError(int(number), os.strerror(int(number)))
         case ["bug"]:
             raise KeyError("a bug")
 
