@@ -26,12 +26,12 @@ def data_folder() -> Path:
 
 def is_there(setting: Setting) -> bool:
     """The stream is built in; a real set must have its files."""
-    return not setting.is_real or (data_folder() / _FILES[setting.data]).is_file()
+    return not setting.is_real or (data_folder() / FILES[setting.data]).is_file()
 
 
 def data_of(name: str, folder: Path) -> Data:
     """`data` and `data_options` of a set; files that must be made first are kept in `folder`."""
-    return _MAKERS[name](data_folder() / _FILES[name], folder)
+    return _MAKERS[name](data_folder() / FILES[name], folder)
 
 
 # --- sets with labels ----------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def _made(path: Path, make: Callable[[Path], object]) -> Path:
     return path
 
 
-_FILES: Final[Mapping[str, str]] = {
+FILES: Final[Mapping[str, str]] = {
     "kdd12-click": "kdd12-click/Click_prediction_small.first32000.csv.gz",
     "online-retail": "online-retail/by-day_2010-12-01_2011-09-30.tar.gz",
     "diginetica": "diginetica-sessions/derived/all_train_seq.lines.txt.gz",
