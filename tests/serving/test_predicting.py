@@ -138,7 +138,7 @@ def test_no_line_is_passed_over_unnoticed(run: Path) -> None:
 
 def test_data_without_a_sample(run: Path) -> None:
     write_csv(Path("new.csv"), [])
-    with pytest.raises(InputError, match=r"no sample to score: new\.csv"):
+    with pytest.raises(InputError, match=r"no row to evaluate on in new\.csv: no lines"):
         predict_run(run, "scores.npy", data="new.csv")
     assert not Path("scores.npy").exists()
 
