@@ -8,6 +8,7 @@ timed. Then how much helpers take off the look-ahead thread (`tier.plan_threads`
 planning takes, or planning limits it.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -164,10 +165,10 @@ class _Made(LookupsAhead):
 
     def __init__(self, ours: Ours, batches: Sequence[Batch]) -> None:
         super().__init__([lane.group for lane in ours.bag._pipeline.lanes], 0)
-        self._made = {id(batch): super(_Made, self).start(batch) for batch in batches}
+        self._made = itertools.cycle([super(_Made, self).start(batch) for batch in batches])  # every round the same
 
     def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
-        return self._made[id(batch)]
+        return next(self._made)
 
 
 def _all(ours: Ours, batches: Sequence[Batch]) -> tuple[float, float]:

@@ -183,7 +183,7 @@ def _of_lists(name: str, bags: Sequence[Array]) -> Bags:
 
 def _with_offsets(name: str, value: tuple[Any, ...], num_samples: int | None) -> Bags:
     what = f"feature {name}"
-    if len(value) == num_samples and all(isinstance(item, list) for item in value) and _may_be_bags(value):
+    if len(value) == num_samples and _may_be_bags(value):
         raise InputError(
             f"{what}: expected a list of {num_samples} lists, or arrays (values, offsets[, weights]), got a tuple of "
             f"{num_samples} lists, which may be either. Pass list(...) for a list of ids for each sample, or arrays."
@@ -207,7 +207,12 @@ def _with_offsets(name: str, value: tuple[Any, ...], num_samples: int | None) ->
 
 
 def _may_be_bags(value: tuple[Any, ...]) -> bool:
-    """True if all values of a tuple of lists are whole numbers."""
+    """True if the tuple may be one bag of ids for each sample: lists of whole numbers, and no offsets with an end."""
+    if not all(isinstance(item, list) for item in value):
+        return False
+    ids, offsets = value[:2]
+    if len(offsets) == len(value) + 1 and offsets[0] == 0 and offsets[-1] == len(ids) and offsets == sorted(offsets):
+        return False
     return all(isinstance(item, int | np.integer) for bag in value for item in bag)
 
 
