@@ -60,6 +60,7 @@ class Planner:
         self._policy_caller = policy_caller
         self._row_bytes = row_bytes
         self._memory, self._ranked = LentMemory(), LentMemory()
+        self._has_asked = False
         self._entered: tuple[Distinct, Int64s, NDArray[np.int32]] | None = None  # prepared and not committed
 
     def watch(self, capacity: int, skip: SkipConfig, optimizer: RowOptimizer) -> None:
@@ -187,6 +188,7 @@ class Planner:
         """Bring in every missing row; the idle rows that score lowest make room. Returns (takers, victims)."""
         shortage = len(question.missing) - self.slots.num_free
         if shortage <= 0:
+            self._try_score(question)
             return question.missing, no_rows()
         idle = self.slots.idle(question.oldest_held, max(self._tier.max_candidates, CANDIDATES_PER_SLOT * shortage))
         if len(idle) < shortage:
@@ -223,7 +225,16 @@ class Planner:
         scores = self._score(candidates, question)
         return swaps(missing, idle, scores, self.slots.num_free, self._ranked)
 
+    def _try_score(self, question: "_Question") -> None:
+        """Ask about one row on the device while slots are free, once: a policy that fails does so in the first batches,
+        and not hours later, when slots run short. (`slots.idle` would move the hand that finds idle rows.)"""
+        if not self._has_asked and question.number > 0 and self._policy_caller.order is None:
+            resident = np.flatnonzero(self.slots.rows >= 0)[:1]
+            if len(resident):
+                self._score(self.slots.rows[resident], question)
+
     def _score(self, rows: Int64s, question: "_Question") -> NDArray[np.float64]:
+        self._has_asked = True
         skipper = self.skipper
         hot = skipper.hot if skipper is not None and skipper.watches_movement else None
         return self._policy_caller.score(self._stats.of(rows, question.number, question.window, hot=hot))

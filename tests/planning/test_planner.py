@@ -386,7 +386,8 @@ def test_candidates_are_described_as_they_are() -> None:
     policy = Listens()
     embeddings = one_table(device_rows="3", policy=policy)
     step_all(embeddings, [bags([1, 2, 2]), bags([3]), bags([4]), bags([1]), bags([2])])
-    told = policy.heard[0]
+    tried, told = policy.heard[:2]
+    assert (tried.step, tried.rows.tolist()) == (1, [1])  # while slots are free, to see that it answers
     assert told.step == 2
     assert told.rows.tolist() == [1, 2, 3]
     assert told.table.tolist() == [0, 0, 0]

@@ -48,6 +48,19 @@ def test_rows_that_leave_by_an_order_are_those_that_leave_by_score(policy: str) 
     assert sum(len(back) for back, _ in moves[0]) > 60
 
 
+@pytest.mark.parametrize("depth", [0, 4])
+def test_a_score_that_fails_does_so_before_slots_run_short(depth: int) -> None:
+    class Broken(LRU):
+        order = ()
+
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            raise KeyError("age")
+
+    embeddings = one_table(60, "60", Broken)  # a slot for each row: none ever has to leave
+    with pytest.raises(PolicyError, match=r"Broken\.score"):
+        step_all(embeddings, [bags([1]), bags([2]), bags([3])], depth=depth)
+
+
 def test_an_order_that_is_none_is_a_policy_error() -> None:
     class Wrong(LRU):
         order = ("table",)
