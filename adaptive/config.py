@@ -145,7 +145,10 @@ class Config(BaseModel):
 
     if not TYPE_CHECKING:  # type checkers know the fields of each class
 
-        def __init__(self, **given: Any) -> None:
+        def __init__(self, *unnamed: object, **given: Any) -> None:
+            if unnamed:
+                example = f"{type(self).__name__}({next(iter(type(self).model_fields))}={unnamed[0]!r})"
+                raise ConfigError(f"expected settings by name, such as {example}, got {unnamed[0]!r} without a name.")
             try:
                 super().__init__(**given)
             except ValidationError as error:
