@@ -25,7 +25,11 @@ Bag = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def load(folder: str | Path) -> "Model":
-    """The model in the folder of an export."""
+    """The model in the folder of an export.
+
+    Raises:
+        ValueError: for an array of `ids` that is not what `model.json` says, or a file that onnxruntime cannot load.
+    """
     return Model(Path(folder))
 
 
@@ -38,7 +42,10 @@ class Model:
         self.facts: dict[str, Any] = json.loads((folder / "model.json").read_text("utf-8"))
         self.values = beside("values").Values(self.facts, folder)
         path = str(folder / self.facts["tensors"])
-        self.session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        try:
+            self.session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's errors have no common class
+            raise ValueError(f"expected a model that onnxruntime loads, got: {error} ({path})") from error
 
     def __call__(self, dense: NDArray[np.float32], bags: Sequence[Bag]) -> NDArray[np.float32]:
         """Logits (B,), of several labels (B, T), of dense inputs (B, dense) as they are after their transformation; and
@@ -80,5 +87,9 @@ def beside(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    here = load(Path(__file__).parent)
+    try:
+        here = load(Path(__file__).parent)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(3) from None
     here.values.score_lines(here.score, sys.stdin.buffer)

@@ -26,10 +26,15 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
 EPSILON = 1e-5  # of normalised features
+REMEDY = "The file is damaged or of another model. Export the run again."
 
 
 def load(folder: str | Path) -> "Model":
-    """The model in the folder of an export. Its tables are mapped into memory: they are read as they are looked up."""
+    """The model in the folder of an export. Its tables are mapped into memory: they are read as they are looked up.
+
+    Raises:
+        ValueError: for an array that is not what `model.json` says; names it.
+    """
     folder = Path(folder)
     facts = json.loads((folder / "model.json").read_text("utf-8"))
     with torch.device("meta"):
@@ -37,9 +42,28 @@ def load(folder: str | Path) -> "Model":
     tensors = folder / facts["tensors"]
     mapped = tensors.suffix == ".pt"
     state = torch.load(tensors, weights_only=True, mmap=True) if mapped else read_safetensors(tensors)
+    check_arrays(tensors, state, model)
     model.load_state_dict(state, assign=True)
     model.values = beside("values").Values(facts, folder)
     return model.eval()
+
+
+def check_arrays(path: Path, state: Mapping[str, Tensor], model: "Model") -> None:
+    """Raise ValueError unless names, dtypes and shapes are those of the model, and values of the dense part finite.
+    Rows of tables are checked as they are looked up; buffers of a user-defined model may hold anything."""
+    expected = model.state_dict()
+    for name in sorted(expected.keys() | state.keys()):
+        wanted, got = (form(arrays.get(name)) for arrays in (expected, state))
+        if wanted != got:
+            raise ValueError(f"expected {wanted}, got {got} ({path}: {name}). {REMEDY}")
+    names = dict(model.named_parameters()) if model.facts["model"]["name"] == "own" else expected
+    for name in names:
+        if name.startswith("dense.") and not state[name].isfinite().all():
+            raise ValueError(f"expected finite values, got NaN or infinity ({path}: {name}). {REMEDY}")
+
+
+def form(array: Tensor | None) -> str:
+    return "no array" if array is None else f"{str(array.dtype).removeprefix('torch.')} {tuple(array.shape)}"
 
 
 class Model(nn.Module):
@@ -59,7 +83,11 @@ class Model(nn.Module):
     def forward(self, dense: Tensor, bags: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Logits (B,), of several labels (B, T), of dense inputs (B, dense), float32, as they are after their
         transformation; and for each feature in order the rows of all its look-ups (N,) and where the look-ups of each
-        sample begin (B,), both int64."""
+        sample begin (B,), both int64.
+
+        Raises:
+            ValueError: for another number of features, or a row with NaN or infinity; names its table.
+        """
         features = self.facts["features"]
         if len(bags) != len(features):
             raise ValueError(f"{len(features)} features are needed, found {len(bags)}")
@@ -67,6 +95,10 @@ class Model(nn.Module):
             self.tables[feature["table"]](rows, offsets)
             for feature, (rows, offsets) in zip(features, bags, strict=True)
         ]
+        for feature, one in zip(features, pooled, strict=True):
+            if not one.isfinite().all():
+                place = f"{self.facts['tensors']}: tables.{feature['table']}.weight"
+                raise ValueError(f"expected finite values, got NaN or infinity ({place}). {REMEDY}")
         vectors = torch.cat(pooled, dim=1) if is_widened(self.facts) else torch.stack(pooled, dim=1)
         logits: Tensor = self.dense(dense, vectors)
         return logits
@@ -246,14 +278,16 @@ def layers(sizes: Sequence[int]) -> list[nn.Module]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Name -> tensor, mapped into memory."""
+    """Name -> tensor, mapped into memory. ValueError for a dtype that no export has."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
     found = {}
     for name, entry in header.items():
         if name != "__metadata__":
-            dtype = {"F32": np.float32, "I64": np.int64}[entry["dtype"]]
+            dtype = {"F32": np.float32, "I64": np.int64}.get(entry["dtype"])
+            if dtype is None:
+                raise ValueError(f"expected F32 or I64, got {entry['dtype']} ({path}: {name}). {REMEDY}")
             offset, shape = 8 + size + entry["data_offsets"][0], tuple(entry["shape"])
             if math.prod(shape) < 2**16:
                 array = np.fromfile(path, dtype, math.prod(shape), offset=offset).reshape(shape)
@@ -264,5 +298,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    here = load(Path(__file__).parent)
+    try:
+        here = load(Path(__file__).parent)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(3) from None
     here.values.score_lines(here.score, sys.stdin.buffer)

@@ -111,14 +111,20 @@ def is_missing(value: Any, nulls: Sequence[str]) -> bool:
 
 
 class IdMap:
-    """The rows of its table that values of a feature look up."""
+    """The rows of its table that values of a feature look up. ValueError for keys that are not what `facts` say."""
 
     def __init__(self, facts: Mapping[str, Any], folder: Path) -> None:
         self.facts, self.name = facts, facts["name"]
         if facts["rule"] == "vocabulary":
-            keys = np.load(folder / facts["vocabulary"], allow_pickle=False)
+            where = folder / facts["vocabulary"]
+            keys = np.load(where, allow_pickle=False)
+            if keys.dtype != np.int64 or keys.shape != (facts["rows"],):
+                form = f"int64 ({facts['rows']},), got {keys.dtype} {keys.shape}"
+                raise ValueError(f"expected {form} ({where}). Export the run again.")
             self._order = np.argsort(keys)
             self._keys = keys[self._order]
+            if (self._keys[1:] == self._keys[:-1]).any():
+                raise ValueError(f"expected each key once, got one twice ({where}). Export the run again.")
 
     def rows(self, value: Any) -> list[int]:
         """The rows of one sample: one, or of a bag any number. A bag is a list of values, or one text that holds them
