@@ -44,4 +44,6 @@ def read_scores(directory: Path) -> NDArray[np.float32] | None:
     if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.ndim != 2 or len(found) != 2:
         what = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else "several arrays"
         raise CheckpointError(f"{file}: expected float32 (2, samples), found {what}; the file is damaged")
+    if not np.isfinite(found).all():
+        raise CheckpointError(f"{file}: expected finite logits and labels, got NaN or infinity; the file is damaged")
     return found

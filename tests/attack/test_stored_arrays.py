@@ -23,6 +23,7 @@ from served import lines, samples, trained
 from toy import ToyData
 
 from adaptive.build import Components
+from adaptive.cli.app import main
 from adaptive.config import OptimizerConfig
 from adaptive.runs import resume_run, resuming
 from adaptive.runs.policy_state import policy_state
@@ -31,6 +32,7 @@ from adaptive.serving import export_run, scoring
 from adaptive.storage.arrays import DTYPES, write_array
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
 from adaptive.storage.durable import DISK
+from adaptive.storage.scores import SCORES, read_scores, write_scores
 
 pytestmark = attack
 
@@ -183,6 +185,37 @@ def test_an_array_of_a_strangers_checkpoint_signed_again(tmp_path: Path, policy:
                     assert same, (entry["name"], what, name)
             elif message is not None and "policy" not in message:
                 assert digests(attacked) == before, (entry["name"], what)
+
+
+@pytest.mark.parametrize("host", ["memory", "files"] if SECONDS else ["memory"])
+def test_rows_of_a_finished_run_as_float32_are_refused_by_eval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    """Through the command line: the numbers of rows that changed as float32, signed again."""
+    with small_world(NUM_TRAIN):
+        tier = {"device_rows": "60%", "host": "memory" if host == "memory" else f"mmap:{tmp_path / 'rows'}"}
+        run(tmp_path / "run", config_of("lru", tier=tier))
+        where = tmp_path / "run/weights"
+        listed = json.loads((where / "manifest.json").read_text())["arrays"]
+        place = next(number for number, entry in enumerate(listed) if entry["name"] == "rows0.changed")
+        array = np.load(where / listed[place]["file"]).astype(np.float32)
+        edit_manifest(where, lambda found: write_again(where, found["arrays"][place], array))
+        before = digests(tmp_path / "run")
+        with pytest.raises(SystemExit) as exit_:
+            main(["eval", str(tmp_path / "run")])
+    assert exit_.value.code == 4 and "rows0.changed" in capsys.readouterr().err
+    assert digests(tmp_path / "run") == before
+
+
+def test_scores_of_an_evaluation_in_every_form(tmp_path: Path) -> None:
+    """`evaluation.npy`, which `compare` reads: refused by name, or as it was."""
+    rng = np.random.default_rng(SEED)
+    write_scores(tmp_path, rng.normal(size=50).astype(np.float32), rng.integers(0, 2, 50).astype(np.float32))
+    whole = np.load(tmp_path / SCORES)
+    for what, other in (*other_forms(whole), *wrong_values("scores", whole), ("transposed", whole.T)):
+        np.save(tmp_path / SCORES, other)
+        message = told(lambda: read_scores(tmp_path), codes=(4,), names=SCORES)
+        assert message or np.array_equal(np.load(tmp_path / SCORES), whole), what
 
 
 def stored_arrays(folder: Path) -> dict[str, Array]:
