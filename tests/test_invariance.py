@@ -147,10 +147,14 @@ def test_one_slot_less_than_the_rows_held_is_an_error_and_loses_nothing(seed: in
     tables = (table(0, 40, 4, "sum", 2),)
     batches = random_batches(tables, 8, seed=seed, samples=4)
     needed = rows_held(tables, batches, depth)[4]
-    enough = TieredEmbeddingBag(tables, TierConfig(device_rows=str(needed), poison=True), policy=Scattered)
+    enough = TieredEmbeddingBag(
+        tables, TierConfig(device_rows=str(needed), poison=True), policy=Scattered, optimizer=SGD()
+    )
     train(enough, tables, batches, depth).assert_equals(train_slowly(tables, batches, SGD()))
 
-    short = TieredEmbeddingBag(tables, TierConfig(device_rows=str(needed - 1), poison=True), policy=Scattered)
+    short = TieredEmbeddingBag(
+        tables, TierConfig(device_rows=str(needed - 1), poison=True), policy=Scattered, optimizer=SGD()
+    )
     trainee = Trainee(tables)
     with pytest.raises(DeviceMemoryError, match=f"{needed} device rows of width 4 are needed"):
         train_more(short, trainee, batches, depth)
@@ -256,7 +260,9 @@ def test_nonsense_is_a_policy_error_and_nothing_has_moved(
     batches = random_batches(tables, 8, seed=5)
     policy = policy_class()
     share = least_share(tables, batches, depth)
-    embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows=f"{share:.6f}%", poison=True), policy=policy)
+    embeddings = TieredEmbeddingBag(
+        tables, TierConfig(device_rows=f"{share:.6f}%", poison=True), policy=policy, optimizer=SGD()
+    )
     trainee, before, plan = Trainee(tables), [books(embeddings)], Pipeline.plan
 
     def watched(pipeline: Pipeline, *coming: Any) -> ReadyBatch:
