@@ -133,6 +133,15 @@ def _meant(model: type[BaseModel], error: ErrorDetails) -> str:
     return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(model.model_fields)})"
 
 
+def _encodable(name: str) -> str:
+    """Initial values follow from the bytes of a table's name, so that it must have some."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"expected text that UTF-8 can hold, got {name!r}") from None
+    return name
+
+
 class Config(BaseModel):
     """Base of all settings: closed keys, immutable, numbers finite, texts without NUL (no path has one).
 
@@ -168,7 +177,7 @@ class Config(BaseModel):
 class TableConfig(Config):
     """One embedding table: its name and size, the features that look it up, how they are pooled."""
 
-    name: str = Field(description="name in reports and TensorBoard")
+    name: Annotated[str, AfterValidator(_encodable)] = Field(description="name in reports and TensorBoard")
     num_embeddings: int = Field(ge=1, le=2**40, description="rows; ids lie in [0, num_embeddings)")
     embedding_dim: int = Field(ge=1, le=4096, description="width of a row, in float32 values")
     features: tuple[str, ...] = Field(

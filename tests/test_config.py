@@ -124,6 +124,11 @@ def test_a_misspelt_key_is_told_with_the_nearest_one(model: type[Config]) -> Non
     assert "pydantic" not in str(caught.value)
 
 
+def test_the_name_of_a_table_has_bytes() -> None:
+    with pytest.raises(ConfigError, match=r"name.*UTF-8 can hold, got '\\ud800'"):
+        TableConfig(name="\ud800", num_embeddings=1, embedding_dim=4)
+
+
 def test_settings_without_a_name_are_refused_with_an_example() -> None:
     with pytest.raises(ConfigError, match=r"such as TierConfig\(device_rows='10%'\), got '10%' without a name"):
         TierConfig("10%")  # type: ignore[call-arg, arg-type, misc]

@@ -23,6 +23,9 @@ def where_and_what(dataset: Dataset) -> dict[str, Any]:
     return {FOLDER: os.getcwd(), SHAPE: TypeAdapter(DataShape).dump_python(shape_of(dataset), mode="json")}
 
 
+MOST_DENSE = 1 << 24  # inputs of a sample: far more than anyone has, and a layer of them still fits in memory
+
+
 def recorded_shape(record: Mapping[str, Any], path: Path) -> DataShape | None:
     """The shape of the data of the run in directory `path`; None: it is from before shapes were recorded.
 
@@ -32,9 +35,18 @@ def recorded_shape(record: Mapping[str, Any], path: Path) -> DataShape | None:
     if SHAPE not in record:
         return None
     try:
-        return TypeAdapter(DataShape).validate_python(record[SHAPE])
+        shape = TypeAdapter(DataShape).validate_python(record[SHAPE])
     except ValidationError as error:
         raise CheckpointError(f"{path / 'run.json'}: {SHAPE}: {error.errors()[0]['msg']}") from error
+    sizes = len(shape.features), shape.num_dense
+    possible = 1 <= sizes[0] == len(shape.tables) and 0 <= sizes[1] < MOST_DENSE and shape.steps >= 1
+    if not possible or any(size % shape.steps for size in sizes):
+        raise CheckpointError(
+            f"{path / 'run.json'}: {SHAPE}: expected as many tables as features, at least one, fewer than "
+            f"{MOST_DENSE:,} dense inputs, and steps that divide both, got {len(shape.tables)} tables, "
+            f"{sizes[0]} features, {sizes[1]:,} dense inputs and {shape.steps} steps. Use a copy of the run directory."
+        )
+    return shape
 
 
 def at_home(config: TrainConfig, record: Mapping[str, Any]) -> TrainConfig:

@@ -197,8 +197,10 @@ def trained(out: str, settings: dict[str, Any], resume: bool, log: str) -> None:
         code = 130
     except Exception as error:
         code, message = (stopped[0], "stopped") if stopped else _verdict(error)
-        print(message, file=sys.stderr)
-    sys.stderr.flush()
+        with suppress(OSError):  # files may be limited, and so the log
+            print(message, file=sys.stderr)
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)
 
 
