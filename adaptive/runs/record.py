@@ -145,4 +145,4 @@ def _differences(name: str, recorded: object, found: object) -> list[str]:
 
 
 def _file_text(file: Mapping[str, Any]) -> str:
-    return f"{file.get('path')} of {file.get('bytes')} bytes with crc32 {file.get('crc32')}"
+    return f"{file.get('path')} of {file.get('bytes')} bytes with sha256 {file.get('sha256')}"

@@ -10,9 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attacks import SECONDS, Campaign, attack
+from attacks import SECONDS, Campaign, attack, copied
 from forked import SIGNALS, Nursery, run_and_hit, train, trained
-from interrupted import ALIKE, POLICIES, SKIP, assert_equal, numbers
+from interrupted import (
+    ALIKE,
+    POLICIES,
+    SKIP,
+    assert_equal,
+    config_of,
+    interrupted,
+    numbers,
+    resume_run,
+    run,
+    small_world,
+)  # fmt: skip
 
 from adaptive.telemetry.jsonl import read_metrics
 from adaptive.telemetry.record import IntervalRecord
@@ -138,6 +149,26 @@ def test_two_runs_in_one_directory_and_one_of_them_runs(tmp_path: Path, nursery:
         assert codes.count(0) == 1 and set(codes) <= {0, 6}, codes
         texts = [log.read_text() for log, code in zip(logs, codes, strict=True) if code == 6]
         assert all("is busy: process" in text or "is not empty" in text or "taken it" in text for text in texts)
+
+
+@pytest.mark.skipif(not SECONDS, reason="a case of it is in test_damaged_data.py")
+def test_two_that_resume_one_run_and_one_of_them_trains(tmp_path: Path, nursery: Nursery) -> None:
+    """Processes at once; the one that trains ends with the numbers of one that was alone."""
+    with small_world() as patch:
+        with interrupted(patch, "stop", 6):
+            run(tmp_path / "stopped", config_of("lru"))
+        resume_run(copied(tmp_path / "stopped", tmp_path / "whole"))
+    campaign, out = Campaign("two resume at once", 1), tmp_path / "run"
+    for number, _ in enumerate(campaign.tries()):
+        copied(tmp_path / "stopped", out)
+        logs = [tmp_path / f"{number}-{n}.log" for n in range(2)]
+        children = [nursery.start(trained, str(out), {}, True, str(log)) for log in logs]
+        codes = [child.ended() for child in children]
+        texts = [log.read_text() for log, code in zip(logs, codes, strict=True) if code]
+        assert codes.count(0) == 1, (codes, texts)
+        reasons = ("is busy: process", "taken it", "is finished")
+        campaign.came(next(reason for reason in reasons if reason in texts[0]))
+        assert_equal(numbers(out), numbers(tmp_path / "whole"))
 
 
 def test_a_signal_while_libraries_load_ends_quietly_with_its_own_code(tmp_path: Path) -> None:

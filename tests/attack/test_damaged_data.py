@@ -3,6 +3,7 @@ a byte read outside of what is there."""
 
 import gzip
 import io
+import json
 import os
 import shutil
 import zipfile
@@ -12,9 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from attacks import Campaign, attack, copied, told
+from attacks import SECONDS, Campaign, attack, copied, stored_files, told
 from hostile import at_once
+from interrupted import assert_equal, interrupted, numbers, run
 from parquet_rows import opened, pa, pq, rows_of, table
+from torch import Tensor
+from toy import toy_config
+from toy_runs import Hooked, in_model
 
 from adaptive.data.arrow.frames import from_frame
 from adaptive.data.npz import load_arrays
@@ -24,6 +29,7 @@ from adaptive.data.prepared.layout import CHECKSUM, MANIFEST, OFFSET, SIZE, load
 from adaptive.data.prepared.write import prepare
 from adaptive.errors import InputError
 from adaptive.kernels.data.checksum import checksum
+from adaptive.runs import resume_run
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK
 
@@ -209,7 +215,7 @@ def files_of_data(folder: Path, kind: str, number: int) -> Path:
 
 def schema_of(folder: Path) -> DataOptions:
     schema = 'label = {column = "y"}\ndense = [{columns = ["d"]}]\n[[categorical]]\ncolumns = ["c"]\nhash_rows = 9\n'
-    return DataOptions(schema_path=written(folder / "s.toml", schema.encode()))
+    return DataOptions(schema_path=written(folder / "s.toml", schema.encode()), holdout=0.25)
 
 
 @pytest.mark.parametrize("kind", ["csv", "gz", "parquet", "prepared"])
@@ -230,3 +236,65 @@ def test_data_that_change_between_epochs_are_told_or_read_as_before(tmp_path: Pa
     CHANGES[change](path, other)
     message = told(lambda: found.extend(epoch()), codes=(3, 4), names=path.name)
     assert message or found == first
+
+
+def spec_of(folder: Path, kind: str) -> tuple[str, dict[str, Any]]:
+    """The settings that name the data of `files_of_data`."""
+    if kind == "prepared":
+        return f"prepared:{folder / 'as'}", {}
+    options = {"schema_path": folder / "s.toml", "holdout": 0.25}
+    return f"{'parquet' if kind == 'parquet' else 'csv'}:{folder / f'data.{kind}'}", options
+
+
+def stopped(folder: Path, kind: str) -> Path:
+    """A run on these data that was stopped behind six batches."""
+    schema_of(folder)
+    spec, options = spec_of(folder, kind)
+    config = toy_config(data=spec, data_options=options, epochs=2)
+    with pytest.MonkeyPatch.context() as patch, interrupted(patch, "stop", 6):
+        run(folder / "run", config)
+    assert json.loads((folder / "run/run.json").read_text()).get("summary") is None
+    return folder / "run"
+
+
+def kept(folder: Path) -> dict[Path, bytes]:
+    """All files of a run but bad lines, which are written as data are opened, and again when it goes on."""
+    return {file: file.read_bytes() for file in stored_files(folder) if file.name != "rejects.jsonl"}
+
+
+CASES: Final = [(kind, change) for kind in ("csv", "gz", "parquet", "prepared") for change in CHANGES]
+
+
+@pytest.mark.parametrize(("kind", "change"), CASES if SECONDS else [("gz", "rewritten")])
+def test_data_that_change_between_stop_and_resume(tmp_path: Path, kind: str, change: str) -> None:
+    """Refused by name, and the run is as it was; where they were only touched it ends with the same bits."""
+    other, path = files_of_data(tmp_path, kind, 1).read_bytes(), files_of_data(tmp_path, kind, 0)
+    content, folder = path.read_bytes(), stopped(tmp_path, kind)
+    resume_run(copied(folder, tmp_path / "whole"))
+    before = kept(folder)
+    CHANGES[change](path, other)
+    message = told(lambda: resume_run(folder), codes=(3,), names=path.name)
+    assert (message is None) == (change == "touched")
+    if message is not None:
+        assert kept(folder) == before
+        path.write_bytes(content)  # put back, it goes on
+        resume_run(folder)
+    assert_equal(numbers(folder), numbers(tmp_path / "whole"))
+
+
+def test_a_run_that_is_renamed_between_stop_and_resume(tmp_path: Path) -> None:
+    """With the same bits; of two that resume it at once, the second is refused by name."""
+    files_of_data(tmp_path, "csv", 0)
+    folder, refused = stopped(tmp_path, "csv"), list[str | None]()
+    resume_run(copied(folder, tmp_path / "whole"))
+    renamed = folder.rename(tmp_path / "renamed")
+
+    def rival(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if not refused:
+            refused.append(told(lambda: resume_run(renamed), codes=(6,), names="is busy: process"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        in_model(patch, rival)
+        resume_run(renamed)
+    assert refused and refused[0] is not None and str(renamed) in refused[0]
+    assert_equal(numbers(renamed), numbers(tmp_path / "whole"))

@@ -156,7 +156,7 @@ def test_the_same_files_elsewhere_are_the_same_data(elsewhere: Path, monkeypatch
     assert evaluate_run(path)["auc"] == summary(path)["auc"]
     write_csv(elsewhere / "train.csv", lines(400, seed=1))
     with pytest.raises(
-        InputError, match=r"file 1: expected train\.csv of \d+ bytes with crc32 \w+, found /.*/train\.csv of"
+        InputError, match=r"file 1: expected train\.csv of \d+ bytes with sha256 \w+, found /.*/train\.csv of"
     ):
         evaluate_run(path)
 

@@ -83,7 +83,7 @@ class Prepared(Dataset):
         return self._manifest.train.samples
 
     def fingerprint(self) -> dict[str, object]:
-        """Path, size and crc32 of every file, as of files of text, and the settings that order samples."""
+        """Path, size and sha256 of every file, as of files of text, and the settings that order samples."""
         names = [MANIFEST, "train.bin", *(["evaluation.bin"] if self._evaluation is not None else [])]
         files = [TextFile.of(self._folder / name, (self._folder / name).stat()) for name in names]
         shuffle = {"shuffle_buffer": self._shuffle_buffer, "seed": self._seed}

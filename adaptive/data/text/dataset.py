@@ -154,7 +154,7 @@ class TextDataset(Dataset):
         return self._num_train
 
     def fingerprint(self) -> dict[str, object]:
-        """Path, size and crc32 of every file (see `TextFile.fingerprint`) and the settings that choose rows."""
+        """Path, size and sha256 of every file (see `TextFile.fingerprint`) and the settings that choose rows."""
         return {"files": [file.fingerprint() for file in self._source.files], **self._identity}
 
     def rejects(self) -> dict[str, int]:

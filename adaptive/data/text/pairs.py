@@ -121,7 +121,7 @@ class Pairs(Dataset):
         return self._num_train
 
     def fingerprint(self) -> dict[str, object]:
-        """Path, size and crc32 of every file, schema, and the settings that choose pairs."""
+        """Path, size and sha256 of every file, schema, and the settings that choose pairs."""
         return {
             "files": [file.fingerprint() for file in self._source.files],
             "format": "user_items",

@@ -7,6 +7,7 @@ would be trained without notice.
 
 import glob
 import gzip
+import hashlib
 import os
 import stat
 import zlib
@@ -51,19 +52,20 @@ class TextFile:
             )
 
     def fingerprint(self) -> dict[str, object]:
-        """Name, size and crc32 of the bytes on disk: of all of them up to 64 MiB, of 64 blocks of 1 MiB spread
-        evenly from the first to the last byte in larger files, so that it takes less than a second for any size.
+        """Name, size and SHA-256 of the bytes on disk: of all of them up to 64 MiB, of 64 blocks of 1 MiB spread
+        evenly from the first to the last byte in larger files, so that it takes less than a second for any size. A
+        CRC-32 would be the same for all gzip files of one size whose content is stored: each ends with its own.
         """
         whole = self.size <= _CHECKED_BLOCK * _CHECKED_BLOCKS
         blocks = -(-self.size // _CHECKED_BLOCK) if whole else _CHECKED_BLOCKS
         step = _CHECKED_BLOCK if whole else (self.size - _CHECKED_BLOCK) / (_CHECKED_BLOCKS - 1)
-        crc = 0
+        digest = hashlib.sha256()
         with _open(self.path) as file:
             for start in (int(step * block) for block in range(blocks)):
                 file.seek(start)
-                crc = zlib.crc32(file.read(_CHECKED_BLOCK), crc)
+                digest.update(file.read(_CHECKED_BLOCK))
         checked = "all" if whole else f"{_CHECKED_BLOCKS} blocks of 1 MiB"
-        return {"path": str(self.path), "bytes": self.size, "crc32": f"{crc:08x}", "crc32_of": checked}
+        return {"path": str(self.path), "bytes": self.size, "sha256": digest.hexdigest(), "sha256_of": checked}
 
 
 def find_files(spec: str) -> tuple[TextFile, ...]:

@@ -1,8 +1,8 @@
 """Criteo's format: columns, transform, missing and unknown categories, files without labels, real lines."""
 
 import gzip
+import hashlib
 import json
-import zlib
 
 import numpy as np
 import pytest
@@ -123,8 +123,8 @@ def test_fingerprint_follows_content_and_settings(tmp_path):
     found = open_dataset(f"criteo:{path}", DataOptions()).fingerprint()
     assert json.loads(json.dumps(found)) == found
     data = path.read_bytes()
-    crc = f"{zlib.crc32(data):08x}"
-    assert found["files"] == [{"path": str(path), "bytes": len(data), "crc32": crc, "crc32_of": "all"}]
+    digest = hashlib.sha256(data).hexdigest()
+    assert found["files"] == [{"path": str(path), "bytes": len(data), "sha256": digest, "sha256_of": "all"}]
     assert open_dataset(f"criteo:{path}", DataOptions(hash_rows=7)).fingerprint() != found
 
 
@@ -133,11 +133,11 @@ def test_the_fingerprint_of_a_large_file_looks_at_64_blocks(tmp_path):
     with open(path, "wb") as file:
         file.truncate(200 << 20)  # a hole
     before = open_dataset(f"criteo:{path}", DataOptions()).fingerprint()["files"][0]
-    assert before["crc32_of"] == "64 blocks of 1 MiB"
+    assert before["sha256_of"] == "64 blocks of 1 MiB"
     with open(path, "r+b") as file:
         file.seek(-1, 2)
         file.write(b"x")
-    assert open_dataset(f"criteo:{path}", DataOptions()).fingerprint()["files"][0]["crc32"] != before["crc32"]
+    assert open_dataset(f"criteo:{path}", DataOptions()).fingerprint()["files"][0]["sha256"] != before["sha256"]
 
 
 def test_no_schema_and_no_time(tmp_path):
