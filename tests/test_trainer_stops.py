@@ -169,7 +169,7 @@ def test_an_exception_in_the_data_leaves_nothing_open(tmp_path: Path, data: Any)
 
     def broken(batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
         for number, batch in enumerate(ToyData.train(toy, batch_size)):
-            if number == 7:
+            if number == 7 and (tmp_path / "run.json").exists():  # labels are read before the run begins
                 raise InputError("a.tsv:225: truncated")
             yield batch
 

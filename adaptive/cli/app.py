@@ -177,6 +177,8 @@ def _verdict(error: Exception) -> tuple[int, str]:
             1,
             f"error: not enough memory: {error}; train fewer rows, or keep them in files: --set tier.host=mmap:DIR",
         )
+    if isinstance(error, OSError) and "Could not find/load shared object file" in str(error):  # what llvmlite raises
+        return 1, f"error: not enough memory to load a library, or a damaged installation: {error}"
     if _lacks_threads(error):
         return (
             1,

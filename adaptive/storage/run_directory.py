@@ -228,8 +228,10 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def _nearest(path: Path) -> str:
     """`; did you mean RUN?` for the run whose folder has the most similar name, among those next to it and in runs/."""
-    folders = {path.parent, Path("runs")}
-    runs = [str(record.parent) for folder in folders for record in folder.glob(f"*/{RECORD}")]
+    runs = list[str]()
+    for folder in (path.parent, Path("runs")):
+        with contextlib.suppress(OSError):  # such as a name that is too long
+            runs += [str(record.parent) for record in folder.glob(f"*/{RECORD}")]
     near = difflib.get_close_matches(str(path), sorted(runs), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

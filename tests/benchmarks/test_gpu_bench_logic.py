@@ -138,11 +138,9 @@ def test_batches_last_for_all_turns() -> None:
 
 def test_the_worst_kernel_counts() -> None:
     report = Report(ratios={"gpu_kernels_over_floor_sgd_d64_b2048": 9.0, "gpu_kernels_over_floor_sgd_d64_b16384": 1.2,
-                            "gpu_kernels_over_floor_adam_d128_b65536": 1.4,
-                            "gpu_chunked_kernels_over_floor_sgd_d64_b16384": 1.1})  # fmt: skip
+                            "gpu_kernels_over_floor_adam_d128_b65536": 1.4})  # fmt: skip
     bench_gpu_embedding._worst(report)
     assert report.ratios["gpu_kernels_over_floor"] == 1.4
-    assert report.ratios["gpu_chunked_kernels_over_floor"] == 1.1
 
 
 def test_every_bar_has_a_ratio_that_a_stage_gives() -> None:

@@ -54,7 +54,7 @@ def test_version(cli: Cli) -> None:
 
 def test_unknown_command_and_flag_are_usage_errors(cli: Cli) -> None:
     result = cli("rum")
-    assert result.code == 2 and "Did you mean 'run'" in result.err and result.out == ""
+    assert result.code == 2 and "did you mean run?" in result.err and result.out == ""
     result = cli("run", "--polcy", "lru")
     assert result.code == 2 and "--policy" in result.err and result.out == ""
 

@@ -68,7 +68,7 @@ def test_what_a_stop_leaves_unjudged_is_undone(tmp_path: Path, monkeypatch: pyte
     trained = np.isin(stopped.saved.rows["rows0.changed"], plain.saved.rows["rows0.changed"])
     for name, expected in plain.numbers.items():
         found = stopped.numbers[name]
-        np.testing.assert_array_equal(found[trained] if name.startswith("rows") else found, expected, err_msg=name)
+        np.testing.assert_array_equal(found[trained] if len(found) == len(trained) else found, expected, err_msg=name)
 
 
 def test_a_level_that_has_passed_does_not_vouch_for_a_check_under_way(

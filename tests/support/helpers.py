@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -176,10 +177,11 @@ def resident(embeddings: TieredEmbeddingBag) -> dict[int, int]:
 def step_all(embeddings: TieredEmbeddingBag, batches: Iterable[Batch], *, depth: int = 0) -> list[Planned]:
     """Train on the sum of all vectors, so that every look-up adds a gradient of ones."""
     done = []
-    for planned in embeddings.look_ahead(batches, depth=depth):
-        sum_of(embeddings(planned)).backward()
-        embeddings.step()
-        done.append(planned)
+    with closing(embeddings.look_ahead(batches, depth=depth)) as coming:  # an error of a batch ends it at once
+        for planned in coming:
+            sum_of(embeddings(planned)).backward()
+            embeddings.step()
+            done.append(planned)
     return done
 
 
