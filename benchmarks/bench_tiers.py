@@ -194,13 +194,13 @@ class Replay(Policy):
 def _switch_tracking_off(ours: Ours) -> None:
     """No statistics are gathered for the policy, no update norms taken in."""
 
-    def no_stats(rows: NDArray[np.int64], number: int, *rest: Any) -> RowStats:
+    def no_stats(rows: NDArray[np.int64], number: int, *rest: Any, **named: Any) -> RowStats:
         nothing: Any = np.broadcast_to(np.int64(0), len(rows))
         return RowStats(number, rows, *[nothing] * 11)
 
     for lane in ours.bag._pipeline.lanes:
         planner: Any = lane.planner
-        planner.stats, planner.learn = no_stats, lambda feedback: None
+        planner._stats.of, planner.learn = no_stats, lambda feedback: None
 
 
 def _tracker_overhead(report: Report, settings: Settings, batches: list[Batch]) -> None:
