@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from adaptive import former_names
+from adaptive.storage import former_names
 
 if TYPE_CHECKING:
     from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from adaptive.data.options import DataOptions
     from adaptive.data.synthetic.config import SyntheticConfig
     from adaptive.data.synthetic.stream import Synthetic
-    from adaptive.embedding.module import TieredEmbeddingBag
-    from adaptive.engine.statistics import Statistics
+    from adaptive.embeddings.engine.statistics import Statistics
+    from adaptive.embeddings.planned_batch import Planned
+    from adaptive.embeddings.planning.access_log import AccessLog
+    from adaptive.embeddings.ranks.ddp_hook import sum_in_order
+    from adaptive.embeddings.ranks.torch_transport import TorchRanks
+    from adaptive.embeddings.ranks.traffic import RankTraffic
+    from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
     from adaptive.errors import AdaptiveError
-    from adaptive.evaluation import Evaluation, evaluate
     from adaptive.models.dlrm import DLRM, DLRMConfig
     from adaptive.models.tbsm import TBSM, TBSMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-    from adaptive.own.comparing import compare_policies
-    from adaptive.own.guarding import Guard
-    from adaptive.own.recording import Recording
-    from adaptive.own.simulating import simulate_policies
-    from adaptive.planned import Planned
-    from adaptive.planning.access_log import AccessLog
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
-    from adaptive.ranks.ddp_hook import sum_in_order
-    from adaptive.ranks.torch_transport import TorchRanks
-    from adaptive.ranks.traffic import RankTraffic
-    from adaptive.runs.loading import LoadedRun, load_run
+    from adaptive.studies.own_loop.comparing import compare_policies
+    from adaptive.studies.own_loop.guarding import Guard
+    from adaptive.studies.own_loop.recording import Recording
+    from adaptive.studies.own_loop.simulating import simulate_policies
+    from adaptive.training.evaluation import Evaluation, evaluate
+    from adaptive.training.runs.loading import LoadedRun, load_run
 
 _HOMES = {
-    "AccessLog": "planning.access_log",
+    "AccessLog": "embeddings.planning.access_log",
     "Adagrad": "optim",
     "Adam": "optim",
     "AdaptiveError": "errors",
@@ -45,23 +45,23 @@ _HOMES = {
     "DataOptions": "data.options",
     "Dataset": "data.dataset",
     "Deferral": "policy",
-    "Evaluation": "evaluation",
+    "Evaluation": "training.evaluation",
     "Feature": "data.dataset",
-    "Guard": "own.guarding",
-    "LoadedRun": "runs.loading",
+    "Guard": "studies.own_loop.guarding",
+    "LoadedRun": "training.runs.loading",
     "NEVER": "policy",
     "Origin": "batch.batch",
-    "Planned": "planned",
+    "Planned": "embeddings.planned_batch",
     "Policy": "policy",
-    "RankTraffic": "ranks.traffic",
-    "Recording": "own.recording",
+    "RankTraffic": "embeddings.ranks.traffic",
+    "Recording": "studies.own_loop.recording",
     "RowOptimizer": "optim",
     "RowStats": "policy",
     "RowwiseAdagrad": "optim",
     "SGD": "optim",
     "SkipConfig": "config",
     "SkipRule": "policy",
-    "Statistics": "engine.statistics",
+    "Statistics": "embeddings.engine.statistics",
     "Synthetic": "data.synthetic.stream",
     "SyntheticConfig": "data.synthetic.config",
     "TBSM": "models.tbsm",
@@ -69,17 +69,17 @@ _HOMES = {
     "TableConfig": "config",
     "TierConfig": "config",
     "TierView": "policy",
-    "TieredEmbeddingBag": "embedding.module",
-    "TorchRanks": "ranks.torch_transport",
+    "TieredEmbeddingBag": "embeddings.tiered_embedding_bag",
+    "TorchRanks": "embeddings.ranks.torch_transport",
     "TrainConfig": "config",
-    "compare_policies": "own.comparing",
+    "compare_policies": "studies.own_loop.comparing",
     "concatenate": "batch.joining",
-    "evaluate": "evaluation",
-    "load_run": "runs.loading",
+    "evaluate": "training.evaluation",
+    "load_run": "training.runs.loading",
     "one_hot_batch": "batch.batch",
     "open_dataset": "data.open",
-    "simulate_policies": "own.simulating",
-    "sum_in_order": "ranks.ddp_hook",
+    "simulate_policies": "studies.own_loop.simulating",
+    "sum_in_order": "embeddings.ranks.ddp_hook",
 }
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Settings as validated data: every field has a description, a unit and a default; unknown keys are errors.
 
-The models here hold values only. Where values come from (file, flags, environment) is `adaptive.settings`.
+The models here hold values only. Where values come from (file, flags, environment) is `adaptive.training.settings`.
 """
 
 import math
@@ -433,7 +433,7 @@ class TrainConfig(Config):
     preset: str | None = Field(
         default=None,
         description="shape of a model that a paper names; its settings count where none else is given, and only where "
-        "settings are read (adaptive.settings): see adaptive.models.presets",
+        "settings are read (adaptive.training.settings): see adaptive.models.presets",
     )
     policy: str = Field(default="lru", description="name, module:Class or file.py:Class")
     policy_options: dict[str, Any] = Field(default_factory=dict, description="parameters of the policy")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from adaptive.batch import Batch
-from adaptive.planning.lookups import Lookups, LookupsAhead
+from adaptive.embeddings.planning.lookups import Lookups, LookupsAhead
 from benchmarks import harness
 from benchmarks.harness import Report, paired
 from benchmarks.streams import kaggle_tables, make_batches

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
-from adaptive.data.text.dataset import TextDataset
-from adaptive.data.text.split import survey
+from adaptive.data.rows.dataset import TextDataset
+from adaptive.data.rows.split import survey
 from benchmarks import harness, stored
 from benchmarks.harness import Report, median_ms, paired, timed
 from benchmarks.variants import NotAvailable

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.counters import Counter
-from adaptive.planned import Planned
+from adaptive.embeddings.planned_batch import Planned
 from benchmarks import harness
 from benchmarks.variants import Ours
 

@@ -22,16 +22,16 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.data.synthetic.config import SyntheticConfig
 from adaptive.data.synthetic.stream import Synthetic
-from adaptive.embedding import TieredEmbeddingBag
-from adaptive.embedding.dense import own_part
-from adaptive.engine.exchange.answers import Answer
-from adaptive.engine.exchange.keeping import Holders
+from adaptive.embeddings.dense import own_part
+from adaptive.embeddings.exchange.row_cache import Holders
+from adaptive.embeddings.exchange.skip_masks import Answer
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.torch_transport import TorchRanks
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dlrm import DLRM, DLRMConfig
 from adaptive.optim import SGD, Adagrad
 from adaptive.policies.slipstream import Slipstream
-from adaptive.ranks import Ranks
-from adaptive.ranks.torch_transport import TorchRanks
-from adaptive.trainer import Trainer
+from adaptive.training.trainer import Trainer
 from benchmarks.peers_torchrec import VALUE, ShardedCollection
 from benchmarks.streams import NUM_DENSE, kaggle_tables, make_batches
 from benchmarks.variants import NotAvailable

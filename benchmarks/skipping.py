@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
-from adaptive.planned import Planned
+from adaptive.embeddings.planned_batch import Planned
 from benchmarks.variants import Ours, Setup
 
 STAGES = {"plan": "plan", "update": "row_update"}  # as reported here, as the pipeline calls it

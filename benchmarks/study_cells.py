@@ -2,7 +2,7 @@
 
 A *way* is a policy with its parameters, or a skip rule beside it, under a short label. `off` is the control that skips
 nothing (`lfu`, whose placement `slipstream` shares); the others are skip rules beside the same placement. Ways that
-drop inputs get a control of their own from `adaptive.compare`, which drops as many at random.
+drop inputs get a control of their own from `adaptive.studies.compare`, which drops as many at random.
 """
 
 from collections.abc import Iterator, Mapping

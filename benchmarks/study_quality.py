@@ -27,14 +27,14 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch, concatenate
-from adaptive.build import build, first_batches, open_data, torch_settings
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.evaluation import evaluate
 from adaptive.models.tasks import start_at_base_rate
-from adaptive.quality import StreamingLogLoss, exact_auc
 from adaptive.storage.durable import write_atomic
-from adaptive.trainer import Trainer
+from adaptive.training.build import build, first_batches, open_data, torch_settings
+from adaptive.training.evaluation import evaluate
+from adaptive.training.quality import StreamingLogLoss, exact_auc
+from adaptive.training.trainer import Trainer
 from benchmarks import study_hash, study_sets
 from benchmarks.study_report import markdown, put
 

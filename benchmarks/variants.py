@@ -17,10 +17,10 @@ from torch import Tensor
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embedding import TieredEmbeddingBag
-from adaptive.engine.statistics import Statistics
+from adaptive.embeddings.engine.statistics import Statistics
+from adaptive.embeddings.planned_batch import Planned
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
-from adaptive.planned import Planned
 from adaptive.policy import Policy
 
 Optimizer = Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]

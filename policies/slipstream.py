@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive import Policy, RowStats, SkipRule
-from adaptive.policies.defer import Defer
-from adaptive.policies.inputs import Inputs
-from adaptive.policies.updates import Updates
+from adaptive.policies.rules.defer import Defer
+from adaptive.policies.rules.inputs import Inputs
+from adaptive.policies.rules.updates import Updates
 
 _RULES: Final[dict[str, type[SkipRule]]] = {"defer": Defer, "updates": Updates, "inputs": Inputs}  # "off" has none
 

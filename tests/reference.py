@@ -216,7 +216,7 @@ def adam_step_size(optimizer: Adam, count: int) -> np.float32:
 
 @dataclass(frozen=True)
 class Distinct:
-    """See `adaptive.planning.lookups.Distinct`."""
+    """See `adaptive.embeddings.planning.lookups.Distinct`."""
 
     rows: list[int]
     counts: list[int]

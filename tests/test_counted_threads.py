@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive import TableConfig, TierConfig, TieredEmbeddingBag, one_hot_batch, system
-from adaptive.engine import lookahead
+from adaptive.embeddings.engine import lookahead
 
 TEAMS = """
 import os, threading

@@ -5,7 +5,7 @@ import inspect
 from adaptive import counters
 from adaptive.counters import Counter
 from adaptive.kernels.planning import books, watched
-from adaptive.telemetry import record as telemetry
+from adaptive.training.telemetry import record as telemetry
 
 
 def test_columns_are_numbered_from_zero_without_gaps() -> None:

@@ -21,7 +21,7 @@ from helpers import (
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam
 from adaptive.policies.lru import LRU

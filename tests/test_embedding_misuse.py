@@ -20,8 +20,8 @@ from torch import nn
 
 from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
-from adaptive.embedding import TieredEmbeddingBag
-from adaptive.embedding.looking_ahead import LookAhead
+from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad, row_optimizer
 

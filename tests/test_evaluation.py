@@ -13,11 +13,11 @@ from toy import ToyData, toy_config
 from toy_runs import assert_equal, state
 
 from adaptive.batch import Batch
-from adaptive.build import Components, build
 from adaptive.errors import NonFiniteError
-from adaptive.evaluation import evaluate, evaluating
-from adaptive.telemetry.record import TableCounts
-from adaptive.trainer import Trainer
+from adaptive.training.build import Components, build
+from adaptive.training.evaluation import evaluate, evaluating
+from adaptive.training.telemetry.record import TableCounts
+from adaptive.training.trainer import Trainer
 
 POLICIES = ["lru", "lfu", "static", "hybrid", "device"]
 

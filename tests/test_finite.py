@@ -6,7 +6,13 @@ import torch
 from torch import nn
 
 from adaptive.batch import Batch, Origin
-from adaptive.finite import bad_parameters, explain_gradients, explain_loss, sums_of_gradients, where_not_finite
+from adaptive.training.finite import (
+    bad_parameters,
+    explain_gradients,
+    explain_loss,
+    sums_of_gradients,
+    where_not_finite,
+)
 
 
 def batch(num_samples: int, *, with_origin: bool = True) -> Batch:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import adaptive
-from adaptive import former_names
+from adaptive.plugins import load_policy_class
 from adaptive.policies.lru import LRU
-from adaptive.policy_loading import load_policy_class
+from adaptive.storage import former_names
 
 ROOT = Path(adaptive.__file__).parent.parent
 

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
-from adaptive.engine.pipeline import Pipeline, ReadyBatch
+from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError, PolicyError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.device import Device

@@ -14,31 +14,14 @@ ROOT = Path(adaptive.__file__).parent.parent
 # A room, or a module at the top, may import itself and what stands in the lines above it; those of one line do not know
 # each other.
 LAYERS = [
-    ["errors", "counters", "former_names"],
-    ["config", "system"],
-    ["kernels"],
-    ["batch", "storage", "ranks"],
-    ["optim", "policy"],
-    ["policy_loading", "planning"],
-    ["tiers"],
-    ["engine"],
-    ["planned"],
-    ["embedding"],
-    ["data", "models", "finite", "quality"],
-    ["evaluation"],
-    ["telemetry", "machines"],
-    ["build", "settings", "contract", "tensorboard"],
-    ["simulate"],
-    ["trainer"],
-    ["profile"],
-    ["placements"],
-    ["guard"],
-    ["runs"],
-    ["serving"],
-    ["compare"],
-    ["reproduce"],
-    ["own"],
-    ["report"],
+    ["errors", "counters"],
+    ["config", "system", "kernels"],
+    ["storage", "batch"],
+    ["data", "optim", "policy"],
+    ["plugins"],
+    ["embeddings", "models"],
+    ["training"],
+    ["serving", "studies"],
     ["cli"],
     ["__main__"],
 ]
@@ -51,13 +34,13 @@ MODULES = sorted(
 SHARED_BY_POLICIES = {
     "adaptive.policies",
     "adaptive.policies.samples",
-    "adaptive.policies.resting",
-    "adaptive.policies.defer",
-    "adaptive.policies.inputs",
-    "adaptive.policies.updates",
-    "adaptive.policies.fae_shuffle",
-    "adaptive.policies.fae_threshold",
-    "adaptive.policies.hotline_learning",
+    "adaptive.policies.rules.resting",
+    "adaptive.policies.rules.defer",
+    "adaptive.policies.rules.inputs",
+    "adaptive.policies.rules.updates",
+    "adaptive.policies.fae.shuffle",
+    "adaptive.policies.fae.threshold",
+    "adaptive.policies.hotline.learning",
 }  # no policies; those do not know each other
 OUTSIDE = sorted([*(ROOT / "policies").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 
@@ -75,7 +58,8 @@ def imports(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def room_of(module: str, name: str) -> str:
-    """`adaptive.planning.plan` -> planning; `from adaptive import batch` -> batch; a public name -> its home."""
+    """`adaptive.data.open` -> data; `from adaptive import batch` -> batch; a public name -> its
+    home."""
     if module == "adaptive":
         module = f"adaptive.{adaptive._HOMES.get(name, name)}"
     return module.split(".")[1]
@@ -131,7 +115,7 @@ def test_no_room_is_a_corridor() -> None:
 
 def test_planning_knows_no_values() -> None:
     """It decides and keeps the books: on any machine, for simulation too. So it imports neither torch nor numba."""
-    for path in (ROOT / "adaptive/planning").rglob("*.py"):
+    for path in (ROOT / "adaptive/embeddings/planning").rglob("*.py"):
         roots = {module.split(".")[0] for _, module, _ in imports(path)}
         assert not roots & {"torch", "numba", "triton"}, path
 
@@ -139,15 +123,15 @@ def test_planning_knows_no_values() -> None:
 def test_what_only_a_gpu_needs_lies_in_its_rooms() -> None:
     """Nothing outside knows pinned memory or a plan that lies on a device; Triton is imported by its kernels alone."""
     from_gpu = {"build", "launch_check"}  # to make device tiers, and for doctor
-    rooms = [ROOT / "adaptive" / room for room in ("tiers/gpu", "kernels/rows/gpu", "kernels/gpu")]
+    rooms = [ROOT / "adaptive" / room for room in ("embeddings/tiers/gpu", "kernels/rows/gpu", "kernels/gpu")]
     for path in MODULES:
         if any(path.is_relative_to(room) for room in rooms):
             continue
         for line, module, name in imports(path):
             assert module.split(".")[0] != "triton", f"{path}:{line}"
-            full = f"{module}.{name}" if module == "adaptive.tiers.gpu" else module
-            if full.startswith("adaptive.tiers.gpu."):
-                assert full.split(".")[3] in from_gpu, f"{path}:{line}: {full}"
+            full = f"{module}.{name}" if module == "adaptive.embeddings.tiers.gpu" else module
+            if full.startswith("adaptive.embeddings.tiers.gpu."):
+                assert full.split(".")[4] in from_gpu, f"{path}:{line}: {full}"
 
 
 def test_only_tiers_tell_one_kind_of_tier_from_another() -> None:
@@ -190,7 +174,7 @@ def test_heavy_packages_stay_out_of_what_starts_the_program(package: str) -> Non
         "policy",
         "storage/durable",
         "system",
-        "settings",
+        "training/settings",
     ]
     light += ["cli/app"]
     for stem in light:
@@ -209,15 +193,15 @@ def _roots(node: ast.Import | ast.ImportFrom) -> list[str]:
 def test_only_the_kernels_compile() -> None:
     """numba's options, cache and import order are decided in one place."""
     users = {relative(path) for path in MODULES if any(m.split(".")[0] == "numba" for _, m, _ in imports(path))}
-    outside = {user for user in users if not user.startswith("adaptive/kernels/")}
+    outside = {user for user in users if not user.startswith(("adaptive/kernels/", "adaptive/data/kernels/"))}
     for user in outside:
         assert "njit" not in (ROOT / user).read_text(), user
 
 
 def test_the_check_sees_imports_inside_functions(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
-    path.write_text("def f():\n    from adaptive.trainer import train\n    import adaptive.cli.app\n")
-    assert list(imports(path)) == [(2, "adaptive.trainer", "train"), (3, "adaptive.cli.app", "")]
-    assert room_of("adaptive.trainer", "train") == "trainer"
+    path.write_text("def f():\n    from adaptive.training.trainer import train\n    import adaptive.cli.app\n")
+    assert list(imports(path)) == [(2, "adaptive.training.trainer", "train"), (3, "adaptive.cli.app", "")]
+    assert room_of("adaptive.training.trainer", "train") == "training"
     assert room_of("adaptive", "Adam") == "optim"
     assert room_of("adaptive", "batch") == "batch"

@@ -12,7 +12,7 @@ from helpers import LFU, step_all, sum_of
 
 from adaptive.batch import Batch, concatenate, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import InputError
 from adaptive.optim import SGD
 from adaptive.policies.samples import Spool

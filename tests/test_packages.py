@@ -65,7 +65,7 @@ def test_a_wheel_has_nothing_at_its_top_but_adaptive(built: Path) -> None:
     found = names(wheel(built))
     assert {name.split("/")[0] for name in found} == {"adaptive", f"adaptive_train-{PROJECT['version']}.dist-info"}
     inside = {name for name in found if name.startswith("adaptive/")}
-    ours = modules((ROOT / "adaptive").rglob("*.py"), ROOT) | modules((ROOT / "policies").glob("*.py"), ROOT)
+    ours = modules((ROOT / "adaptive").rglob("*.py"), ROOT) | modules((ROOT / "policies").rglob("*.py"), ROOT)
     assert {re.sub("^policies/", "adaptive/policies/", name) for name in ours} <= inside
     assert {"adaptive/py.typed", "adaptive/policies/py.typed"} <= inside
     assert any(PurePosixPath(name).match("adaptive/data/schemas/*.toml") for name in inside)

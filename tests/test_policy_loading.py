@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptive import policy_loading as policy_module
+from adaptive import plugins as policy_module
 from adaptive.config import SkipConfig
 from adaptive.errors import PolicyError
+from adaptive.plugins import ENTRY_POINTS, installed_policies, load_policy_class, make_policy, policy_parameters
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
-from adaptive.policy_loading import ENTRY_POINTS, installed_policies, load_policy_class, make_policy, policy_parameters
 
 SOURCE = """
     import numpy as np

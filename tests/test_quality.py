@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from adaptive.quality import NUM_BINS, StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
+from adaptive.training.quality import NUM_BINS, StreamingAUC, StreamingLogLoss, exact_auc, grouped_auc
 
 # positive rate of click logs, raw to sampled, and the mean logit that gives it when the standard deviation is 1
 MEAN_LOGITS = {0.0025: -6.4847, 0.04: -3.6183, 0.26: -1.2531}

@@ -12,9 +12,9 @@ import typer
 
 from adaptive import DataOptions, open_dataset
 from adaptive.cli.app import EXIT_CODES, STOPPED, app
-from adaptive.contract import check_rule
 from adaptive.errors import AdaptiveError
-from adaptive.settings import load_settings
+from adaptive.studies.policy_checks import check_rule
+from adaptive.training.settings import load_settings
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

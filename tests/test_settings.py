@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adaptive.config import SkipConfig, TrainConfig
 from adaptive.errors import ConfigError, PolicyError, suggestion
-from adaptive.settings import load_settings, parse_text
+from adaptive.training.settings import load_settings, parse_text
 
 POLICY = """
 from adaptive.policy import Policy

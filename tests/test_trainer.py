@@ -15,15 +15,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from toy import ToyData, toy_config
 from toy_runs import assert_equal, data_fixture, everything, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
-from adaptive.build import build, set_rates, torch_settings
 from adaptive.config import ScheduleConfig
 from adaptive.errors import CheckpointError, InputError, OutputError
-from adaptive.runs import evaluate_run, plan_run, train_run
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import read_record
-from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import STAGES, EvalRecord, IntervalRecord
-from adaptive.trainer import Trainer
+from adaptive.training.build import build, set_rates, torch_settings
+from adaptive.training.runs import evaluate_run, plan_run, train_run
+from adaptive.training.telemetry.jsonl import read_metrics
+from adaptive.training.telemetry.record import STAGES, EvalRecord, IntervalRecord
+from adaptive.training.trainer import Trainer
 
 KEYS = {
     "schema", "policy", "steps", "samples", "samples_per_s", "auc", "log_loss", "hit_rate", "fetched_rows",

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from toy import ToyData, toy_config
 from toy_runs import assert_equal, everything
 
-import adaptive.build
-import adaptive.trainer
-from adaptive.build import Components, build
+import adaptive.training.build
+import adaptive.training.trainer
 from adaptive.errors import DeviceMemoryError
-from adaptive.evaluation import evaluate
 from adaptive.models.dlrm import DLRM
-from adaptive.trainer import UPDATE_ROOM, Trainer, require_room
+from adaptive.training.build import Components, build
+from adaptive.training.evaluation import evaluate
+from adaptive.training.trainer import UPDATE_ROOM, Trainer, require_room
 
 
 class RunsOut(nn.Module):
@@ -95,7 +95,7 @@ def test_without_room_for_the_dense_update_the_batch_is_run_again(
     calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _ = train([], "")
-    monkeypatch.setattr(adaptive.trainer, "require_room", asked := Fails(require_room, calls))
+    monkeypatch.setattr(adaptive.training.trainer, "require_room", asked := Fails(require_room, calls))
     found, steps = train([], "")
     assert steps == 20 and asked.calls == 20 + len(calls)
     assert found.embeddings.view.device_rows < expected.embeddings.view.device_rows
@@ -132,7 +132,9 @@ def test_rows_make_room_for_the_model(part: str, late: bool, monkeypatch: pytest
         moving = Fails(DLRM.to, [0, 1], late=late)
         monkeypatch.setattr(DLRM, "to", lambda model, device: moving(model, device))
     else:
-        monkeypatch.setattr(adaptive.build, "dense_optimizer", Fails(adaptive.build.dense_optimizer, [0, 1]))
+        monkeypatch.setattr(
+            adaptive.training.build, "dense_optimizer", Fails(adaptive.training.build.dense_optimizer, [0, 1])
+        )
     found, _ = train([], "")
     rows = expected.embeddings.view.device_rows
     assert found.embeddings.view.device_rows == int(0.9 * int(0.9 * rows))

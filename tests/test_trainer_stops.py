@@ -19,16 +19,16 @@ from toy import ToyData, toy_config
 from toy_runs import Hooked, assert_equal, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.batch import Batch
-from adaptive.build import Components
+from adaptive.embeddings.planned_batch import Planned
 from adaptive.errors import InputError, NonFiniteError, PolicyError
-from adaptive.planned import Planned
 from adaptive.policy import Policy, RowStats
-from adaptive.runs import evaluate_run, train_run
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import read_record
-from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import EvalRecord, IntervalRecord
-from adaptive.trainer import Trainer
+from adaptive.training.build import Components
+from adaptive.training.runs import evaluate_run, train_run
+from adaptive.training.telemetry.jsonl import read_metrics
+from adaptive.training.telemetry.record import EvalRecord, IntervalRecord
+from adaptive.training.trainer import Trainer
 
 # -- numbers that are not finite ----------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy import ToyData, toy_config
 from toy_runs import assert_equal, everything
 
-import adaptive.trainer
-from adaptive.build import Components, build
+import adaptive.training.trainer
 from adaptive.errors import NonFiniteError
-from adaptive.trainer import Trainer
+from adaptive.training.build import Components, build
+from adaptive.training.trainer import Trainer
 
 
 class Scalars(TorchDispatchMode):
@@ -80,8 +80,10 @@ def test_a_loss_that_is_not_finite_leaves_no_gradients_for_the_next_step() -> No
 def test_sums_that_overflow_are_looked_at_closely_and_let_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, toy = parts_on("cpu")
     Trainer(expected.embeddings, expected.model, expected.optimizer).train(toy.train(32))
-    sums = adaptive.trainer.sums_of_gradients
-    monkeypatch.setattr(adaptive.trainer, "sums_of_gradients", lambda *given: [*sums(*given), torch.tensor(math.inf)])
+    sums = adaptive.training.trainer.sums_of_gradients
+    monkeypatch.setattr(
+        adaptive.training.trainer, "sums_of_gradients", lambda *given: [*sums(*given), torch.tensor(math.inf)]
+    )
     found, _ = parts_on("cpu")
     Trainer(found.embeddings, found.model, found.optimizer).train(toy.train(32))
     assert_equal(everything(found), everything(expected))

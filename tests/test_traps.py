@@ -43,10 +43,10 @@ from traps import OPTIMIZERS, TABLE, build
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.planning.planner import Planner
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import DeviceMemoryError, InputError
 from adaptive.optim import SGD, Adam, RowOptimizer
-from adaptive.planning.planner import Planner
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView

@@ -127,7 +127,7 @@ def _section_of(info: FieldInfo) -> type[BaseModel] | None:
 
 def _is_options(field: tuple[str, FieldInfo]) -> bool:
     """A dictionary in which other classes' settings lie."""
-    from adaptive.settings import OPTIONS
+    from adaptive.training.settings import OPTIONS
 
     return field[0] in OPTIONS.values()
 

@@ -36,7 +36,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Report versions, processor, memory, GPU, disk, compiled-kernel cache and policies; of ranks their exchanges."""
-    from adaptive.ranks.launch import is_rank, launch
+    from adaptive.embeddings.ranks.launch import is_rank, launch
 
     if ranks is not None:
         if is_rank():
@@ -49,7 +49,7 @@ def doctor(
     facts: dict[str, Any] = {name: examine() for name, examine in _EXAMINATIONS.items()}
     problems, lines = _problems(facts), []
     if together is not None:
-        from adaptive.ranks.measure import verdicts
+        from adaptive.embeddings.ranks.measure import verdicts
 
         text, wrong = verdicts(together)
         facts["ranks"], problems, lines = together, [*problems, *wrong], [text]
@@ -59,9 +59,9 @@ def doctor(
 
 def _exchanges() -> dict[str, Any]:
     """Of the ranks that this process is one of; rank 0 prints."""
-    from adaptive.ranks import Ranks
-    from adaptive.ranks.measure import measure
-    from adaptive.ranks.torch_transport import TorchTransport
+    from adaptive.embeddings.ranks import Ranks
+    from adaptive.embeddings.ranks.measure import measure
+    from adaptive.embeddings.ranks.torch_transport import TorchTransport
 
     transport = TorchTransport(TIMEOUT_S, "gloo")
     try:
@@ -133,7 +133,7 @@ def _kernel_cache() -> dict[str, Any]:
 
 def _policies() -> dict[str, str]:
     """Name -> where from, or why it does not load."""
-    from adaptive.policy_loading import installed_policies, load_policy_class
+    from adaptive.plugins import installed_policies, load_policy_class
 
     found = {}
     for name, place in installed_policies().items():

@@ -1,7 +1,7 @@
 """The flags of `run` that are settings: one line each, from which typer's options and `load_settings` are fed.
 
-Flags stay text here; `adaptive.settings` checks them together with everything else, so that all mistakes show at
-once. A new flag needs a reason: every setting can be given with `--set key=value`.
+Flags stay text here; `adaptive.training.settings` checks them together with everything else, so that all mistakes show
+at once. A new flag needs a reason: every setting can be given with `--set key=value`.
 """
 
 import functools
@@ -196,6 +196,6 @@ def _parameter(flag: Flag) -> inspect.Parameter:
 
 
 def _policy_names(incomplete: str) -> list[str]:
-    from adaptive.policy_loading import installed_policies
+    from adaptive.plugins import installed_policies
 
     return [name for name in installed_policies() if name.startswith(incomplete)]

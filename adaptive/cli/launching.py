@@ -16,19 +16,19 @@ LEAST_BYTES: Final = 300 << 20  # of memory that is a rank's alone: libraries an
 
 def settings_for_ranks(run: Path, ranks: int | None) -> "TrainConfig | None":
     """Those of a run that is to be read by several ranks: they say how ranks meet. None: this process is alone."""
-    from adaptive.ranks.launch import is_rank
+    from adaptive.embeddings.ranks.launch import is_rank
 
     if ranks is None and not is_rank():
         return None
-    from adaptive.runs.record import config_of
     from adaptive.storage.run_directory import read_record
+    from adaptive.training.runs.record import config_of
 
     return config_of(read_record(run), run)
 
 
 def refuse_within_ranks() -> None:
     """Refuse `--ranks` in a process that is a rank itself."""
-    from adaptive.ranks.launch import is_rank
+    from adaptive.embeddings.ranks.launch import is_rank
 
     if is_rank():
         raise typer.BadParameter("--ranks starts processes itself; under torchrun leave it out")
@@ -36,7 +36,7 @@ def refuse_within_ranks() -> None:
 
 def launch_ranks(ranks: int, blocks: int | None) -> NoReturn:
     """Run the same command line in so many processes, and end as they do."""
-    from adaptive.ranks.launch import launch
+    from adaptive.embeddings.ranks.launch import launch
 
     check_number(ranks, blocks)
     raise typer.Exit(launch(ranks, _without_ranks(sys.argv[1:]), blocks))

@@ -46,7 +46,7 @@ def given_sets(sets: Sequence[str] | None) -> dict[str, Any]:
     Raises:
         BadParameter: for one without a key or a value.
     """
-    from adaptive.settings import parse_text
+    from adaptive.training.settings import parse_text
 
     found = {}
     for text in sets or ():

@@ -11,8 +11,8 @@ import typer
 from adaptive.cli.output import AsJson, note, own_stdout, print_result
 
 if TYPE_CHECKING:
-    from adaptive.contract import CheckResult
     from adaptive.policy import Policy, SkipRule
+    from adaptive.studies.policy_checks import CheckResult
 
 app = typer.Typer(help="List, show, make and check placement policies.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ LINK = re.compile(r"https?://\S*[\w/]|\b(?:arXiv|doi)[: ]\s?\d[\w./]*\w", re.IGN
 @app.command("list")
 def list_policies(as_json: AsJson = False) -> None:
     """List the installed policies and skip rules: name, what it does, paper, and where it comes from."""
-    from adaptive.policy_loading import installed_policies, installed_rules, load_policy_class, load_rule_class
+    from adaptive.plugins import installed_policies, installed_rules, load_policy_class, load_rule_class
 
     entries = {n: {"from": place, **_about(n, load_policy_class)} for n, place in installed_policies().items()}
     rules = {n: {"from": place, **_about(n, load_rule_class)} for n, place in installed_rules().items()}
@@ -37,8 +37,8 @@ def list_policies(as_json: AsJson = False) -> None:
 @app.command()
 def show(spec: Spec, as_json: AsJson = False) -> None:
     """Show what a policy, or a skip rule, does and its parameters."""
-    from adaptive.compare.contenders import policy_class
-    from adaptive.policy_loading import installed_rules, load_rule_class
+    from adaptive.plugins import installed_rules, load_rule_class
+    from adaptive.studies.compare.contenders import policy_class
 
     if spec in installed_rules():
         rule = load_rule_class(spec)
@@ -99,10 +99,10 @@ def check(
     """Run the contract suite on a policy, or a skip rule; exit 9 if one check fails."""
     options = _options(sets or [])
     timeout_s = _timeout(options)
-    from adaptive.compare.contenders import policy_class
-    from adaptive.contract import check_policy, check_rule
     from adaptive.errors import PolicyError
-    from adaptive.policy_loading import installed_policies, is_rule
+    from adaptive.plugins import installed_policies, is_rule
+    from adaptive.studies.compare.contenders import policy_class
+    from adaptive.studies.policy_checks import check_policy, check_rule
 
     note(f"checking {spec}; on a new machine kernels are compiled first, which takes up to a minute")
     with own_stdout():
@@ -154,7 +154,7 @@ def _check_text(result: "CheckResult") -> str:
 
 def _options(sets: list[str]) -> dict[str, Any]:
     from adaptive.errors import ConfigError
-    from adaptive.settings import parse_text
+    from adaptive.training.settings import parse_text
 
     options = {}
     for text in sets:
@@ -206,7 +206,7 @@ def _decides(cls: "type[Policy]") -> list[str]:
 
 
 def _parameters(cls: "type[Policy] | type[SkipRule]") -> dict[str, dict[str, str]]:
-    from adaptive.policy_loading import policy_parameters
+    from adaptive.plugins import policy_parameters
 
     empty = inspect.Parameter.empty
     return {

@@ -38,7 +38,7 @@ def prepare(
     """
     from adaptive.data.options import DataOptions
     from adaptive.data.prepared.write import prepare as write
-    from adaptive.settings import load_settings
+    from adaptive.training.settings import load_settings
 
     flags = {"data": data, **({"data.schema_path": str(schema)} if schema is not None else {})}
     names = {"data": "--data", "data.schema_path": "--schema"}
@@ -72,8 +72,8 @@ def prepare(
 
 def _part_begins(part: str) -> "Callable[[PartRead], None]":
     """Tells how long it takes to write a part."""
-    from adaptive.telemetry.countdown import Countdown
-    from adaptive.telemetry.wording import bytes_text
+    from adaptive.training.telemetry.countdown import Countdown
+    from adaptive.training.telemetry.formatting import bytes_text
 
     samples = Countdown(note, f"samples written ({part})")
     size = Countdown(note, f"read and written ({part})", text=bytes_text)

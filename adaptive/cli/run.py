@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from adaptive.config import TrainConfig
 
 LENGTHS = ("steps", "epochs")
-CODE = ("policy", "skip.rule", "model")  # as in adaptive.policy_loading, which takes a second to import
+CODE = ("policy", "skip.rule", "model")  # as in adaptive.plugins, which takes a second to import
 
 
 @with_flags
@@ -96,8 +96,8 @@ def run(
         of_run = settings_for_ranks(resume, ranks)
         if ranks is not None and of_run is not None:
             _launch(ranks, of_run)
-        from adaptive.runs import resume_run
-        from adaptive.runs.together import these_ranks
+        from adaptive.training.runs import resume_run
+        from adaptive.training.runs.distributed import these_ranks
 
         with own_stdout(), nullcontext() if of_run is None else these_ranks(of_run) as together:
             is_first = together is None or together.is_first
@@ -106,7 +106,7 @@ def run(
         if is_first:
             print_result(found, as_json=as_json)
         return
-    from adaptive.settings import load_settings
+    from adaptive.training.settings import load_settings
 
     settings, origins = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
     if go_on and (overwrite or dry_run or settings.out is None):
@@ -114,8 +114,8 @@ def run(
     _require_pyarrow(settings.data)
     if ranks is not None and not dry_run:
         _launch(ranks, settings)
-    from adaptive.runs import go_on_run, plan_run, train_run
-    from adaptive.runs.together import these_ranks
+    from adaptive.training.runs import go_on_run, plan_run, train_run
+    from adaptive.training.runs.distributed import these_ranks
 
     with own_stdout():
         if dry_run:
@@ -143,7 +143,7 @@ def _require_pyarrow(data: str) -> None:
 def _launch(ranks: int, settings: "TrainConfig") -> NoReturn:
     """Run the same command line in so many processes, and end as they do."""
     refuse_within_ranks()
-    from adaptive.runs.together import refuse_by_settings
+    from adaptive.training.runs.distributed import refuse_by_settings
 
     refuse_by_settings(settings)  # once, and not by each rank
     launch_ranks(ranks, settings.ranks.blocks)

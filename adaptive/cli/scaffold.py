@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adaptive.errors import ConfigError, OutputError
-from adaptive.policy_loading import ENTRY_POINTS, RULE_ENTRY_POINTS, installed_policies, installed_rules
+from adaptive.plugins import ENTRY_POINTS, RULE_ENTRY_POINTS, installed_policies, installed_rules
 from adaptive.storage.durable import write_directory
 
 NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")

@@ -30,7 +30,7 @@ def vocabulary(
     A line has row, kind and id. Kind is `id`, or `other` for the row that all other ids share, or `missing`. In ids a
     tab, line end or backslash is written as in C.
     """
-    from adaptive.data.text.vocabulary import load_vocabulary, stored_tables
+    from adaptive.data.rows.vocabulary import load_vocabulary, stored_tables
 
     folder = _folder(where)
     tables = stored_tables(folder)
@@ -58,8 +58,8 @@ def vocabulary(
 
 def _folder(where: Path) -> Path:
     """The folder of the vocabulary that belongs to `where`."""
-    from adaptive.runs.record import config_of
     from adaptive.storage.run_directory import RECORD, read_record
+    from adaptive.training.runs.record import config_of
 
     if (where / FOLDER).is_dir():
         return where / FOLDER

@@ -24,7 +24,8 @@ import numpy as np
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONSTANTS = ("counters.py",)
-"""Files outside of `kernels` whose values kernels use; a test holds this list against what kernels import."""
+"""Files outside of the folders of kernels whose values kernels use; a test holds this list against what kernels
+import."""
 
 at = np.uint64
 """Makes an index of a number that is not negative. Where numba cannot see that, it adds the length to negative indices:
@@ -36,10 +37,10 @@ def _sources_key() -> str:
 
     numba itself sees only the file that a kernel stands in: neither that a kernel called by it changed, nor a constant.
     """
-    kernels = Path(__file__).parent
-    package = kernels.parent
+    package = Path(__file__).parent.parent
+    kernels = [*sorted((package / "kernels").rglob("*.py")), *sorted((package / "data/kernels").rglob("*.py"))]
     digest = hashlib.sha256(str(package).encode())
-    for file in [*sorted(kernels.rglob("*.py")), *(package / name for name in CONSTANTS)]:
+    for file in [*kernels, *(package / name for name in CONSTANTS)]:
         digest.update(f"\n{file.relative_to(package)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -1,4 +1,5 @@
-"""Shapes of models that papers name, for `--preset NAME`: data, nothing else. `adaptive.settings` applies them.
+"""Shapes of models that papers name, for `--preset NAME`: data, nothing else. `adaptive.training.settings` applies
+them.
 
 A preset gives the model's MLPs and width, and the built-in stream's dense inputs, features and look-ups; any other
 setting that is given counts before it. Rows are not part of it: tables have `data.synthetic.rows` rows together, of

@@ -15,14 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from adaptive.build import inputs_of
 from adaptive.errors import ConfigError, OutputError
-from adaptive.models.making import model_config
+from adaptive.models.custom import OwnConfig, given_to
+from adaptive.models.factory import model_config
 from adaptive.models.options import OPTIONS
-from adaptive.models.own import OwnConfig, given_to
 from adaptive.models.widths import Widened
-from adaptive.runs.evaluating import NO_SETTINGS
-from adaptive.runs.loading import LoadedRun, load_with
 from adaptive.serving import dense_models, onnx_scoring, scoring, values
 from adaptive.serving.id_maps import dense_rules, id_rules, ignored_names, vocabularies
 from adaptive.serving.onnx_files import onnx_or_error, write_onnx
@@ -30,7 +27,10 @@ from adaptive.serving.page import page_text
 from adaptive.serving.tensors import blocks_of, write_safetensors, write_torch
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
-from adaptive.telemetry.report import SCHEMA
+from adaptive.training.build import inputs_of
+from adaptive.training.runs.evaluating import NO_SETTINGS
+from adaptive.training.runs.loading import LoadedRun, load_with
+from adaptive.training.telemetry.report import SCHEMA
 
 ALONE: Final = ("dlrm", "tbsm")  # models that `scoring.py` has itself
 OWN_FILE: Final = "own_model.py"

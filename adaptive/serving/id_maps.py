@@ -1,7 +1,7 @@
 """Which rows the values of features look up, as data that a server can follow; read off the record of a run.
 
 Real categories own the first rows of a table; behind them is the row for unknown values, then the one for missing ones,
-as far as there are such (`adaptive.data.text.rows`).
+as far as there are such (`adaptive.data.rows.rows`).
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.dataset import Feature
+from adaptive.data.rows.vocabulary import load_vocabularies
 from adaptive.data.text.schema import NULLS
-from adaptive.data.text.vocabulary import load_vocabularies
-from adaptive.runs.evaluating import lacks_vocabulary, vocabulary_folder
-from adaptive.runs.loading import LoadedRun
+from adaptive.training.runs.evaluating import lacks_vocabulary, vocabulary_folder
+from adaptive.training.runs.loading import LoadedRun
 
 IdRule = dict[str, Any]
 """JSON values: `rule` is "row" (the key is the row, below `rows`), "hash" (the upper 64 bits of `rows` times the hash

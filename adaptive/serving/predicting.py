@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.build import torch_settings
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.tasks import tasks_of
-from adaptive.runs.evaluating import NO_SETTINGS, data_of, evaluation_batches
-from adaptive.runs.loading import LoadedRun, load_with
 from adaptive.serving.scores import check_scores_file, columns_of, write_scores
-from adaptive.telemetry.report import SCHEMA
+from adaptive.training.build import torch_settings
+from adaptive.training.runs.evaluating import NO_SETTINGS, data_of, evaluation_batches
+from adaptive.training.runs.loading import LoadedRun, load_with
+from adaptive.training.telemetry.report import SCHEMA
 
 DRAWN = ("user_items", "taobao")  # formats whose samples are drawn, not read
 
@@ -31,7 +31,8 @@ def predict_run(
     Args:
         out: a file that ends in .csv (column `score`), .parquet (the same; needs pyarrow) or .npy (float32). It is
             there whole afterwards, or as it was before. A model of several labels gives a column each, `score_<label>`.
-        data: None: the evaluation part of the run's data; or others, see `adaptive.runs.evaluating.data_of`. They may
+        data: None: the evaluation part of the run's data; or others, see `adaptive.training.runs.evaluating.data_of`.
+        They may
             lack the schema's label column. No line may be bad, unless `settings` say otherwise.
         settings: as in `evaluate_run`.
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from adaptive.errors import AdaptiveError, CheckpointError
 from adaptive.storage.durable import Disk, write_new
-from adaptive.storage.plain import open_plain
+from adaptive.storage.untrusted import open_plain
 
 DTYPES: Final = ("<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
 _CHUNK_BYTES: Final = 2**22

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.arrays import Array, ArrayFile, Blocks, Stored, read_array, write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new
-from adaptive.storage.plain import parse_json, read_plain
 from adaptive.storage.shards import ALL, PartEntry, open_shards
+from adaptive.storage.untrusted import parse_json, read_plain
 
 FORMAT: Final = "adaptive-checkpoint"
 VERSION: Final = 2

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.durable import DISK, write_atomic
-from adaptive.storage.plain import DIGEST, check_signature, parse_json, read_plain, signed_json
 from adaptive.storage.run_lock import holder, is_at, now, take_lock
+from adaptive.storage.untrusted import DIGEST, check_signature, parse_json, read_plain, signed_json
 
 SCHEMA: Final = 2
 UNSIGNED: Final = 1  # schema of records of earlier versions, which carry no digest

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from adaptive.errors import CheckpointError, OutputError
 from adaptive.storage.durable import replace_file
-from adaptive.storage.plain import open_plain
+from adaptive.storage.untrusted import open_plain
 
 SCORES: Final = "evaluation.npy"
 

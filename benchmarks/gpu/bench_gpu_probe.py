@@ -24,19 +24,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive.embeddings.planning.layout import make_groups
+from adaptive.embeddings.planning.lookups import LookupsAhead
+from adaptive.embeddings.tiers.gpu.lookups import DeviceSearcher
+from adaptive.embeddings.tiers.gpu.pinned import Pinned
+from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays
+from adaptive.embeddings.tiers.host import whole_pages
+from adaptive.embeddings.tiers.mover import Mover
+from adaptive.embeddings.tiers.streams import streams_of
 from adaptive.kernels.planning.torch_lookups import find_lookups
 from adaptive.kernels.rows.choose import RowKernels, row_kernels
 from adaptive.kernels.rows.hot import hot_rows
 from adaptive.models.layers.interaction import dot_interaction, gathered_dot_interaction, plain_dot_interaction
 from adaptive.optim import RowwiseAdagrad
-from adaptive.planning.layout import make_groups
-from adaptive.planning.lookups import LookupsAhead
-from adaptive.tiers.gpu.lookups import DeviceSearcher
-from adaptive.tiers.gpu.pinned import Pinned
-from adaptive.tiers.gpu.sent_plan import bag_arrays
-from adaptive.tiers.host import whole_pages
-from adaptive.tiers.mover import Mover
-from adaptive.tiers.streams import streams_of
 from benchmarks import harness
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
 from benchmarks.gpu.ending import kept_when_ended

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from adaptive.config import parse_size
-from adaptive.planning.plan import Moves
+from adaptive.embeddings.planning.plan import Moves
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.variants import Spec, Tiers, Transfer
 from benchmarks.gpu.workloads import Workload

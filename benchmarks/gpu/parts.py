@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from adaptive.batch import Batch
-from adaptive.planned import Planned
-from adaptive.trainer import Trainer
+from adaptive.embeddings.planned_batch import Planned
+from adaptive.training.trainer import Trainer
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.workloads import NUM_TABLES, Workload
 from benchmarks.variants import DENSE_RATE, Embeddings, Ours, joined

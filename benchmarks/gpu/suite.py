@@ -18,7 +18,7 @@ NO_TESTS = 5  # what pytest ends with where it finds none
 # Side by side: on a new machine most of their time goes into compiling kernels, which a process does on one core.
 PROCESSES = (("contract",), ("invariance",), ("bf16", "determinism", "lookups", "ranks", "saving", "waits"))
 # What names a wrong kernel, on a GPU.
-KERNELS = ("tests/kernels/rows", "tests/kernels/gpu", "tests/tiers/gpu")
+KERNELS = ("tests/kernels/rows", "tests/kernels/gpu", "tests/embeddings/tiers/gpu")
 OF_A_GPU = "triton or gpu or pinned"
 
 

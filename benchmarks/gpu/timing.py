@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from adaptive.counters import Counter
-from adaptive.engine.statistics import Statistics
+from adaptive.embeddings.engine.statistics import Statistics
 from benchmarks.gpu.accelerator import Work
 from benchmarks.gpu.floors import Traffic, traffic
 from benchmarks.gpu.variants import Spec

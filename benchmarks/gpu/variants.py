@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import SkipConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import ON_HOST
-from adaptive.policy_loading import load_policy_class
+from adaptive.plugins import load_policy_class
 from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.memory import given_bytes, host_bytes
 from benchmarks.gpu.workloads import RECORD_BYTES, TORCH_COPIES, Workload, in_threads

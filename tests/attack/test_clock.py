@@ -16,7 +16,7 @@ from attacks import Campaign, attack
 from interrupted import assert_equal, numbers, run
 
 from adaptive.config import TrainConfig
-from adaptive.telemetry import events
+from adaptive.training.telemetry import events
 
 pytestmark = attack
 

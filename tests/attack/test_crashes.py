@@ -25,9 +25,9 @@ from interrupted import (
     small_world,
 )  # fmt: skip
 
-from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import IntervalRecord
-from adaptive.telemetry.report import IN_PARTS, WAITED
+from adaptive.training.telemetry.jsonl import read_metrics
+from adaptive.training.telemetry.record import IntervalRecord
+from adaptive.training.telemetry.report import IN_PARTS, WAITED
 
 pytestmark = attack
 

@@ -18,11 +18,11 @@ from interrupted import Killed, assert_equal, config_of, numbers, resume_run, ru
 from rank_pool import ROOT, RankPool
 
 from adaptive import system
+from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import AdaptiveError, CheckpointError
 from adaptive.storage.durable import Disk
 from adaptive.storage.run_checkpoints import Checkpoints
-from adaptive.telemetry import events, jsonl
-from adaptive.tiers.host_file import FileHost
+from adaptive.training.telemetry import events, jsonl
 
 pytestmark = attack
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from toy_runs import in_model
 
 from adaptive.config import TrainConfig
-from adaptive.runs import evaluate_run, resume_run, train_run
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_directory import read_record
+from adaptive.training.runs import evaluate_run, resume_run, train_run
 
 HARMLESS = ("rejects.jsonl", "events.out.tfevents")  # reports that nothing reads
 SCHEMA = 'label = { column = "y" }\ncategorical = [{ columns = ["c", "d"], vocabulary = true }]\n'

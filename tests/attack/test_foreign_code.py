@@ -10,15 +10,15 @@ from manifests import write_record
 
 from adaptive.config import SkipConfig, TrainConfig
 from adaptive.errors import ConfigError
-from adaptive.policy_loading import CODE_SETTINGS, code_flags, is_foreign
-from adaptive.runs.next_commands import next_commands, resume_command
-from adaptive.settings import load_settings
+from adaptive.plugins import CODE_SETTINGS, code_flags, is_foreign
+from adaptive.training.runs.next_commands import next_commands, resume_command
+from adaptive.training.settings import load_settings
 
 TRAP = """
 from pathlib import Path
 Path({marker!r}).write_text("it ran")
 from adaptive.policies.lru import LRU
-from adaptive.policies.defer import Defer
+from adaptive.policies.rules.defer import Defer
 
 class Mine(LRU): pass
 class Rule(Defer): pass
@@ -106,7 +106,7 @@ def test_commands_that_are_shown_name_the_users_own_code() -> None:
 def test_eval_and_predict_of_a_strangers_run_load_none(
     tmp_path: Path, trap: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from adaptive.runs.loading import load_run
+    from adaptive.training.runs.loading import load_run
 
     with small_world(num_train=128):
         run(tmp_path / "run", config_of("lru"))

@@ -14,7 +14,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError
-from adaptive.runs import train_run
+from adaptive.training.runs import train_run
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
 pq = pytest.importorskip("pyarrow.parquet")

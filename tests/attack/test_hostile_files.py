@@ -16,16 +16,16 @@ from interrupted import small_world
 from manifests import signed_whatever
 
 from adaptive.data.options import DataOptions
+from adaptive.data.rows.vocabulary import KeyCounter, load_vocabularies, load_vocabulary, save_vocabularies
 from adaptive.data.text.delimited import open_csv
 from adaptive.data.text.schema import load_schema
 from adaptive.data.text.source import find_files
-from adaptive.data.text.vocabulary import KeyCounter, load_vocabularies, load_vocabulary, save_vocabularies
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
-from adaptive.runs import evaluate_run, resume_run
-from adaptive.settings import load_settings
-from adaptive.storage.plain import DIGEST, signed_json
 from adaptive.storage.run_directory import read_record
-from adaptive.telemetry.jsonl import read_metrics
+from adaptive.storage.untrusted import DIGEST, signed_json
+from adaptive.training.runs import evaluate_run, resume_run
+from adaptive.training.settings import load_settings
+from adaptive.training.telemetry.jsonl import read_metrics
 
 pytestmark = attack
 
@@ -154,7 +154,7 @@ def test_a_vocabulary_that_cannot_be_written_names_its_place(tmp_path: Path) -> 
 
 def test_a_run_without_its_vocabulary_is_neither_resumed_nor_evaluated(tmp_path: Path) -> None:
     from adaptive.config import TrainConfig
-    from adaptive.runs import train_run
+    from adaptive.training.runs import train_run
 
     lines = [f"{n % 2},a{n % 7}" for n in range(64)]
     (tmp_path / "data.csv").write_text("y,c\n" + "\n".join(lines) + "\n")

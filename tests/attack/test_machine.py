@@ -25,12 +25,12 @@ from test_faults import SETTINGS, goes_on, warm
 from torch import Tensor
 from toy_runs import Hooked, in_model
 
-from adaptive.build import first_batches
+from adaptive.embeddings.tiers.host_file import FileHost
 from adaptive.errors import OutputError
-from adaptive.runs import resuming
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.run_checkpoints import Checkpoints
-from adaptive.tiers.host_file import FileHost
+from adaptive.training.build import first_batches
+from adaptive.training.runs import resuming
 
 pytestmark = attack
 

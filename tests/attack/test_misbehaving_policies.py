@@ -20,8 +20,8 @@ from adaptive.batch import Batch
 from adaptive.errors import CheckpointError, PolicyError, error_text
 from adaptive.policies.lru import LRU
 from adaptive.policy import RowStats, TierView
-from adaptive.runs import resume_run, train_run
 from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.training.runs import resume_run, train_run
 
 pytestmark = attack
 
@@ -108,7 +108,7 @@ SMALL: Final = {
 
 def train(monkeypatch: pytest.MonkeyPatch, out: Path, kind: type[LRU], **changed: Any) -> dict[str, Any]:
     """A run of the toy data under a policy of this module."""
-    from adaptive import build
+    from adaptive.training import build
 
     monkeypatch.setattr(build, "make_policy", lambda spec, options: kind())
     config = toy_config(out=str(out), skip=SKIP, **changed)
@@ -174,7 +174,7 @@ class Forgets(LRU):
 
 
 def test_a_state_that_is_not_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from adaptive.runs import resuming
+    from adaptive.training.runs import resuming
 
     monkeypatch.setattr(resuming, "make_policy", lambda spec, options: Forgets(), raising=False)
     with small_world(num_train=128):
@@ -250,7 +250,7 @@ class Ends(LRU):
 
 def trained_under_ends(out: str, log: str) -> None:
     """In a child."""
-    from adaptive import build
+    from adaptive.training import build
 
     build.make_policy = lambda spec, options: Ends()  # type: ignore[attr-defined]
     trained(out, SMALL, False, log)
@@ -281,7 +281,7 @@ def test_a_reported_number_that_raises(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("code", ["raise SystemExit(0)", "import sys; sys.exit()", "raise GeneratorExit", "1 / 0"])
 def test_a_file_that_exits_when_it_is_loaded(tmp_path: Path, code: str) -> None:
-    from adaptive.policy_loading import load_policy_class
+    from adaptive.plugins import load_policy_class
 
     (tmp_path / "bad.py").write_text(code)
     with pytest.raises(PolicyError, match=r"bad\.py"):

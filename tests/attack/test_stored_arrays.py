@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from served import lines, samples, trained
 from toy import ToyData
 
-from adaptive.build import Components
 from adaptive.cli.app import main
 from adaptive.config import OptimizerConfig
-from adaptive.runs import resume_run, resuming
-from adaptive.runs.policy_state import policy_state
-from adaptive.runs.state import optimizer_arrays, restore
 from adaptive.serving import export_run, scoring
 from adaptive.storage.arrays import DTYPES, write_array
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
 from adaptive.storage.durable import DISK
 from adaptive.storage.scores import SCORES, read_scores, write_scores
+from adaptive.training.build import Components
+from adaptive.training.runs import resume_run, resuming
+from adaptive.training.runs.policy_state import policy_state
+from adaptive.training.runs.state import optimizer_arrays, restore
 
 pytestmark = attack
 

@@ -12,9 +12,9 @@ from hostile import VALUES, at_once, paths_in, put
 from interrupted import small_world
 from manifests import edit_manifest, edit_record
 
-from adaptive.runs import evaluate_run, resume_run
-from adaptive.runs.loading import load_run
-from adaptive.storage.plain import DIGEST
+from adaptive.storage.untrusted import DIGEST
+from adaptive.training.runs import evaluate_run, resume_run
+from adaptive.training.runs.loading import load_run
 
 pytestmark = attack
 

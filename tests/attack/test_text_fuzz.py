@@ -9,14 +9,14 @@ import pytest
 import text_twin
 from attacks import Campaign, attack
 
+from adaptive.data.kernels import text as kernels
 from adaptive.data.options import DataOptions
+from adaptive.data.rows.format import Block, Column, TextFormat
+from adaptive.data.rows.rejects import BadLine, Limits, RejectLog
 from adaptive.data.text.criteo import open_criteo
-from adaptive.data.text.format import Block, Column, TextFormat
 from adaptive.data.text.reader import TextReader, TextSource
-from adaptive.data.text.rejects import BadLine, Limits, RejectLog
 from adaptive.data.text.source import find_files
 from adaptive.errors import InputError
-from adaptive.kernels.data import text as kernels
 
 pytestmark = attack
 
@@ -171,7 +171,7 @@ def test_a_line_of_64_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch:
         found, caught = read(tmp_path / "data", form, 1 << 16)
     assert ([row.line for row in found], caught) == ([2], [(1, "overlong")])
     assert 1 << 26 < looked_at < (1 << 26) + (1 << 20)  # each byte once, not with every chunk
-    monkeypatch.setattr("adaptive.data.text.rejects.MOST_WRITTEN", 1000)
+    monkeypatch.setattr("adaptive.data.rows.rejects.MOST_WRITTEN", 1000)
     (tmp_path / "empty").write_bytes(b"\n" * 5000 + b"1\t\t\n")
     log = RejectLog(("empty",), Limits(1.0, 1.0), tmp_path / "rejects.jsonl")
     block = Block.empty(form, 10)

@@ -16,15 +16,15 @@ from helpers import LFU, featured, step_all
 from thread_ranks import Town, on_ranks, outcomes
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
-from adaptive.engine.exchange.answers import Answer, pack_answers, unpack_answers
-from adaptive.engine.exchange.requests import pack_requests, unpack_requests
+from adaptive.embeddings.exchange.requests import pack_requests, unpack_requests
+from adaptive.embeddings.exchange.skip_masks import Answer, pack_answers, unpack_answers
+from adaptive.embeddings.planning.layout import make_groups
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.wire import part_check
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import RanksError
 from adaptive.optim import SGD
-from adaptive.planning.layout import make_groups
 from adaptive.policies.slipstream import Slipstream
-from adaptive.ranks import Ranks
-from adaptive.ranks.wire import part_check
 
 pytestmark = attack
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive.planning.books import Tracker
+from adaptive.embeddings.planning.books import Tracker
 from benchmarks import (
     bench_memory,
     bench_mmap,

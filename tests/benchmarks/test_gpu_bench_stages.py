@@ -247,7 +247,7 @@ def test_a_turn_leaves_out_what_was_looked_ahead(monkeypatch: pytest.MonkeyPatch
 
 
 def test_policies_are_found_where_the_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.policy_loading.entry_points", lambda **_: ())
+    monkeypatch.setattr("adaptive.plugins.entry_points", lambda **_: ())
     report = Report()
     specs = [DEVICE, *(Spec(kind, 20) for kind in ("lru", "lfu", "scratchpipe", "slipstream", "hybrid"))]
     assert [one.spec for one in timings(SMALL, {spec: [HERE] for spec in specs}, report)] == specs

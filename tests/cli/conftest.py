@@ -75,13 +75,13 @@ class FakeTrainer:
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
-    """In the place of `adaptive.runs`."""
+    """In the place of `adaptive.training.runs`."""
     fake = FakeTrainer()
-    module: Any = ModuleType("adaptive.runs")
+    module: Any = ModuleType("adaptive.training.runs")
     for name in ("train_run", "resume_run", "go_on_run", "plan_run", "evaluate_run"):
         setattr(module, name, getattr(fake, name))
-    monkeypatch.setitem(sys.modules, "adaptive.runs", module)
-    together: Any = ModuleType("adaptive.runs.together")
+    monkeypatch.setitem(sys.modules, "adaptive.training.runs", module)
+    together: Any = ModuleType("adaptive.training.runs.distributed")
     together.these_ranks = lambda config: nullcontext()
-    monkeypatch.setitem(sys.modules, "adaptive.runs.together", together)
+    monkeypatch.setitem(sys.modules, "adaptive.training.runs.distributed", together)
     return fake

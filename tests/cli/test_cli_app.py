@@ -167,7 +167,7 @@ def test_a_signal_unwinds_and_gives_the_handler_back(
         finally:
             unwound.append(True)
 
-    monkeypatch.setattr(sys.modules["adaptive.runs"], "evaluate_run", evaluate_run)
+    monkeypatch.setattr(sys.modules["adaptive.training.runs"], "evaluate_run", evaluate_run)
     before = signal.getsignal(number)
     result = cli("eval", "x")
     assert (result.code, unwound) == (code, [True])
@@ -180,7 +180,7 @@ def test_under_nohup_the_terminal_may_go(cli: Cli, trainer: Any, monkeypatch: py
         os.kill(os.getpid(), signal.SIGHUP)
         return {"auc": 0.5}
 
-    monkeypatch.setattr(sys.modules["adaptive.runs"], "evaluate_run", evaluate_run)
+    monkeypatch.setattr(sys.modules["adaptive.training.runs"], "evaluate_run", evaluate_run)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert cli("eval", "x", "--json").code == 0

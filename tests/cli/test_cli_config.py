@@ -7,7 +7,7 @@ import pytest
 
 from adaptive.cli import app
 from adaptive.cli.config import page, sections
-from adaptive.settings import load_settings
+from adaptive.training.settings import load_settings
 
 PAGE = Path(__file__).parents[2] / "docs/settings.md"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adaptive.cli.gpu_facts import gpu_problems
-from adaptive.tiers.gpu.launch_check import WORKS, launched
+from adaptive.embeddings.tiers.gpu.launch_check import WORKS, launched
 
 Cli = Callable[..., Any]
 
@@ -23,7 +23,7 @@ def test_doctor_reports_every_part(cli: Cli) -> None:
 
 
 def test_doctor_names_problems(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.policy_loading.installed_policies", lambda: {"broken": "no_such_module:Broken"})
+    monkeypatch.setattr("adaptive.plugins.installed_policies", lambda: {"broken": "no_such_module:Broken"})
     monkeypatch.setattr("adaptive.kernels.jit._CACHE_DIR", None)
     result = cli("doctor")
     assert result.code == 0

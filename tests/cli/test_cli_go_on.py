@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import adaptive.trainer
+import adaptive.training.trainer
 from adaptive.errors import InputError
 
 Cli = Callable[..., Any]
@@ -29,7 +29,7 @@ def go_on(cli: Cli, *words: str, steps: str = "6") -> Any:
 
 def fails_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends in the middle of a step, as if it were killed there: nothing is saved."""
-    whole, done = adaptive.trainer.update, []
+    whole, done = adaptive.training.trainer.update, []
 
     def update(optimizer: Any) -> None:
         done.append(1)
@@ -37,7 +37,7 @@ def fails_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise InputError("gone")
         whole(optimizer)
 
-    monkeypatch.setattr(adaptive.trainer, "update", update)
+    monkeypatch.setattr(adaptive.training.trainer, "update", update)
 
 
 @pytest.mark.parametrize("steps_before", [1, 3])  # before the first checkpoint, and behind it

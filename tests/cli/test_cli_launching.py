@@ -18,7 +18,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(size)
         return 0
 
-    monkeypatch.setattr("adaptive.ranks.launch.launch", launch)
+    monkeypatch.setattr("adaptive.embeddings.ranks.launch.launch", launch)
     monkeypatch.setattr("adaptive.system.usable_cores", lambda: 2)
     monkeypatch.setattr("adaptive.system.available_bytes", lambda: 8 * GIB)
     return found

@@ -11,7 +11,7 @@ import pytest
 from conftest import Result
 from test_cli_profile import SMALL
 
-from adaptive.machines.spec import load_machine
+from adaptive.studies.machines.spec import load_machine
 
 Cli = Callable[..., Result]
 
@@ -76,7 +76,7 @@ def test_sweep_and_mistakes(cli: Cli) -> None:
 def test_mistakes_are_told_before_data_are_read(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, needed: str
 ) -> None:
-    monkeypatch.setattr("adaptive.build.open_data", lambda *_: pytest.fail("data are read"))
+    monkeypatch.setattr("adaptive.training.build.open_data", lambda *_: pytest.fail("data are read"))
     Path("file").touch()
     result = cli("placements", *words)
     assert result.code == code and result.out == "" and needed in " ".join(result.err.split()), result.err
@@ -110,7 +110,7 @@ def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, mo
         signal.raise_signal(signal.SIGINT)
         return {"device_share": 0.5, "step_ms": 2.0}
 
-    monkeypatch.setattr("adaptive.placements.placements.measure", measure)
+    monkeypatch.setattr("adaptive.studies.placements.placements.measure", measure)
     monkeypatch.setattr("adaptive.cli.studies.placements._here", lambda *_: load_machine("h200"))
     words = [word if word != "--batch-size" else "--set" for word in SMALL]
     words[words.index("64")] = "batch_size=64"

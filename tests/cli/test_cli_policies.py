@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adaptive.contract.checks import CHECKS
+from adaptive.studies.policy_checks.checks import CHECKS
 
 Cli = Callable[..., Any]
 
@@ -44,7 +44,7 @@ def test_list_names_every_policy_with_text_place_and_paper(cli: Cli) -> None:
 
 
 def test_list_shows_a_policy_that_does_not_load(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.policy_loading.installed_policies", lambda: {"broken": "no_such_module:Broken"})
+    monkeypatch.setattr("adaptive.plugins.installed_policies", lambda: {"broken": "no_such_module:Broken"})
     result = cli("policies", "list")
     assert result.code == 0
     assert "broken" in result.out and "does not load: PolicyError" in result.out and "no_such_module" in result.out

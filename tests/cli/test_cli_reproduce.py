@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from conftest import Result
 
-from adaptive.report.writing import write_report
-from adaptive.reproduce.recipe import load_recipe
-from adaptive.reproduce.reproduce import reproduce
+from adaptive.studies.report.writing import write_report
+from adaptive.studies.reproduce.recipe import load_recipe
+from adaptive.studies.reproduce.reproduce import reproduce
 
 Cli = Callable[..., Result]
 
@@ -112,7 +112,7 @@ def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monke
     def interrupted(*words: object, **more: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("adaptive.simulate.simulation.simulate", interrupted)
+    monkeypatch.setattr("adaptive.studies.simulate.simulation.simulate", interrupted)
     result = cli("reproduce", "own.toml", "--out", "found", "--set", "data.synthetic.rows=100000")
     assert result.code == 130 and "found has what was done by then" in result.err
     assert "comes out: counted" in result.out

@@ -12,7 +12,7 @@ from adaptive.cli.app import app
 from adaptive.cli.flags import FLAGS
 from adaptive.cli.output import key_lines
 from adaptive.config import TrainConfig
-from adaptive.settings import load_settings
+from adaptive.training.settings import load_settings
 
 Cli = Callable[..., Any]
 

@@ -7,8 +7,8 @@ import pytest
 
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
+from adaptive.data.rows.dataset import TextDataset
 from adaptive.data.synthetic.stream import Synthetic
-from adaptive.data.text.dataset import TextDataset
 from adaptive.errors import ConfigError, InputError
 
 LINE = "1" + "\t" * 39 + "\n"

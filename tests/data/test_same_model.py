@@ -8,7 +8,7 @@ import pytest
 from adaptive.config import TrainConfig
 from adaptive.data.options import DataOptions
 from adaptive.data.prepared.write import prepare
-from adaptive.runs import train_run
+from adaptive.training.runs import train_run
 
 SCHEMA = """
 [label]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
-from adaptive.data.side_by_side import side_by_side
-from adaptive.data.text.split import survey
+from adaptive.data.parallel_map import side_by_side
+from adaptive.data.rows.split import survey
 from adaptive.errors import InputError
 
 SCHEMA = """

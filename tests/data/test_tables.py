@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from adaptive.batch import Batch
-from adaptive.build import build_tables
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.tables import by_table, reordered, tables_of
+from adaptive.training.build import build_tables
 
 
 class Genres(Dataset):

@@ -8,19 +8,19 @@ import torch
 from served import bags_of
 from toy import toy_config
 
-from adaptive.build import inputs_of
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.prepared.write import prepare
 from adaptive.data.tables import by_table, shape_of
 from adaptive.data.text.schema import load_schema
 from adaptive.errors import ConfigError
-from adaptive.evaluation import predict
-from adaptive.models.making import model_config
-from adaptive.runs import train_run
-from adaptive.runs.evaluating import data_of
-from adaptive.runs.loading import load_run
+from adaptive.models.factory import model_config
 from adaptive.serving import export_run, scoring
+from adaptive.training.build import inputs_of
+from adaptive.training.evaluation import predict
+from adaptive.training.runs import train_run
+from adaptive.training.runs.evaluating import data_of
+from adaptive.training.runs.loading import load_run
 
 SCHEMA = """
 label = { column = "click" }

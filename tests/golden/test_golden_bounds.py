@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from golden_runs import Hits, Ids, best, drifting_ids, lookups, planned, still_ids
 
+from adaptive.plugins import load_policy_class
 from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policies.scratchpipe import ScratchPipe
 from adaptive.policy import Policy
-from adaptive.policy_loading import load_policy_class
 
 ROOT = Path(__file__).parents[2]
 TRACES = {"drifting": drifting_ids, "still": still_ids}

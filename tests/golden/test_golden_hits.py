@@ -18,6 +18,7 @@ from golden_runs import CALIBRATION_BATCHES, drifting_ids, lookups, planned
 from make_trace import RANKS, still_trace
 from numpy.typing import NDArray
 
+from adaptive.plugins import make_policy
 from adaptive.policies.device import Device
 from adaptive.policies.hotline import Hotline
 from adaptive.policies.hybrid import Hybrid
@@ -29,7 +30,6 @@ from adaptive.policies.slipstream import Slipstream
 from adaptive.policies.static import Static
 from adaptive.policies.tables import Tables
 from adaptive.policy import Policy
-from adaptive.policy_loading import make_policy
 
 HITS = Path(__file__).with_name("hits.json")
 SHA256 = {

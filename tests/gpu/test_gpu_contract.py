@@ -6,8 +6,8 @@ import pytest
 from contract import POLICIES, policy_id
 
 from adaptive.config import TierConfig
-from adaptive.contract import check_policy, checks
 from adaptive.policy import Policy
+from adaptive.studies.policy_checks import check_policy, checks
 
 pytestmark = pytest.mark.gpu
 

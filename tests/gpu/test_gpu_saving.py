@@ -5,7 +5,7 @@ from gpu_helpers import HostTrainee
 from helpers import random_batches, snapshot, train_more
 
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import Adam
 from adaptive.policies.lru import LRU
 

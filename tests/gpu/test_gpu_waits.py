@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.tasks import Tasks
 from adaptive.optim import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policies.device import Device
 from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy
-from adaptive.trainer import Trainer
+from adaptive.training.trainer import Trainer
 from benchmarks.gpu.accelerator import open_accelerator
 
 pytestmark = pytest.mark.gpu

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adaptive.kernels.aligned import LINE_BYTES
-from adaptive.kernels.lent import LentMemory, carve
+from adaptive.kernels.scratch import LentMemory, carve
 
 
 @pytest.mark.parametrize("size", [0, 1, 64, 65, 4_000_000])

@@ -13,10 +13,10 @@ from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401
 from adaptive import load_run
 from adaptive.batch import Batch
 from adaptive.models.common import Inputs
-from adaptive.models.making import make_model, model_config
+from adaptive.models.factory import make_model, model_config
 from adaptive.models.options import OPTIONS
 from adaptive.models.tasks import BASE_RATE_SAMPLES, Tasks, start_at_base_rate
-from adaptive.runs import train_run
+from adaptive.training.runs import train_run
 
 SETTINGS: dict[str, dict[str, Any]] = {"two-tower": {"user_tables": ["user"]}, "deepfm": {"widths": {"item": 2}}}
 OWN = "from torch import nn\n\nclass Mine(nn.Module):\n  def forward(self, dense, pooled): return pooled.sum((1, 2))"

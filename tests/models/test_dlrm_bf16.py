@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dlrm import DLRM, DLRMConfig
 from adaptive.optim import Adam
 from adaptive.policies.lru import LRU

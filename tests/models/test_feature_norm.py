@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from adaptive.models.dlrm import DLRM, DLRMConfig
 from adaptive.models.layers.feature_norm import BatchFeatureNorm, LayerFeatureNorm, feature_norm
-from adaptive.settings import load_settings
+from adaptive.training.settings import load_settings
 
 FEATURES, WIDTH = 3, 4
 

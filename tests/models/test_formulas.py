@@ -12,7 +12,7 @@ from adaptive.errors import ConfigError
 from adaptive.models.common import CheckedModel, Inputs
 from adaptive.models.dcn import DCN, DCNConfig
 from adaptive.models.deepfm import DeepFM, DeepFMConfig
-from adaptive.models.making import make_model, model_config
+from adaptive.models.factory import make_model, model_config
 from adaptive.models.multi_task import MultiTask, MultiTaskConfig
 from adaptive.models.options import OPTIONS
 from adaptive.models.two_tower import TwoTower, TwoTowerConfig

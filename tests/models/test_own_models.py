@@ -10,9 +10,9 @@ import torch
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError
 from adaptive.models.common import Inputs
-from adaptive.models.making import make_model, model_config
-from adaptive.policy_loading import CODE_SETTINGS, installed_models, load_model_class
-from adaptive.settings import load_settings
+from adaptive.models.factory import make_model, model_config
+from adaptive.plugins import CODE_SETTINGS, installed_models, load_model_class
+from adaptive.training.settings import load_settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_model.py"
 INPUTS = Inputs(("user", "item"), 2)
@@ -132,5 +132,5 @@ def test_a_file_of_settings_names_no_code(tmp_path: Path) -> None:
 
 
 def test_installed_models_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.policy_loading.installed_models", lambda: {"mine": f"{EXAMPLE}:SumAndDot"})
+    monkeypatch.setattr("adaptive.plugins.installed_models", lambda: {"mine": f"{EXAMPLE}:SumAndDot"})
     assert load_model_class("mine").__name__ == "SumAndDot"

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaptive.build import build, open_data
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.models.presets import PRESETS
-from adaptive.runs.training import plan_run
-from adaptive.settings import load_settings
+from adaptive.training.build import build, open_data
+from adaptive.training.runs.training import plan_run
+from adaptive.training.settings import load_settings
 
 SMALL = ["data.synthetic.rows=100000", "data.synthetic.num_train=2000", "data.synthetic.num_eval=0", "batch_size=64"]
 

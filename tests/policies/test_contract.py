@@ -9,12 +9,12 @@ from contract import BUILT_INS, POLICIES, policy_id
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.contract import check_policy
-from adaptive.contract.checks import CHECKS
+from adaptive.plugins import installed_policies, load_policy_class
 from adaptive.policies.lru import LRU
 from adaptive.policies.static import Static
 from adaptive.policy import Policy, RowStats, TierView
-from adaptive.policy_loading import installed_policies, load_policy_class
+from adaptive.studies.policy_checks import check_policy
+from adaptive.studies.policy_checks.checks import CHECKS
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=policy_id)
@@ -205,7 +205,7 @@ class SoonestInSight(Soonest):
 def test_next_access_without_a_window_is_a_doubt_and_no_failure() -> None:
     check = {"who reads next_access has a window": CHECKS["who reads next_access has a window"]}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adaptive.contract.CHECKS", check)
+        patch.setattr("adaptive.studies.policy_checks.CHECKS", check)
         (_, doubt), (_, fine) = check_policy(Soonest), check_policy(SoonestInSight)
     assert doubt.passed and doubt.is_doubtful and "set window = 16" in doubt.reason
     assert fine.passed and not fine.is_doubtful

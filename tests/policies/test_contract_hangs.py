@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-from adaptive.contract import CheckResult, check_policy
-from adaptive.contract.checks import CHECKS
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView
+from adaptive.studies.policy_checks import CheckResult, check_policy
+from adaptive.studies.policy_checks.checks import CHECKS
 
 TIMEOUT = 0.25
 released = threading.Event()

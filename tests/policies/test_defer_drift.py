@@ -8,8 +8,8 @@ from contract import row_stats
 from helpers import planner_of
 
 from adaptive import SGD, RowwiseAdagrad, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.policies.defer import Defer
 from adaptive.policies.lfu import LFU
+from adaptive.policies.rules.defer import Defer
 
 NUM_ROWS, LOOK_UPS = 20, 64  # look-ups of a row between two snapshots, in as many batches
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from adaptive import TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.batch import Batch
 from adaptive.errors import PolicyError
+from adaptive.plugins import make_policy
 from adaptive.policies.fae import FAE
-from adaptive.policies.fae_shuffle import ShuffleScheduler
-from adaptive.policy_loading import make_policy
+from adaptive.policies.fae.shuffle import ShuffleScheduler
 
 
 def tables(sizes: Sequence[int], device_rows: int) -> View:

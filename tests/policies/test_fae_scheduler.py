@@ -14,12 +14,12 @@ from toy_runs import everything, parts_of
 
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError
-from adaptive.evaluation import evaluate
 from adaptive.policies.fae import FAE
-from adaptive.policies.fae_shuffle import ShuffleScheduler, hold_back
+from adaptive.policies.fae.shuffle import ShuffleScheduler, hold_back
 from adaptive.policies.lru import LRU
 from adaptive.policy import TierView
-from adaptive.trainer import Trainer
+from adaptive.training.evaluation import evaluate
+from adaptive.training.trainer import Trainer
 
 # --- what is held back -------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from adaptive import SGD, Policy, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.batch import Batch
 from adaptive.errors import PolicyError
+from adaptive.plugins import make_policy
 from adaptive.policies.hotline import Hotline
 from adaptive.policies.lru import LRU
-from adaptive.policy_loading import make_policy
 
 
 def arranged_batches(policy: Hotline, *batches: Sequence[Sequence[int]]) -> list[Batch]:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from adaptive import Adagrad, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag, TierView
 from adaptive.batch import Batch
 from adaptive.errors import ConfigError, PolicyError
-from adaptive.policies.inputs import Inputs
+from adaptive.plugins import make_rule
 from adaptive.policies.random_drop import RandomDrop
-from adaptive.policy_loading import make_rule
+from adaptive.policies.rules.inputs import Inputs
 
 
 def numbered(samples: Sequence[Sequence[int]]) -> Batch:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from contract import BUILT_INS
 
-from adaptive.contract import check_policy
-from adaptive.planning.planner import CANDIDATES_PER_SLOT
+from adaptive.embeddings.planning.planner import CANDIDATES_PER_SLOT
+from adaptive.plugins import installed_policies, installed_rules, load_rule_class
 from adaptive.policy import Policy, RowStats
-from adaptive.policy_loading import installed_policies, installed_rules, load_rule_class
+from adaptive.studies.policy_checks import check_policy
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "policies/README.md").read_text()
@@ -46,12 +46,13 @@ def test_the_readme_is_one_page_and_complete() -> None:
     assert f"`TierConfig.max_candidates` rows at once, or {CANDIDATES_PER_SLOT} times" in README
 
 
-RULES = ("adaptive.policies.defer", "adaptive.policies.inputs", "adaptive.policies.updates")
+RULES = ("adaptive.policies.rules.defer", "adaptive.policies.rules.inputs", "adaptive.policies.rules.updates")
 
 
 @pytest.mark.parametrize("cls", [*BUILT_INS, *map(load_rule_class, installed_rules())])
 def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cls: type[Any]) -> None:
-    path = ROOT / f"{cls.__module__.replace('.', '/')}.py"
+    module = ROOT / cls.__module__.replace(".", "/")
+    path = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
     tree = ast.parse(path.read_text())
     (name,) = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
     assert name == cls.__name__
@@ -61,10 +62,10 @@ def test_a_built_in_is_one_file_with_a_paper_and_imports_the_public_face_only(cl
     assert "adaptive" in ours and ours <= {
         "adaptive",
         "adaptive.policies.samples",
-        "adaptive.policies.fae_shuffle",
-        "adaptive.policies.fae_threshold",
-        "adaptive.policies.hotline_learning",
-        "adaptive.policies.resting",
+        "adaptive.policies.fae.shuffle",
+        "adaptive.policies.fae.threshold",
+        "adaptive.policies.hotline.learning",
+        "adaptive.policies.rules.resting",
         *RULES,
     }
 

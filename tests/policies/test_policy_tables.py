@@ -11,7 +11,7 @@ from make_trace import NUM_EMBEDDINGS
 
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.policies.tables import Tables
 
 

@@ -9,8 +9,8 @@ from builders import View, batch_of
 from contract import row_stats
 
 from adaptive.errors import PolicyError
+from adaptive.plugins import make_policy
 from adaptive.policies.recshard import RecShard
-from adaptive.policy_loading import make_policy
 
 VIEW = View(sizes=(10, 1000))
 

@@ -10,25 +10,25 @@ from helpers import Trained, bags, one_table, random_batches, step_all, train, t
 from numpy.typing import NDArray
 
 from adaptive import Adagrad, RowStats, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.compare.contenders import contenders
 from adaptive.config import TrainConfig
-from adaptive.contract import check_rule
 from adaptive.counters import Counter
+from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
 from adaptive.errors import ConfigError, PolicyError
 from adaptive.optim import SGD, RowOptimizer
-from adaptive.planning.calling.caller import PolicyCaller
-from adaptive.policies.defer import Defer
+from adaptive.plugins import installed_rules, make_rule
 from adaptive.policies.fae import FAE
 from adaptive.policies.hybrid import Hybrid
-from adaptive.policies.inputs import Inputs
 from adaptive.policies.lfu import LFU
 from adaptive.policies.lru import LRU
 from adaptive.policies.random_drop import RandomDrop
-from adaptive.policies.resting import probed
+from adaptive.policies.rules.defer import Defer
+from adaptive.policies.rules.inputs import Inputs
+from adaptive.policies.rules.resting import probed
+from adaptive.policies.rules.updates import Updates
 from adaptive.policies.scratchpipe import ScratchPipe
-from adaptive.policies.updates import Updates
-from adaptive.policy_loading import installed_rules, make_rule
-from adaptive.settings import load_settings
+from adaptive.studies.compare.contenders import contenders
+from adaptive.studies.policy_checks import check_rule
+from adaptive.training.settings import load_settings
 
 TABLES = (
     TableConfig(name="a", num_embeddings=12, embedding_dim=4, features=("x", "y")),
@@ -249,7 +249,7 @@ def test_rules_are_found_by_name_module_and_file(tmp_path: Path) -> None:
     assert {"defer", "inputs", "updates"} <= set(installed_rules())
     rule = make_rule("defer+by=least+bound=0.125+every=7")
     assert isinstance(rule, Defer) and (rule.by, rule.bound, rule.every) == ("least", 0.125, 7)
-    assert isinstance(make_rule("adaptive.policies.updates:Updates+target_skip=0.1"), Updates)
+    assert isinstance(make_rule("adaptive.policies.rules.updates:Updates+target_skip=0.1"), Updates)
     path = tmp_path / "mine.py"
     path.write_text(
         "import numpy as np\nfrom adaptive import SkipRule\n\n\nclass Mine(SkipRule):\n"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from adaptive import Counter, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.errors import PolicyError
+from adaptive.plugins import make_policy
 from adaptive.policies.s3fifo import S3FIFO
-from adaptive.policy_loading import make_policy
 
 NUM_ROWS = 40
 

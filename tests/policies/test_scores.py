@@ -11,6 +11,7 @@ from contract import row_stats
 from adaptive.batch import Batch
 from adaptive.config import TierConfig
 from adaptive.errors import PolicyError
+from adaptive.plugins import make_policy
 from adaptive.policies.device import Device
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policies.lfu import LFU
@@ -18,7 +19,6 @@ from adaptive.policies.lru import LRU
 from adaptive.policies.scratchpipe import ScratchPipe
 from adaptive.policies.static import Static
 from adaptive.policy import NEVER, Policy, RowStats
-from adaptive.policy_loading import make_policy
 
 
 def leaving(policy: Policy, rows: RowStats) -> list[int]:

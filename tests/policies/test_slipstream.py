@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from adaptive import Adagrad, Counter, Policy, SkipConfig, SkipRule, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.errors import PolicyError
-from adaptive.policies.defer import Defer
-from adaptive.policies.inputs import Inputs
+from adaptive.plugins import make_policy
 from adaptive.policies.lfu import LFU
+from adaptive.policies.rules.defer import Defer
+from adaptive.policies.rules.inputs import Inputs
+from adaptive.policies.rules.updates import Updates
 from adaptive.policies.slipstream import Slipstream
-from adaptive.policies.updates import Updates
-from adaptive.policy_loading import make_policy
 
 
 def train(
@@ -106,8 +106,8 @@ def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_every_parameter_reaches_some_mode() -> None:
+    from adaptive.plugins import policy_parameters
     from adaptive.policies.slipstream import _parameters
-    from adaptive.policy_loading import policy_parameters
 
     of_modes = {name for mode in ("defer", "updates", "inputs", "off") for name in _parameters(mode)}
     assert of_modes == set(policy_parameters(Slipstream)) - {"skip"}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from adaptive import SGD, Batch, SkipConfig, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.counters import Counter
 from adaptive.policies.lfu import LFU
-from adaptive.policies.updates import Updates
+from adaptive.policies.rules.updates import Updates
 
 INTERVAL, NUM_INTERVALS, BATCH_SIZE, NUM_ROWS = 16, 48, 8, 20
 MOVER, SLEEPER, WAKER = range(3)

@@ -19,12 +19,12 @@ from adaptive import load_run
 from adaptive.batch import Batch
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError, InputError, OutputError
-from adaptive.evaluation import predict
-from adaptive.runs import train_run
-from adaptive.runs.evaluating import data_of
-from adaptive.runs.loading import LoadedRun
 from adaptive.serving import export_run, exporting, predict_run, scoring
 from adaptive.storage.durable import Disk
+from adaptive.training.evaluation import predict
+from adaptive.training.runs import train_run
+from adaptive.training.runs.evaluating import data_of
+from adaptive.training.runs.loading import LoadedRun
 
 FORMATS = ["torch", "safetensors"]
 NO_PACKAGE = (

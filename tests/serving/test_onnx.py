@@ -18,11 +18,11 @@ from toy_runs import data_fixture  # noqa: F401
 from adaptive import load_run
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError, OutputError
-from adaptive.evaluation import predict
-from adaptive.runs import train_run
-from adaptive.runs.evaluating import data_of
 from adaptive.serving import export_run, exporting, onnx_files, onnx_scoring, predict_run, scoring
 from adaptive.storage.durable import Disk
+from adaptive.training.evaluation import predict
+from adaptive.training.runs import train_run
+from adaptive.training.runs.evaluating import data_of
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")

@@ -12,10 +12,10 @@ from served import HEADER, lines, trained, without_label, write_csv
 from adaptive import load_run
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError, InputError, NonFiniteError, OutputError
-from adaptive.runs.evaluating import data_of
 from adaptive.serving import predict_run, scores
 from adaptive.serving.scores import write_scores
 from adaptive.storage import durable
+from adaptive.training.runs.evaluating import data_of
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_data_without_a_sample(run: Path) -> None:
 def test_samples_that_are_drawn_are_not_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from toy import toy_config
 
-    from adaptive.runs import train_run
+    from adaptive.training.runs import train_run
 
     monkeypatch.chdir(tmp_path)
     Path("schema.toml").write_text('format = "user_items"\nnum_users = 9\nnum_items = 9\n')
@@ -160,7 +160,7 @@ def test_samples_that_are_drawn_are_not_lines(tmp_path: Path, monkeypatch: pytes
 
 def test_a_score_that_is_no_number_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_csv(Path("new.csv"), [*lines(20, seed=4), "0,1e38,a,1,a,1,t1"])
-    monkeypatch.setattr("adaptive.evaluation._logits", lambda *_: np.array([np.nan], np.float32))
+    monkeypatch.setattr("adaptive.training.evaluation._logits", lambda *_: np.array([np.nan], np.float32))
     with pytest.raises(NonFiniteError):
         predict_run(run, "scores.npy", data="new.csv")
 

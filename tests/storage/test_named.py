@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from adaptive.errors import ConfigError
-from adaptive.machines.spec import load_machine
-from adaptive.placements.shape import load_shape
-from adaptive.reproduce.recipe import load_recipe
+from adaptive.studies.machines.spec import load_machine
+from adaptive.studies.placements.shape import load_shape
+from adaptive.studies.reproduce.recipe import load_recipe
 
 READERS = [(load_machine, "zion", "machine file"), (load_shape, "rmc2", "preset"), (load_recipe, "fae", "recipe")]
 

@@ -18,17 +18,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toy import ToyData, toy_config
 from toy_runs import in_model, nothing_is_left_behind  # noqa: F401 (fixture)
 
-from adaptive.build import open_data
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
-from adaptive.runs import evaluate_run, plan_run, resuming, train_run, training
-from adaptive.runs.run import Run
 from adaptive.storage import run_checkpoints
 from adaptive.storage.checkpoint import MANIFEST, Checkpoint, load_checkpoint
 from adaptive.storage.durable import Disk
 from adaptive.storage.run_checkpoints import Checkpoints, load_newest
 from adaptive.storage.run_directory import RunDirectory, newest_checkpoint, read_record
-from adaptive.telemetry.jsonl import drop_after, read_metrics, to_line
-from adaptive.telemetry.record import EvalRecord, IntervalRecord, ResumeRecord, RunRecord
+from adaptive.training.build import open_data
+from adaptive.training.runs import evaluate_run, plan_run, resuming, train_run, training
+from adaptive.training.runs.run import Run
+from adaptive.training.telemetry.jsonl import drop_after, read_metrics, to_line
+from adaptive.training.telemetry.record import EvalRecord, IntervalRecord, ResumeRecord, RunRecord
 
 
 @pytest.fixture(name="world", autouse=True)

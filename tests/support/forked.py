@@ -153,7 +153,7 @@ def toy_data() -> Iterator[None]:
     """Inside, runs train on the toy data."""
     from toy import ToyData
 
-    from adaptive.runs import resuming, training
+    from adaptive.training.runs import resuming, training
 
     before = [(module, module.open_data) for module in (training, resuming)]
     for module, _ in before:
@@ -167,7 +167,7 @@ def toy_data() -> Iterator[None]:
 
 def train(out: str, settings: dict[str, Any], resume: bool, log: str) -> None:
     """Train or resume a run of the toy data."""
-    from adaptive.runs import resume_run, train_run
+    from adaptive.training.runs import resume_run, train_run
 
     with toy_data(), open(log, "a") as stream:
         if resume:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.counters import Counter
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD
 from adaptive.policy import Policy
 

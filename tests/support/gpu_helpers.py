@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dlrm import DLRM, DLRMConfig
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy

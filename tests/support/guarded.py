@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from toy import ToyData, toy_config
 
 from adaptive.policy import Policy
-from adaptive.runs import train_run, training
 from adaptive.storage.checkpoint import Checkpoint, load_checkpoint
-from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import GuardRecord, IntervalRecord, Record
+from adaptive.training.runs import train_run, training
+from adaptive.training.telemetry.jsonl import read_metrics
+from adaptive.training.telemetry.record import GuardRecord, IntervalRecord, Record
 
 Floats = NDArray[np.floating[Any]]
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.planned_batch import Planned
+from adaptive.embeddings.planning.planner import Planner
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD, RowOptimizer
-from adaptive.planned import Planned
-from adaptive.planning.planner import Planner
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from adaptive.storage.plain import signed_json
+from adaptive.storage.untrusted import signed_json
 
 SECONDS, MOST_MEMORY = 600, 500 << 20
 VALUES: Final[list[Any]] = [

@@ -16,11 +16,11 @@ from toy import ToyData, toy_config
 from toy_runs import Hooked, in_model
 
 from adaptive.config import TrainConfig
-from adaptive.runs import evaluating, resume_run, resuming, train_run, training
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.durable import Disk
-from adaptive.telemetry.jsonl import read_metrics
-from adaptive.telemetry.record import EvalRecord
+from adaptive.training.runs import evaluating, resume_run, resuming, train_run, training
+from adaptive.training.telemetry.jsonl import read_metrics
+from adaptive.training.telemetry.record import EvalRecord
 
 Numbers = dict[str, NDArray[Any]]
 How = Literal["kill", "stop"]

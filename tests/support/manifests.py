@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from adaptive.storage.checkpoint import MANIFEST
-from adaptive.storage.plain import DIGEST, signed_json
 from adaptive.storage.run_directory import RECORD
+from adaptive.storage.untrusted import DIGEST, signed_json
 
 
 def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
-from adaptive.data.text.split import read_part
+from adaptive.data.rows.split import read_part
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")
 pq = pytest.importorskip("pyarrow.parquet")

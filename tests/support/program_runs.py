@@ -21,10 +21,10 @@ from programs import UNAPPLIED, Act, Pass, Place, Program, grown
 from torch import Tensor, nn
 
 from adaptive import Batch, Planned, TableConfig, TierConfig, TieredEmbeddingBag
-from adaptive.embedding.looking_ahead import LookAhead
+from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.errors import ConfigError
-from adaptive.policy_loading import load_policy_class
-from adaptive.runs.policy_state import load_policy_state, policy_state
+from adaptive.plugins import load_policy_class
+from adaptive.training.runs.policy_state import load_policy_state, policy_state
 
 SCALE = 1024.0  # a power of two: scaling changes no bit of a gradient
 

@@ -9,11 +9,11 @@ from thread_ranks import Town, on_ranks
 
 from adaptive.batch import Batch, OwnPart
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.traffic import RankTraffic
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
-from adaptive.ranks import Ranks
-from adaptive.ranks.traffic import RankTraffic
 
 OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.5), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
 TABLES = (

@@ -11,6 +11,6 @@ place = sys.argv.index("--")
 more, words = sys.argv[1:place], sys.argv[place + 1 :]
 differs = os.environ["RANK"] == "1"
 if differs and more == ["VERSION"]:
-    with patch("adaptive.runs.together.version", lambda name: "99.0"):
+    with patch("adaptive.training.runs.distributed.version", lambda name: "99.0"):
         command_line(words)
 command_line([*words, *(more if differs and more != ["VERSION"] else [])])

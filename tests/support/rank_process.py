@@ -21,12 +21,12 @@ from toy import SIZES, SMALL_DLRM, ToyData
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
-from adaptive.evaluation import evaluate
+from adaptive.embeddings.ranks.torch_transport import TorchRanks, TorchTransport
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dlrm import DLRM, DLRMConfig
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
-from adaptive.ranks.torch_transport import TorchRanks, TorchTransport
-from adaptive.trainer import Trainer
+from adaptive.training.evaluation import evaluate
+from adaptive.training.trainer import Trainer
 
 OPTIMIZERS = {
     "sgd": SGD(lr=0.1),

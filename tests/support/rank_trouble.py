@@ -19,23 +19,23 @@ from typing import Any
 import torch
 
 from adaptive.cli.app import main as command_line
-from adaptive.ranks.channel import error_class
-from adaptive.ranks.wire import Kind
+from adaptive.embeddings.ranks.channel import error_class
+from adaptive.embeddings.ranks.wire import Kind
 
 STAGES = {
-    "reading": ("adaptive.embedding.dense", "own_part"),
-    "asking": ("adaptive.engine.exchange.asking", "Asker.ask"),
-    "serving": ("adaptive.engine.exchange.serving", "Server.serve"),
-    "forward": ("adaptive.trainer", "vectors_of"),
-    "backward": ("adaptive.embedding.dense", "StepTogether.take_gradients"),
-    "update": ("adaptive.trainer", "update"),
+    "reading": ("adaptive.embeddings.dense", "own_part"),
+    "asking": ("adaptive.embeddings.exchange.id_requests", "Asker.ask"),
+    "serving": ("adaptive.embeddings.exchange.owner", "Server.serve"),
+    "forward": ("adaptive.training.trainer", "vectors_of"),
+    "backward": ("adaptive.embeddings.dense", "StepTogether.take_gradients"),
+    "update": ("adaptive.training.trainer", "update"),
     "saving": ("adaptive.storage.shards", "write_part"),
-    "writing": ("adaptive.runs.together", "CheckpointsOfRanks._save"),
+    "writing": ("adaptive.training.runs.distributed", "CheckpointsOfRanks._save"),
     "creating": ("adaptive.storage.durable", "Disk.create"),
     "filling": ("adaptive.storage.durable", "Disk.write"),
     "syncing": ("adaptive.storage.durable", "Disk.sync"),
     "renaming": ("adaptive.storage.durable", "Disk.rename"),
-    "evaluating": ("adaptive.evaluation", "own_part"),
+    "evaluating": ("adaptive.training.evaluation", "own_part"),
 }
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from manifests import write_record
 
-from adaptive.compare.judge import judge
-from adaptive.compare.runs import Outcome
 from adaptive.storage.run_directory import SCHEMA
-from adaptive.telemetry.jsonl import MetricsFile
-from adaptive.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, RunRecord, TableCounts
-from adaptive.telemetry.report import RunTotals, run_summary
+from adaptive.studies.compare.judge import judge
+from adaptive.studies.compare.runs import Outcome
+from adaptive.training.telemetry.jsonl import MetricsFile
+from adaptive.training.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, RunRecord, TableCounts
+from adaptive.training.telemetry.report import RunTotals, run_summary
 
 HOSTILE = (
     *("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a\x00b\x1b[31m", "\u202eexe.gpj", "</svg>&amp;"),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from toy import toy_config
 
 from adaptive.batch import Batch
-from adaptive.runs import train_run
+from adaptive.training.runs import train_run
 
 SCHEMA = """
 [label]

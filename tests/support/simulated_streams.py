@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive.tiers.mover import Event, Shape, Streams
+from adaptive.embeddings.tiers.mover import Event, Shape, Streams
 
 LAZINESS = (0.0, 0.3, 0.7, 0.95, 1.0)  # share of turns that a stream lets pass
 
@@ -65,7 +65,7 @@ class Simulation:
 
 
 class SimulatedEvent:
-    """See `adaptive.tiers.mover.Event`."""
+    """See `adaptive.embeddings.tiers.mover.Event`."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.happened = False
@@ -80,7 +80,7 @@ class SimulatedEvent:
 
 
 class SimulatedStream:
-    """See `adaptive.tiers.mover.Stream`."""
+    """See `adaptive.embeddings.tiers.mover.Stream`."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.laziness = float(simulation.random.choice(LAZINESS))

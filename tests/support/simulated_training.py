@@ -18,16 +18,16 @@ from simulated_streams import Simulation
 from torch import Tensor
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
-from adaptive.engine import build as build_module
-from adaptive.engine.lookahead import _carried_out
-from adaptive.engine.pipeline import ReadyBatch
+from adaptive.embeddings.engine import build as build_module
+from adaptive.embeddings.engine.lookahead import _carried_out
+from adaptive.embeddings.engine.pipeline import ReadyBatch
+from adaptive.embeddings.planned_batch import GroupWork
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.embeddings.tiers.gpu import buffers, link, transfer
 from adaptive.kernels.planning import books
 from adaptive.optim import Adagrad, Adam
-from adaptive.planned import GroupWork
 from adaptive.policies.hybrid import Hybrid
 from adaptive.policy import Deferral, Policy, RowStats
-from adaptive.tiers.gpu import buffers, link, transfer
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from adaptive.data.text.format import Column, TextFormat
-from adaptive.kernels.data import text as kernels
+from adaptive.data.kernels import text as kernels
+from adaptive.data.rows.format import Column, TextFormat
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 

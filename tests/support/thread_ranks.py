@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive.ranks import Ranks
-from adaptive.ranks.transport import CHANNELS, ROWS, Bytes, Transport, TransportError
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.transport import CHANNELS, ROWS, Bytes, Transport, TransportError
 
 T = TypeVar("T")
 SECONDS = 600.0  # only a hang comes to it

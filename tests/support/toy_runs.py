@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from toy import SIZES, ToyData, toy_config
 
-from adaptive.build import Components, build
-from adaptive.models import making
+from adaptive.models import factory
 from adaptive.models.dlrm import DLRM
-from adaptive.runs import evaluating, resuming, training
+from adaptive.training.build import Components, build
+from adaptive.training.runs import evaluating, resuming, training
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def in_model(monkeypatch: pytest.MonkeyPatch, action: Callable[["Hooked", Tensor
             action(self, dense, pooled)
             return super().forward(dense, pooled)
 
-    monkeypatch.setattr(making, "DLRM", Model)
+    monkeypatch.setattr(factory, "DLRM", Model)
 
 
 class Hooked(DLRM):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from helpers import Scattered
 
 from adaptive.config import TableConfig, TierConfig
-from adaptive.embedding import TieredEmbeddingBag
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from adaptive.policy import Policy
 

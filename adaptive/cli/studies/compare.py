@@ -15,9 +15,9 @@ from adaptive.cli.flags import FLAGS, OUTPUT, given_flags, with_flags
 from adaptive.cli.output import SETTINGS, AsJson, Sets, note, own_stdout, print_result
 
 if TYPE_CHECKING:
-    from adaptive.compare.contenders import Contender
-    from adaptive.compare.runs import Outcome
     from adaptive.config import TrainConfig
+    from adaptive.studies.compare.contenders import Contender
+    from adaptive.studies.compare.runs import Outcome
 
 COMPARISON = "Comparison"
 
@@ -126,7 +126,7 @@ def compare(
         rivals = _rivals(policies, vary or [], sets or [], flags, config)
     _refuse_ranks(ranks, rivals)
     check_folders(markdown, csv)
-    from adaptive.compare.runs import claim, trainings
+    from adaptive.studies.compare.runs import claim, trainings
 
     if go_on and (overwrite or rivals[0].config.out is None):
         raise typer.BadParameter("--go-on needs the directory of the comparison, --out DIR, and no --overwrite")
@@ -153,8 +153,8 @@ def _refuse_ranks(ranks: int | None, rivals: "Sequence[Contender]") -> None:
     Raises:
         ConfigError: if several are to, or settings are only for those.
     """
+    from adaptive.embeddings.ranks.launch import is_rank
     from adaptive.errors import ConfigError
-    from adaptive.ranks.launch import is_rank
 
     blocks = next((one.config.ranks.blocks for one in rivals if one.config.ranks.blocks is not None), None)
     said = {f"--ranks {ranks}": ranks is not None, "torchrun": is_rank(), f"ranks.blocks={blocks}": blocks is not None}
@@ -170,7 +170,7 @@ def _rivals(
     policies: str, vary: Sequence[str], sets: list[str], flags: Mapping[str, Any], config: Path | None
 ) -> "list[Contender]":
     """The policies with every combination of the values that are varied. All settings are checked here."""
-    from adaptive.compare.variations import variations
+    from adaptive.studies.compare.variations import variations
 
     given = {text.partition("=")[0].strip(): "--set" for text in sets} | given_flags(flags)[1]
     rivals: list[Contender] = []
@@ -194,9 +194,9 @@ def _tell(
     stopped: Sequence[str] = (),
 ) -> list[str]:
     """Keep and print what the runs say; returns the problems."""
-    from adaptive.compare.judge import judge
-    from adaptive.compare.report import comparison_csv, comparison_document
-    from adaptive.compare.runs import write_record
+    from adaptive.studies.compare.judge import judge
+    from adaptive.studies.compare.report import comparison_csv, comparison_document
+    from adaptive.studies.compare.runs import write_record
 
     found = judge(outcomes, auc_budget=auc_budget)
     problems = [*found["problems"], *stopped]
@@ -240,8 +240,8 @@ def load_contenders(
         flag: for messages.
         more: key -> value and flag of settings for which the command has an option of its own.
     """
-    from adaptive.compare.contenders import contenders
-    from adaptive.settings import load_settings
+    from adaptive.studies.compare.contenders import contenders
+    from adaptive.training.settings import load_settings
 
     texts, names = given_flags(given)
     for key, (text, name) in (more or {}).items():

@@ -18,8 +18,8 @@ from adaptive.cli.studies.profile import TIERED, listed, make_folders
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
     from adaptive.data.dataset import Dataset
-    from adaptive.machines.spec import MachineSpec
-    from adaptive.placements.shape import Shape
+    from adaptive.studies.machines.spec import MachineSpec
+    from adaptive.studies.placements.shape import Shape
 
 PLACEMENTS = "Placements"
 
@@ -103,13 +103,13 @@ def placements(
         (one,) = load_contenders(policy, [*(sets or []), *point], flags, config, flag="--placements", more=more)
         return one.label, one.config
 
-    from adaptive.machines.spec import HERE, load_machine
-    from adaptive.placements.locality import locality_of
-    from adaptive.placements.placements import check_asked, compare_placements, measure_placements, points_of
-    from adaptive.placements.report import draw_placements, placements_document
-    from adaptive.placements.shape import load_shape, parse_sweep
-    from adaptive.profile.step import StepLength
-    from adaptive.simulate.report import need_matplotlib
+    from adaptive.studies.machines.spec import HERE, load_machine
+    from adaptive.studies.placements.locality import locality_of
+    from adaptive.studies.placements.placements import check_asked, compare_placements, measure_placements, points_of
+    from adaptive.studies.placements.report import draw_placements, placements_document
+    from adaptive.studies.placements.shape import load_shape, parse_sweep
+    from adaptive.studies.profile.step import StepLength
+    from adaptive.studies.simulate.report import need_matplotlib
     from adaptive.system import StopRequest, stop_request
 
     pictures = png or out
@@ -172,14 +172,14 @@ def placements(
 
 def _data(config: "TrainConfig") -> "tuple[Dataset, Shape, Any, int]":
     """The data, the shape of the model that would be trained on them, their tables, bytes of a row."""
-    from adaptive.build import build_tables, inputs_of, open_data
+    from adaptive.embeddings.planning.layout import make_groups
+    from adaptive.embeddings.planning.sizing import row_bytes
     from adaptive.errors import ConfigError
     from adaptive.models.dlrm import TowerConfig
-    from adaptive.models.making import model_config
+    from adaptive.models.factory import model_config
     from adaptive.optim import row_optimizer
-    from adaptive.placements.shape import Shape
-    from adaptive.planning.layout import make_groups
-    from adaptive.planning.sizing import row_bytes
+    from adaptive.studies.placements.shape import Shape
+    from adaptive.training.build import build_tables, inputs_of, open_data
 
     dataset = open_data(config)
     tower = model_config(config.model, config.model_options, inputs_of(dataset))
@@ -210,7 +210,7 @@ def _told_at(at: str, line: str) -> None:
 def _settings_of(point: dict[str, str], config: "TrainConfig", shape: "Shape") -> list[str]:
     """Settings with which what is trained has the point's shape."""
     from adaptive.errors import ConfigError
-    from adaptive.placements.shape import swept_settings
+    from adaptive.studies.placements.shape import swept_settings
 
     strange = sorted(set(point) - {"batch_size", "mlp"})
     if strange and config.data != "synthetic":
@@ -223,8 +223,8 @@ def _settings_of(point: dict[str, str], config: "TrainConfig", shape: "Shape") -
 
 def _here(load: Any, dataset: "Dataset", shape: "Shape", row_bytes: int, steps: int) -> "MachineSpec":
     """This machine's rates, measured by training `hybrid` and `lfu`."""
-    from adaptive.profile.rates import measured_machine
-    from adaptive.profile.step import StepLength, profile_step
+    from adaptive.studies.profile.rates import measured_machine
+    from adaptive.studies.profile.step import StepLength, profile_step
 
     note("measuring this machine")
     found = profile_step([load("hybrid"), load("lfu")], StepLength(steps=steps), dataset=dataset)
@@ -246,7 +246,7 @@ def _named(flag: str, text: str) -> tuple[str, ...]:
 
 def _with_sizes(shapes: "Sequence[Shape]", sizes: Sequence[str]) -> "list[Shape]":
     """Each shape with each batch size; as it is, if there are none."""
-    from adaptive.placements.shape import varied
+    from adaptive.studies.placements.shape import varied
 
     return [varied(one, ["batch_size"], [size]) for one in shapes for size in sizes] if sizes else [*shapes]
 

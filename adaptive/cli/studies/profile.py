@@ -113,20 +113,20 @@ def profile(
         rivals = load_contenders(policies, sets or [], flags, config, flag="--policies", more=more)
     check_folders(save)
     folders = [folder for folder in (out, csv or out, png or out) if folder is not None]
-    from adaptive.build import open_data
     from adaptive.config import parse_sample
     from adaptive.errors import ConfigError
-    from adaptive.machines.spec import write_machine
-    from adaptive.profile.data import DataQuestion
-    from adaptive.profile.movement import MovementLength
-    from adaptive.profile.profile import Question
-    from adaptive.profile.profile import profile as run_profile
-    from adaptive.profile.rates import check_measurable
-    from adaptive.profile.report import profile_document
-    from adaptive.profile.step import StepLength
-    from adaptive.simulate.machine import parse_rate
-    from adaptive.simulate.report import need_matplotlib
+    from adaptive.studies.machines.spec import write_machine
+    from adaptive.studies.profile.data import DataQuestion
+    from adaptive.studies.profile.movement import MovementLength
+    from adaptive.studies.profile.profile import Question
+    from adaptive.studies.profile.profile import profile as run_profile
+    from adaptive.studies.profile.rates import check_measurable
+    from adaptive.studies.profile.report import profile_document
+    from adaptive.studies.profile.step import StepLength
+    from adaptive.studies.simulate.machine import parse_rate
+    from adaptive.studies.simulate.report import need_matplotlib
     from adaptive.system import stop_request
+    from adaptive.training.build import open_data
 
     if png is not None:
         need_matplotlib()
@@ -179,9 +179,9 @@ def _keep(
 ) -> None:
     """Write the record, tables and pictures. Pictures that nobody asked for by --png need no matplotlib."""
     from adaptive.errors import ConfigError
-    from adaptive.profile.pictures import draw_profile
-    from adaptive.profile.report import profile_document
-    from adaptive.simulate.report import need_matplotlib
+    from adaptive.studies.profile.pictures import draw_profile
+    from adaptive.studies.profile.report import profile_document
+    from adaptive.studies.simulate.report import need_matplotlib
 
     if out is not None:
         write_text(out / "profile.json", json.dumps(result, indent=1) + "\n")

@@ -54,11 +54,11 @@ def reproduce(
     otherwise.
     """
     from adaptive.errors import ConfigError, OutputError
-    from adaptive.report.writing import write_report
-    from adaptive.reproduce.recipe import load_recipe, recipe_names
-    from adaptive.reproduce.reproduce import SEEDED, command_lines
-    from adaptive.reproduce.reproduce import reproduce as run_recipe
-    from adaptive.simulate.report import need_matplotlib
+    from adaptive.studies.report.writing import write_report
+    from adaptive.studies.reproduce.recipe import load_recipe, recipe_names
+    from adaptive.studies.reproduce.reproduce import SEEDED, command_lines
+    from adaptive.studies.reproduce.reproduce import reproduce as run_recipe
+    from adaptive.studies.simulate.report import need_matplotlib
 
     if listing:
         found = [load_recipe(name) for name in recipe_names()]
@@ -108,7 +108,7 @@ def _run(command: Any, words: Sequence[str]) -> dict[str, Any]:
     Raises:
         StoppedError: if a signal ended it.
     """
-    from adaptive.reproduce.reproduce import StoppedError
+    from adaptive.studies.reproduce.reproduce import StoppedError
 
     printed = io.StringIO()
     try:

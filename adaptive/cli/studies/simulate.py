@@ -13,8 +13,8 @@ from adaptive.cli.studies.compare import Config, check_folders, load_contenders,
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
-    from adaptive.simulate.machine import Machine
-    from adaptive.simulate.simulation import MachineOf
+    from adaptive.studies.simulate.machine import Machine
+    from adaptive.studies.simulate.simulation import MachineOf
     from adaptive.system import StopRequest
 
 MACHINE, RANKS = "Machine", "Ranks"
@@ -158,10 +158,10 @@ def simulate(
     with own_stdout():
         rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
     check_folders(png, markdown)
-    from adaptive.simulate.report import draw, need_matplotlib, simulation_document, stop_lines
-    from adaptive.simulate.simulation import simulate as run_simulation
+    from adaptive.studies.simulate.report import draw, need_matplotlib, simulation_document, stop_lines
+    from adaptive.studies.simulate.simulation import simulate as run_simulation
     from adaptive.system import StopRequest
-    from adaptive.telemetry.countdown import Countdown
+    from adaptive.training.telemetry.countdown import Countdown
 
     if png is not None:
         need_matplotlib()
@@ -210,10 +210,10 @@ def _crossing(
     words = [word.strip() for word in ranks.split(",") if word.strip()]
     if not words or not all(word.isascii() and word.isdecimal() for word in words):
         raise typer.BadParameter(f"--ranks {ranks}: whole numbers are needed, such as 2,8,64")
-    from adaptive.simulate.crossing import simulate_crossing
-    from adaptive.simulate.crossing_report import crossing_document, stop_lines
+    from adaptive.studies.simulate.crossing_report import crossing_document, stop_lines
+    from adaptive.studies.simulate.rank_traffic import simulate_crossing
     from adaptive.system import StopRequest
-    from adaptive.telemetry.countdown import Countdown
+    from adaptive.training.telemetry.countdown import Countdown
 
     stop = StopRequest()
     with own_stdout():
@@ -234,8 +234,8 @@ def _machine(
     """The machine of the options, or of a file; the options win."""
     from dataclasses import replace
 
-    from adaptive.machines.spec import load_machine
-    from adaptive.simulate.machine import Machine, described, parse_rate
+    from adaptive.studies.machines.spec import load_machine
+    from adaptive.studies.simulate.machine import Machine, described, parse_rate
 
     found = {key: parse_rate(text, name=RATES[key]) for key, text in rates.items() if text is not None}
     dense = {} if dense_ms is None else {"dense_ms": dense_ms}

@@ -49,14 +49,14 @@ def evaluate(
     if ranks is not None:
         refuse_within_ranks()
         launch_ranks(ranks, None)
-    from adaptive.runs import evaluate_run
+    from adaptive.training.runs import evaluate_run
 
     given: dict[str, Any] = {"data": data, "by": by, "settings": settings}
     with own_stdout():
         if of_run is None:
             found = evaluate_run(run, **given, stream=sys.stderr)
         else:
-            from adaptive.runs.together import reading_ranks
+            from adaptive.training.runs.distributed import reading_ranks
 
             with reading_ranks(of_run) as together:
                 stream = sys.stderr if together.is_first else None

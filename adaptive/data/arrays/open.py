@@ -14,9 +14,9 @@ from adaptive.data.arrays.records import NUM_DENSE, NUM_FEATURES, open_records
 from adaptive.data.arrays.source import ArraySource, Samples, array_format
 from adaptive.data.npz import load_arrays
 from adaptive.data.options import DataOptions
-from adaptive.data.text.assemble import FeaturePlan, RowRule, TextPlan, limits, open_text
-from adaptive.data.text.dataset import TextDataset
-from adaptive.data.text.rejects import RejectLog
+from adaptive.data.rows.assemble import FeaturePlan, RowRule, TextPlan, limits, open_text
+from adaptive.data.rows.dataset import TextDataset
+from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.text.source import TextFile, find_files
 from adaptive.errors import ConfigError, InputError
 

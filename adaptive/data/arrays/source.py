@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.text.format import Block, Column, TextFormat
-from adaptive.data.text.rejects import BadLine, RejectLog
-from adaptive.data.text.row_source import EVERYTHING, DataFile, Keepers, Position, RowReader, RowSource
-from adaptive.kernels.data import text as kernels
+from adaptive.data.kernels import text as kernels
+from adaptive.data.rows.format import Block, Column, TextFormat
+from adaptive.data.rows.rejects import BadLine, RejectLog
+from adaptive.data.rows.row_source import EVERYTHING, DataFile, Keepers, Position, RowReader, RowSource
 
 READ_ROWS = 1 << 14  # samples taken from a file at once
 

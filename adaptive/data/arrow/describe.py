@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from adaptive.data.arrow import types
+from adaptive.data.kernels import text as kernels
 from adaptive.data.options import DataOptions
-from adaptive.data.text.assemble import TextPlan
+from adaptive.data.rows.assemble import TextPlan
+from adaptive.data.rows.format import TextFormat
 from adaptive.data.text.delimited import describe
-from adaptive.data.text.format import TextFormat
 from adaptive.data.text.schema import DelimitedSchema
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels.data import text as kernels
 
 
 def describe_columns(

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from adaptive.data.arrow import types
 from adaptive.data.arrow.values import States, ValueReader, Values, missing
-from adaptive.data.text.format import Block, Column, TextFormat
-from adaptive.data.text.row_source import Keepers
-from adaptive.kernels.data import arrow as kernels
-from adaptive.kernels.data import text
+from adaptive.data.kernels import arrow as kernels
+from adaptive.data.kernels import text
+from adaptive.data.rows.format import Block, Column, TextFormat
+from adaptive.data.rows.row_source import Keepers
 
 _LABELS = (text.LABEL_BINARY, text.LABEL_THRESHOLD, text.LABEL_SET)
 _TIMES = (text.TIME_NUMBER, text.TIME_ISO)

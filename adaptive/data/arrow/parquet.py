@@ -14,8 +14,8 @@ from adaptive.data.arrow.describe import describe_columns, readable
 from adaptive.data.arrow.reader import BATCH_ROWS, ArrowSource, Piece
 from adaptive.data.dataset import Dataset
 from adaptive.data.options import DataOptions
-from adaptive.data.text.assemble import limits, open_text
-from adaptive.data.text.rejects import RejectLog
+from adaptive.data.rows.assemble import limits, open_text
+from adaptive.data.rows.rejects import RejectLog
 from adaptive.data.text.schema import DelimitedSchema, load_schema
 from adaptive.data.text.source import TextFile, find_file
 from adaptive.errors import ConfigError, InputError

@@ -13,10 +13,10 @@ import numpy as np
 
 from adaptive.data.arrow.damage import damage_told
 from adaptive.data.arrow.fill import Filler
-from adaptive.data.text.format import Block, TextFormat
-from adaptive.data.text.rejects import BadLine, RejectLog
-from adaptive.data.text.row_source import EVERYTHING, DataFile, Keepers, Position, RowReader, RowSource
-from adaptive.kernels.data import text as kernels
+from adaptive.data.kernels import text as kernels
+from adaptive.data.rows.format import Block, TextFormat
+from adaptive.data.rows.rejects import BadLine, RejectLog
+from adaptive.data.rows.row_source import EVERYTHING, DataFile, Keepers, Position, RowReader, RowSource
 
 BATCH_ROWS = 1 << 14  # rows decoded at once: a few of Arrow's columns of so many fit the second-level cache
 

@@ -5,9 +5,9 @@ pyarrow is an optional dependency, imported where it is used (`pyarrow_or_error`
 
 from typing import Any
 
-from adaptive.data.text.format import Column
+from adaptive.data.kernels import text as kernels
+from adaptive.data.rows.format import Column
 from adaptive.errors import ConfigError
-from adaptive.kernels.data import text as kernels
 
 # The sorts of Arrow types that are told apart. A dictionary is of the sort of its values.
 INT, FLOAT, BOOL, DECIMAL, TEXT, TIME, LIST, NOTHING = "int", "float", "bool", "decimal", "text", "time", "list", "null"

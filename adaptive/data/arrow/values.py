@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from adaptive.data.arrow import types
 from adaptive.data.arrow.damage import DamagedError
-from adaptive.data.text.format import key_of
-from adaptive.data.text.texts import TextKeeper
-from adaptive.kernels.data import arrow as kernels
-from adaptive.kernels.data import text
+from adaptive.data.kernels import arrow as kernels
+from adaptive.data.kernels import text
+from adaptive.data.rows.format import key_of
+from adaptive.data.rows.texts import TextKeeper
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float64]

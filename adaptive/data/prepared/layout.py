@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 
 from adaptive.config import Config
 from adaptive.errors import InputError
-from adaptive.storage.plain import parse_json, read_plain
+from adaptive.storage.untrusted import parse_json, read_plain
 
 MANIFEST: Final = "prepared.json"
 FORMAT: Final = 1

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin, concatenate
 from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.kernels.checksum import checksum
 from adaptive.data.options import DataOptions
 from adaptive.data.prepared.layout import (
     CHECKSUM,
@@ -32,9 +33,8 @@ from adaptive.data.prepared.layout import (
 from adaptive.data.shuffle import in_blocks
 from adaptive.data.text.source import TextFile
 from adaptive.errors import CheckpointError, ConfigError, InputError
-from adaptive.kernels.data.checksum import checksum
 from adaptive.storage.arrays import read_array
-from adaptive.storage.plain import open_plain
+from adaptive.storage.untrusted import open_plain
 
 _AGAIN = "it is damaged or of another data set; prepare the data again"
 

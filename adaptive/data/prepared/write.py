@@ -8,6 +8,7 @@ import numpy as np
 
 from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset
+from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.prepared.layout import (
@@ -26,7 +27,6 @@ from adaptive.data.prepared.layout import (
 from adaptive.data.progress import PartRead
 from adaptive.data.tables import tables_of
 from adaptive.errors import ConfigError, InputError, OutputError
-from adaptive.kernels.data.checksum import checksum
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new
 from adaptive.system import usable_cores

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.text.format import Block, Column, TextFormat
+from adaptive.data.kernels import text as kernels
+from adaptive.data.rows.format import Block, Column, TextFormat
+from adaptive.data.rows.split import survey
 from adaptive.data.text.reader import TextSource
-from adaptive.data.text.split import survey
 from adaptive.errors import InputError
-from adaptive.kernels.data import text as kernels
 
 BEHAVIOURS = ("pv", "buy", "cart", "fav")
 COLUMNS = ("user", "item", "category", "behaviour", "time")

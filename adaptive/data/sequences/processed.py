@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, Origin
 from adaptive.data.npz import check_array, fits_float32, load_arrays
 from adaptive.data.options import DataOptions
+from adaptive.data.rows.assemble import settings_identity
 from adaptive.data.sequences.dataset import Part, Samples, SequenceDataset, batch_of, held_out
-from adaptive.data.text.assemble import settings_identity
 from adaptive.data.text.source import find_files
 from adaptive.errors import ConfigError, InputError
 

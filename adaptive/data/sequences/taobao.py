@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin
 from adaptive.data.options import DataOptions
+from adaptive.data.rows.assemble import open_source, settings_identity
 from adaptive.data.sequences.dataset import Part, Samples, SequenceDataset, batch_of, held_out, step_times
 from adaptive.data.sequences.events import Events, event_format, read_events, seen_pairs
 from adaptive.data.sequences.windows import choose_candidates, draw_negatives
-from adaptive.data.text.assemble import open_source, settings_identity
 from adaptive.errors import ConfigError, InputError
 
 Ids = NDArray[np.int64]

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.synthetic.config import SyntheticConfig
 from adaptive.data.synthetic.fields import key_of, make_fields
 from adaptive.data.synthetic.teacher import POOLED, calibrate, make_teacher
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels.data import synthetic as kernels
 
 __all__ = ["Synthetic", "SyntheticConfig"]
 

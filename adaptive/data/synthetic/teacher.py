@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit
 
+from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.synthetic.config import SyntheticConfig
 from adaptive.data.synthetic.fields import KeyedNumbers, large_fields
-from adaptive.kernels.data import synthetic as kernels
 
 CTR = 0.25
 BAYES_AUC = 0.8

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from adaptive.data.kernels import text as kernels
 from adaptive.data.options import DataOptions
-from adaptive.data.text.assemble import FeaturePlan, RowRule, TextPlan, open_source, open_text
-from adaptive.data.text.dataset import TextDataset
-from adaptive.data.text.format import Column, TextFormat
+from adaptive.data.rows.assemble import FeaturePlan, RowRule, TextPlan, open_source, open_text
+from adaptive.data.rows.dataset import TextDataset
+from adaptive.data.rows.format import Column, TextFormat
 from adaptive.data.text.source import TextFile, first_line
 from adaptive.errors import ConfigError
-from adaptive.kernels.data import text as kernels
 
 NUM_DENSE, NUM_CATEGORIES = 13, 26
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from adaptive.data.dataset import Dataset
+from adaptive.data.kernels import text as kernels
+from adaptive.data.kernels.text_fields import iso_time
 from adaptive.data.options import DataOptions
-from adaptive.data.text.assemble import FeaturePlan, RowRule, TextPlan, open_source, open_text
-from adaptive.data.text.format import Column, TextFormat
+from adaptive.data.rows.assemble import FeaturePlan, RowRule, TextPlan, open_source, open_text
+from adaptive.data.rows.format import Column, TextFormat
+from adaptive.data.rows.rows import LabelSource
 from adaptive.data.text.pairs import open_pairs
-from adaptive.data.text.rows import LabelSource
 from adaptive.data.text.schema import NULLS, Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
 from adaptive.data.text.source import TextFile, find_files, first_line
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels.data import text as kernels
-from adaptive.kernels.data.text_fields import iso_time
 
 MOST_COLUMNS = 10_000
 _MORE_LABEL = -1  # no kind of a column: read as a dense one

@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin, one_hot_batch
 from adaptive.data.dataset import Dataset, Feature
+from adaptive.data.kernels import pairs as kernels
+from adaptive.data.kernels import text as text_kernels
+from adaptive.data.kernels.text_rows import mixed
 from adaptive.data.options import DataOptions
+from adaptive.data.rows.assemble import open_source, settings_identity
+from adaptive.data.rows.format import Block, Column, TextFormat
+from adaptive.data.rows.rows import Batcher, Direct, FeatureSource
+from adaptive.data.rows.split import Split, read_part
 from adaptive.data.shuffle import in_blocks
-from adaptive.data.text.assemble import open_source, settings_identity
-from adaptive.data.text.format import Block, Column, TextFormat
 from adaptive.data.text.reader import TextSource
-from adaptive.data.text.rows import Batcher, Direct, FeatureSource
 from adaptive.data.text.schema import UserItemsSchema
-from adaptive.data.text.split import Split, read_part
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels.data import pairs as kernels
-from adaptive.kernels.data import text as text_kernels
-from adaptive.kernels.data.text_rows import mixed
 
 _LINES = 256  # read at once
 _COUNTED_BYTES = 1 << 26

@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from adaptive.data.side_by_side import side_by_side
-from adaptive.data.text.format import Block
-from adaptive.data.text.rejects import BadLine, RejectLog
-from adaptive.data.text.row_source import Position, RowSource
+from adaptive.data.parallel_map import side_by_side
+from adaptive.data.rows.format import Block
+from adaptive.data.rows.rejects import BadLine, RejectLog
+from adaptive.data.rows.row_source import Position, RowSource
 
 BLOCK_ROWS = 1 << 14
 _MOST_ROWS = 1 << 18  # of a piece that are held ahead

@@ -11,12 +11,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.text.format import Block, TextFormat
-from adaptive.data.text.rejects import BadLine, RejectLog
-from adaptive.data.text.row_source import EVERYTHING, Keepers, Position, RowReader, RowSource
+from adaptive.data.kernels import text as kernels
+from adaptive.data.kernels import texts
+from adaptive.data.rows.format import Block, TextFormat
+from adaptive.data.rows.rejects import BadLine, RejectLog
+from adaptive.data.rows.row_source import EVERYTHING, Keepers, Position, RowReader, RowSource
 from adaptive.data.text.source import ByteStream, TextFile
-from adaptive.kernels.data import text as kernels
-from adaptive.kernels.data import texts
 
 CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
 _BOM = b"\xef\xbb\xbf"

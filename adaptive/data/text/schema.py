@@ -47,7 +47,7 @@ from pydantic_core import ErrorDetails
 
 from adaptive.config import Config
 from adaptive.errors import ConfigError
-from adaptive.storage.plain import check_depth, read_plain
+from adaptive.storage.untrusted import check_depth, read_plain
 
 INSTALLED = Path(__file__).parents[1] / "schemas"
 MOST_BYTES = 2**22  # of a schema

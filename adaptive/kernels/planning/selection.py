@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.kernels.jit import at, kernel
-from adaptive.kernels.lent import LentMemory, carve
+from adaptive.kernels.scratch import LentMemory, carve
 
 DIGIT_BITS, NUM_DIGITS = 9, 1 << 9
 TALLIES = 4 * NUM_DIGITS  # of keys in turn: a counter must not wait for the key before, which often has the same digits

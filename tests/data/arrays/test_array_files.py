@@ -10,7 +10,7 @@ import pytest
 from adaptive.batch import Batch
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
-from adaptive.data.text.split import survey
+from adaptive.data.rows.split import survey
 from adaptive.errors import ConfigError, InputError
 
 ROWS = 50

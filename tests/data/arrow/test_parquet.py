@@ -16,7 +16,7 @@ from adaptive.batch import Batch, concatenate
 from adaptive.data.arrow.frames import from_frame
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
-from adaptive.data.text.split import read_part, survey
+from adaptive.data.rows.split import read_part, survey
 from adaptive.errors import AdaptiveError, ConfigError, InputError
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")

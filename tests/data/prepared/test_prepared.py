@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset
+from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.prepared import layout, read, write
 from adaptive.data.prepared.write import prepare
 from adaptive.data.progress import PartRead
 from adaptive.errors import ConfigError, InputError, OutputError
-from adaptive.kernels.data.checksum import checksum
 
 SCHEMA = """
 [label]

@@ -11,7 +11,7 @@ from adaptive.data.options import DataOptions
 from adaptive.data.sequences.config import SequencesConfig
 from adaptive.data.sequences.stream import BIAS, GAIN, Stream
 from adaptive.errors import ConfigError
-from adaptive.quality import exact_auc
+from adaptive.training.quality import exact_auc
 
 SMALL: dict[str, Any] = {"users": 50, "items": 330, "categories": 20, "num_train": 1000, "num_eval": 300}
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from adaptive.batch import concatenate
+from adaptive.data.kernels import pairs as kernels
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError, InputError
-from adaptive.kernels.data import pairs as kernels
 
 SCHEMAS = Path(__file__).parents[3] / "examples" / "schemas"
 

@@ -13,15 +13,15 @@ import text_twin
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from adaptive.data.text import rejects
+from adaptive.data.kernels import text as kernels
+from adaptive.data.kernels import text_fields
+from adaptive.data.rows import rejects
+from adaptive.data.rows.format import Block, Column, TextFormat
+from adaptive.data.rows.rejects import Limits, RejectLog
 from adaptive.data.text import source as source_module
-from adaptive.data.text.format import Block, Column, TextFormat
 from adaptive.data.text.reader import Position, TextReader, TextSource
-from adaptive.data.text.rejects import Limits, RejectLog
 from adaptive.data.text.source import find_files
 from adaptive.errors import InputError
-from adaptive.kernels.data import text as kernels
-from adaptive.kernels.data import text_fields
 
 ALL_BAD = Limits(1.0, 1.0)
 

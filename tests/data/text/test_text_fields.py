@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive.kernels.data import text_fields as kernels
+from adaptive.data.kernels import text_fields as kernels
 
 
 def read(function, text, end="\t"):

@@ -13,9 +13,9 @@ from adaptive.cli import app
 from adaptive.data.open import open_dataset
 from adaptive.data.options import DataOptions
 from adaptive.data.prepared.write import prepare
-from adaptive.data.text.format import key_of
-from adaptive.data.text.texts import TextKeeper
-from adaptive.data.text.vocabulary import Vocabulary, load_vocabulary, save_vocabularies
+from adaptive.data.rows.format import key_of
+from adaptive.data.rows.texts import TextKeeper
+from adaptive.data.rows.vocabulary import Vocabulary, load_vocabulary, save_vocabularies
 from adaptive.errors import ConfigError
 
 SCHEMA = """

@@ -17,9 +17,9 @@ from variants import both
 
 from adaptive.config import TableConfig
 from adaptive.counters import Counter
+from adaptive.embeddings.planning.books import bin_guesses
+from adaptive.embeddings.planning.layout import make_groups
 from adaptive.kernels.planning import books
-from adaptive.planning.books import bin_guesses
-from adaptive.planning.layout import make_groups
 
 Choose = Callable[[Any], Callable[..., Any]]
 Int64s = NDArray[np.int64]

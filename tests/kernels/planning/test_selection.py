@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from adaptive.kernels.lent import LentMemory
 from adaptive.kernels.planning import selection
 from adaptive.kernels.planning.selection import MANY, ORDERS, lowest_slots
+from adaptive.kernels.scratch import LentMemory
 
 Int64s = NDArray[np.int64]
 MEMORY = LentMemory()

@@ -13,11 +13,11 @@ from variants import both
 
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
+from adaptive.embeddings.planning.layout import Group, make_groups
+from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups, feature_spans
+from adaptive.embeddings.tiers.gpu.sent_plan import bag_arrays
 from adaptive.kernels.planning import lookups, torch_lookups
 from adaptive.kernels.planning.torch_lookups import Bags, Found
-from adaptive.planning.layout import Group, make_groups
-from adaptive.planning.lookups import DistinctFinder, Lookups, feature_spans
-from adaptive.tiers.gpu.sent_plan import bag_arrays
 
 Choose = Callable[[Any], Callable[..., Any]]
 

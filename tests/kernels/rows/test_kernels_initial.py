@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from variants import both
 
 from adaptive.config import TableConfig
+from adaptive.embeddings.planning.layout import Group, make_groups, table_key
+from adaptive.embeddings.tiers.host import MemoryHost
 from adaptive.kernels.rows.cpu import initial
 from adaptive.optim import SGD, Adagrad
-from adaptive.planning.layout import Group, make_groups, table_key
-from adaptive.tiers.host import MemoryHost
 
 Choose = Callable[[Any], Callable[..., Any]]
 Floats = NDArray[np.float32]

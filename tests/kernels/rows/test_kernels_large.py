@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from variants import both
 
 from adaptive.config import TableConfig
+from adaptive.embeddings.planning.books import Tracker
+from adaptive.embeddings.planning.layout import make_groups
 from adaptive.kernels.planning import books, lookups
 from adaptive.kernels.rows.cpu import initial, move, pool, update
 from adaptive.kernels.rows.cpu.deferred import accumulate, apply_sums
 from adaptive.kernels.rows.cpu.drift import drift
 from adaptive.optim import SGD, Adagrad
-from adaptive.planning.books import Tracker
-from adaptive.planning.layout import make_groups
 
 Choose = Callable[[Any], Callable[..., Any]]
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from triton_setup import DEVICE, INTERPRETED, Floats, Pinned, assert_same_bits, random_rows, ready, run
 
 from adaptive.config import TableConfig
+from adaptive.embeddings.planning.layout import make_groups
+from adaptive.embeddings.tiers.gpu.build import launch_once
 from adaptive.kernels.rows.choose import RowKernels
 from adaptive.kernels.rows.cpu import drift, initial
 from adaptive.kernels.rows.gpu import move
 from adaptive.optim import Adam, RowOptimizer, RowwiseAdagrad
-from adaptive.planning.layout import make_groups
-from adaptive.tiers.gpu.build import launch_once
 
 DIMS = [1, 3, 16, 17, 64, 130]
 SEEDS = st.integers(0, 2**32 - 1)

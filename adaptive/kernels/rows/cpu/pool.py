@@ -6,12 +6,7 @@ import numpy as np
 from adaptive.kernels.jit import at, kernel
 from adaptive.kernels.rows.cpu.move import clear_row
 from adaptive.kernels.vector.row_ops import Scalar, row_op
-from adaptive.kernels.vector.row_sums import (
-    finish_stores,
-    may_pass_caches,
-    sum_found_rows,
-    sum_found_rows_past_caches,
-)
+from adaptive.kernels.vector.row_sums import finish_stores, may_pass_caches, sum_found_rows, sum_found_rows_past_caches
 
 PAST_CACHES = 1 << 19  # floats of an output that is stored past the caches: 2 MB, as large as those of one core
 

@@ -11,13 +11,7 @@ from torch import Tensor
 from adaptive.kernels.rows.cpu import steps
 from adaptive.kernels.rows.gpu.arithmetic import kept_square_sum, load_slots, store_slots
 from adaptive.kernels.rows.gpu.launch import MAX_PROGRAMS, dense, tile_of
-from adaptive.kernels.rows.gpu.steps import (
-    adagrad_delta,
-    adam_delta,
-    kept_norm,
-    rowwise_adagrad_scale,
-    waiting_squares,
-)
+from adaptive.kernels.rows.gpu.steps import adagrad_delta, adam_delta, kept_norm, rowwise_adagrad_scale, waiting_squares
 from adaptive.kernels.rows.gpu.sums import sum_gradients, taken_before
 
 SGD_ = tl.constexpr(steps.SGD_)

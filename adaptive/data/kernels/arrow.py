@@ -1,0 +1,200 @@
+"""From Arrow's buffers to the columns that the text readers fill: the same values, the same faults.
+
+Letters: V values, R rows, K bag columns. The state of a value is OK, MISSING_VALUE, or what is wrong with it (a number
+of `text.CAUSES`).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.data.kernels.text import (
+    DENSE_INTEGER,
+    HEX,
+    KEY_HEX,
+    KEY_INTEGER,
+    KEY_TEXT,
+    NUL,
+    NUMBER,
+    OK,
+    OVERLONG,
+    TIME,
+    TIME_ISO,
+    UTF8,
+    is_among,
+)
+from adaptive.data.kernels.text_fields import LF, Bytes, decimal, hexadecimal, integer, is_utf8, iso_time
+from adaptive.kernels.jit import kernel
+
+MISSING_VALUE = -1
+
+Ids = NDArray[np.int64]
+States = NDArray[np.int8]
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_THREE, _SEVEN, _BIT = np.uint64(3), np.uint64(7), np.uint8(1)
+_START, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+_MINUS, _ZERO = np.uint64(45), np.uint64(48)
+
+
+@kernel()
+def parse_texts(
+    data: Bytes,
+    starts: Ids,
+    stops: Ids,
+    kind: int,
+    longest: int,
+    nulls: Ids,
+    scratch: Bytes,
+    keys: Ids,
+    numbers: NDArray[np.float64],
+    out: States,
+) -> None:
+    """Read V texts as `kind`, one of `kernels.data.text`'s: into `keys` for the kinds of keys, else into `numbers`.
+
+    Args:
+        starts, stops: (V,) text v is `data[starts[v] : stops[v]]`; an empty one is missing.
+        longest: bytes; longer texts are OVERLONG.
+        nulls: keys of the texts that are missing, besides the empty one.
+        scratch: longer than any text that is read as a number.
+        out: (V,) states.
+    """
+    for v in range(len(out)):
+        start, stop = starts[v], stops[v]
+        size = stop - start
+        keys[v], numbers[v] = 0, 0.0
+        if size == 0:
+            out[v] = MISSING_VALUE
+        elif size > longest:
+            out[v] = OVERLONG
+        elif kind == KEY_TEXT:
+            keys[v], out[v] = text_key(data, start, stop)
+            if is_among(keys[v], nulls):
+                out[v] = MISSING_VALUE
+        elif size >= len(scratch):
+            out[v] = HEX if kind == KEY_HEX else NUMBER
+        else:
+            for i in range(size):
+                scratch[i] = data[start + i]
+            scratch[size] = LF
+            if kind == KEY_HEX:
+                keys[v], end = hexadecimal(scratch, 0)
+                out[v] = OK if end == size else HEX
+            elif kind in (KEY_INTEGER, DENSE_INTEGER):
+                keys[v], end = integer(scratch, 0)
+                numbers[v] = keys[v]
+                out[v] = OK if end == size else NUMBER
+            elif kind == TIME_ISO:
+                numbers[v], end = iso_time(scratch, 0)
+                out[v] = OK if end == size else TIME
+            else:
+                numbers[v], end = decimal(scratch, 0)
+                out[v] = OK if end == size else NUMBER
+            if out[v] != OK and is_among(text_key(data, start, stop)[0], nulls):
+                keys[v], numbers[v], out[v] = 0, 0.0, MISSING_VALUE
+
+
+@kernel()
+def text_key(data: Bytes, start: int, stop: int) -> tuple[int, int]:
+    """The key of a text, as the tokeniser has it (FNV-1a) -> (key, state)."""
+    key, seen = _START, 0
+    for p in range(start, stop):
+        byte = int(data[p])
+        if byte == 0:
+            return 0, NUL
+        key = (key ^ np.uint64(byte)) * _PRIME
+        seen |= byte
+    if seen >= 128 and not is_utf8(data, start, stop):
+        return 0, UTF8
+    return int(np.int64(key)), OK
+
+
+@kernel()
+def digit_keys(values: Ids, keys: Ids) -> None:
+    """The key of each number's decimal digits: that of the same number in a text file, read as a text."""
+    for v in range(len(values)):
+        key, rest = _START, np.uint64(values[v])
+        if values[v] < 0:
+            key = (key ^ _MINUS) * _PRIME
+            rest = np.uint64(0) - rest
+        power = np.uint64(1)
+        while rest // power >= np.uint64(10):
+            power *= np.uint64(10)
+        while power > np.uint64(0):
+            digit = (rest // power) % np.uint64(10)
+            key = (key ^ (digit + _ZERO)) * _PRIME
+            power //= np.uint64(10)
+        keys[v] = np.int64(key)
+
+
+@kernel()
+def gather(codes: NDArray[np.int32], nulls: States, known: Ids, states: States, keys: Ids, out: States) -> bool:
+    """Keys and states of values that are numbers of entries in a dictionary; `nulls` is empty where all are there.
+    False, and no more is read, if one is the number of no entry."""
+    for v in range(len(codes)):
+        if len(nulls) == 0 or nulls[v] == OK:
+            code = np.int64(codes[v])
+            if not 0 <= code < len(known):
+                return False
+            keys[v] = known[code]
+            out[v] = states[code]
+        else:
+            keys[v] = 0
+            out[v] = MISSING_VALUE
+    return True
+
+
+@kernel()
+def null_states(bits: Bytes, first: int, out: States) -> None:
+    """Bits from number `first` on, lowest of a byte first: 1 is OK, 0 missing; `out` (V,)."""
+    for v in range(len(out)):
+        at = np.uint64(first + v)
+        bit = (bits[at >> _THREE] >> np.uint8(at & _SEVEN)) & _BIT
+        out[v] = np.int8(bit) - np.int8(1)
+
+
+@kernel()
+def dense_column(numbers: NDArray[np.float64], states: States, out: NDArray[np.float32]) -> bool:
+    """A column (R,) of dense inputs, NaN where nothing is there -> whether all numbers fit float32.
+
+    `states` is empty where all are there.
+    """
+    fits = True
+    for row in range(len(numbers)):
+        number = numbers[row]
+        if len(states) and states[row] != OK:
+            number = np.nan
+        elif abs(number) > _FLOAT32_MAX:
+            fits = False
+        out[row] = number
+    return fits
+
+
+@kernel()
+def bag_states(states: States, ends: Ids, out: States) -> None:
+    """The first fault among the values of each row's bag, or OK; `ends` (R + 1,)."""
+    for row in range(len(out)):
+        out[row] = OK
+        for v in range(ends[row], ends[row + 1]):
+            if states[v] > 0 and out[row] == OK:
+                out[row] = states[v]
+
+
+@kernel()
+def fill_bags(rows: Ids, ends: Ids, keys: Ids, states: States, first: int, bag_keys: Ids, bag_ends: Ids) -> None:
+    """Write the bags of some rows, row by row and in it column by column, from row `first` of a block on.
+
+    Args:
+        rows: the rows to be written.
+        ends: (K, R + 1) where each column's bags begin and end in `keys`, which holds all columns one after another.
+        states: of `keys`; what is missing is left out.
+        bag_keys: has room for all.
+    """
+    num_bags = len(ends)
+    at = bag_ends[first * num_bags]
+    for i in range(len(rows)):
+        for k in range(num_bags):
+            for v in range(ends[k, rows[i]], ends[k, rows[i] + 1]):
+                if states[v] == OK:
+                    bag_keys[at] = keys[v]
+                    at += 1
+            bag_ends[(first + i) * num_bags + k + 1] = at

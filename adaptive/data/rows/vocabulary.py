@@ -1,0 +1,267 @@
+"""Fitted vocabularies: every category that is frequent enough gets a row, the most frequent ones the first rows.
+
+Fitted once, over all training files in one pass (also over what `holdout` or `time_split` keep for evaluation:
+no label is used), and stored, so that a later evaluation or another run maps alike.
+"""
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from adaptive.config import Config
+from adaptive.data.kernels import text_rows as kernels
+from adaptive.data.rows.texts import Texts
+from adaptive.errors import ConfigError
+from adaptive.storage.arrays import parse_vector
+from adaptive.storage.durable import write_atomic
+from adaptive.storage.untrusted import check_signature, parse_json, read_plain, signed_json
+
+INDEX: Final = "vocabulary.json"
+_FORMAT = 2
+_UNSIGNED = 1  # earlier versions' index has no checksum of itself
+_MOST_KEYS = 2**36  # bytes
+_ADVICE = "remove the folder to fit it anew, or give another vocabulary_path"
+
+KeyKind = Literal["int", "hex", "string"]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The keys that have a row, by row; kept if they came at least `min_count` times.
+
+    A key is the id itself where `kind` says that ids are numbers, else the hash of the text in `texts`. Both are None
+    in vocabularies of versions that did not keep them, and where features with other kinds of ids share the table.
+    """
+
+    keys: NDArray[np.int64]
+    min_count: int
+    kind: KeyKind | None = None
+    texts: Texts | None = None
+
+    def ids(self) -> Iterator[str]:
+        """The id of each row as it stands in the data; of kind 'hex' in lower case, without leading zeros.
+
+        Raises:
+            ConfigError: if the ids are not known.
+        """
+        if self.kind == "int":
+            return map(str, self.keys.tolist())
+        if self.kind == "hex":
+            return (f"{key % 2**64:x}" for key in self.keys.tolist())
+        if self.texts is None:
+            raise ConfigError(
+                "this vocabulary has no ids, only hashes of them: it was fitted by an earlier version, or features "
+                "with other kinds of ids share the table; fit it anew"
+            )
+        return iter(self.texts)
+
+    def hash_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Keys and rows by hash cell, for `adaptive.data.kernels.text_rows.fitted_rows`; at most half full."""
+        size = _power_of_two(2 * len(self.keys) + 1)
+        table_keys, table_rows = np.zeros(size, np.int64), np.full(size, -1, np.int64)
+        kernels.insert_keys(self.keys, np.arange(len(self.keys)), table_keys, table_rows)
+        return table_keys, table_rows
+
+    def checksum(self) -> str:
+        return hashlib.sha256(np.ascontiguousarray(self.keys).astype("<i8").tobytes()).hexdigest()
+
+
+def grown(old: Vocabulary, new: Vocabulary) -> Vocabulary:
+    """The ids of `old` in their rows, behind them those of `new` that it has not.
+
+    Raises:
+        ConfigError: if ids are of another kind.
+    """
+    if old.kind != new.kind or (old.texts is None) != (new.texts is None):
+        raise ConfigError(f"a vocabulary of ids of kind {old.kind} cannot grow by ids of kind {new.kind}")
+    fresh = ~np.isin(new.keys, old.keys)
+    texts = None
+    if old.texts is not None and new.texts is not None:
+        texts = old.texts.followed_by(new.texts, np.flatnonzero(fresh))
+    return Vocabulary(np.concatenate([old.keys, new.keys[fresh]]), new.min_count, new.kind, texts)
+
+
+class KeyCounter:
+    """Counts keys in a hash table that doubles when it is half full: 32 bytes per distinct key at most."""
+
+    def __init__(self) -> None:
+        self._resize(1024)
+        self._used = 0
+
+    def _resize(self, size: int) -> None:
+        self._keys, self._counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
+
+    def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] | NDArray[np.bool_]) -> None:
+        """Add `amounts` to the counts of `keys`; 0 or False: not counted."""
+        while len(keys):
+            room = len(self._keys) // 2 - self._used
+            done, new = kernels.count_keys(keys, amounts, self._keys, self._counts, room)
+            self._used += int(new)
+            keys, amounts = keys[done:], amounts[done:]
+            if len(keys):
+                self._grow()
+
+    def _grow(self) -> None:
+        filled = self._counts > 0
+        keys, counts = self._keys[filled], self._counts[filled]
+        self._resize(2 * len(self._keys))
+        kernels.count_keys(keys, counts, self._keys, self._counts, len(keys))
+
+    def vocabulary(self, min_count: int) -> Vocabulary:
+        """Keys by falling count, equal counts by key."""
+        kept = self._counts >= max(min_count, 1)
+        keys, counts = self._keys[kept], self._counts[kept]
+        return Vocabulary(keys[np.lexsort((keys, -counts))], min_count)
+
+
+def save_vocabularies(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> None:
+    """Write a `.npy` of keys per table, two more where ids are texts, and `vocabulary.json`, which names and vouches
+    for them, last.
+
+    Raises:
+        OSError: if writing fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tables: dict[str, dict[str, object]] = {}
+    for number, (table, vocabulary) in enumerate(vocabularies.items()):
+        stored = _store(folder / f"{number:04d}.npy", vocabulary.keys)
+        tables[table] = {**stored, "rows": len(vocabulary.keys), "min_count": vocabulary.min_count}
+        if vocabulary.kind is not None:
+            tables[table]["kind"] = vocabulary.kind
+        if vocabulary.texts is not None:
+            first = len(vocabularies) + 2 * number
+            tables[table]["texts"] = _store(folder / f"{first:04d}.npy", vocabulary.texts.data)
+            tables[table]["ends"] = _store(folder / f"{first + 1:04d}.npy", vocabulary.texts.ends)
+    write_atomic(folder / INDEX, signed_json({"format": _FORMAT, "tables": tables}))
+
+
+def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Vocabulary] | None:
+    """The stored vocabularies of the tables in `wanted` (table -> min_count), or None if nothing is stored.
+
+    Raises:
+        ConfigError: if what is stored is damaged or was fitted for other tables or another min_count.
+    """
+    if not os.path.lexists(folder / INDEX):
+        return None
+    stored = _entries(folder)
+    found = {table: entry.min_count for table, entry in stored.items()}
+    if found != dict(wanted):
+        raise ConfigError(f"{folder}: vocabulary of {_named(found)}, wanted {_named(wanted)}; {_ADVICE}")
+    return {
+        table: Vocabulary(_keys(folder, table, entry), entry.min_count, entry.kind) for table, entry in stored.items()
+    }
+
+
+def stored_tables(folder: Path) -> dict[str, int]:
+    """The tables of a stored vocabulary, each with its number of ids.
+
+    Raises:
+        ConfigError: if there is none, or it is damaged.
+    """
+    return {table: entry.rows for table, entry in _entries(folder).items()}
+
+
+def load_vocabulary(folder: Path, table: str) -> Vocabulary:
+    """The stored vocabulary of one table, with its ids.
+
+    Raises:
+        ConfigError: if there is none, or it is damaged.
+    """
+    stored = _entries(folder)
+    if table not in stored:
+        raise ConfigError(f"{folder}: no vocabulary of {table!r}; there are: {', '.join(stored)}")
+    entry = stored[table]
+    texts = None
+    if entry.texts is not None and entry.ends is not None:
+        data, ends = _load(folder, entry.texts, np.uint8), _load(folder, entry.ends, np.int64)
+        if len(ends) != entry.rows + 1 or ends[0] != 0 or ends[-1] != len(data) or (np.diff(ends) < 0).any():
+            raise ConfigError(f"{folder / entry.ends.file}: expected where {entry.rows} texts end; {_ADVICE}")
+        texts = Texts(data, ends)
+    return Vocabulary(_keys(folder, table, entry), entry.min_count, entry.kind, texts)
+
+
+class _File(Config):
+    file: str = Field(pattern=r"^[0-9]+\.npy$")  # a plain name: no folder, no ".."
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class _Entry(_File):
+    """What the index says of a table."""
+
+    rows: int = Field(ge=0)
+    min_count: int = Field(ge=0)
+    kind: KeyKind | None = None
+    texts: _File | None = None
+    ends: _File | None = None
+
+
+class _Index(Config):
+    format: int
+    tables: dict[str, _Entry]
+    sha256: str = ""
+
+
+def _entries(folder: Path) -> dict[str, _Entry]:
+    """What the index says of each table."""
+    path = folder / INDEX
+    raw = read_plain(path, error=ConfigError)
+    content = parse_json(raw, str(path), error=ConfigError)
+    try:
+        found = _Index.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"{path}: cannot be read: {where or 'index'}: {first['msg']}, found {str(first['input'])[:80]!r}; {_ADVICE}"
+        ) from error
+    if found.format not in (_FORMAT, _UNSIGNED):
+        raise ConfigError(f"{path}: expected format {_FORMAT}, found {found.format}; written by a newer version?")
+    if found.format != _UNSIGNED or found.sha256:
+        check_signature(raw, found.sha256, str(path), error=ConfigError)
+    return found.tables
+
+
+def _keys(folder: Path, table: str, entry: _Entry) -> NDArray[np.int64]:
+    keys: NDArray[np.int64] = _load(folder, entry, np.int64)
+    if len(keys) != entry.rows:
+        raise ConfigError(
+            f"{folder / entry.file}: expected {entry.rows} ids of {table!r}, found {len(keys)}; {_ADVICE}"
+        )
+    return keys
+
+
+def _store(path: Path, array: NDArray[Any]) -> dict[str, object]:
+    data = _npy(array)
+    write_atomic(path, data)
+    return {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _load(folder: Path, entry: _File, dtype: type[np.generic]) -> NDArray[Any]:
+    path = folder / entry.file
+    data = read_plain(path, _MOST_KEYS, error=ConfigError)
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise ConfigError(f"{path}: damaged, its checksum is not the one stored; remove the folder to fit it anew")
+    return parse_vector(data, np.dtype(dtype), path, error=ConfigError)
+
+
+def _npy(array: NDArray[Any]) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=False)
+    return out.getvalue()
+
+
+def _named(tables: Mapping[str, int]) -> str:
+    names = [f"{table} (min_count {count})" for table, count in tables.items()]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(least - 1, 1).bit_length()

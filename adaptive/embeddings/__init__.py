@@ -1,0 +1,1 @@
+"""`TieredEmbeddingBag` and everything behind it: planning, tiers, engine, exchange between ranks."""

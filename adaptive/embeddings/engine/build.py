@@ -1,0 +1,271 @@
+"""Makes an engine of tables and settings: tiers and planner of every group, and the pipeline that drives them."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.engine.pipeline import Lane, Pipeline
+from adaptive.embeddings.exchange.exchange import Exchange
+from adaptive.embeddings.planning import deferral
+from adaptive.embeddings.planning.books import RECORD, SLOT_BYTES
+from adaptive.embeddings.planning.hot_set import hot_set_bytes
+from adaptive.embeddings.planning.layout import Group, make_groups, own_share
+from adaptive.embeddings.planning.lookups import DistinctFinder
+from adaptive.embeddings.planning.planner import Planner
+from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.tiers.cpu_device import CpuDevice
+from adaptive.embeddings.tiers.device import DeviceTier
+from adaptive.embeddings.tiers.gpu.build import build_devices, device_finds, free_bytes
+from adaptive.embeddings.tiers.host import HostTier, MemoryHost
+from adaptive.embeddings.tiers.host_file import FileHost
+from adaptive.embeddings.tiers.mover import Mover
+from adaptive.embeddings.tiers.streams import streams_of
+from adaptive.errors import ConfigError, PolicyError
+from adaptive.optim import RowOptimizer
+from adaptive.plugins import installed_policies, make_policy
+from adaptive.policy import Policy, arranges
+from adaptive.system import available_bytes
+
+MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookkeeping", "snapshots")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """All that `TieredEmbeddingBag` drives: the pipeline, the sizes of its tiers, and what is skipped."""
+
+    pipeline: Pipeline
+    sizes: Sizes
+    skip: SkipConfig | None  # None: no update is left out or deferred, by the settings or by the policy
+    drops_updates: bool  # updates of saturated rows are left out
+    defers: bool
+
+
+def build_engine(
+    tables: Sequence[TableConfig],
+    tier: TierConfig,
+    policy: Policy,
+    optimizer: RowOptimizer,
+    skip: SkipConfig | None,
+    seed: int,
+    ranks: Ranks | None = None,
+) -> Engine:
+    """Make tiers, with all rows at their initial values, and what plans and moves. `watch_rows` begins to watch rows.
+
+    Raises:
+        ConfigError: for tables, sizes or combinations that cannot work.
+        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
+    """
+    outline = outline_engine(tables, tier, policy, optimizer, skip, seed, ranks)
+    mover = Mover(streams_of(outline.device))
+    policy_caller = outline.policy_caller
+    finds = device_finds(tier, mover.device, _lookups_needed(policy, outline.skip, ranks))
+    lanes, sizes = _build_lanes(outline.groups, outline.sizes, tier, optimizer, policy_caller, mover, finds=finds)
+    devices = [lane.device for lane in lanes]
+    exchange = None if ranks is None else Exchange(ranks, outline.groups, devices, mover.device)
+    pipeline = Pipeline(lanes, policy_caller, tier, outline.skip, mover, optimizer, exchange)
+    pipeline.use_rate(optimizer.lr)
+    return Engine(pipeline, sizes, outline.skip, outline.drops_updates, outline.defers)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What an engine is going to have; no memory is taken for rows, however many there are."""
+
+    groups: tuple[Group, ...]
+    policy_caller: PolicyCaller
+    device: torch.device
+    optimizer: RowOptimizer
+    sizes: Sizes
+    skip: SkipConfig | None  # None: no update is left out or deferred
+
+    @property
+    def policy(self) -> Policy:
+        return self.policy_caller.policy
+
+    @property
+    def drops_updates(self) -> bool:
+        return self.skip is not None and self.policy_caller.leaves_out
+
+    @property
+    def defers(self) -> bool:
+        return self.skip is not None and self.policy_caller.defers
+
+    @property
+    def num_rows(self) -> int:
+        return sum(group.num_rows for group in self.groups)
+
+    @property
+    def device_rows(self) -> int:
+        return sum(self.sizes.slots)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes, as `TieredEmbeddingBag.memory` reports them, but for buffers, which grow with use."""
+        caller, found = self.policy_caller, dict.fromkeys(MEMORY, 0)
+        for group, slots in zip(self.groups, self.sizes.slots, strict=True):
+            width, state = group.embedding_dim, self.optimizer.state_width(group.embedding_dim)
+            parts = [4 * rows * wide for rows in (group.num_rows, slots) for wide in (width, state)]
+            parts.append(group.num_rows * RECORD.itemsize + slots * SLOT_BYTES)
+            if self.skip is not None:
+                watched = hot_rows(group, self.skip, self.optimizer)
+                parts[-1] += hot_set_bytes(watched) + caller.defers * watched * deferral.RECORD.itemsize
+            for name, size in zip(MEMORY, parts, strict=False):
+                found[name] += size
+        if self.skip is not None:
+            found["snapshots"] = watched_bytes(
+                self.groups, self.skip, self.optimizer, snapshots=caller.watches_movement, sums=caller.defers
+            )
+        return found
+
+
+def outline_engine(
+    tables: Sequence[TableConfig],
+    tier: TierConfig,
+    policy: Policy,
+    optimizer: RowOptimizer,
+    skip: SkipConfig | None,
+    seed: int,
+    ranks: Ranks | None = None,
+) -> Outline:
+    """Choose what `build_engine` makes.
+
+    Raises:
+        ConfigError, DeviceMemoryError: as `build_engine` does.
+    """
+    policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
+    groups = make_groups(tables, seed)
+    if ranks is not None:
+        refuse_with_ranks(policy, ranks)
+        groups = own_share(groups, ranks.rank, ranks.size)
+    device = choose_device(tier.device) if ranks is None else device_of_rank(tier.device, ranks)
+    policy_caller.begin(type(optimizer).__name__.lower())
+    skip = skip if policy_caller.skips else None
+    room = free_bytes(device)
+    if room is not None and skip is not None:
+        snapshots, sums = policy_caller.watches_movement, policy_caller.defers
+        room = max(0, room - watched_bytes(groups, skip, optimizer, snapshots=snapshots, sums=sums))
+    sizes = choose_slots(groups, tier, optimizer, policy, room)
+    return Outline(groups, policy_caller, device, optimizer, sizes, skip)
+
+
+def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
+    """Refuse what ranks cannot do together.
+
+    Raises:
+        ConfigError: for a policy that arranges batches, which would arrange each rank's part by itself.
+    """
+    if ranks.blocks > 1 and arranges(policy):
+        raise ConfigError(
+            f"policy {type(policy).__name__} arranges or drops inputs, which {ranks.size} rank(s) with {ranks.blocks} "
+            "block(s) cannot do together yet; train it on one process, or choose a policy that leaves batches as they "
+            f"come: {', '.join(_leaving_batches())}"
+        )
+
+
+def _leaving_batches() -> list[str]:
+    """The installed policies that leave batches as they come, as they are by default."""
+    found = []
+    for name in installed_policies():
+        with contextlib.suppress(PolicyError):  # one that does not load, or needs parameters, is no advice
+            if not arranges(make_policy(name)):
+                found.append(name)
+    return found
+
+
+def _lookups_needed(policy: Policy, skip: SkipConfig | None, ranks: Ranks | None) -> str:
+    """For what look-ups are needed here, not only distinct rows; empty: for nothing."""
+    if ranks is not None:
+        return "ranks ask each other for what they look up"
+    if policy.misses == "host":
+        return f"policy {type(policy).__name__} leaves rows on the host, where they are pooled and updated"
+    if skip is not None:
+        return "updates that wait or are left out are chosen here, by their look-ups (skip=null or rule=off: none are)"
+    return ""
+
+
+def watch_rows(pipeline: Pipeline, skip: SkipConfig, optimizer: RowOptimizer) -> None:
+    """Watch the hottest rows of every group from now on. If device memory runs out, it may be called again."""
+    policy_caller = pipeline.policy_caller
+    for lane in pipeline.lanes:
+        capacity = hot_rows(lane.group, skip, optimizer)
+        lane.planner.watch(capacity, skip, optimizer)
+        lane.device.watch(capacity, snapshots=policy_caller.watches_movement, sums=policy_caller.defers)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The torch device that `tier.device` means.
+
+    Raises:
+        ConfigError: if `cuda` is asked for and there is none.
+    """
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("tier.device=cuda: torch finds no CUDA device here; use cpu or auto")
+    return torch.device(wanted.removesuffix("-torch"))
+
+
+def device_of_rank(wanted: str, ranks: Ranks) -> torch.device:
+    """The torch device that `tier.device` means on this rank, which is the current one of this thread then.
+
+    Raises:
+        ConfigError: as `choose_device`; on every rank, if ranks cannot work with such devices.
+    """
+    device = choose_device(wanted)
+    ranks.check_device(device.type)
+    if device.type != "cuda" or ranks.gpu is None:
+        return device
+    torch.cuda.set_device(ranks.gpu)
+    return torch.device("cuda", ranks.gpu)
+
+
+def _build_lanes(
+    groups: Sequence[Group],
+    sizes: Sizes,
+    tier: TierConfig,
+    optimizer: RowOptimizer,
+    policy_caller: PolicyCaller,
+    mover: Mover,
+    *,
+    finds: bool,
+) -> tuple[list[Lane], Sizes]:
+    """One lane for each group, and the sizes that fitted into memory."""
+    in_place = policy_caller.policy.misses == "host"
+    own_pages = tier.transfer == "direct" or (tier.transfer == "auto" and mover.device.type == "cuda")
+    hosts = [_make_host(group, optimizer, tier.host, in_place=in_place, own_pages=own_pages) for group in groups]
+    devices: Sequence[DeviceTier]
+    if mover.device.type == "cpu" and tier.device != "cpu-torch":
+        slots = zip(hosts, sizes.slots, strict=True)
+        devices = [CpuDevice(host, num_slots, optimizer, poison=tier.poison) for host, num_slots in slots]
+    else:
+        devices, sizes = build_devices(hosts, sizes, tier, optimizer, policy_caller.policy, mover, finds=finds)
+    lanes = [
+        Lane(
+            host.group,
+            host,
+            device,
+            Planner(host.group, device.num_slots, tier, policy_caller, row_bytes(host.group, optimizer)),
+            DistinctFinder(host.group.whole),
+        )
+        for host, device in zip(hosts, devices, strict=True)
+    ]
+    return lanes, sizes
+
+
+def _make_host(group: Group, optimizer: RowOptimizer, host: str, *, in_place: bool, own_pages: bool) -> HostTier:
+    if host == "memory":
+        try:
+            return MemoryHost(group, optimizer, own_pages=own_pages)
+        except (MemoryError, OSError) as error:
+            size = row_bytes(group, optimizer)
+            raise ConfigError(
+                f"tier.host=memory: not enough memory: expected {group.num_rows * size / 2**30:,.1f} GiB for "
+                f"{group.num_rows:,} rows of {size:,} bytes, got {available_bytes() / 2**30:,.1f} GiB available. Keep "
+                'rows in files: tier.host="mmap:DIR" (--set tier.host=mmap:DIR) takes disk for trained rows only'
+            ) from error
+    return FileHost(group, optimizer, Path(host.removeprefix("mmap:")), in_place=in_place)

@@ -1,0 +1,248 @@
+"""What every saved array of rows must be: dtype, shape, range and order, in one table that is compared before any use.
+
+A load changes nothing unless all arrays of all groups are as expected here, so whoever uses them afterwards
+(`adaptive.embeddings.engine.saving.row_arrays`, `adaptive.embeddings.engine.saving.watched`) checks nothing.
+
+Letters: D width, S state width, n rows with values, m rows with records, w watched rows, s sums that wait.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.embeddings.engine.pipeline import Lane
+from adaptive.embeddings.planning.hot_set import ENTRY
+from adaptive.embeddings.planning.layout import Group
+from adaptive.errors import CheckpointError
+from adaptive.storage.arrays import Stored, whole
+
+Array = NDArray[Any]
+MOST_BATCHES: Final = 2**31 - 2  # records hold the number of a batch + 1 as int32
+MOST_SUMMED: Final = 255  # gradients: the largest `at_most` of `Deferral` and of skip rules
+BLOCK_BYTES: Final = 8 << 20  # of an array in a file that are in memory at once
+_HINT: Final = "The checkpoint was changed or damaged, or it was saved by another version: load another one"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one array must be.
+
+    Attributes:
+        least, most: bounds of its values; of an array with columns, possibly one for each (columns,). None: any.
+        nan: floats need not be finite.
+        whole: so many of the last columns hold whole numbers.
+        order: of a vector.
+        hint: how to fix it.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    least: float | Array | None = None
+    most: float | Array | None = None
+    nan: bool = False
+    whole: int = 0
+    order: Literal["any", "distinct", "ascending"] = "any"
+    hint: str = _HINT
+
+
+def expected_progress() -> dict[str, Expected]:
+    """How far training was."""
+    return {
+        "next_batch": Expected(np.dtype(np.int64), (1,), 0, MOST_BATCHES),
+        "rate": Expected(np.dtype(np.float64), (1,), 0),
+    }
+
+
+def expected_tables(group: Group) -> dict[str, Expected]:
+    """Of the undivided group: what identifies its tables and the values of rows that were never trained."""
+    tables = len(group.tables)
+    return {
+        "table_starts": Expected(np.dtype(np.int64), (tables + 1,), 0, order="ascending"),
+        "table_keys": Expected(np.dtype(np.uint64), (tables,)),
+        "table_bounds": Expected(np.dtype(np.float32), (tables,), 0),
+        "first_state": Expected(np.dtype(np.float32), (1,)),
+    }
+
+
+def table_arrays(lane: Lane) -> dict[str, Array]:
+    """What identifies the tables of a lane's undivided group, as it is saved: copies."""
+    group = lane.group.whole
+    return {
+        "table_starts": group.table_starts.copy(),
+        "table_keys": group.table_keys.copy(),
+        "table_bounds": group.table_bounds.copy(),
+        "first_state": np.array([lane.host.first_state], np.float32),
+    }
+
+
+def expected_rows(lane: Lane, part: Mapping[str, Any]) -> dict[str, Expected]:
+    """Values, state and records of a group's rows; `table_starts` of `part` is right."""
+    floats, last = np.dtype(np.float32), int(part["table_starts"][-1]) - 1
+    n, m, width = _length(part["changed"]), _length(part["seen"]), lane.host.weights.shape[1]
+    rows = Expected(np.dtype(np.int64), (n,), 0, last, order="ascending")
+    return {
+        "changed": rows,
+        "weights": Expected(floats, (n, width)),
+        "state": _state(lane, n),
+        "seen": Expected(np.dtype(np.int64), (m,), 0, last, order="ascending"),
+        "accesses": Expected(np.dtype(np.uint32), (m,), 1),
+        "last_access": Expected(np.dtype(np.int32), (m,), 0),
+        "update_norm": Expected(floats, (m,), 0),
+    }
+
+
+def expected_watched(lane: Lane, part: Mapping[str, Any], last_row: int) -> dict[str, Expected]:
+    """What is known of the watched rows of a group; the names that are there."""
+    floats, w = np.dtype(np.float32), _length(part["row"])
+    width = lane.host.weights.shape[1]
+    found = {name: Expected(ENTRY[name], (w,)) for name in ENTRY.names or ()}
+    found["interval"] = Expected(np.dtype(np.int64), (1,), 1)
+    found["row"] = Expected(np.dtype(np.int64), (w,), 0, last_row, order="distinct")
+    found["epoch"] = Expected(ENTRY["epoch"], (w,), -1)
+    found["drift"] = Expected(floats, (w,), 0, nan=True)
+    found["counted"] = Expected(ENTRY["counted"], (w,), 0, 7)
+    found["snapshots"] = Expected(floats, (w, width), nan=True)
+    if "summed" in part:
+        s = _length(part["summed"])
+        found |= {name: Expected(np.dtype(np.uint32), (w,)) for name in ("visits", "waiting")}
+        found["summed"] = Expected(np.dtype(np.int64), (s,), 0, w - 1, order="ascending")
+        found["sums"] = found["raw_values"] = Expected(floats, (s, width))
+        found["squares"] = _squares(lane, s)
+        found["raw_states"] = _state(lane, s)
+    return {name: one for name, one in found.items() if name in part}
+
+
+def _state(lane: Lane, rows: int) -> Expected:
+    hint = "The row optimizer must be the one that trained these tables"
+    optimizer = lane.host.optimizer
+    least = optimizer.least_state(lane.group.embedding_dim)
+    return Expected(np.dtype(np.float32), (rows, len(least)), least, whole=optimizer.counts, hint=hint)
+
+
+def _squares(lane: Lane, sums: int) -> Expected:
+    """Of sums that wait; under an optimizer that counts updates, the last column counts each sum's gradients."""
+    width, counts = lane.device.squares_width, lane.host.optimizer.counts
+    least, most = np.zeros(width, np.float32), np.full(width, np.inf, np.float32)
+    if counts:
+        least[-counts:], most[-counts:] = 1, MOST_SUMMED
+    return Expected(np.dtype(np.float32), (sums, width), least, most, whole=counts)
+
+
+def _length(array: Array | Stored) -> int:
+    """Entries of what should be a vector."""
+    return array.shape[0] if array.shape else 0
+
+
+def check_tables(group: Group, part: Mapping[str, Any], first_state: np.float32, *, grow: bool) -> None:
+    """Compare the tables of an undivided group with saved ones, whose arrays are as `expected_tables` says.
+
+    Args:
+        first_state: first value of the optimizer state of a row.
+        grow: tables may be larger than the saved ones.
+
+    Raises:
+        CheckpointError: if other rows were saved, or rows that were never trained would begin with other values.
+    """
+    needed, got = group.table_sizes, np.diff(part["table_starts"])
+    if (got > needed).any() or (not grow and (got != needed).any()):
+        raise CheckpointError(
+            f"expected tables of {needed.tolist()} rows, got a checkpoint of {got.tolist()}. Larger tables take it by "
+            "load_state_arrays(arrays, grow=True)"
+        )
+    if not np.array_equal(part["table_keys"], group.table_keys):
+        raise CheckpointError(
+            "expected rows of these tables and this seed, got a checkpoint of another seed or other table names. Set "
+            "both to what they were, since initial values follow from them"
+        )
+    for table, bound, saved in zip(group.tables, group.table_bounds, part["table_bounds"], strict=True):
+        place = group.tables.index(table)
+        by_size = got[place] < needed[place] and (saved, bound) == tuple(
+            np.float32(size**-0.5) for size in (int(got[place]), int(needed[place]))
+        )
+        if bound != saved and not by_size:
+            raise CheckpointError(
+                f"table {table.name}: expected rows to begin within {bound!s}, got a checkpoint in which they begin "
+                f"within {saved!s}. Set init_bound={saved!s}, or rows that were never trained would change"
+            )
+    if part["first_state"][0] != first_state:
+        raise CheckpointError(
+            f"expected optimizer state that begins with {first_state!s}, got a checkpoint in which it begins with "
+            f"{part['first_state'][0]!s}. Set initial_accumulator to that, or rows that were never trained would change"
+        )
+
+
+def check_arrays(arrays: Mapping[str, Any], expected: Mapping[str, Expected], prefix: str = "") -> None:
+    """Compare arrays with what is expected of them; those in files are read block by block.
+
+    Args:
+        prefix: of their names in messages.
+
+    Raises:
+        CheckpointError: if one is missing or something else.
+    """
+    for name, one in expected.items():
+        if name not in arrays:
+            raise CheckpointError(f"expected a checkpoint array {prefix}{name}, got none. {one.hint}")
+        _check(prefix + name, arrays[name], one)
+
+
+def _check(name: str, array: Any, expected: Expected) -> None:
+    if not isinstance(array, np.ndarray | Stored):
+        raise CheckpointError(f"checkpoint array {name}: expected a numpy array, got {type(array).__name__}")
+    if array.dtype != expected.dtype or tuple(array.shape) != expected.shape:
+        raise _unexpected(name, expected, f"{array.dtype} {tuple(array.shape)}")
+    before = None
+    for block in _blocks(array):
+        if (wrong := _wrong(block, expected)) is not None:
+            raise _unexpected(name, expected, wrong)
+        if expected.order == "ascending" and len(block):
+            if not (np.diff(block) > 0).all() or (before is not None and block[0] <= before):
+                raise _unexpected(name, expected, "values that are not in ascending order")
+            before = block[-1]
+    if expected.order == "distinct" and len(np.unique(whole(array))) < array.shape[0]:
+        raise _unexpected(name, expected, "values that are there twice")
+
+
+def _blocks(array: Array | Stored) -> Iterator[Array]:
+    """The array, in pieces of at most 8 MiB."""
+    if not array.shape:
+        yield whole(array).reshape(1)
+        return
+    row = max(1, int(np.prod(array.shape[1:], dtype=np.int64)) * array.dtype.itemsize)
+    length = max(1, BLOCK_BYTES // row)
+    for first in range(0, array.shape[0], length):
+        last = min(first + length, array.shape[0])
+        yield array.read(first, last) if isinstance(array, Stored) else array[first:last]
+
+
+def _wrong(block: Array, expected: Expected) -> str | None:
+    """The first value that cannot be, as text; None: there is none."""
+    if block.dtype == np.bool_:
+        bad = np.ascontiguousarray(block).view(np.uint8) > 1  # a byte of a file that is no truth value
+        return "a byte that is neither 0 nor 1" if bad.any() else None
+    is_float = block.dtype.kind == "f"
+    if is_float and not expected.nan and not np.isfinite(block).all():
+        return str(block[~np.isfinite(block)][0])
+    outside = np.zeros(block.shape, np.bool_)
+    if expected.least is not None:
+        outside |= block < expected.least
+    if expected.most is not None:
+        outside |= block > expected.most
+    if expected.whole:
+        outside[:, -expected.whole :] |= block[:, -expected.whole :] % 1 != 0
+    return str(block[outside][0]) if outside.any() else None
+
+
+def _unexpected(name: str, expected: Expected, got: str) -> CheckpointError:
+    limits = "" if expected.order == "any" else f", {expected.order}"
+    bounds = [("from", expected.least), ("to", expected.most)]
+    if said := [f"{word} {bound:,}" for word, bound in bounds if isinstance(bound, int | float)]:
+        limits += f", {' '.join(said)}"
+    if expected.dtype.kind == "f" and not expected.nan:
+        limits += ", finite"
+    return CheckpointError(
+        f"checkpoint array {name}: expected {expected.dtype} {expected.shape}{limits}, got {got}. {expected.hint}"
+    )

@@ -1,0 +1,1 @@
+"""Rows and their optimizer state to and from checkpoints."""

@@ -1,0 +1,97 @@
+"""`Follower`: prepares a batch in all groups, and tells policies that follow accesses what is looked up, leaves, comes.
+
+All that is told is told before any book is entered for good: if the policy fails, nothing has moved. For a policy
+without these methods nothing is put together.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.embeddings.planning.lookups import Distinct
+from adaptive.embeddings.planning.planner import Arrival, Planner
+from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.tier_view import RowView
+from adaptive.policy import follows
+
+Int64s = NDArray[np.int64]
+
+
+class Follower:
+    """Decides about one batch after another for all groups together.
+
+    Args:
+        planners: one for each group, in the groups' order.
+        policy_caller: of the policy that is told.
+    """
+
+    def __init__(self, planners: Sequence[Planner], policy_caller: PolicyCaller) -> None:
+        self._planners = tuple(planners)
+        self._policy_caller = policy_caller
+        self._view = RowView(planners)
+        self._told = -1  # the latest batch whose look-ups were told
+        self._gone: list[Int64s] = []  # rows that left between two batches, not told yet
+
+    @property
+    def follows(self) -> bool:
+        return follows(self._policy_caller.policy)
+
+    def prepare(
+        self, distinct: Sequence[Distinct], number: int, depth: int, windows: Sequence[Sequence[Distinct]]
+    ) -> list[Arrival]:
+        """`Planner.prepare` of every group. If that fails, or the policy does, nothing has changed.
+
+        Args:
+            distinct: of the batch, for each group.
+            number: of the batch.
+            depth: batches before it whose rows keep their slots.
+            windows: for each group, the batches that follow.
+
+        Raises:
+            DeviceMemoryError, PolicyError: see `Planner.prepare`.
+        """
+        try:
+            if self.follows:
+                self._tell_first(distinct, number)
+            arrivals = [
+                planner.prepare(mine, number, depth, window)
+                for planner, mine, window in zip(self._planners, distinct, windows, strict=True)
+            ]
+            if self.follows:
+                self._tell("left", number, lambda n: self._planners[n].slots.rows[arrivals[n].victims])
+                self._tell("came", number, lambda n: distinct[n].rows[arrivals[n].takers])
+        except BaseException:
+            for planner in self._planners:
+                planner.let_go()
+            raise
+        return arrivals
+
+    def leave(self, group: int, rows: Int64s) -> None:
+        """Local rows (n,) of a group have left between two batches; told before the next batch is decided about."""
+        if self.follows and len(rows):
+            self._gone.append(self._planners[group].group.to_global(rows.copy()))
+
+    def restart(self) -> None:
+        """Other rows are about to be loaded, and batches counted anew: none is on the device any more."""
+        for group, planner in enumerate(self._planners):
+            self.leave(group, planner.slots.rows[planner.slots.rows >= 0])
+        self._told = -1
+
+    def _tell_first(self, distinct: Sequence[Distinct], number: int) -> None:
+        """Before the batch is decided about, or decided about again after slots were shared anew."""
+        if self._gone:
+            gone, self._gone = np.sort(np.concatenate(self._gone)), []
+            self._policy_caller.tell("left", number, gone)
+        if self._told != number:
+            self._policy_caller.tell("looked_up", number, self._all(lambda n: distinct[n].rows), self._view)
+            self._told = number
+
+    def _tell(self, method: str, number: int, local: Callable[[int], Int64s]) -> None:
+        if len(rows := self._all(local)):
+            self._policy_caller.tell(method, number, rows)
+
+    def _all(self, local: Callable[[int], Int64s]) -> Int64s:
+        """Rows of all groups by their global numbers, ascending; `local`: group -> its own."""
+        found = [planner.group.to_global(local(n)) for n, planner in enumerate(self._planners)]
+        return np.sort(np.concatenate(found))

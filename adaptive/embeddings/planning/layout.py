@@ -1,0 +1,256 @@
+"""`Group`: the tables of one width and learning rate, whose rows share slots; how rows, tables, features are numbered.
+
+Tables are ordered by width and `lr_scale` (in order of first appearance) and numbered in that order; rows are numbered
+through all tables in the same order. Inside a group, kernels use *local* rows, counted from the group's first row.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.config import TableConfig
+from adaptive.embeddings.ranks.owners import Owners
+from adaptive.errors import ConfigError
+from adaptive.kernels.planning import books
+
+
+@dataclass(frozen=True)
+class FeatureSlot:
+    """How a group sees one feature: its number in the batch, its local table, its column in the pooled output."""
+
+    name: str
+    position: int
+    table: int
+    column: int  # -1: not pooled
+    mean: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tables of one width and one learning rate."""
+
+    tables: tuple[TableConfig, ...]
+    features: tuple[FeatureSlot, ...]  # ordered by table
+    first_table: int
+    first_row: int
+    table_starts: NDArray[np.int64]  # (T + 1,) local
+    table_keys: NDArray[np.uint64]  # (T,) seeds of initial values
+    table_bounds: NDArray[np.float32]  # (T,)
+
+    @property
+    def embedding_dim(self) -> int:
+        return self.tables[0].embedding_dim
+
+    @property
+    def lr_scale(self) -> float:
+        return self.tables[0].lr_scale
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.table_starts[-1])
+
+    @property
+    def num_columns(self) -> int:
+        return sum(feature.column >= 0 for feature in self.features)
+
+    @property
+    def whole(self) -> "Group":
+        """The group with the rows of all ranks; itself where there is one."""
+        return self
+
+    def whole_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) numbers in `whole` of local rows (n,)."""
+        return rows
+
+    def local_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) local numbers of rows (n,) of `whole`; -1 for those that another rank owns."""
+        return rows
+
+    def to_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) numbers through all tables of local rows (n,): the numbering of policies and reports. `rows` itself
+        if both are the same."""
+        return rows + self.first_row if self.first_row else rows
+
+    def to_local(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) local numbers of rows (n,) numbered through all tables; outside 0 ... num_rows - 1 for other groups'
+        rows. `rows` itself if both are the same."""
+        return rows - self.first_row if self.first_row else rows
+
+    @cached_property
+    def feature_columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
+        """(features,) their positions, columns and tables, and whether they are pooled by mean."""
+        found = [(feature.position, feature.column, feature.table, feature.mean) for feature in self.features]
+        positions, columns, tables, means = (np.array(column) for column in zip(*found, strict=True))
+        return positions, columns, tables.astype(np.int32), means
+
+    @cached_property
+    def pools_in_order(self) -> bool:
+        """All features are pooled by sums and are a batch's first ones, in its order: its bags are the group's."""
+        return all(
+            feature.column >= 0 and not feature.mean and feature.position == place
+            for place, feature in enumerate(self.features)
+        )
+
+    def pooled_bags(self, num_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """(bags,) the vectors that bags fill, and their tables, where all features are pooled: the same for all batches
+        of so many samples, so the latest are kept. Read-only."""
+        found = self._latest_bags.get(num_samples)
+        if found is None:
+            _, columns, tables, _ = self.feature_columns
+            vectors = np.add.outer(columns, np.arange(num_samples) * self.num_columns).ravel().astype(np.int32)
+            found = vectors, np.repeat(tables, num_samples)
+            for array in found:
+                array.flags.writeable = False
+            self._latest_bags.clear()
+            self._latest_bags[num_samples] = found
+        return found
+
+    @cached_property
+    def _latest_bags(self) -> dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        return {}
+
+    @cached_property
+    def _buckets(self) -> tuple[NDArray[np.int32], int]:
+        return table_buckets(self.table_starts)
+
+    def tables_of(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """(n,) table, counted in the group, of each local row."""
+        tables = np.empty(len(rows), np.int32)
+        buckets, shift = self._buckets
+        books.tables_of(rows, self.table_starts, buckets, shift, tables)
+        return tables
+
+    @property
+    def table_sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.table_starts)
+
+
+def table_buckets(table_starts: NDArray[np.int64]) -> tuple[NDArray[np.int32], int]:
+    """At most 4,096 equal ranges of rows with the table of each one's first row, and log2 of their size."""
+    num_rows = int(table_starts[-1])
+    shift = max(0, (num_rows - 1).bit_length() - 12)
+    firsts = np.arange(0, num_rows, 1 << shift)
+    return (np.searchsorted(table_starts, firsts, side="right") - 1).astype(np.int32), shift
+
+
+@dataclass(frozen=True)
+class OwnedGroup(Group):
+    """The rows of a group that one of several ranks owns: `table_starts` count its own rows. Policies and reports
+    know rows by their numbers through all tables, whoever owns them."""
+
+    undivided: Group
+    owners: Owners
+
+    @property
+    def whole(self) -> Group:
+        return self.undivided
+
+    def whole_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.owners.rows_of(rows, self.tables_of(rows))
+
+    def buckets_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) the buckets of rows (n,) of `whole`, whoever owns them."""
+        return self.owners.buckets_of(rows, self.undivided.tables_of(rows))
+
+    def local_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.owners.local_of(rows, self.undivided.tables_of(rows))
+
+    def to_global(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.whole_rows(rows) + self.first_row
+
+    def to_local(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        inside = np.flatnonzero((rows >= self.first_row) & (rows < self.first_row + self.undivided.num_rows))
+        local = np.full(len(rows), -1, np.int64)
+        local[inside] = self.local_rows(rows[inside] - self.first_row)
+        return local
+
+
+def own_share(groups: Sequence[Group], rank: int, size: int) -> tuple[Group, ...]:
+    """The groups with the rows of one rank only.
+
+    Raises:
+        ConfigError: on every rank, if one of them would own no row of a group.
+    """
+    if size == 1:
+        return tuple(groups)
+    found = []
+    for group in groups:
+        owners = Owners([table.name for table in group.tables], group.table_starts, rank, size)
+        without = np.flatnonzero(owners.counts.sum(axis=1) == 0)
+        if len(without):
+            raise ConfigError(
+                f"{size} ranks share {group.num_rows} rows of width {group.embedding_dim}, of which rank {without[0]} "
+                "would own none; start fewer ranks"
+            )
+        given = {item.name: getattr(group, item.name) for item in fields(Group)}
+        found.append(OwnedGroup(**{**given, "table_starts": owners.local_starts}, undivided=group, owners=owners))
+    return tuple(found)
+
+
+def feature_order(tables: Sequence[TableConfig]) -> tuple[str, ...]:
+    """Features in the order batches must have: the tables' features, table by table.
+
+    Raises:
+        ConfigError: if there is no table, or a table or feature name occurs twice.
+    """
+    if not tables:
+        raise ConfigError("no tables: give at least one TableConfig")
+    features = tuple(name for table in tables for name in table.feature_names)
+    for kind, names in (("table", [table.name for table in tables]), ("feature", list(features))):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"{kind} names must be unique; more than once: {', '.join(twice)}")
+    return features
+
+
+def make_groups(tables: Sequence[TableConfig], seed: int) -> tuple[Group, ...]:
+    """Group the tables by width and rate."""
+    features = feature_order(tables)
+    kinds = dict.fromkeys((table.embedding_dim, table.lr_scale) for table in tables)
+    groups: list[Group] = []
+    first_table = first_row = 0
+    for kind in kinds:
+        members = tuple(table for table in tables if (table.embedding_dim, table.lr_scale) == kind)
+        groups.append(_make_group(members, features, first_table, first_row, seed))
+        first_table += len(members)
+        first_row += groups[-1].num_rows
+    return tuple(groups)
+
+
+def _make_group(
+    tables: tuple[TableConfig, ...], features: tuple[str, ...], first_table: int, first_row: int, seed: int
+) -> Group:
+    starts = np.zeros(len(tables) + 1, np.int64)
+    np.cumsum([table.num_embeddings for table in tables], out=starts[1:])
+    bounds = [table.num_embeddings**-0.5 if table.init_bound is None else table.init_bound for table in tables]
+    return Group(
+        tables=tables,
+        features=_feature_slots(tables, features),
+        first_table=first_table,
+        first_row=first_row,
+        table_starts=starts,
+        table_keys=np.array([table_key(table.name, seed) for table in tables], np.uint64),
+        table_bounds=np.array(bounds, np.float32),
+    )
+
+
+def table_key(name: str, seed: int) -> int:
+    """Seed of a table's initial values, from its name: equal whatever other tables there are.
+
+    Hashed, not added up: rows are numbered by adding too, and seed 1 must not be seed 0 moved on by one row.
+    """
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
+
+
+def _feature_slots(tables: tuple[TableConfig, ...], features: tuple[str, ...]) -> tuple[FeatureSlot, ...]:
+    pooled = [name for table in tables if table.pooling != "none" for name in table.feature_names]
+    columns = {name: column for column, name in enumerate(sorted(pooled, key=features.index))}
+    return tuple(
+        FeatureSlot(name, features.index(name), number, columns.get(name, -1), table.pooling == "mean")
+        for number, table in enumerate(tables)
+        for name in table.feature_names
+    )

@@ -1,0 +1,310 @@
+"""`Lookups`: what a batch looks up, as far as that does not depend on where its rows lie.
+
+They depend on the batch alone. So helper threads (`tier.plan_threads`, for fast devices with large batches) find those
+of several batches at once, ahead of planning. Without helpers they are found when the batch is read. Or a device finds
+them (`tier.lookups`, `tiers.gpu.lookups`) and keeps what is as long as the look-ups; distinct rows come back.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import NO_SAMPLES, Batch, as_batch
+from adaptive.config import TierConfig
+from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.planning.plan import OnDevice, Pooling
+from adaptive.errors import InputError
+from adaptive.kernels.planning import lookups
+from adaptive.kernels.scratch import LentMemory, carve
+from adaptive.system import usable_cores
+
+Int64s = NDArray[np.int64]
+MOST_USES: Final = 2**31 - 1  # of an int32
+
+
+def check_batch(batch: object, groups: Sequence[Group]) -> Batch:
+    """The batch itself, if it fits the tables.
+
+    Raises:
+        InputError: if it is no `Batch`, has another number of features, no sample, or weights other than 1 for mean
+            pooling.
+    """
+    batch = as_batch(batch)
+    num_features = sum(len(group.features) for group in groups)
+    if batch.num_samples and batch.num_features != num_features:
+        raise InputError(f"the tables have {num_features} features, a batch has {batch.num_features}")
+    if not batch.num_samples:
+        raise InputError(NO_SAMPLES)
+    if batch.weights is not None:
+        for feature in (feature for group in groups for feature in group.features if feature.mean):
+            if not (batch.weights[batch.feature_span(feature.position)] == 1).all():
+                raise InputError(
+                    f'feature {feature.name} is pooled by "mean": its look-ups can have no weights but 1; use pooling '
+                    f'"sum" or "none"'
+                )
+    return batch
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The distinct rows of a batch and one group, table by table, in order of first look-up."""
+
+    rows: Int64s  # (U,) local
+    counts: NDArray[np.int32]  # (U,) look-ups of each
+    inverse: NDArray[np.int32]  # (N,) look-up -> distinct row; empty: on the device
+    table_ends: Int64s  # (T,) where each table's rows end
+
+
+class DistinctFinder:
+    """Finds the distinct rows of batches with a hash table and memory of its own: one finder for each thread."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._memory = LentMemory()
+        self._clear(16)
+
+    def find_lookups(self, batch: Batch) -> "Lookups":
+        """All that a batch asks of the group. Raises InputError as `find` does."""
+        distinct, bags = self.find(batch), lay_out_bags(self._group, batch)
+        num_rows, num_lookups = len(distinct.rows), len(distinct.inverse)
+        segments, vectors, origins = carve(
+            self._memory, (np.int64, num_rows + 1), (np.int32, num_lookups), (np.int64, len(bags.scales))
+        )
+        lookups.fill_segments(distinct.inverse, distinct.counts, bags.starts, bags.vectors, segments, vectors, origins)
+        scales = bags.scales[origins] if len(bags.scales) else bags.scales
+        return Lookups(distinct, bags, segments, vectors, scales)
+
+    def find(self, batch: Batch) -> Distinct:
+        """The distinct rows of a batch.
+
+        Raises:
+            InputError: if an id is negative or too large, naming feature, position, value and data line.
+        """
+        found, bad = self.find_in_spans(batch.ids, *feature_spans(self._group, batch))
+        if bad is not None:
+            raise bad_id(self._group, batch, bad)
+        return found
+
+    def find_in_spans(self, ids: Int64s, spans: Int64s, span_tables: NDArray[np.int32]) -> tuple[Distinct, int | None]:
+        """The distinct rows of ids (n,) in spans (s, 2) of tables (s,), table by table; and the position of an id that
+        its table does not have, None: there is none."""
+        sizes = np.bincount(span_tables, weights=spans[:, 1] - spans[:, 0])
+        num_lookups = int(sizes.sum())
+        places = max(16, 1 << (2 * int(sizes.max()) - 1).bit_length())
+        if places > len(self._places) or int(self._used[0]) + num_lookups > MOST_USES:
+            self._clear(max(places, len(self._places)))
+        rows, counts, inverse, table_ends = carve(
+            self._memory,
+            (np.int64, num_lookups),
+            (np.int32, num_lookups),
+            (np.int32, num_lookups),
+            (np.int64, len(self._group.tables)),
+        )
+        size = lookups.distinct_rows(
+            ids,
+            spans,
+            span_tables,
+            self._group.table_sizes,
+            self._group.table_starts,
+            self._places,
+            self._used,
+            rows,
+            counts,
+            inverse,
+            table_ends,
+        )
+        return Distinct(rows[:size], counts[:size], inverse, table_ends), -size - 1 if size < 0 else None
+
+    def _clear(self, places: int) -> None:
+        self._places, self._used = np.zeros(places, np.int32), np.ones(1, np.int64)
+
+
+def feature_spans(group: Group, batch: Batch) -> tuple[Int64s, NDArray[np.int32]]:
+    """(F, 2) which look-ups of the batch are of each feature of a group, and (F,) the features' tables."""
+    positions, _, tables, _ = group.feature_columns
+    firsts, lasts = positions * batch.num_samples, (positions + 1) * batch.num_samples
+    return np.stack([batch.offsets[firsts], batch.offsets[lasts]], axis=1), tables
+
+
+def bad_id(group: Group, batch: Batch, position: int) -> InputError:
+    """The error for the id at a position of the batch, which its table does not have."""
+    bag = int(np.searchsorted(batch.offsets, position, side="right")) - 1
+    feature_position, sample = divmod(bag, batch.num_samples)
+    feature = next(f for f in group.features if f.position == feature_position)
+    table = group.tables[feature.table]
+    where = f" ({batch.origin.where(sample)})" if batch.origin is not None else ""
+    return InputError(
+        f"feature {feature.name}, sample {sample}{where}, position {position - int(batch.offsets[bag])}: "
+        f"id {batch.ids[position]} is outside table {table.name}, which has ids 0 to {table.num_embeddings - 1}. "
+        f"Correct the data, enlarge the table, or let the reader send such ids to a row of their own (oov)."
+    )
+
+
+@dataclass(frozen=True)
+class Bags:
+    """The bags of a batch in one group: which look-ups make which vector."""
+
+    num_vectors: int
+    vectors: NDArray[np.int32]  # (bags,)
+    starts: Int64s  # (bags + 1,)
+    tables: NDArray[np.int32]  # (bags,) table of the group
+    scales: NDArray[np.float32]  # (N,), or empty: all 1
+    num_samples: int = 0  # > 0: `vectors` are those of `Pooling.num_samples`
+
+    def pooling(self, inverse: NDArray[np.int32], locations: Int64s) -> Pooling:
+        """The forward pass with the distinct rows at `locations` (U,)."""
+        bags = self.num_vectors, self.vectors, self.starts, self.tables
+        return Pooling(*bags, inverse, locations, self.scales, self.num_samples)
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """What one batch asks of one group of tables: its distinct rows, its bags, and its look-ups by row."""
+
+    distinct: Distinct
+    bags: Bags
+    segments: Int64s  # (U + 1,) where the look-ups of each distinct row start below
+    vectors: NDArray[np.int32]  # (N,) which vector's gradient each look-up gets; empty: on the device
+    scales: NDArray[np.float32]  # (N,), or empty: all 1, or on the device
+    found: OnDevice | None = None  # what lies on the device
+
+
+class Search(Protocol):
+    """A device's search for what one batch looks up in one group."""
+
+    def launch(self) -> None:
+        """Ask the device; from any thread. Raises InputError as `DistinctFinder.find` does."""
+
+    def lookups(self) -> Lookups:
+        """What it has found, once the distinct rows are here. From the thread that plans, once."""
+
+
+class Searcher(Protocol):
+    """Where a device finds what batches look up in one group."""
+
+    def begin(self) -> None:
+        """A look-ahead begins: no batch is in flight."""
+
+    def start(self, batch: Batch) -> Search | None:
+        """Begin a search, which is to be launched; None: the host is to find this batch's look-ups. From the thread
+        that plans, in batch order; each found batch is planned."""
+
+
+def plan_threads(tier: TierConfig, *, on_cpu: bool) -> int:
+    """How many threads `tier.plan_threads` means, the look-ahead thread included; `on_cpu`: the device tier is."""
+    if tier.plan_threads != "auto":
+        return tier.plan_threads
+    return 1 if on_cpu else max(1, min(3, usable_cores() // 4))
+
+
+class LookupsAhead:
+    """Finds the look-ups of batches for a look-ahead.
+
+    Args:
+        groups: look-ups are found for each.
+        helpers: helper threads; 0: the calling thread.
+        searchers: of each group, where its device finds look-ups.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        helpers: int,
+        searchers: Sequence[Searcher | None] | None = None,
+        enter_thread: Callable[[], None] | None = None,
+    ) -> None:
+        self.helpers, self._enter_thread = helpers, enter_thread
+        self._searchers = tuple(searchers or [None] * len(groups))
+        self._working = False
+        self._finders: SimpleQueue[list[DistinctFinder]] = SimpleQueue()  # those that no thread uses now
+        for _ in range(max(1, helpers)):
+            self._finders.put([DistinctFinder(group) for group in groups])
+        self._pool: ThreadPoolExecutor | None = None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Inside, helper threads find the look-ups. Outside, the calling thread does."""
+        self._working = True
+        try:
+            if not self.helpers:
+                yield
+                return
+            with ThreadPoolExecutor(self.helpers, "adaptive-lookups", self._enter_thread) as self._pool:
+                try:
+                    yield
+                finally:
+                    self._pool.shutdown(wait=False, cancel_futures=True)
+                    self._pool = None
+        finally:
+            self._working = False
+
+    def begin(self) -> None:
+        """A look-ahead begins: no batch is in flight."""
+        for searcher in self._searchers:
+            if searcher is not None:
+                searcher.begin()
+
+    @property
+    def num_ahead(self) -> int:
+        """How many batches are worth reading ahead now."""
+        searches = any(searcher is not None for searcher in self._searchers)
+        return max(self.helpers, int(searches)) if self._working else 0
+
+    def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
+        """Start to find look-ups, one `Lookups` for each group. Call the result to wait for them; it raises errors."""
+        searches = [None if searcher is None else searcher.start(batch) for searcher in self._searchers]
+        if self._pool is None:
+            made = self._make(batch, searches)
+            return lambda: _finished(made)
+        promise = self._pool.submit(self._make, batch, searches)
+        return lambda: _finished(promise.result())
+
+    def _make(self, batch: Batch, searches: Sequence[Search | None]) -> list[Lookups | Search]:
+        finders, found = self._finders.get(), list[Lookups | Search]()
+        try:
+            for finder, search in zip(finders, searches, strict=True):
+                if search is None:
+                    found.append(finder.find_lookups(batch))
+                else:
+                    search.launch()
+                    found.append(search)
+            return found
+        finally:
+            self._finders.put(finders)
+
+
+def _finished(found: Sequence[Lookups | Search]) -> list[Lookups]:
+    return [one if isinstance(one, Lookups) else one.lookups() for one in found]
+
+
+def lay_out_bags(group: Group, batch: Batch) -> Bags:
+    """Pooled features fill columns of a (B, columns, D) block; the vectors of un-pooled features follow behind it,
+    feature by feature, one per position."""
+    samples = batch.num_samples
+    if group.pools_in_order and batch.num_features == len(group.features):
+        vectors, tables = group.pooled_bags(samples)
+        return Bags(len(vectors), vectors, batch.offsets, tables, _scales(group, batch, len(batch.ids)), samples)
+    sizes = [batch.num_lookups(feature.position) for feature in group.features]
+    alone = sum(size for feature, size in zip(group.features, sizes, strict=True) if feature.column < 0)
+    num_vectors = alone + samples * group.num_columns
+    starts, vectors = np.empty(num_vectors + 1, np.int64), np.empty(num_vectors, np.int32)
+    tables, scales = np.empty(num_vectors, np.int32), _scales(group, batch, sum(sizes))
+    columns = group.feature_columns
+    lookups.lay_out_bags(batch.offsets, samples, *columns, group.num_columns, starts, vectors, tables, scales)
+    return Bags(num_vectors, vectors, starts, tables, scales)
+
+
+def _scales(group: Group, batch: Batch, num_lookups: int) -> NDArray[np.float32]:
+    """(N,) weights of look-ups in the group's order; with mean pooling, ones to be overwritten; empty if all are 1."""
+    if batch.weights is not None:
+        parts = [batch.weights[batch.feature_span(feature.position)] for feature in group.features]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    if any(feature.mean for feature in group.features):
+        return np.ones(num_lookups, np.float32)
+    return np.zeros(0, np.float32)

@@ -1,0 +1,107 @@
+"""A batch in parts: what each part needs of the plan that was made for the whole batch.
+
+There is one plan and one update of rows for the batch, in its own order of look-ups. A part is a run of samples: it has
+vectors of its own in the forward pass, whose gradients go back to their places among the batch's.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from adaptive.batch import Batch
+from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.planning.plan import GroupPlan, Pooling
+from adaptive.embeddings.planning.planner import Arrival
+
+
+@dataclass(frozen=True)
+class GroupPart:
+    """One part of a batch and one group of tables."""
+
+    places: tuple[slice, ...]  # of the part's vectors among the batch's, in order
+    pooling: Pooling
+    waits: bool  # for rows that come with this batch
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The bags, look-ups and vectors of one feature and the part's samples, as numbered in the plan."""
+
+    bags: slice
+    lookups: slice
+    column: int  # -1: not pooled
+
+
+def describe_parts(group: Group, batch: Batch, plan: GroupPlan, arrival: Arrival) -> tuple[GroupPart, ...]:
+    """The parts of a planned batch; none if it has none.
+
+    Args:
+        group: the tables.
+        batch: of the plan.
+        plan: of the whole batch.
+        arrival: which of its distinct rows get slots with this batch.
+    """
+    found = []
+    coming = np.zeros(len(arrival.distinct.rows), np.bool_)
+    coming[arrival.takers] = True
+    arriving = coming[arrival.distinct.inverse]
+    for first, last in pairwise(accumulate(batch.part_sizes, initial=0)):
+        runs = _runs(group, batch, first, last)
+        places = _places(group, plan.pooling, runs, first, last)
+        pooling = _pooling(group, plan.pooling, runs, first, last)
+        waits = _on_host(pooling, plan) or any(arriving[run.lookups].any() for run in runs)
+        found.append(GroupPart(places, pooling, waits))
+    return tuple(found)
+
+
+def _on_host(pooling: Pooling, plan: GroupPlan) -> bool:
+    """Whether the part may use rows on the host that are given their initial values for this batch."""
+    return len(plan.moves.fresh_rows) > 0 and bool((pooling.locations < 0).any())
+
+
+def _runs(group: Group, batch: Batch, first: int, last: int) -> list[_Run]:
+    runs, bag, lookup = [], 0, 0
+    for feature in group.features:
+        own = batch.offsets[feature.position * batch.num_samples :]
+        start, stop, size = (own[[first, last, batch.num_samples]] - own[0]).tolist()
+        pooled = feature.column >= 0
+        bags = slice(bag + first, bag + last) if pooled else slice(bag + start, bag + stop)
+        runs.append(_Run(bags, slice(lookup + start, lookup + stop), feature.column))
+        bag += batch.num_samples if pooled else size
+        lookup += size
+    return runs
+
+
+def _places(group: Group, whole: Pooling, runs: list[_Run], first: int, last: int) -> tuple[slice, ...]:
+    """Samples of pooled features follow each other; each feature that is not pooled has a stretch of its own."""
+    places = [slice(first * group.num_columns, last * group.num_columns)]
+    for run in runs:
+        if run.column < 0 and run.bags.stop > run.bags.start:
+            start = int(whole.bag_vectors[run.bags.start])
+            places.append(slice(start, start + run.bags.stop - run.bags.start))
+    return tuple(places)
+
+
+def _pooling(group: Group, whole: Pooling, runs: list[_Run], first: int, last: int) -> Pooling:
+    vectors, starts = [whole.bag_vectors[:0]], []
+    num_vectors, num_lookups = (last - first) * group.num_columns, 0
+    for run in runs:
+        bags = whole.bag_vectors[run.bags]
+        if run.column >= 0:
+            vectors.append(bags - np.int32(first * group.num_columns))
+        else:
+            vectors.append(np.arange(num_vectors, num_vectors + len(bags), dtype=np.int32))
+            num_vectors += len(bags)
+        starts.append(whole.bag_starts[run.bags] - (run.lookups.start - num_lookups))
+        num_lookups += run.lookups.stop - run.lookups.start
+    lookups = [run.lookups for run in runs]
+    return Pooling(
+        num_vectors,
+        np.concatenate(vectors),
+        np.concatenate([*starts, np.array([num_lookups])]),
+        np.concatenate([whole.bag_tables[:0], *(whole.bag_tables[run.bags] for run in runs)]),
+        np.concatenate([whole.inverse[:0], *(whole.inverse[run] for run in lookups)]),
+        whole.row_locations,
+        np.concatenate([whole.scales[run] for run in lookups]) if len(whole.scales) else whole.scales,
+    )

@@ -1,0 +1,256 @@
+"""How many slots each group gets for a setting of `tier.device_rows`."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TierConfig, parse_size
+from adaptive.embeddings.planning.layout import Group, OwnedGroup
+from adaptive.errors import ConfigError, DeviceMemoryError
+from adaptive.optim import RowOptimizer
+from adaptive.policy import Policy
+
+AUTO_SHARE = "10%"
+HOT_SHARE: Final = 1.25  # of a rank's even share of the watched rows
+LEAST_HOT_ROWS = 100_000
+RESERVE_SHARE = 0.2  # of a GPU's free memory, for model, activations and gradients
+RESERVE_LEAST = 1 << 30
+FEWER = "fewer than wanted: out of GPU memory"
+SHRINK = 0.1  # share of the slots given up when the device's memory runs out
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Slots of each group, and one sentence for the user."""
+
+    slots: tuple[int, ...]
+    text: str
+
+
+def row_bytes(group: Group, optimizer: RowOptimizer) -> int:
+    """Bytes of a row with its state."""
+    return 4 * (group.embedding_dim + optimizer.state_width(group.embedding_dim))
+
+
+def choose_slots(
+    groups: Sequence[Group],
+    tier: TierConfig,
+    optimizer: RowOptimizer,
+    policy: Policy,
+    room: int | None = None,
+) -> Sizes:
+    """Slots per group: of every group the same share, whatever the unit of `device_rows`.
+
+    Args:
+        groups: the tables.
+        tier: settings.
+        optimizer: of the rows; its state takes memory too.
+        policy: may fix its size.
+        room: bytes free on a GPU, for `device_rows = "auto"`; None: the device tier is ordinary memory.
+
+    Raises:
+        ConfigError: if the policy needs another size than the one given.
+        DeviceMemoryError: if what the look-ahead must hold is more than there is room for.
+    """
+    wanted, reason = tier.device_rows, "as set"
+    if policy.device_rows is not None:
+        if tier.device_rows not in ("auto", policy.device_rows):
+            raise ConfigError(
+                f"tier.device_rows={tier.device_rows}: policy {type(policy).__name__} needs {policy.device_rows}; "
+                f"leave it at auto or choose another policy"
+            )
+        wanted, reason = policy.device_rows, f"policy {type(policy).__name__} needs {policy.device_rows}"
+    if wanted != "auto":
+        slots = _shared_out(groups, wanted, optimizer)
+    elif room is None:
+        slots = [_auto(group, tier.held_rows) for group in groups]
+        reason = "auto: 10% of the rows"
+        if sum(slots) > sum(-(-group.num_rows // 10) for group in groups):
+            reason = f"auto: what the look-ahead must hold (about {tier.held_rows:,} rows)"
+    else:
+        slots, reason = _auto_on_gpu(groups, tier, optimizer, room)
+    return _sizes(groups, slots, optimizer, reason)
+
+
+def _sizes(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer, reason: str) -> Sizes:
+    num_rows, size = sum(group.num_rows for group in groups), _bytes(groups, slots, optimizer)
+    text = f"device tier: {sum(slots):,} of {num_rows:,} rows, {size / 2**20:.1f} MiB ({reason})"
+    return Sizes(tuple(slots), text)
+
+
+def _bytes(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer) -> int:
+    return sum(n * row_bytes(group, optimizer) for n, group in zip(slots, groups, strict=True))
+
+
+def _auto_on_gpu(
+    groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, room: int
+) -> tuple[list[int], str]:
+    """As many slots as there is room for beside the reserve, but no fewer than look-ahead must hold."""
+    kept = reserve_bytes(tier.reserve, room)
+    share = (room - kept) / _bytes(groups, [group.num_rows for group in groups], optimizer)
+    fitting = [min(group.num_rows, int(share * group.num_rows)) for group in groups]
+    floors = [least_slots(group, tier.held_rows) for group in groups]
+    slots = [max(fit, floor) for fit, floor in zip(fitting, floors, strict=True)]
+    if _bytes(groups, slots, optimizer) > room:
+        raise DeviceMemoryError(
+            f"the look-ahead must hold about {tier.held_rows:,} rows, {_gib(_bytes(groups, floors, optimizer))}; "
+            f"{_gib(room)} are free on the GPU: lower batch_size or depth"
+        )
+    if slots != fitting:
+        return slots, f"auto: what the look-ahead must hold (about {tier.held_rows:,} rows)"
+    if sum(slots) == sum(group.num_rows for group in groups):
+        return slots, f"auto: all rows fit into the {_gib(room)} that are free on the GPU"
+    return slots, f"auto: {_gib(room)} are free on the GPU, {_gib(kept)} are left to model and batches"
+
+
+def reserve_bytes(reserve: str, free: int) -> int:
+    """Of `free` bytes, those that are not for slots. auto: 20 %, but 1 GiB at least, but half at most."""
+    if reserve == "auto":
+        return min(max(int(RESERVE_SHARE * free), RESERVE_LEAST), free // 2)
+    return parse_size(reserve, row_bytes=1, num_rows=free)
+
+
+def least_slots(group: Group, held_rows: int) -> int:
+    """The fewest slots a group can work with: the rows that look-ahead must hold, as far as known."""
+    return min(group.num_rows, max(held_rows, 1))
+
+
+def shrunk(sizes: Sizes, groups: Sequence[Group], tier: TierConfig, optimizer: RowOptimizer, policy: Policy) -> Sizes:
+    """Sizes with a tenth fewer slots, after the device's memory ran out.
+
+    Raises:
+        DeviceMemoryError: if fewer slots would not hold the rows that must be held.
+    """
+    floors = [least_slots(group, tier.held_rows) for group in groups]
+    slots = [max(int((1 - SHRINK) * n), min(n, floor)) for n, floor in zip(sizes.slots, floors, strict=True)]
+    if policy.device_rows is not None or sum(slots) == sum(sizes.slots):
+        raise DeviceMemoryError(
+            f"out of GPU memory with {sum(sizes.slots):,} device rows, {_gib(_bytes(groups, sizes.slots, optimizer))}, "
+            f"and fewer will not do: lower batch_size or depth, or choose another policy or GPU"
+        )
+    return resized(groups, slots, optimizer, FEWER)
+
+
+def resized(groups: Sequence[Group], slots: Sequence[int], optimizer: RowOptimizer, reason: str) -> Sizes:
+    """Sizes with other slots than at first."""
+    return _sizes(groups, slots, optimizer, reason)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Slots of one group."""
+
+    least: int  # that the rows of the batches in flight take, counted
+    wanted: int  # for any batches like these: the largest one's rows, for each in flight
+
+
+def shared_by_need(
+    groups: Sequence[Group], slots: Sequence[int], needs: Sequence[Need], costs: Sequence[int], *, may_grow: bool
+) -> list[int] | None:
+    """Slots for each group, together no more than there are, by what batches ask of each; None if they are too few.
+
+    First each group gets the least it needs, then what it wants, as far as that goes; a group of which batches want
+    half of the rows gets all. What is left over is shared in proportion to the rows that have no slot yet.
+
+    Args:
+        groups: the tables.
+        slots: of each group, now.
+        needs: of each group.
+        costs: of one slot of each group, in the unit in which all slots together stay what they are.
+        may_grow: there may be more slots, as many as are wanted.
+    """
+    rows = [group.num_rows for group in groups]
+    least = [min(need.least, n) for need, n in zip(needs, rows, strict=True)]
+    wanted = [n if 2 * need.wanted >= n else need.wanted for need, n in zip(needs, rows, strict=True)]
+    wanted = [max(pair) for pair in zip(least, wanted, strict=True)]
+    budget = _cost(costs, slots)
+    if may_grow:
+        budget = max(budget, _cost(costs, [max(pair) for pair in zip(slots, wanted, strict=True)]))
+    if _cost(costs, least) > budget:
+        return None
+    found = least
+    for goal in (wanted, rows):
+        lacking = [most - n for most, n in zip(goal, found, strict=True)]
+        asked = _cost(costs, lacking)
+        share = min(1.0, (budget - _cost(costs, found)) / asked) if asked else 0.0
+        found = [n + int(share * more) for n, more in zip(found, lacking, strict=True)]
+        found = _filled_up(found, goal, costs, budget)
+    return found
+
+
+def _cost(costs: Sequence[int], slots: Sequence[int]) -> int:
+    return sum(cost * n for cost, n in zip(costs, slots, strict=True))
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _auto(group: Group, held_rows: int) -> int:
+    """Slots of a group under `auto`: a share of its rows, and room for all held rows, which may all be its own."""
+    share = parse_size(AUTO_SHARE, row_bytes=1, num_rows=group.num_rows)
+    return max(share, min(group.num_rows, held_rows))
+
+
+def _shared_out(groups: Sequence[Group], wanted: str, optimizer: RowOptimizer) -> list[int]:
+    """The same share of every group; at least one slot each, if any is wanted."""
+    if wanted.endswith("%"):
+        return [parse_size(wanted, row_bytes=1, num_rows=group.num_rows) for group in groups]
+    rows = [group.num_rows for group in groups]
+    costs = [1 if wanted[-1].isdigit() else row_bytes(group, optimizer) for group in groups]
+    budget = min(parse_size(wanted, row_bytes=1, num_rows=2**62), _cost(costs, rows))
+    share = budget / _cost(costs, rows)
+    slots = [min(n, max(int(share * n), 1)) if share else 0 for n in rows]
+    return _filled_up(slots, rows, costs, budget)
+
+
+def _filled_up(slots: Sequence[int], most: Sequence[int], costs: Sequence[int], budget: int) -> list[int]:
+    """Slots with what rounding has left of the budget."""
+    found = list(slots)
+    for number, (cost, limit) in enumerate(zip(costs, most, strict=True)):
+        found[number] += max(0, min(limit - found[number], (budget - _cost(costs, found)) // cost))
+    return found
+
+
+def hot_rows(group: Group, skip: SkipConfig, optimizer: RowOptimizer) -> int:
+    """Rows of a group that are watched, so that their updates can be skipped.
+
+    5 % are plenty of millions of rows and too few of some thousands, hence the minimum; see docs/skipping.md. A rank
+    gets more than its even share of those of all ranks: hot rows are not dealt out evenly.
+    """
+    whole = group.whole
+    if skip.hot_rows == "auto":
+        number = max(whole.num_rows // 20, min(whole.num_rows, LEAST_HOT_ROWS))
+    else:
+        number = max(1, parse_size(skip.hot_rows, row_bytes=row_bytes(group, optimizer), num_rows=whole.num_rows))
+    if not isinstance(group, OwnedGroup):
+        return number
+    return max(1, min(int(HOT_SHARE * number / group.owners.size), group.num_rows))
+
+
+def watched_bytes(
+    groups: Sequence[Group], skip: SkipConfig, optimizer: RowOptimizer, *, snapshots: bool, sums: bool
+) -> int:
+    """Bytes on the device of what is kept of watched rows: snapshots, sums of deferred gradients with their squares."""
+
+    def values(dim: int) -> int:
+        return snapshots * dim + sums * (dim + optimizer.squares_width(dim))
+
+    return sum(4 * values(group.embedding_dim) * hot_rows(group, skip, optimizer) for group in groups)
+
+
+def held_rows(sample: Sequence[Batch], depth: int) -> int:
+    """Rows that `depth` + 1 batches like those of the sample may hold: the largest batch's times `depth` + 1.
+
+    Counted per feature; features that share a table count double. The true need is smaller where batches share rows.
+    """
+    largest = 0
+    for batch in sample:
+        bounds = batch.offsets[:: batch.num_samples]
+        parts = [batch.ids[first:last] for first, last in itertools.pairwise(bounds)]
+        largest = max(largest, sum(len(np.unique(part)) for part in parts))
+    return largest * (depth + 1)

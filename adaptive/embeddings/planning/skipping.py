@@ -1,0 +1,248 @@
+"""`Skipper`: which row updates of a batch are left out, deferred or due. All that is lossy in planning is here.
+
+A distinct row of a batch has one *fate* (`kernels.planning.books`): its gradient updates the row now; goes to a sum
+that is applied then; goes to a sum that waits; is left out. The skipper owns whatever decides this: the hot set with
+what is known of movement, the books of sums, the policy's verdicts, and what a guard allows of them. Without a skipper
+every row is updated now.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.config import SkipConfig
+from adaptive.embeddings.planning.books import Tracker
+from adaptive.embeddings.planning.deferral import DeferralBook, SummedRows
+from adaptive.embeddings.planning.hot_set import HotSet
+from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.planning.lookups import Distinct, Lookups
+from adaptive.embeddings.planning.plan import Deferred, Feedback, RowUpdates, Snapshots, WatchedCounts, no_rows
+from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.row_stats import StatsSource
+from adaptive.kernels.planning import books, watched
+from adaptive.optim import RowOptimizer
+
+Int64s = NDArray[np.int64]
+LET_GO_EVERY: Final = 16  # questions between two looks for watched rows that no longer come
+PATIENCE: Final = 8  # such a row has been away so many times as long as usual
+FEW: Final = 16  # fewer than this part of the set are not worth that training waits for it
+WATCHED, JUDGED, SATURATED = 1, 2, 4  # bits of `HotSet.counted`, in the order of `WatchedCounts`
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What becomes of the gradients of a batch's distinct rows (U,)."""
+
+    fates: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # or empty: all update now
+    snapshots: Snapshots | None = None
+    summed: SummedRows | None = None
+
+
+class Skipper:
+    """Watches the hottest rows of one group and decides which of their updates are written.
+
+    Its owner is the look-ahead thread. Decisions depend on batches, the policy and feedback of a fixed age, and are
+    keyed by row: where rows lie changes none of them.
+
+    Args:
+        group: the tables.
+        capacity: rows that can be watched.
+        skip: settings.
+        optimizer: of the rows.
+        policy_caller: asks the policy.
+        tracker, stats: of the group's planner.
+    """
+
+    hot: HotSet
+    deferral: DeferralBook | None
+    watched_counts: WatchedCounts
+
+    def __init__(
+        self,
+        group: Group,
+        capacity: int,
+        skip: SkipConfig,
+        optimizer: RowOptimizer,
+        policy_caller: PolicyCaller,
+        tracker: Tracker,
+        stats: StatsSource,
+    ) -> None:
+        self._group, self._capacity, self._skip, self._optimizer = group, capacity, skip, optimizer
+        self._policy_caller, self._tracker, self._stats = policy_caller, tracker, stats
+        self._allowance = policy_caller.policy.allowance  # to which the verdicts have been cut
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: other rows have been loaded, so what was known of movement and waiting gradients is void."""
+        self.hot = HotSet(self._capacity, self._skip)
+        deferral = self._policy_caller.deferral
+        self.deferral = None if deferral is None else DeferralBook(self._capacity, deferral, self._optimizer)
+        self.watched_counts = WatchedCounts.none(len(self._group.tables))
+
+    def grow(self, capacity: int) -> None:
+        """Begin anew, with room for more rows."""
+        self._capacity = max(capacity, self._capacity)
+        self.forget()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.hot.num_bytes + (0 if self.deferral is None else self.deferral.num_bytes)
+
+    @property
+    def watches_movement(self) -> bool:
+        """How far rows move is measured, so snapshots are kept."""
+        return self._policy_caller.watches_movement
+
+    def decide(self, number: int, distinct: Distinct, locations: Int64s, tally: Int64s) -> Fates:
+        """The fates of the distinct rows of batch `number`, which lie at `locations` (U,); counted in `tally`."""
+        self._obey_guard()
+        rows, counts, accesses = distinct.rows, distinct.counts, self._tracker.accesses
+        mine = self.hot.admit(rows, accesses)
+        fates, snapshots, summed = np.zeros(len(rows), np.uint8), None, None
+        caller = self._policy_caller
+        if self.watches_movement or caller.leaves_out:
+            due = self.hot.visit(mine, counts, locations, fates)
+            snapshots = due if self.watches_movement else None
+        if self.deferral is not None:
+            rule_waits = self.hot.waits if caller.policy.rule is not None and caller.asks else None
+            summed = self.deferral.decide(
+                number, mine, rows, counts, accesses, fates, self._allowance, rule_waits=rule_waits
+            )
+        watched.count_skipped(distinct.table_ends, counts, fates, tally)
+        return Fates(fates, snapshots, summed)
+
+    def ask(self, number: int) -> None:
+        """Ask the rule, or the policy, anew which watched rows are saturated, before batch `number` is planned."""
+        caller = self._policy_caller
+        if self.hot.num_entries == 0:
+            return
+        if not caller.asks:
+            self._count_watched()
+            return
+        entries = slice(0, self.hot.num_entries)
+        rows, own = self.hot.rows[entries].copy(), np.arange(self.hot.num_entries)
+        visits = None if self.deferral is None else self.deferral.visits
+        stats = self._stats.of(rows, number, hot=self.hot, entries=own, visits=visits)
+        if caller.policy.rule is None:
+            self._adopt(caller.saturated(stats), self.hot.waits[entries])
+            return
+        answer = caller.visits(stats)
+        if number < caller.policy.rule.warmup:
+            answer = np.ones_like(answer)
+        self._adopt(answer == 0, (np.maximum(answer, 1) - 1).astype(np.uint8))
+
+    def no_longer_come(self, number: int) -> Int64s:
+        """(n,) entries to be let go before batch `number` is planned, ascending: if the set is full, those whose rows
+        have been away for many times as long as they used to be. None if there are few of them."""
+        hot = self.hot
+        if hot.num_entries < hot.capacity or number % (LET_GO_EVERY * self._skip.interval):
+            return no_rows()
+        rows = hot.rows[: hot.num_entries]
+        last = self._tracker.last_access[rows].astype(np.int64) - 1
+        usual = np.maximum((last + 1) / np.maximum(self._tracker.accesses[rows], 1), 1)
+        away = np.maximum(number - last, 0)
+        found = np.flatnonzero((away >= self._skip.interval) & (away > PATIENCE * usual))
+        return found if len(found) >= max(1, hot.capacity // FEW) else no_rows()
+
+    def keep(self, entries: Int64s) -> None:
+        """Watch only these entries (n,) on, ascending, numbered anew from 0. No batch is in flight, all feedback has
+        been taken in, and no gradient waits for the others."""
+        self.hot.keep(entries, self._tracker.accesses)
+        if self.deferral is not None:
+            self.deferral.keep(entries)
+        self._count_watched()
+
+    def learn(self, feedback: Feedback) -> None:
+        """Take in the drifts that were measured with a trained batch."""
+        self.hot.learn(feedback)
+
+    def restore(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Watch the rows of a checkpoint again, with their verdicts: `columns` of the hot set, in order of entry."""
+        self.hot.restore(columns, self._tracker.accesses)
+        self._sum_counted()
+
+    def _obey_guard(self) -> None:
+        """Drop verdicts that a guard has forbidden since the policy was asked; the others stand."""
+        policy = self._policy_caller.policy
+        if policy.allowance != self._allowance:
+            self._allowance = policy.allowance
+            entries = slice(0, self.hot.num_entries)
+            rows = self._group.to_global(self.hot.rows[entries])
+            self._adopt(self.hot.saturated[entries] & policy.allows(rows), self.hot.waits[entries])
+
+    def _adopt(self, left_out: NDArray[np.bool_], waits: NDArray[np.uint8]) -> None:
+        """Of all entries: whether updates are left out, and for how many visits gradients may wait for another."""
+        hot = self.hot
+        hot.saturated[: hot.num_entries], hot.waits[: hot.num_entries] = left_out, waits
+        self._count_watched()
+
+    def _count_watched(self) -> None:
+        hot, entries = self.hot, slice(0, self.hot.num_entries)
+        saturated = hot.saturated[entries] | (hot.waits[entries] > 0)
+        if self.deferral is not None and not self._policy_caller.asks:
+            saturated = self.deferral.may_wait(hot.num_entries)
+        counted = hot.counted[entries]
+        counted[:] = WATCHED
+        counted[hot.drift_visits[entries] > 0 if self.watches_movement else slice(None)] |= JUDGED
+        counted[saturated] |= SATURATED
+        self._sum_counted()
+
+    def _sum_counted(self) -> None:
+        hot, entries = self.hot, slice(0, self.hot.num_entries)
+        tables, size = self._group.tables_of(hot.rows[entries]), len(self._group.tables)
+        counted = [hot.counted[entries] & bit > 0 for bit in (WATCHED, JUDGED, SATURATED)]
+        self.watched_counts = WatchedCounts(*(np.bincount(tables[chosen], minlength=size) for chosen in counted))
+
+
+@dataclass(frozen=True)
+class UpdatesByFate:
+    """The rows of a batch to update, in two groups; `now` and `later` are positions among its distinct rows."""
+
+    row_updates: RowUpdates  # of the rows `now`
+    now: Int64s
+    later: Int64s
+    segments: Int64s  # of the rows `later`, as in `RowUpdates`
+    vectors: NDArray[np.int32]
+    scales: NDArray[np.float32]
+
+    def deferred(self, summed: SummedRows | None, rows: Int64s, locations: Int64s) -> Deferred | None:
+        """The rows `later` as a plan has them; None if there are none. rows and locations are of all distinct rows."""
+        if summed is None or not len(summed.entries):
+            return None
+        row_updates = RowUpdates(rows[self.later], summed.entries, self.segments, self.vectors, self.scales)
+        entries = summed.entries[summed.due_at]
+        return Deferred(row_updates, summed.due_at, rows[summed.due], locations[summed.due], entries)
+
+
+def group_updates(lookups: Lookups, locations: Int64s, fates: NDArray[np.uint8]) -> UpdatesByFate:
+    """The update of one group; rows at `locations` (U,).
+
+    Args:
+        fates: (U,), or empty: every row is updated now. See `kernels.planning.books`.
+    """
+    rows, segments, vectors, scales = lookups.distinct.rows, lookups.segments, lookups.vectors, lookups.scales
+    num_rows = len(rows)
+    if not fates.any():
+        row_updates = RowUpdates(rows, locations, segments, vectors, scales)
+        return UpdatesByFate(row_updates, np.arange(num_rows), rows[:0], segments[-1:] * 0, vectors[:0], scales[:0])
+    updated, chosen_segments = np.empty(num_rows, np.int64), np.empty(num_rows + 1, np.int64)
+    chosen_vectors, chosen_scales = np.empty_like(vectors), np.empty_like(scales)
+    kept, first = books.choose_segments(
+        segments, vectors, scales, fates, updated, chosen_segments, chosen_vectors, chosen_scales
+    )
+    now, middle, end = updated[:first], int(chosen_segments[first]), int(chosen_segments[kept])
+    chosen_scales = chosen_scales[:end] if len(scales) else scales
+    row_updates = RowUpdates(
+        rows[now], locations[now], chosen_segments[: first + 1], chosen_vectors[:middle], chosen_scales[:middle]
+    )
+    return UpdatesByFate(
+        row_updates,
+        now,
+        updated[first:kept],
+        chosen_segments[first : kept + 1] - middle,
+        chosen_vectors[middle:end],
+        chosen_scales[middle:],
+    )

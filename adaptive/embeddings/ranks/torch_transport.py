@@ -1,0 +1,192 @@
+"""`TorchRanks`: ranks on torch.distributed. The only file that knows it.
+
+Two groups, one for each channel: what the look-ahead thread and the training thread send never meets. Both are gloo and
+send ordinary memory. Where every rank has a GPU of its own, the training thread sends rows and gradients by NCCL, from
+device to device, in the process group itself; the look-ahead thread does not, as NCCL forbids two communicators of one
+device in two threads. No collective that adds is used, and none that pickles.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import accumulate
+from typing import Any, Final, Literal, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from adaptive.embeddings.ranks.gpus import Agreement, Backend, gpus_here, name_of_gpu, wants_nccl
+from adaptive.embeddings.ranks.ranks import Ranks
+from adaptive.embeddings.ranks.transport import CHANNELS, ROWS, Bytes, Transport, TransportError
+from adaptive.errors import ConfigError, RanksError
+
+T = TypeVar("T")
+MOST: Final = 64 << 20  # bytes of one message: larger uneven ones have aborted processes (pytorch/gloo#334)
+NAME: Final = 128  # bytes of a host and process
+ALIVE_SECONDS: Final = 2.0  # that ranks have to say that they live
+ANSWER_SECONDS: Final = 2.0  # that the store has to answer
+
+
+class TorchRanks(Ranks):
+    """This process among those of `torch.distributed`. Starts the process group if there is none, by what `torchrun`
+    has put into the environment.
+
+    Args:
+        blocks: of `Ranks`.
+        gradients: of `Ranks`.
+        wire: of `Ranks`.
+        timeout_s: how long a rank waits for the others.
+        backend: for rows and gradients that lie on GPUs, see `adaptive.embeddings.ranks.gpus`.
+
+    Raises:
+        ConfigError: if the environment does not say which rank this is, or NCCL is asked for and cannot be.
+        RanksError: if the ranks do not find each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: int | None = None,
+        gradients: Literal["mean", "sum"] = "mean",
+        wire: Literal["fp32", "bf16"] = "fp32",
+        timeout_s: float = 600.0,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__(TorchTransport(timeout_s, backend), blocks=blocks, gradients=gradients, wire=wire)
+
+
+class TorchTransport(Transport):
+    """See the module."""
+
+    def __init__(self, timeout_s: float, backend: Backend = "auto") -> None:
+        timeout, gpus = timedelta(seconds=timeout_s), gpus_here()
+        nccl = wants_nccl(backend, gpus)
+        self._own_group = not dist.is_initialized()
+        if self._own_group:
+            _start(timeout, "cpu:gloo,cuda:nccl" if nccl else "gloo")
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._names = [f"process {os.getpid()}"] * self.size
+        self._groups: list[Any] = [_met(lambda: dist.new_group(backend="gloo", timeout=timeout)) for _ in CHANNELS]
+        self._alone = self.size == 1
+        self._names = self._everyones(f"{socket.gethostname()}, process {os.getpid()}")
+        self.job = int(self._everyones(secrets.token_hex(4))[0], 16)
+        self.gpu = gpus.own
+        names = self._everyones(name_of_gpu(socket.gethostname(), gpus))
+        has_nccl = self._everyones("nccl" if "cuda:nccl" in dist.get_backend_config() else "")
+        self._gpus = Agreement(backend, names, [bool(one) for one in has_nccl])
+        self.values_on = "cuda" if self._gpus.is_nccl else None
+        self._closed = False
+
+    def _everyones(self, text: str) -> list[str]:
+        """The text of each rank."""
+        own = np.frombuffer(text.encode()[:NAME].ljust(NAME), np.uint8)
+        found = self.swap(ROWS, [[own]] * self.size, [NAME] * self.size, NAME)
+        return [one.tobytes().decode(errors="replace").strip() for one in found]
+
+    def check_device(self, kind: str) -> None:
+        self._gpus.check(kind)
+
+    def swap_values(self, values: torch.Tensor, sizes: Sequence[int], come: Sequence[int]) -> torch.Tensor:
+        """On a GPU the host does not wait: the stream that is current does."""
+        came = values.new_empty(sum(come))
+        self._do(lambda: dist.all_to_all_single(came, values, list(come), list(sizes)))
+        return came
+
+    def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
+        """Where some rank would send more than `MOST` to another, all send in several messages."""
+        if self._alone:
+            return [np.concatenate(parts[0])]
+        if largest <= MOST:
+            return self._swap_once(channel, parts, sizes)
+        wholes, found = [np.concatenate(part) for part in parts], [np.empty(size, np.uint8) for size in sizes]
+        for done in range(0, largest, MOST):
+            pieces = [[whole[done : done + MOST]] for whole in wholes]
+            more = self._swap_once(channel, pieces, [max(0, min(size - done, MOST)) for size in sizes])
+            for one, piece in zip(found, more, strict=True):
+                one[done : done + len(piece)] = piece
+        return list(found)
+
+    def _swap_once(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int]) -> list[Bytes]:
+        mine = torch.from_numpy(np.concatenate([piece for part in parts for piece in part]))
+        came = torch.empty(sum(sizes), dtype=torch.uint8)
+        lengths = [sum(map(len, part)) for part in parts]
+        self._do(lambda: dist.all_to_all_single(came, mine, list(sizes), lengths, group=self._groups[channel]))
+        whole, ends = came.numpy(), list(accumulate(sizes))
+        return [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+    def _do(self, operation: Callable[[], Any]) -> None:
+        try:
+            operation()
+        except RuntimeError as error:
+            raise TransportError(str(error).splitlines()[0][:300]) from error
+
+    def name_of(self, rank: int) -> str:
+        return self._names[rank]
+
+    def silent(self) -> list[int]:
+        """Each rank that finds a fault leaves a mark in the store that ranks met at; those without one are silent. A
+        store that does not answer has gone, with its process or with the network: a thread asks it, since what
+        torch waits for there has no end of its own."""
+        found: list[list[int]] = []
+        asking = threading.Thread(target=lambda: found.append(self._unmarked()), name="who-lives", daemon=True)
+        asking.start()
+        asking.join(ALIVE_SECONDS + ANSWER_SECONDS)
+        return found[0] if found else self._without_store()
+
+    def _unmarked(self) -> list[int]:
+        keys = [f"adaptive/alive/{rank}" for rank in range(self.size)]
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            store.set(keys[self.rank], "1")
+            with contextlib.suppress(RuntimeError):  # not all in time
+                store.wait(keys, timedelta(seconds=ALIVE_SECONDS))
+            return [rank for rank, key in enumerate(keys) if not store.check([key])]
+        except Exception:
+            return self._without_store()
+
+    def _without_store(self) -> list[int]:
+        """Rank 0's process, or the machine it is on, has the store."""
+        return [0] if self.rank else []
+
+    def close(self) -> None:
+        if not self._closed and self._own_group and dist.is_initialized():
+            self._closed = True
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
+
+
+def _start(timeout: timedelta, backends: str) -> None:
+    lacking = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if lacking:
+        raise ConfigError(
+            f"the environment lacks {', '.join(lacking)}: start the program by torchrun, or by "
+            "adaptive-train run --ranks N"
+        )
+    _met(lambda: _meet(timeout, backends))
+
+
+def _meet(timeout: timedelta, backends: str) -> None:
+    """torchrun starts again with the store of the attempt before, where addresses of processes that have ended still
+    stand: whoever reads one before it is written anew is refused the connection. So each attempt has its own keys."""
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(  # type: ignore[attr-defined]
+        f"attempt-{attempt}-of-{size}", store
+    )
+    dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def _met(meet: Callable[[], T]) -> T:
+    try:
+        return meet()
+    except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
+        raise RanksError(
+            f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}: the ranks did not find each "
+            f"other at {os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}: {error}"
+        ) from error

@@ -1,0 +1,212 @@
+"""Pinned buffers: what crosses between host and device waits here. All are reused; none is freed during a run.
+
+    PinnedBlock      pinned memory, used again when its contents have been sent
+    TransferBuffer   a block with a twin on the device, for one stream: several arrays, one copy
+    IndexSender      lists of rows and slots, for the kernels of one stream
+
+Sizes grow to the largest use and are powers of two, as torch's pinned memory is anyway. What the training thread sends
+and reads has buffers of its own: `link`.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from adaptive.embeddings.planning.plan import Int64s
+from adaptive.embeddings.tiers.mover import Event, Mover, Shape, Stream
+
+Bytes = tuple[int, int]  # of pinned memory on the host, of device memory
+Parts = Sequence[tuple[DTypeLike, Shape]]  # arrays in one block
+
+ALIGNMENT = 16  # bytes; what vector loads of kernels like
+SMALLEST = 1 << 16
+NUM_LISTS = 8  # a plan needs up to 4
+LIST_ROWS = 1 << 19  # at once: buffers are never freed, and a flush, or a tier that shrinks, names every row there is
+
+TORCH_DTYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.bool_): torch.bool,
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.float16): torch.float16,
+    np.dtype(np.int16): torch.int16,
+    np.dtype(np.int8): torch.int8,
+    np.dtype(np.uint8): torch.uint8,
+}
+
+
+class PinnedBlock:
+    """Pinned memory of one owner, used again when its contents have been sent."""
+
+    def __init__(self, mover: Mover) -> None:
+        self._mover = mover
+        self._sent: Event | None = None
+        self.memory = mover.pinned(0)
+
+    def take(self, num_bytes: int) -> None:
+        """Wait until the host may write into it, and make room for at least `num_bytes`."""
+        if self._sent is not None:
+            self._mover.await_sent(self._sent)
+            self._sent = None
+        if len(self.memory) < num_bytes:
+            self.memory = self._mover.pinned(_rounded(num_bytes))
+
+    def sent(self, event: Event) -> None:
+        """Note that its contents will have been sent at `event`."""
+        self._sent = event
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.memory)
+
+    def array(self, dtype: DTypeLike, shape: Shape, start: int = 0) -> NDArray[Any]:
+        """The memory from byte `start` on."""
+        return part_of(self.memory, start, np.dtype(dtype), shape).numpy()
+
+
+class TransferBuffer:
+    """Several arrays in one pinned block, with twins on the device that a stream fills, by default the copying one."""
+
+    def __init__(self, mover: Mover, stream: Stream | None = None) -> None:
+        self._stream = stream or mover.copying
+        self._block = PinnedBlock(mover)
+        self._twin = self._stream.empty(0, torch.uint8)
+        self._starts = [0]
+        self.arrays: list[NDArray[Any]] = []
+        self.tensors: list[Tensor] = []
+
+    def take(self, parts: Parts) -> None:
+        """Make `arrays` for the host to write into, one for each (dtype, shape)."""
+        self._starts = starts_of(parts)
+        self._block.take(self._starts[-1])
+        if len(self._twin) < self._starts[-1]:
+            self._twin = self._stream.empty(len(self._block.memory), torch.uint8)
+        self.arrays = [tensor.numpy() for tensor in parts_of(self._block.memory, parts)]
+        self.tensors = parts_of(self._twin, parts)
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Of pinned memory, of device memory."""
+        return self._block.num_bytes, len(self._twin)
+
+    @property
+    def size(self) -> int:
+        """Bytes of what the arrays hold now, with the gaps between them."""
+        return self._starts[-1]
+
+    def send(self, num_parts: int | None = None) -> None:
+        """Copy the first `num_parts` arrays, default all, to the device."""
+        stop = self._starts[len(self.tensors) if num_parts is None else num_parts]
+        if stop:
+            self._stream.copy(self._twin[:stop], self._block.memory[:stop])
+            self._block.sent(self._stream.record())
+
+    def bring(self, first_part: int) -> Event:
+        """Copy the arrays from `first_part` on back to the host; they are there at the event."""
+        start, stop = self._starts[first_part], self._starts[-1]
+        self._stream.copy(self._block.memory[start:stop], self._twin[start:stop])
+        return self._stream.record()
+
+
+class DeviceBlock:
+    """Several arrays in one block of device memory, for one stream to write; used again."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._memory = stream.empty(0, torch.uint8)
+
+    def take(self, parts: Parts) -> list[Tensor]:
+        """An array for each (dtype, shape)."""
+        if len(self._memory) < (size := starts_of(parts)[-1]):
+            self._memory = self._stream.empty(_rounded(size), torch.uint8)
+        return parts_of(self._memory, parts)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._memory)
+
+
+class Ring:
+    """Transfer buffers used in turn."""
+
+    def __init__(self, mover: Mover, size: int) -> None:
+        self._transfer_buffers = deque(TransferBuffer(mover) for _ in range(size))
+
+    def next(self) -> TransferBuffer:
+        self._transfer_buffers.rotate(-1)
+        return self._transfer_buffers[0]
+
+    @property
+    def num_bytes(self) -> Bytes:
+        return added(transfer_buffer.num_bytes for transfer_buffer in list(self._transfer_buffers))
+
+
+class IndexSender:
+    """Sends numbers of rows or slots to the device, for the kernels of the copying stream.
+
+    What is sent lies in buffers that are used again, so work on it has to be asked for before the next call.
+    """
+
+    def __init__(self, mover: Mover) -> None:
+        self._ring = Ring(mover, NUM_LISTS)
+
+    def send(self, *numbers: Int64s) -> Iterator[list[Tensor]]:
+        """Lists of one length on the device, a stretch of all of them at a time."""
+        for first in range(0, len(numbers[0]), LIST_ROWS):
+            parts = [array[first : first + LIST_ROWS] for array in numbers]
+            transfer_buffer = self._ring.next()
+            transfer_buffer.take([(np.int64, part.shape) for part in parts])
+            for to, part in zip(transfer_buffer.arrays, parts, strict=True):
+                to[...] = part
+            transfer_buffer.send()
+            yield transfer_buffer.tensors
+
+    @property
+    def num_bytes(self) -> Bytes:
+        return self._ring.num_bytes
+
+
+def added(parts: Iterable[Bytes]) -> Bytes:
+    """Bytes of all parts."""
+    pinned = device = 0
+    for part in parts:
+        pinned, device = pinned + part[0], device + part[1]
+    return pinned, device
+
+
+def take_rows(table: Tensor, places: Tensor, out: Tensor) -> None:
+    """out = table[places]"""
+    out.copy_(table.index_select(0, places))
+
+
+def starts_of(parts: Parts) -> list[int]:
+    """Where arrays of these (dtype, shape) begin in one block, in bytes; and where the last one ends."""
+    sizes = [np.dtype(dtype).itemsize * prod(_dims(shape)) for dtype, shape in parts]
+    starts: list[int] = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+    return starts
+
+
+def parts_of(memory: Tensor, parts: Parts) -> list[Tensor]:
+    """The arrays of these (dtype, shape), side by side in memory."""
+    found = zip(starts_of(parts)[:-1], parts, strict=True)
+    return [part_of(memory, start, np.dtype(dtype), shape) for start, (dtype, shape) in found]
+
+
+def part_of(memory: Tensor, start: int, dtype: np.dtype[Any], shape: Shape) -> Tensor:
+    dims = _dims(shape)
+    return memory[start : start + dtype.itemsize * prod(dims)].view(TORCH_DTYPES[dtype]).view(dims)
+
+
+def _dims(shape: Shape) -> tuple[int, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
+def _rounded(num_bytes: int) -> int:
+    return max(SMALLEST, 1 << (num_bytes - 1).bit_length())

@@ -1,0 +1,90 @@
+"""What a plan becomes on the device: arguments of kernels, which lie there. `sent_plan` makes them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.embeddings.planning.plan import Deferred, GroupPlan, Int64s, Pooling, RowUpdates, Snapshots
+from adaptive.embeddings.tiers.gpu.buffers import TransferBuffer
+
+
+@dataclass(frozen=True)
+class SentBags:
+    """Bags on the device: arguments of the pooling kernel."""
+
+    num_samples: int  # as of `Pooling`
+    row_locations: Tensor  # of distinct rows: slots, or ~i of the rows that cross
+    inverse: Tensor
+    vectors: Tensor  # empty: in the order of `num_samples`
+    starts: Tensor  # empty: each bag has one look-up
+    scales: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentPooling(Pooling):
+    """A forward pass cut in two: bags pooled on the device, and bags wholly on the host."""
+
+    bags: SentBags | None  # None: no bag has a row on the device
+    crossing: Int64s  # host rows that these bags need
+    on_host: Pooling | None  # bags wholly on the host, their vectors numbered 0 ..., or the whole
+    host_vectors: Tensor | None  # where those vectors belong; None: `on_host` is the whole
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Rows to update on the device: arguments of the update kernel."""
+
+    locations: Tensor
+    starts: Tensor
+    vectors: Tensor
+    scales: Tensor
+    hot: Tensor  # of the rows, those with many look-ups: see `kernels.rows.hot`
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentRowUpdates(RowUpdates):
+    """An update cut in two: rows in slots (`here`) and on the host (`there`), as positions in `rows`."""
+
+    here: Int64s
+    segments_here: Segments
+    there: Int64s
+    on_host: RowUpdates  # the rows `there`
+    needed: Tensor | None  # the vectors whose gradients the host needs, numbered 0 ... in `on_host`; None: all
+
+
+@dataclass(frozen=True)
+class SnapshotArguments:
+    """Arguments of the drift kernel, on the device."""
+
+    locations: Tensor  # slots, or ~i of the rows that cross
+    entries: Tensor
+    known: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentSnapshots(Snapshots):
+    """Snapshots with their arguments on the device."""
+
+    arguments: SnapshotArguments
+    crossing: Int64s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentDeferred(Deferred):
+    """Sums with their arguments on the device."""
+
+    segments_sent: Segments  # of `row_updates`; locations are entries
+    due: SentRowUpdates  # its vectors are entries: rows of the table of sums
+    due_sent: Tensor  # entries whose sum is applied
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentPlan(GroupPlan):
+    """A plan whose `pooling`, `row_updates`, `snapshots` and `deferred` are the classes above."""
+
+    original: GroupPlan  # over the same arrays
+    inputs: tuple[NDArray[Any], ...]  # of the batch, that go along
+    sent_inputs: tuple[Tensor, ...]
+    transfer_buffer: TransferBuffer

@@ -1,0 +1,296 @@
+"""A plan on the device: what training needs of it, sent ahead of time in one copy, and what it becomes there.
+
+A plan may leave rows on the host (`misses = "host"`); it is cut here:
+
+    bags whose rows all lie on the host     are pooled there; their vectors cross, and their gradients return
+    other bags                              are pooled on the device; host rows among theirs cross one by one
+    rows to update                          are updated where they lie, from gradients of vectors
+
+Either way a sum runs in look-up order, so the cut does not change the numbers. Where the device has found the look-ups
+itself (`lookups`) no row is on the host, and what is as long as the look-ups lies there already.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive.counters import Counter
+from adaptive.embeddings.planning.plan import (
+    Deferred,
+    GroupPlan,
+    Int64s,
+    OnDevice,
+    Pooling,
+    RowUpdates,
+    Snapshots,
+    no_rows,
+)
+from adaptive.embeddings.tiers.gpu.buffers import TransferBuffer
+from adaptive.embeddings.tiers.gpu.link import ComputeLink
+from adaptive.embeddings.tiers.gpu.lookups import FoundLookups, told_bags
+from adaptive.embeddings.tiers.gpu.sent import (
+    Segments,
+    SentBags,
+    SentDeferred,
+    SentPlan,
+    SentPooling,
+    SentRowUpdates,
+    SentSnapshots,
+    SnapshotArguments,
+)
+from adaptive.kernels.rows.hot import hot_rows
+
+T = TypeVar("T")
+Sent = Callable[[list[Tensor]], T]  # from all that was sent to what was asked for
+Picked = Sent[tuple[Tensor, ...]]
+
+
+def send_plan(plan: GroupPlan, transfer_buffer: TransferBuffer, inputs: Sequence[NDArray[Any]] = ()) -> SentPlan:
+    """Send a plan and arrays of its batch, by one copy. A plan that changed in slots only can be sent again, with the
+    same arrays: its tensors stay."""
+    packing = _Packing()
+    along = packing.add(*inputs)
+    if plan.found is None:
+        pooling = _cut_pooling(plan.pooling, packing)
+        row_updates = _cut_row_updates(plan.row_updates, plan.pooling.num_vectors, packing)
+    else:
+        pooling, row_updates = _complete(plan, found_of(plan.found), packing)
+    snapshots = None if plan.snapshots is None else _send_snapshots(plan.snapshots, packing)
+    deferred = None if plan.deferred is None else _send_deferred(plan.deferred, packing)
+    sent = packing.send(transfer_buffer)
+    return SentPlan(
+        number=plan.number,
+        pooling=pooling(sent),
+        row_updates=row_updates(sent),
+        moves=plan.moves,
+        tally=plan.tally,
+        snapshots=None if snapshots is None else snapshots(sent),
+        deferred=None if deferred is None else deferred(sent),
+        found=plan.found,
+        original=plan,
+        inputs=tuple(inputs),
+        sent_inputs=along(sent),
+        transfer_buffer=transfer_buffer,
+    )
+
+
+def counted(plan: SentPlan) -> SentPlan:
+    """The plan with its own bytes counted as sent to the device, shared out among tables by their look-ups; where the
+    device has found these, with what it was sent for that, and what came back."""
+    there, back = plan.transfer_buffer.size, 0
+    if plan.found is not None:
+        asked, back = found_of(plan.found).crossed
+        there += asked
+    plan.tally[:, Counter.BYTES_H2D] += shared_out(there, plan.tally[:, Counter.LOOKUPS])
+    plan.tally[:, Counter.BYTES_D2H] += shared_out(back, plan.tally[:, Counter.LOOKUPS])
+    return plan
+
+
+def found_of(found: OnDevice) -> FoundLookups:
+    assert isinstance(found, FoundLookups)
+    return found
+
+
+def shared_out(total: int, weights: Int64s) -> Int64s:
+    """Whole shares (n,) of `total` in proportion to weights (n,) >= 0; what does not divide goes to the largest."""
+    shares: Int64s = total * weights // max(int(weights.sum()), 1)
+    shares[weights.argmax()] += total - int(shares.sum())
+    return shares
+
+
+def send_pooling(pooling: Pooling, link: ComputeLink) -> SentPooling:
+    """Send a forward pass alone, from the training thread."""
+    packing = _Packing()
+    return _cut_pooling(pooling, packing)([link.send(array) for array in packing.arrays])
+
+
+class _Packing:
+    """Arrays to be sent together, each once: forward pass and update mostly name rows by the very same locations."""
+
+    def __init__(self) -> None:
+        self.arrays: list[NDArray[Any]] = []
+        self._places: dict[int, int] = {}  # id of an array -> its place
+
+    def add(self, *arrays: NDArray[Any]) -> Picked:
+        """Picks the tensors of these arrays out of all that was sent."""
+        places = [self._place(array) for array in arrays]
+        return lambda sent: tuple(sent[place] for place in places)
+
+    def _place(self, array: NDArray[Any]) -> int:
+        if id(array) not in self._places:
+            self._places[id(array)] = len(self.arrays)
+            self.arrays.append(array)
+        return self._places[id(array)]
+
+    def send(self, transfer_buffer: TransferBuffer) -> list[Tensor]:
+        transfer_buffer.take([(array.dtype, array.shape) for array in self.arrays])
+        for to, array in zip(transfer_buffer.arrays, self.arrays, strict=True):
+            to[...] = array
+        transfer_buffer.send()
+        return transfer_buffer.tensors
+
+
+def _complete(
+    plan: GroupPlan, found: FoundLookups, packing: _Packing
+) -> tuple[Sent[SentPooling], Sent[SentRowUpdates]]:
+    """A plan whose look-ups the device has found: where its rows lie is all that is added."""
+    row_updates = plan.row_updates
+    locations, segments = row_updates.locations, row_updates.segments
+    assert not len(locations) or locations.min() >= 0, "no row lies on the host"
+    at = packing.add(plan.pooling.row_locations)
+    sums = packing.add(locations, segments, hot_rows(segments))
+
+    def pooling(sent: list[Tensor]) -> SentPooling:
+        return _cut(plan.pooling, found.bags_at(*at(sent)), no_rows(), None, None)
+
+    def updates(sent: list[Tensor]) -> SentRowUpdates:
+        to, starts, hot = sums(sent)
+        return SentRowUpdates(
+            **vars(row_updates),
+            here=np.arange(len(locations)),
+            segments_here=Segments(to, starts, found.found.vectors, found.found.scales, hot),
+            there=no_rows(),
+            on_host=_take_rows(row_updates, np.zeros(len(locations), np.bool_)),
+            needed=None,
+        )
+
+    return pooling, updates
+
+
+def _cut_pooling(pooling: Pooling, packing: _Packing) -> Sent[SentPooling]:
+    if not (pooling.row_locations < 0).any():  # before anything is as long as the look-ups
+        bags = packing.add(*bag_arrays(pooling, pooling.row_locations))
+        return lambda sent: _cut(pooling, SentBags(pooling.num_samples, *bags(sent)), no_rows(), None, None)
+    on_host = pooling.locations < 0
+    if on_host.all():  # empty bags need no device either
+        return lambda sent: _cut(pooling, None, no_rows(), pooling, None)
+    sums = np.concatenate([[0], np.cumsum(on_host)])
+    found, counts = np.diff(sums[pooling.bag_starts]), np.diff(pooling.bag_starts)
+    whole = (found == counts) & (counts > 0)
+    here, there = _take_bags(pooling, ~whole), _take_bags(pooling, whole)
+    used = np.zeros(len(here.row_locations), np.bool_)
+    used[here.inverse] = True
+    locations, crossing = _crossing(here.row_locations, used)
+    bags = packing.add(*bag_arrays(here, locations))
+    if not whole.any():
+        return lambda sent: _cut(pooling, SentBags(here.num_samples, *bags(sent)), crossing, None, None)
+    vectors = packing.add(there.bag_vectors)
+    numbered = replace(there, num_vectors=len(there.bag_vectors), bag_vectors=_count(there.bag_vectors))
+    return lambda sent: _cut(pooling, SentBags(here.num_samples, *bags(sent)), crossing, numbered, vectors(sent)[0])
+
+
+def _cut(
+    pooling: Pooling, bags: SentBags | None, crossing: Int64s, on_host: Pooling | None, host_vectors: Tensor | None
+) -> SentPooling:
+    return SentPooling(**vars(pooling), bags=bags, crossing=crossing, on_host=on_host, host_vectors=host_vectors)
+
+
+def bag_arrays(pooling: Pooling, row_locations: Int64s) -> tuple[NDArray[Any], ...]:
+    """The arguments of `SentBags`. What the kernel can tell from a bag's number is left out."""
+    vectors, starts = told_bags(pooling.num_samples, pooling.bag_vectors, pooling.bag_starts)
+    return row_locations, pooling.inverse, vectors, starts, pooling.scales
+
+
+def _take_bags(pooling: Pooling, which: NDArray[np.bool_]) -> Pooling:
+    if which.all():
+        return pooling
+    lookups, starts = _spans(pooling.bag_starts, np.flatnonzero(which))
+    scales = pooling.scales[lookups] if len(pooling.scales) else pooling.scales
+    vectors, tables = pooling.bag_vectors[which], pooling.bag_tables[which]
+    return Pooling(
+        pooling.num_vectors, vectors, starts, tables, pooling.inverse[lookups], pooling.row_locations, scales
+    )
+
+
+def _cut_row_updates(row_updates: RowUpdates, num_vectors: int, packing: _Packing) -> Sent[SentRowUpdates]:
+    on_host = row_updates.locations < 0
+    here, there = _take_rows(row_updates, ~on_host), _take_rows(row_updates, on_host)
+    segments = _add_segments(here, packing)
+    needed: Picked | None = None
+    if on_host.any() and not on_host.all():
+        wanted = np.zeros(num_vectors, np.bool_)
+        wanted[there.vectors] = True
+        needed = packing.add(np.flatnonzero(wanted))
+        there = replace(there, vectors=(np.cumsum(wanted, dtype=np.int32) - 1)[there.vectors])
+    return lambda sent: SentRowUpdates(
+        **vars(row_updates),
+        here=np.flatnonzero(~on_host),
+        segments_here=Segments(*segments(sent)),
+        there=np.flatnonzero(on_host),
+        on_host=there,
+        needed=None if needed is None else needed(sent)[0],
+    )
+
+
+def _cut_sums(deferred: Deferred, packing: _Packing) -> Sent[SentRowUpdates]:
+    """The update from sums that are due, one each; the host gets those of its rows."""
+    starts, entries = np.arange(len(deferred.due_rows) + 1), deferred.due_entries.astype(np.int32)
+    due = RowUpdates(deferred.due_rows, deferred.due_locations, starts, entries, np.zeros(0, np.float32))
+    on_host = due.locations < 0
+    here, there = _take_rows(due, ~on_host), _take_rows(due, on_host)
+    segments = _add_segments(here, packing)
+    needed = packing.add(there.vectors)
+    return lambda sent: SentRowUpdates(
+        **vars(due),
+        here=np.flatnonzero(~on_host),
+        segments_here=Segments(*segments(sent)),
+        there=np.flatnonzero(on_host),
+        on_host=replace(there, vectors=_count(there.vectors)),
+        needed=needed(sent)[0],
+    )
+
+
+def _add_segments(row_updates: RowUpdates, packing: _Packing) -> Picked:
+    """The arguments of `Segments`."""
+    arrays = row_updates.locations, row_updates.segments, row_updates.vectors, row_updates.scales
+    return packing.add(*arrays, hot_rows(row_updates.segments))
+
+
+def _take_rows(row_updates: RowUpdates, which: NDArray[np.bool_]) -> RowUpdates:
+    if which.all():
+        return row_updates
+    lookups, segments = _spans(row_updates.segments, np.flatnonzero(which))
+    scales = row_updates.scales[lookups] if len(row_updates.scales) else row_updates.scales
+    return RowUpdates(
+        row_updates.rows[which], row_updates.locations[which], segments, row_updates.vectors[lookups], scales
+    )
+
+
+def _send_snapshots(snapshots: Snapshots, packing: _Packing) -> Sent[SentSnapshots]:
+    locations, crossing = _crossing(snapshots.locations)
+    parts = packing.add(locations, snapshots.entries, snapshots.known)
+    return lambda sent: SentSnapshots(**vars(snapshots), arguments=SnapshotArguments(*parts(sent)), crossing=crossing)
+
+
+def _send_deferred(deferred: Deferred, packing: _Packing) -> Sent[SentDeferred]:
+    row_updates, due = deferred.row_updates, _cut_sums(deferred, packing)
+    segments = _add_segments(row_updates, packing)
+    entries = packing.add(deferred.due_entries)
+    return lambda sent: SentDeferred(
+        **vars(deferred), segments_sent=Segments(*segments(sent)), due=due(sent), due_sent=entries(sent)[0]
+    )
+
+
+def _crossing(locations: Int64s, used: NDArray[np.bool_] | None = None) -> tuple[Int64s, Int64s]:
+    """Locations in which the i-th host row is ~i, and the host rows; of those `used`, default all."""
+    on_host = np.flatnonzero(locations < 0 if used is None else (locations < 0) & used)
+    if not len(on_host):
+        return locations, no_rows()
+    found = locations.copy()
+    found[on_host] = ~np.arange(len(on_host))
+    return found, ~locations[on_host]
+
+
+def _spans(starts: Int64s, which: Int64s) -> tuple[Int64s, Int64s]:
+    """The positions that the spans `which` of [starts[i], starts[i + 1]) cover, and where each begins among them."""
+    lengths = starts[which + 1] - starts[which]
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    return np.repeat(starts[which] - begins[:-1], lengths) + np.arange(begins[-1]), begins
+
+
+def _count(vectors: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.arange(len(vectors), dtype=np.int32)

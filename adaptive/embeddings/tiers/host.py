@@ -1,0 +1,186 @@
+"""`HostTier`: a place for every row of a group. `MemoryHost` is memory; `host_file.FileHost` is a file.
+
+Nothing is written when it is made. A row that never changed has no stored value: `initial` computes it. So a table
+of a billion rows costs address space, and memory or disk only for rows that were trained.
+"""
+
+import contextlib
+import mmap
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.planning.plan import RowUpdates
+from adaptive.kernels.aligned import empty_rows
+from adaptive.kernels.rows.cpu import initial, move, steps
+from adaptive.optim import RowOptimizer
+
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class HostIO:
+    """What has crossed between a host tier and its file since it was made."""
+
+    reads: int = 0
+    bytes_read: int = 0
+    writes: int = 0
+    bytes_written: int = 0
+
+
+class HostTier(ABC):
+    """Rows with their optimizer state, moved by copying. Row numbers are local to the group.
+
+    `weights` (rows, D) and `state` (rows, S), float32, are there to be computed on in place; they have no rows in a
+    tier that only copies.
+    """
+
+    weights: Floats
+    state: Floats
+
+    def __init__(self, group: Group, optimizer: RowOptimizer) -> None:
+        self.group = group
+        self.optimizer = optimizer
+        self.io = HostIO()
+        self._width = group.embedding_dim
+        self._state_width = optimizer.state_width(group.embedding_dim)
+        self.first_state = optimizer.settings()[steps.FIRST]
+
+    # --- moving rows -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
+        """Copy `rows` (n,), in any order, to rows `to_rows` of other arrays, each of which is given once."""
+
+    @abstractmethod
+    def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
+        """Store rows `from_rows` of other arrays as `rows` (n,), in any order, each given once."""
+
+    def read(self, rows: Int64s) -> tuple[Floats, Floats]:
+        """Copies (weights (n, D), state (n, S)) of `rows`."""
+        weights, state = self._empty(len(rows))
+        self.copy_out(rows, weights, state, np.arange(len(rows)))
+        return weights, state
+
+    def write(self, rows: Int64s, weights: Floats, state: Floats) -> None:
+        """Store weights (n, D) and state (n, S) as `rows`."""
+        self.copy_in(rows, weights, state, np.arange(len(rows)))
+
+    def store_initial(self, rows: Int64s) -> None:
+        """Store the initial values of `rows`, each given once; for rows that are used in place."""
+        if len(rows):
+            weights, state = self._empty(len(rows))
+            self.initial(weights, state, np.arange(len(rows)), rows)
+            self.write(rows, weights, state)
+
+    def poison(self, rows: Int64s) -> None:
+        """Debug: store NaN."""
+        weights, state = self._empty(len(rows))
+        weights.fill(np.nan)
+        state.fill(np.nan)
+        self.write(rows, weights, state)
+
+    @abstractmethod
+    def expect(self, row_updates: RowUpdates) -> None:
+        """A hint that a batch will soon use rows in place, for tiers that can prefetch them."""
+
+    def initial(self, weights: Floats, state: Floats, to_rows: Int64s, rows: Int64s) -> None:
+        """Write the initial values of local rows to rows `to_rows` of other arrays."""
+        group = self.group
+        initial.initial_rows(
+            weights,
+            state,
+            to_rows,
+            group.whole_rows(rows),
+            group.whole.table_starts,
+            group.table_keys,
+            group.table_bounds,
+            self.first_state,
+        )
+
+    def _empty(self, num_rows: int) -> tuple[Floats, Floats]:
+        return empty_rows(num_rows, self._width), empty_rows(num_rows, self._state_width)
+
+    # --- the tier as a whole ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Hand all stored rows to the disk, where there is one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release memory or disk. Rows cannot be moved any more. Closing twice is fine."""
+
+    @property
+    @abstractmethod
+    def disk_bytes(self) -> int:
+        """Bytes of disk that stored rows have taken so far."""
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Bytes of (weights, state) if every row were stored."""
+        return 4 * self.group.num_rows * self._width, 4 * self.group.num_rows * self._state_width
+
+
+class MemoryHost(HostTier):
+    """A host tier in memory: two arrays, between which numba kernels copy rows."""
+
+    def __init__(self, group: Group, optimizer: RowOptimizer, *, own_pages: bool = False) -> None:
+        """`own_pages`: give the arrays pages of their own, so that they can be pinned."""
+        super().__init__(group, optimizer)
+        self.weights, self.state = self._empty(group.num_rows)  # pages are taken when a row is first written
+        if own_pages:
+            self.weights, self.state = (whole_pages(*array.shape) for array in (self.weights, self.state))
+
+    def copy_out(self, rows: Int64s, weights: Floats, state: Floats, to_rows: Int64s) -> None:
+        move.copy_rows(weights, state, to_rows, self.weights, self.state, rows)
+
+    def copy_in(self, rows: Int64s, weights: Floats, state: Floats, from_rows: Int64s) -> None:
+        move.copy_rows(self.weights, self.state, rows, weights, state, from_rows)
+
+    def expect(self, row_updates: RowUpdates) -> None:
+        pass
+
+    def store_initial(self, rows: Int64s) -> None:
+        self.initial(self.weights, self.state, rows, rows)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def disk_bytes(self) -> int:
+        return 0
+
+
+def whole_pages(num_rows: int, width: int) -> Floats:
+    """(num_rows, width) on pages of its own, which are taken when they are first written or pinned."""
+    size = 4 * num_rows * width
+    if not size:
+        return np.empty((num_rows, width), np.float32)
+    return np.frombuffer(_pages(size), np.float32).reshape(num_rows, width)
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Private memory: shared memory, Python's default, gets no huge pages however it asks for them.
+
+    A process that is forked does not have it: on older systems the first write of either one would move the parent's
+    page away from where the GPU reads and writes.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise(pages, mmap.MADV_DONTFORK)
+    return pages
+
+
+def advise(pages: mmap.mmap, advice: int) -> None:
+    """Tell the system how the pages will be used."""
+    with contextlib.suppress(OSError):  # a system that knows no such thing
+        pages.madvise(advice)

@@ -1,0 +1,260 @@
+"""`compare`: one training for each policy and seed, interleaved, with everything but the policy equal.
+
+Where settings are varied, too, that holds within each combination of their values: all policies train with the first
+one, then with the next, and then comes the next seed.
+
+Seed i of a comparison is `seed` + i for initial weights, dense and rows. The built-in stream is another one for each
+seed (`data.synthetic.seed` + i), so that the spread covers the data, too; of files only the shuffle changes
+(`data.seed` + i, where there is one), since the data are what they are. Within a seed all policies get the same.
+
+A run that dropped inputs is followed by its control, unasked: `random_drop` with the same seed and the share of the
+inputs that was dropped. Whether a rule chose its inputs well shows beside one that did not look.
+"""
+
+import hashlib
+import json
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from itertools import count, groupby
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.config import TrainConfig
+from adaptive.errors import InputError, OutputError
+from adaptive.plugins import load_policy_class
+from adaptive.storage.checkpoint import MANIFEST
+from adaptive.storage.durable import write_atomic
+from adaptive.storage.scores import read_scores
+from adaptive.storage.untrusted import parse_json, read_plain
+from adaptive.studies.compare.contenders import Contender
+from adaptive.studies.compare.kept import KeptRuns
+from adaptive.studies.compare.variations import Variation, folders, title
+from adaptive.system import OtherWork
+from adaptive.training.runs import train_run
+
+CONTROL: Final = "random_drop"
+RECORD: Final = "comparison.json"
+_OURS: Final = re.compile(rf"{RECORD}(\.tmp-\d+)?|seed-\d+")
+_TRAINED: Final = re.compile(r"dense/.*|rows/rows\d+\.(changed|weights|state)")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one training ended: with a summary, or with an error."""
+
+    policy: str
+    seed: int
+    run_dir: str
+    arranges: bool = False
+    summary: dict[str, Any] = field(default_factory=dict)
+    bits: str | None = None  # of what was trained; equal exactly if the runs agree bit for bit
+    error: Exception | None = None
+    beside: str | None = None  # the policy whose share of dropped inputs this run dropped at random
+    varied: Variation = ()
+    others_cpu_share: float | None = None  # of the cores, taken by other processes meanwhile; None: not known
+    scores: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # (2, n): logits, labels
+
+
+Told = Callable[[str], None]
+
+
+def train_all(
+    contenders: Sequence[Contender],
+    seeds: int,
+    directory: Path,
+    *,
+    overwrite: bool = False,
+    go_on: bool = False,
+    stream: TextIO | None = None,
+    told: Told | None = None,
+) -> list[Outcome]:
+    """All outcomes of `trainings`."""
+    return list(trainings(contenders, seeds, directory, overwrite=overwrite, go_on=go_on, stream=stream, told=told))
+
+
+def trainings(
+    contenders: Sequence[Contender],
+    seeds: int,
+    directory: Path,
+    *,
+    overwrite: bool = False,
+    go_on: bool = False,
+    stream: TextIO | None = None,
+    told: Told | None = None,
+) -> Iterator[Outcome]:
+    """Train every policy with every seed, seed by seed, and the controls; an error ends its own run only.
+
+    Args:
+        contenders: settings that differ in the policy and, group by group, in what is varied only.
+        seeds: how many.
+        directory: from `claim`; each run gets the folder `seed-<seed>/<policy>` in it, or
+            `seed-<seed>/<key=value>/<policy>`.
+        overwrite: replace the runs of an earlier comparison.
+        go_on: take the runs that it finished as they are (`KeptRuns`), and train only what is missing.
+        stream: where the progress of a run is shown.
+        told: called before each run.
+
+    Raises:
+        CheckpointError: from `KeptRuns`.
+        InputError: if the first run finds the data unusable (they are the same for all), or they are no longer those
+            of a run that is kept.
+    """
+    tell = told or (lambda which: None)
+    kept = KeptRuns(directory) if go_on else None
+    train = partial(_keep_or_train, kept, tell, overwrite=overwrite or go_on, stream=stream)
+    first = True
+    for number in range(seeds):
+        for which, rivals in _groups(contenders):
+            for place, contender in enumerate(rivals):
+                config = with_seed(contender.config, number)
+                about = f"seed {config.seed} ({number + 1} of {seeds}){which}"
+                folder = directory.joinpath(f"seed-{config.seed}", *folders(contender.varied))
+                tell(f"{about}, {contender.label} ({place + 1} of {len(rivals)})")
+                outcome = train(contender, config, folder / _folder_name(place, contender.label))
+                if isinstance(outcome.error, InputError) and first and not contender.arranges:
+                    raise outcome.error
+                first = False
+                yield outcome
+                control = _control(contender, config, outcome)
+                if control is not None:
+                    tell(f"{about}, {control.label}")
+                    found = train(control, control.config, folder / _folder_name(place, CONTROL))
+                    yield replace(found, beside=contender.label)
+
+
+def _groups(contenders: Sequence[Contender]) -> list[tuple[str, list[Contender]]]:
+    """The contenders of each combination of values, with words for it: `, batch_size=256 (1 of 3)`."""
+    groups = [list(members) for _, members in groupby(contenders, key=lambda one: one.varied)]
+    varied = [members[0].varied for members in groups]
+    words = [f", {title(one)} ({place} of {len(varied)})" if one else "" for place, one in enumerate(varied, start=1)]
+    return list(zip(words, groups, strict=True))
+
+
+def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Contender | None:
+    """The run that drops as many inputs at random, if this one dropped any by a rule."""
+    share = outcome.summary.get("skipped_input_share")
+    if not share or load_policy_class(config.policy) is load_policy_class(CONTROL):
+        return None
+    skip = None if config.skip is None else config.skip.model_copy(update={"rule": None})  # it drops inputs itself
+    changed = {"policy": CONTROL, "policy_options": {"share": share, "seed": config.seed}, "skip": skip}
+    return Contender(f"{CONTROL} beside {contender.label}", config.model_copy(update=changed), contender.varied)
+
+
+def with_seed(config: TrainConfig, number: int) -> TrainConfig:
+    """The settings for seed `number` of a comparison: seeds of weights and data moved on by `number`."""
+    options = dict(config.data_options)
+    if config.data == "synthetic":
+        synthetic = dict(options.get("synthetic", {}))
+        options["synthetic"] = {**synthetic, "seed": synthetic.get("seed", 0) + number}
+    else:
+        options["seed"] = options.get("seed", 0) + number
+    return config.model_copy(update={"seed": config.seed + number, "data_options": options})
+
+
+def claim(out: str | None, *, overwrite: bool = False, go_on: bool = False) -> Path:
+    """The directory of a comparison, made if it is not there: `out`, or `runs/<date>-compare`.
+
+    Raises:
+        OutputError: if it is not empty (unless it holds a comparison and `overwrite` or `go_on` was asked for), or
+            cannot be made.
+    """
+    path = Path(out) if out is not None else Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-compare"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise OutputError(f"output directory {path} cannot be used: {error}") from error
+    if names and not (overwrite or go_on):
+        raise OutputError(
+            f"output directory {path} is not empty; choose another with --out, keep what is there with --go-on, or "
+            "replace it with --overwrite"
+        )
+    others = [name for name in names if not _OURS.fullmatch(name)]
+    if others:
+        raise OutputError(
+            f"output directory {path} holds {', '.join(others[:5])}, which no comparison writes; "
+            "move it away or choose another directory with --out"
+        )
+    return path
+
+
+def write_record(directory: Path, result: dict[str, Any]) -> None:
+    """Keep the result beside the runs."""
+    try:
+        write_atomic(directory / RECORD, json.dumps(result, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise OutputError(f"{directory / RECORD} could not be written: {error}") from error
+
+
+def _keep_or_train(
+    kept: KeptRuns | None,
+    tell: Told,
+    contender: Contender,
+    config: TrainConfig,
+    path: Path,
+    *,
+    overwrite: bool,
+    stream: TextIO | None,
+) -> Outcome:
+    if kept is not None:
+        if (found := kept.find(config)) is not None:
+            where, summary = found
+            tell(f"kept: {where}")
+            return _finished(contender, config, where, summary)
+        path = _not_kept(path, kept)
+    return _train(contender, config, path, overwrite=overwrite, stream=stream)
+
+
+def _not_kept(path: Path, kept: KeptRuns) -> Path:
+    """The folder of a run that is trained: not that of another one, which had this place in the list before."""
+    numbered = (path if number == 1 else path.with_name(f"{path.name}.{number}") for number in count(1))
+    return next(folder for folder in numbered if not kept.holds(folder))
+
+
+def _finished(contender: Contender, config: TrainConfig, path: Path, summary: dict[str, Any]) -> Outcome:
+    return Outcome(
+        contender.label,
+        config.seed,
+        str(path),
+        arranges=contender.arranges,
+        summary=summary,
+        bits=_bits(path, summary),
+        varied=contender.varied,
+        scores=read_scores(path) if summary.get("auc_of") == "evaluation" else None,
+    )
+
+
+def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: bool, stream: TextIO | None) -> Outcome:
+    others = OtherWork()
+    try:
+        own = config.model_copy(update={"out": str(path)})
+        summary = train_run(own, overwrite=overwrite, stream=stream, keep_scores=True)
+    except Exception as error:  # whatever stops one run, the others are still worth having
+        traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
+        return Outcome(contender.label, config.seed, str(path), error=error, varied=contender.varied)
+    summary.pop("table", None)
+    return replace(_finished(contender, config, path, summary), others_cpu_share=others.share())
+
+
+def _bits(path: Path, summary: dict[str, Any]) -> str:
+    """A digest of the trained weights and row state, where they were saved, and of the quality."""
+    found = {name: summary.get(name) for name in ("steps", "samples", "auc", "log_loss")}
+    file = path / "weights" / MANIFEST
+    if os.path.lexists(file):  # save=false: the evaluation has seen every weight that matters to it
+        manifest = parse_json(read_plain(file), str(file))
+        digests = {f"{entry['group']}/{entry['name']}": entry["sha256"] for entry in manifest["arrays"]}
+        found |= {name: digest for name, digest in digests.items() if _TRAINED.fullmatch(name)}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def _folder_name(place: int, label: str) -> str:
+    """`0-lru`: the place keeps policies apart whose names differ in signs only."""
+    return f"{place}-" + (re.sub(r"[^A-Za-z0-9_.=-]+", "-", label.rpartition("/")[2]).strip("-") or "policy")

@@ -1,0 +1,213 @@
+"""`Guard`: the quality guard of a run (`adaptive.training.guard`) for a training loop of one's own."""
+
+import contextlib
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+from pydantic import ValidationError
+from torch import Tensor
+
+from adaptive.batch import Batch, as_batch, in_order
+from adaptive.config import GuardConfig, SkipConfig, TrainConfig
+from adaptive.embeddings.planned_batch import Planned
+from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError, InputError, NonFiniteError
+from adaptive.studies.own_loop.recording import Recording
+from adaptive.training.guard.adapters import Told, Trained
+from adaptive.training.guard.guard import Guard as _Guard
+from adaptive.training.telemetry.record import Record
+
+REACH: Final = "it must reach tables, models and optimizers through its arguments only, which are copies in a check"
+
+
+class Guard:
+    """Keeps what a policy skips in a loop of one's own within a loss of AUC: a context manager around the loop.
+
+        with adaptive.Guard(embeddings, step, net, dense, score=score, batch_size=256, total=len(loader)) as guard:
+            for planned in guard.look_ahead(loader):
+                loss, logits = step(net, dense, planned)
+                guard.after(planned, loss)
+        print(guard.summary()["guard_decisions"])
+
+    It decides as `--set guard.budget=...` does for a run with the same model, data and settings.
+
+    Args:
+        embeddings: the tables, with a policy that skips.
+        step: `step(*parts, planned)` trains a batch, `embeddings.step()` included, and returns its mean loss from
+            before the update, alone or first in a tuple. The guard calls it with copies of the parts. So it must reach
+            all that it trains through them, and whatever changes learning rates belongs into it.
+        parts: modules, optimizers and the like (`state_dict`, `load_state_dict`), which may hold the tables or be
+            them.
+        score: `score(*parts, planned)` gives logits (B,) and trains nothing; modules among the parts are in evaluation
+            mode, and gradients are off.
+        batch_size: samples of a batch.
+        total: batches of the whole loop; an upper bound will do. None if not known, for a policy that defers only.
+        depth: batches of look-ahead.
+        record: the recording of this loop, which then has the decisions, too.
+        limits: `budget`, `warmup`, `steps`, `holdout`, `every`, as in `GuardConfig`.
+
+    Raises:
+        ConfigError: for tables of several ranks, a part that cannot be copied back, limits that are none, or a policy
+            that drops something while `total` is not known.
+    """
+
+    def __init__(
+        self,
+        embeddings: TieredEmbeddingBag,
+        step: Callable[..., Any],
+        *parts: Any,
+        score: Callable[..., Tensor],
+        batch_size: int,
+        total: int | None = None,
+        depth: int = 4,
+        record: Recording | None = None,
+        **limits: Any,
+    ) -> None:
+        if embeddings.ranks is not None:
+            raise ConfigError("guard: tables of one process are needed; those of several ranks are not copied")
+        for number, part in enumerate(parts):
+            _check_part(number, part)
+        self._told: Told = _Steps() if record is None else record.recorder
+        self._counts = record is None
+        self._embeddings, self._depth, self._heard = embeddings, depth, 0
+        settings = _limits(limits)
+        lag = None if embeddings.skip is None else SkipConfig(lag=embeddings.skip.lag)
+        name = type(embeddings.policy).__name__.lower()
+        config = TrainConfig(policy=name, batch_size=batch_size, depth=depth, skip=lag, guard=settings)
+        self._guard = _Guard(settings, config, _OwnLoop(embeddings, parts, step, score), self._told, total)
+
+    def look_ahead(self, batches: Iterable[Batch]) -> LookAhead:
+        """The batches of the next pass over the data, planned ahead, in the place of `embeddings.look_ahead`.
+
+        Raises:
+            ConfigError: if `after` was not called for a batch.
+            InputError: for a batch without labels 0 and 1.
+        """
+        return LookAhead(partial(self._look_ahead, batches), batches)
+
+    def _look_ahead(self, batches: Iterable[Batch]) -> Generator[Planned, None, None]:
+        order = self._embeddings.features
+        guarded = self._guard.guarded(_labelled(as_batch(in_order(batch, order)).unshared() for batch in batches))
+        with contextlib.closing(self._embeddings.look_ahead(guarded, depth=self._depth)) as coming:
+            for planned in coming:
+                before = self._heard
+                yield planned
+                if self._heard != before + 1:
+                    raise ConfigError(
+                        f"guard: after(planned, loss) was called {self._heard - before} times for batch "
+                        f"{planned.number}, and is needed once, after its step"
+                    )
+
+    def after(self, planned: Planned, loss: Tensor | float) -> None:
+        """A batch is trained; `loss`: its mean, from before the update. With a recording: after `record.step`."""
+        if self._counts:
+            self._told.steps += 1
+            self._told.samples += planned.num_samples
+            self._told.loss = _number(loss)
+        self._heard += 1
+        if self._told.steps != self._heard:
+            raise ConfigError(f"guard: {self._told.steps} batches are recorded, {self._heard} told: record.step first")
+        self._guard.after_step()
+
+    def summary(self) -> dict[str, Any]:
+        """Decisions with their evidence, extra batches, and what was left out or undone, as in a run's summary."""
+        return self._guard.summary()
+
+    def __enter__(self) -> "Guard":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Undo what an unfinished check has skipped; after an error nothing but memory is given back."""
+        if error is None:
+            self._guard.finish()
+        else:
+            self._guard.close()
+
+
+class _OwnLoop(Trained):
+    def __init__(
+        self,
+        embeddings: TieredEmbeddingBag,
+        parts: tuple[Any, ...],
+        step: Callable[..., Any],
+        score: Callable[..., Tensor],
+    ) -> None:
+        super().__init__(embeddings, parts)
+        self._step, self._score = step, score
+
+    def train(self, batch: Batch, step: int) -> None:
+        with contextlib.closing(self.embeddings.look_ahead([batch], depth=0)) as coming:
+            for planned in coming:
+                found = self._stepped(planned)
+                loss = _number(found[0] if isinstance(found, tuple) else found)
+                if not math.isfinite(loss):
+                    raise NonFiniteError(f"step {step + 1} of the guard's copy: the loss is {loss}")
+
+    def _stepped(self, planned: Planned) -> Any:
+        try:
+            return self._step(*self.parts, planned)
+        except ConfigError as error:
+            raise ConfigError(
+                f"guard: step(*parts, planned) failed on copies of the parts: {error}; {REACH}"
+            ) from error
+
+    def logits(self, planned: Planned) -> Tensor:
+        found = self._score(*self.parts, planned)
+        if not isinstance(found, Tensor) or found.shape != (planned.num_samples,):
+            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(f"guard: score(...) must give logits ({planned.num_samples},), found {what}")
+        return found
+
+
+class _Steps:
+    """Counts."""
+
+    def __init__(self) -> None:
+        self.steps, self.samples, self.loss = 0, 0, math.nan
+
+    def timed(self, stage: str) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def write(self, record: Record) -> None:
+        """The summary has it."""
+
+
+def _number(loss: Any) -> float:
+    return float(loss.detach() if isinstance(loss, Tensor) else loss)
+
+
+def _check_part(number: int, part: Any) -> None:
+    if not all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict")):
+        raise ConfigError(
+            f"guard: part {number + 1} is a {type(part).__name__}: modules, optimizers and whatever else has "
+            "state_dict() and load_state_dict() are needed, as a check that fails gives them other values"
+        )
+
+
+def _limits(given: dict[str, Any]) -> GuardConfig:
+    unknown = [name for name in given if name not in GuardConfig.model_fields]
+    if unknown:
+        raise ConfigError(f"guard: no limit {', '.join(unknown)}; there are: {', '.join(GuardConfig.model_fields)}")
+    try:
+        return GuardConfig.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"guard: {'.'.join(map(str, first['loc']))}: {first['msg']}, found {first['input']}"
+        ) from error
+
+
+def _labelled(batches: Iterable[Batch]) -> Iterator[Batch]:
+    for number, batch in enumerate(batches):
+        other = np.flatnonzero((batch.labels != 0) & (batch.labels != 1))
+        if len(other):
+            raise InputError(f"guard: labels 0 and 1 are needed, found {batch.labels[other[0]]} in batch {number}")
+        yield batch

@@ -1,0 +1,144 @@
+"""`Recording`: the record of a training loop of one's own, as a run has it: `metrics.jsonl` and TensorBoard."""
+
+import contextlib
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from torch import Tensor
+
+from adaptive.embeddings.planned_batch import Planned
+from adaptive.embeddings.prefetch_iterator import LookAhead
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError
+from adaptive.storage.run_directory import RunDirectory
+from adaptive.training.evaluation import Evaluation
+from adaptive.training.telemetry.jsonl import MetricsFile
+from adaptive.training.telemetry.progress import Progress
+from adaptive.training.telemetry.record import RunRecord
+from adaptive.training.telemetry.recorder import Recorder, Sink
+from adaptive.training.telemetry.report import run_summary, summary_text
+from adaptive.training.telemetry.tensorboard import TensorBoardView
+
+
+class Recording:
+    """Records a loop in a directory: a context manager.
+
+        with Recording(embeddings, "runs/mine") as record:
+            for planned in record.batches(embeddings.look_ahead(loader)):
+                logits = model(planned)
+                loss = loss_fn(logits, planned.labels)
+                ...
+                embeddings.step()
+                record.step(planned, loss, logits)
+
+    `run.json` says that it is a loop of one's own; no command can resume or evaluate it.
+
+    Args:
+        embeddings: whose statistics are recorded; nobody else may take them (`take_statistics`) meanwhile.
+        directory: new or empty.
+        log_every: batches of an interval, one record each.
+        tensorboard: write TensorBoard files, too.
+        progress: where a line of progress is shown, such as `sys.stderr`.
+        overwrite: replace the run that is there.
+
+    Raises:
+        OutputError: if the directory cannot be used, or is not empty.
+        ConfigError: for a number of batches below 1.
+    """
+
+    def __init__(
+        self,
+        embeddings: TieredEmbeddingBag,
+        directory: Path | str,
+        *,
+        log_every: int = 20,
+        tensorboard: bool = True,
+        progress: TextIO | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        if log_every < 1:
+            raise ConfigError(f"log_every: a whole number from 1 on is needed, found {log_every}")
+        self._embeddings, self._name = embeddings, type(embeddings.policy).__name__.lower()
+        self._recorder = Recorder(embeddings, log_every=log_every)
+        self._directory = RunDirectory(Path(directory), overwrite=overwrite)
+        rows = embeddings.table_rows()
+        sinks: list[Sink] = [MetricsFile(self._directory.metrics)]
+        if tensorboard:
+            sinks.append(TensorBoardView(self._directory.tensorboard, list(rows), list(rows.values())))
+        if progress is not None:
+            sinks.append(Progress(progress, None))
+        self._recorder.sinks = sinks
+        self._rows = rows
+
+    @property
+    def recorder(self) -> Recorder:
+        """What counts its steps and writes its records; for a guard."""
+        return self._recorder
+
+    def __enter__(self) -> "Recording":
+        self._directory.begin(own_loop=True, policy=self._name, device=str(self._embeddings.device))
+        self._recorder.write(RunRecord(policy=self._name, table_rows=self._rows, config="a loop of one's own"))
+        self._recorder.start()
+        return self
+
+    def batches(self, coming: Iterable[Planned]) -> LookAhead:
+        """The batches of a look-ahead; the wait for each is timed, and records are written between them."""
+        return LookAhead(partial(self._batches, coming), coming)
+
+    def _batches(self, coming: Iterable[Planned]) -> Generator[Planned, None, None]:
+        iterator = iter(coming)
+        self._recorder.start()
+        with contextlib.closing(iterator) if isinstance(iterator, Generator) else contextlib.nullcontext():
+            while True:
+                with self._recorder.timed("wait"):
+                    planned = next(iterator, None)
+                self._recorder.write_if_due()
+                if planned is None:
+                    break
+                yield planned
+        self._recorder.write_interval()
+
+    def timed(self, stage: str) -> AbstractContextManager[None]:
+        """Count the time inside for a stage: `forward`, `backward`, `update` or `row_update`."""
+        return self._recorder.timed(stage)
+
+    def step(self, planned: Planned, loss: Tensor | float, logits: Tensor) -> None:
+        """A batch is trained: its mean loss and its logits (B,), from before the update, for AUC and log loss."""
+        labels = planned.batch.labels
+        if logits.shape != labels.shape:
+            raise ConfigError(f"logits of shape ({len(labels)},) are needed, found {tuple(logits.shape)}")
+        self._recorder.step(float(loss.detach() if isinstance(loss, Tensor) else loss), logits, labels)
+
+    def evaluation(self, found: Evaluation) -> None:
+        """Record the quality on other samples: what `adaptive.evaluate` or `adaptive.quality_of` gives."""
+        self._recorder.write_evaluation(found)
+
+    def summary(self) -> dict[str, Any]:
+        """What `adaptive-train run --json` would tell, of the batches recorded so far; `table`: the same as text."""
+        self._recorder.write_interval()
+        of_training = {"auc": self._recorder.auc.value(), "log_loss": self._recorder.log_loss.value()}
+        found = run_summary(self._name, self._recorder.totals, **of_training)
+        found |= {"auc_of": "training", "eval_samples": 0, "accuracy": self._recorder.auc.accuracy()}
+        if self._recorder.evaluations:
+            latest = self._recorder.evaluations[-1]
+            found |= {name: getattr(latest, name) for name in ("auc", "log_loss", "accuracy")}
+            found |= {"auc_of": "evaluation", "eval_samples": latest.samples}
+        text = summary_text(found, self._recorder.totals, table_rows=self._rows)
+        return {**found, "table": text}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._directory, self._recorder_closing():
+            if error is not None:
+                self._directory.write(status="stopped", error=f"{type(error).__name__}: {error}")
+                return
+            found = self.summary()
+            self._directory.finish({name: value for name, value in found.items() if name != "table"})
+
+    def _recorder_closing(self) -> AbstractContextManager[Recorder]:
+        return contextlib.closing(self._recorder)

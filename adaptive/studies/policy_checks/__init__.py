@@ -1,0 +1,106 @@
+"""What every policy must satisfy, as a list of checks: `adaptive-train policies check` and the tests run them.
+
+The checks call the policy's methods with made-up rows and batches, then train a tiny model under it and compare
+the tables, bit for bit, with the same training on a single tier.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from adaptive.config import TierConfig
+from adaptive.errors import AdaptiveError
+from adaptive.plugins import load_policy_class, make_rule
+from adaptive.policy import Policy, SkipRule
+from adaptive.studies.policy_checks.checks import CHECKS
+from adaptive.studies.policy_checks.policy_under_test import BrokenError, DoubtError, HungError, Subject
+from adaptive.studies.policy_checks.rules import rule_checks
+
+TIMEOUT_S = TierConfig().policy_timeout_s  # a run's
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check: its name, whether the policy passed, and why not (empty when passed, unless there is a doubt)."""
+
+    check: str
+    passed: bool
+    reason: str = ""
+    was_run: bool = True
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Passed, but hardly what the author means."""
+        return self.passed and bool(self.reason)
+
+
+def check_policy(
+    policy: str | type[Policy], options: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
+) -> list[CheckResult]:
+    """Run every check on a policy, given as a class, name, `module:Class` or `file.py:Class`.
+
+    A policy that cannot be loaded or made with `options` gives the one failed check `loads`; otherwise each check is
+    run, whatever the ones before it found. Only a method that does not return within `timeout_s` seconds (0: however
+    long it takes) ends them all: it is left behind in a thread, and the checks after it are not run. A policy whose
+    `arrange` leaves samples out has to say so with an attribute `drops_inputs = True`.
+    """
+    try:
+        cls = load_policy_class(policy) if isinstance(policy, str) else policy
+    except Exception as error:  # a policy under test may raise anything
+        return [CheckResult("loads", False, _reason(error))]
+    make = partial(Subject, cls, dict(options or {}), timeout_s)
+    loads, _ = _run("loads", _loads, make)
+    return [loads, *(_run_all(make) if loads.passed else [])]
+
+
+def _run_all(make: Callable[[], Subject]) -> Iterator[CheckResult]:
+    hung = False
+    for name, check in CHECKS.items():
+        if hung:
+            yield CheckResult(name, False, "not run: a method did not return in an earlier check", was_run=False)
+        else:
+            result, hung = _run(name, check, make)
+            yield result
+
+
+def check_rule(rule: str | type[SkipRule], *, timeout_s: float = TIMEOUT_S) -> list[CheckResult]:
+    """Run every check on a skip rule, given as a class, name, `module:Class` or `file.py:Class`, with parameters as in
+    `defer+bound=0.1`. A rule that cannot be loaded or made gives the one failed check `loads`."""
+    try:
+        make_rule(rule)
+    except Exception as error:  # a rule under test may raise anything
+        return [CheckResult("loads", False, _reason(error))]
+    results = [CheckResult("loads", True)]
+    for name, check in rule_checks(timeout_s).items():
+        try:
+            check(lambda: make_rule(rule))
+        except Exception as error:
+            results.append(CheckResult(name, False, _reason(error)))
+        else:
+            results.append(CheckResult(name, True))
+    return results
+
+
+def _loads(subject: Subject) -> None:
+    subject.make()
+
+
+def _run(name: str, check: Callable[[Subject], None], make: Callable[[], Subject]) -> tuple[CheckResult, bool]:
+    """Also whether a method is still running."""
+    try:
+        with make() as subject:
+            check(subject)
+    except DoubtError as doubt:
+        return CheckResult(name, True, str(doubt)), False
+    except Exception as error:
+        return CheckResult(name, False, _reason(error)), isinstance(error, HungError)
+    return CheckResult(name, True), False
+
+
+def _reason(error: Exception) -> str:
+    explained = isinstance(error, BrokenError | AdaptiveError)
+    return str(error) if explained else f"{type(error).__name__}: {error}"
+
+
+__all__ = ["TIMEOUT_S", "CheckResult", "check_policy", "check_rule"]

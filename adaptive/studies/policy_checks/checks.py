@@ -1,0 +1,261 @@
+"""The checks that every policy must pass, each a function of a `Subject` that raises what it finds wrong."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from inspect import Parameter
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.errors import PolicyError
+from adaptive.kernels.planning.selection import ORDERS
+from adaptive.plugins import policy_parameters
+from adaptive.policy import Policy, RowStats
+from adaptive.studies.policy_checks.fixtures import (
+    TABLE_ROWS,
+    FollowedView,
+    MadeUpView,
+    NotedStats,
+    a_sample,
+    made_up_batches,
+    made_up_stats,
+    samples_of,
+)
+from adaptive.studies.policy_checks.policy_under_test import Asked, BrokenError, DoubtError, Subject
+
+_SIZES: Final = (0, 1, 2, 1000)  # candidates in one question
+_READ_AT_MOST: Final = 1000  # batches that `arrange` may read before it yields its first
+
+
+def _calibrated(subject: Subject, times: int = 1) -> Asked:
+    policy = subject.make()
+    for _ in range(times):
+        policy.calibrate(a_sample(), MadeUpView())
+    return policy
+
+
+def _parameters(subject: Subject) -> None:
+    for name, parameter in policy_parameters(subject.cls).items():
+        _require(parameter.default is not Parameter.empty, f"parameter {name} has no default")
+        _require(parameter.annotation is not Parameter.empty, f"parameter {name} has no annotation")
+        _require(_rejected(subject, {name: object()}), f"parameter {name} takes values of any type")
+    _require(_rejected(subject, {"no_such_parameter": 1}), "takes parameters it does not have")
+
+
+def _rejected(subject: Subject, options: Mapping[str, Any]) -> bool:
+    try:
+        subject.policy(options)
+    except PolicyError:
+        return True
+    return False
+
+
+def _score(subject: Subject) -> None:
+    policy = _calibrated(subject)
+    for size in _SIZES:
+        _check_scores(policy.score(made_up_stats(size)), size)
+
+
+def _check_scores(scores: object, size: int) -> None:
+    if not isinstance(scores, np.ndarray):
+        raise BrokenError(f"score must return an array, found {type(scores).__name__}")
+    _require(scores.shape == (size,), f"score of {size} rows must have shape ({size},), found {scores.shape}")
+    _require(scores.dtype.kind in "biuf", f"score must return real numbers, found {scores.dtype}")
+    bad = np.flatnonzero(np.isnan(scores))
+    _require(not len(bad), f"score is NaN for {len(bad)} of {size} rows, first at position {bad[:1]}")
+
+
+def _ordered(subject: Subject) -> None:
+    policy = _calibrated(subject)
+    columns = policy.order
+    if not columns:
+        return
+    _require(columns in ORDERS, f"order is {columns}; it must be () or one of {', '.join(map(str, ORDERS))}")
+    for size in _SIZES:
+        stats = made_up_stats(size)
+        scores = np.asarray(policy.score(stats))
+        by_score = np.argsort(scores, kind="stable")
+        by_order = np.lexsort([getattr(stats, name) for name in reversed(columns)])
+        _require(np.array_equal(by_score, by_order), f"score does not order {size} rows by {' and '.join(columns)}")
+
+
+def _saturated(subject: Subject) -> None:
+    policy = _calibrated(subject)
+    for size in _SIZES:
+        found = policy.saturated(made_up_stats(size, step=10_000))
+        if not isinstance(found, np.ndarray) or found.dtype != np.bool_ or found.shape != (size,):
+            described = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+            raise BrokenError(f"saturated of {size} rows must be a bool array of shape ({size},), found {described}")
+
+
+def _has_window(subject: Subject) -> None:
+    policy, rows = _calibrated(subject), NotedStats(made_up_stats(100))
+    policy.score(rows)
+    if "next_access" in rows.read and not policy.window:
+        raise DoubtError(
+            "score reads next_access, which is NEVER for every row, as no batch is read ahead for it: set window = 16, "
+            "or as many batches as it is to see"
+        )
+
+
+def _deterministic(subject: Subject) -> None:
+    first, second = _calibrated(subject), _calibrated(subject)
+    _require(_answers(first) == _answers(second), "two policies that saw the same answered differently")
+
+
+def _calibrates(subject: Subject) -> None:
+    subject.make().calibrate([], MadeUpView())
+    once, twice = _calibrated(subject, 1), _calibrated(subject, 2)
+    _require(_answers(once) == _answers(twice), "calibrated twice with one sample, it answers differently")
+
+
+def _restores(subject: Subject) -> None:
+    policy = _calibrated(subject)
+    _answers(policy)
+    state = policy.state_dict()
+    for name, value in state.items():
+        _require(isinstance(value, np.ndarray), f"state {name} must be an array, found {type(value).__name__}")
+        _require(value.dtype.kind in "biufSU", f"state {name} must hold numbers or text, found {value.dtype}")
+    restored = subject.make()
+    restored.load_state_dict({name: value.copy() for name, value in state.items()})
+    _require(_answers(policy) == _answers(restored), "restored from its own state, it answers differently")
+
+
+def _answers(policy: Asked) -> list[bytes]:
+    """Scores and verdicts over a few batches that it is told of, comparable."""
+    answers, view = [], FollowedView()
+    for step in (0, 700, 10_000):
+        policy.follow(step, np.arange(step % 7, 900, 7), view)
+        questions = made_up_stats(200, step=step)
+        answers += [np.asarray(answer(questions)).tobytes() for answer in (policy.score, policy.saturated)]
+    return answers
+
+
+def _follows(subject: Subject) -> None:
+    policy, view = _calibrated(subject), FollowedView()
+    for number, size in enumerate((1, 2, 0, 1000)):  # a batch may look nothing up
+        policy.follow(number, np.sort(made_up_stats(size).rows), view)
+        _check_scores(policy.score(made_up_stats(1000, step=number)), 1000)
+
+
+def _arranges(subject: Subject) -> None:
+    given = list(made_up_batches(12))
+    policy = _calibrated(subject)
+    known = {number: sample for batch in given for number, sample in samples_of(batch)}
+    seen: set[int] = set()
+    for position, batch in enumerate(policy.arrange(iter(given), MadeUpView())):  # which may go on without an end
+        if not isinstance(batch, Batch):
+            raise BrokenError(f"arrange yielded {type(batch).__name__} at position {position}, needed a Batch")
+        _require(batch.num_samples > 0, f"arrange yielded a batch without samples at position {position}; leave it out")
+        for number, sample in samples_of(batch):
+            _require(number not in seen, f"arrange yielded sample {number} twice")
+            _require(known.get(number) == sample, f"arrange changed sample {number}")
+            seen.add(number)
+    lost = len(known) - len(seen)
+    _require(
+        policy.drops_inputs or not lost, f"arrange lost {lost} of {len(known)} samples and drops_inputs is not set"
+    )
+
+
+def _arranges_lazily(subject: Subject) -> None:
+    arranged = _calibrated(subject).arrange(_limited(), MadeUpView())
+    if next(arranged, None) is None:
+        raise BrokenError("arrange of an endless stream ended")
+
+
+def _limited() -> Iterator[Batch]:
+    for read, batch in enumerate(made_up_batches(None)):
+        if read == _READ_AT_MOST:
+            raise BrokenError(f"arrange read {read} batches before it yielded one; data may be endless")
+        yield batch
+
+
+def _trains(subject: Subject) -> None:
+    for depth, device_rows in [(0, "15%"), (1, "30%"), (3, "60%"), (5, "100%")]:
+        trained, tables = train_tables(subject.policy(), device_rows, depth=depth, timeout=subject.timeout)
+        _, expected = train_tables(OneTier(), "100%", depth=0, batches=trained)
+        for name, table in tables.items():
+            differing = np.flatnonzero((table != expected[name]).any(axis=1))
+            _require(
+                not len(differing),
+                f"depth {depth}, device rows {device_rows}: {len(differing)} rows of table {name} differ from "
+                f"those of a single tier, first {differing[:1]}",
+            )
+
+
+def _trains_skipping(subject: Subject) -> None:
+    skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, lag=2)
+    _, tables = train_tables(subject.policy(), "60%", depth=2, skip=skip, timeout=subject.timeout)
+    for name, table in tables.items():
+        _require(bool(np.isfinite(table).all()), f"with skipping on, table {name} is not finite")
+
+
+class OneTier(Policy):
+    """All rows on the device; the measure of all others."""
+
+    device_rows = "100%"
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        return np.zeros(len(rows))
+
+
+def train_tables(
+    policy: Policy,
+    device_rows: str,
+    *,
+    depth: int,
+    batches: Sequence[Batch] | None = None,
+    skip: SkipConfig | None = None,
+    timeout: float = 0.0,
+) -> tuple[list[Batch], dict[str, NDArray[np.float32]]]:
+    """The batches in the order in which they were trained, and the trained tables."""
+    from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag  # late: with it comes the compiler
+
+    tables = [
+        TableConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=4) for table, rows in enumerate(TABLE_ROWS)
+    ]
+    tier = TierConfig(
+        device_rows=policy.device_rows or device_rows,
+        device="cpu",
+        when_full="shallower",
+        poison=True,
+        policy_timeout_s=timeout,
+    )
+    given, trained = batches or list(made_up_batches(24)), list[Batch]()
+    at_most = sum(batch.num_samples for batch in given)  # batches, if no sample comes twice
+    with TieredEmbeddingBag(tables, tier, policy=policy, skip=skip) as embeddings:
+        embeddings.calibrate(a_sample())
+        with closing(embeddings.look_ahead(iter(given), depth=depth)) as coming:
+            for planned in coming:
+                _require(
+                    len(trained) < at_most, f"arrange yielded more batches than the {at_most} samples it was given"
+                )
+                embeddings.stack(planned).square().sum().backward()  # type: ignore[no-untyped-call]
+                embeddings.step()
+                trained.append(planned.batch)
+        return trained, {name: embeddings.table_weights(name) for name in embeddings.table_names}
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise BrokenError(message)
+
+
+CHECKS: Final[Mapping[str, Callable[[Subject], None]]] = {
+    "parameters are named, annotated, with defaults and checked": _parameters,
+    "score gives one number per row, inputs untouched": _score,
+    "order says the same as score": _ordered,
+    "who reads next_access has a window": _has_window,
+    "saturated gives one bool per row, inputs untouched": _saturated,
+    "same questions, same answers": _deterministic,
+    "calibrating again changes nothing": _calibrates,
+    "state_dict restores it": _restores,
+    "looked_up, left and came return nothing, rows untouched": _follows,
+    "arrange keeps every sample": _arranges,
+    "arrange is lazy": _arranges_lazily,
+    "trained tables equal those of a single tier": _trains,
+    "trains with skipping on": _trains_skipping,
+}

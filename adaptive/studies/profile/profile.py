@@ -1,0 +1,160 @@
+"""`profile`: the parts that were asked for, one after another, as one record."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from adaptive.config import parse_size
+from adaptive.data.dataset import Dataset
+from adaptive.embeddings.planning.layout import Group, make_groups
+from adaptive.embeddings.planning.sizing import row_bytes
+from adaptive.errors import ConfigError
+from adaptive.optim import row_optimizer
+from adaptive.studies.machines.spec import MachineSpec
+from adaptive.studies.profile.data import MOST_BUDGETS, DataQuestion, profile_data
+from adaptive.studies.profile.movement import MovementLength, profile_movement
+from adaptive.studies.profile.rates import hidden_share, measured_machine
+from adaptive.studies.profile.step import Case, StepLength, profile_step
+from adaptive.studies.simulate.machine import Machine
+from adaptive.studies.simulate.simulation import simulate_group
+from adaptive.training.build import build_tables, open_data
+from adaptive.training.telemetry.countdown import Countdown
+
+SCHEMA: Final = 1
+KIND: Final = "profile"
+PARTS: Final = ("data", "step", "movement")
+SIMULATED: Final = 30  # batches from which planning in a simulation is timed
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be profiled.
+
+    Attributes:
+        parts: of PARTS.
+        data: what is asked of the data; its budgets follow from `memory`.
+        memory: budgets for hot rows, as in `--device-rows`.
+        step, movement: how long is trained.
+        with_rates: this machine's rates are wanted, too.
+    """
+
+    parts: tuple[str, ...] = ("data", "step")
+    data: DataQuestion = field(default_factory=DataQuestion)
+    memory: tuple[str, ...] = ("1%", "5%", "10%", "20%")
+    step: StepLength = field(default_factory=StepLength)
+    movement: MovementLength = field(default_factory=MovementLength)
+    with_rates: bool = False
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ConfigError: for parts that there are not, too many budgets, or rates without the step.
+        """
+        if not self.parts or set(self.parts) - set(PARTS):
+            raise ConfigError(f"--what {','.join(self.parts)!r}: needed some of {', '.join(PARTS)}")
+        if self.with_rates and "step" not in self.parts:
+            raise ConfigError("--save needs the step, from which rates are measured: --what step")
+        if "data" in self.parts and not self.memory:
+            raise ConfigError("--memory: needed one or several sizes, such as 1%,5% or 512MiB, found none")
+        if len(self.memory) > MOST_BUDGETS:
+            raise ConfigError(f"--memory: needed at most {MOST_BUDGETS} sizes, found {len(self.memory)}")
+
+
+def profile(
+    cases: Sequence[Case],
+    question: Question,
+    *,
+    dataset: Dataset | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    told: Callable[[str], None] = lambda line: None,
+) -> tuple[dict[str, Any], MachineSpec | None]:
+    """The record, and this machine's rates if they were asked for and measured.
+
+    Args:
+        cases: policies for the step, as written, with the settings; data and movement take the first one's settings.
+        question: see there.
+        dataset: that of the settings, if it is open: opening may read all files, and cannot be stopped on the way.
+        stopped: what is done by the time it says yes is kept; the rest is left out.
+        told: called with lines of progress.
+
+    Raises:
+        AdaptiveError: for settings or data that cannot be profiled.
+    """
+    config = cases[0][1]
+    dataset = open_data(config) if dataset is None else dataset
+    width = int(config.model_options.get("embedding_dim", 16))
+    (group,) = make_groups(build_tables(dataset, width), config.seed)
+    size = row_bytes(group, row_optimizer(config.optimizer))
+    found: dict[str, Any] = {"schema": SCHEMA, "kind": KIND, "data_of": config.data}
+    machine = None
+    if "data" in question.parts:
+        asked = replace(question.data, budgets=_budgets(question.memory, group, size), batch_size=config.batch_size)
+        samples = dataset.num_train_samples()
+        known = [number for number in (samples, asked.samples) if number is not None]
+        progress = Countdown(told, "samples read", min(known, default=None))
+        data = profile_data(dataset, group, size, asked, stopped=stopped, told=progress)
+        found["data"] = {**data, "suggested": _suggested(data, config.depth)}
+    if "step" in question.parts and not stopped():
+        each = 2 * (question.step.warmup + question.step.steps)
+        progress = Countdown(told, "steps trained", each * len(cases))
+        steps = profile_step(cases, question.step, dataset=dataset, stopped=stopped, told=progress)
+        found["step"] = [{**one, "hidden_share": hidden_share(one)} for one in steps]
+        if question.with_rates and not stopped():
+            machine = measured_machine(
+                found["step"],
+                value_bytes=4 * width,
+                row_bytes=size,
+                features=len(dataset.features),
+                plan_factor=_plan_factor(cases, found["step"], dataset, group),
+            )
+    if "movement" in question.parts and not stopped():
+        progress = Countdown(told, "steps trained", question.movement.steps)
+        moving = config.model_copy(update={"policy": "lru", "policy_options": {}, "skip": None})
+        found["movement"] = profile_movement(moving, question.movement, dataset=dataset, stopped=stopped, told=progress)
+    return found, machine
+
+
+def _suggested(data: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """A size of the device tier: the hottest rows with 90 % of the look-ups, and no less than a policy that fetches
+    rows ahead must hold: those of the batch that is trained, of `depth` batches before it and of the one being planned,
+    as if they had no row in common."""
+    hot_rows = int(data["tables"][-1]["rows_for_90"])  # of all tables
+    distinct = data["reuse"]["distinct_by_batch_size"]
+    each = distinct.get(str(data["reuse"]["batch_size"]), max(distinct.values(), default=0.0))
+    in_flight = min(int(data["rows"]), math.ceil((depth + 2) * each))
+    rows = max(hot_rows, in_flight)
+    return {
+        "device_rows": rows,
+        "bytes": rows * int(data["row_bytes"]),
+        "rows_for_90": hot_rows,
+        "rows_in_flight": in_flight,
+        "depth": depth,
+    }
+
+
+def _budgets(memory: Sequence[str], group: Group, size: int) -> tuple[tuple[str, int], ...]:
+    try:
+        found = tuple((text, parse_size(text, row_bytes=size, num_rows=group.num_rows)) for text in memory)
+    except ValueError as error:
+        raise ConfigError(f"--memory: {error}") from error
+    for text, rows in found:
+        if not rows:
+            raise ConfigError(
+                f"--memory {text}: needed room for one row at least, which takes {size} bytes with its state"
+            )
+    return found
+
+
+def _plan_factor(cases: Sequence[Case], steps: Sequence[dict[str, Any]], dataset: Dataset, group: Group) -> float:
+    """Planning in training over planning the same policies in a simulation."""
+    factors = []
+    machine = Machine(link=1e9, device=1e9, host=1e9, dense_ms=1.0)
+    for (label, config), found in zip(cases, steps, strict=True):
+        size = str(found["device_rows"])
+        short = config.model_copy(update={"steps": SIMULATED, "epochs": 1})
+        (run,) = simulate_group([(label, short)], [size], machine, dataset, group)["runs"]
+        if run["error"] is None and run["plan_ms"]:
+            factors.append(found["beside_ms"]["plan"] / run["plan_ms"])
+    return statistics.median(factors) if factors else 1.0

@@ -1,0 +1,243 @@
+"""A profile as a document, for the terminal, CSV files and the page."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adaptive.studies.profile.step import BESIDE, TRAINING
+from adaptive.training.telemetry.document import Document, DocumentBlock, Heading, Note, Table
+from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
+
+Found = Mapping[str, Any]
+Rows = list[list[str]]
+
+STAGES = {
+    "embedding": "embeddings",
+    "mlp_forward": "MLPs forward",
+    "mlp_backward": "MLPs backward",
+    "check": "check",
+    "row_update": "row update",
+    "dense_update": "dense update",
+    "read": "read",
+    "plan": "plan",
+    "move": "move rows",
+}
+TITLES = {
+    "tables": "Rows and look-ups by table",
+    "reuse": "Rows that come again",
+    "hot": "Hot rows and inputs by memory",
+    "times": "How long counting takes",
+    "step": "Milliseconds of a step",
+    "movement": "How far hot rows move",
+}
+LEGENDS = {
+    "tables": "50 %, 90 % in: the least number of rows with that share of the look-ups; hottest/median: of the "
+    "rows that came; once: of the rows that came, those that came once. All numbers are measured "
+    "(counted).",
+    "hot": "hot rows: those with at least the share t of their table's look-ups, and tables below 1 MB; hot "
+    "inputs: those all of whose rows are hot; batches: mini-batches of consecutive inputs all of which "
+    "are hot. from a sample: what a random sample of the inputs chooses for the same memory, and FAE's "
+    "estimate of its number of rows (99.9 %), next to how many they truly are. Measured, but for the "
+    "estimate.",
+    "reuse": "Of a batch's distinct rows, those that one of so many batches before had looked up, too (measured).",
+    "times": "On one core (measured).",
+    "step": "Stages one after another, without look-ahead: milliseconds of a step, medians, measured. step: the "
+    "same with look-ahead, which runs read, plan and move rows next to training; hidden: how much of "
+    "the shorter of the two sides that hides. row update includes the sums of the rows' gradients, MLPs "
+    "the interaction. Bytes are of a step.",
+    "movement": "moved <: share of the judged rows that moved by less than that share of their length since the "
+    "line before; then, at 2 %, inputs that would be dropped if all, 75 % or any of their look-ups rest "
+    "(hot only: 75 %, and all rows watched), and row updates that would be left out. Measured.",
+}
+
+
+def profile_document(result: Found) -> Document:
+    """All parts that were profiled: the size of the data and of a device tier first, then a heading for each table."""
+    blocks: list[DocumentBlock] = []
+    if (data := result.get("data")) is not None:
+        blocks += [Note(_data_head(data)), Note(suggestion(data))]
+    notes = {"step": _step_notes(result.get("step") or [])}
+    if (moved := result.get("movement")) is not None:
+        notes["movement"] = [_movement_note(moved)]
+    for name, rows in _profile_tables(result).items():
+        blocks += [Heading(TITLES[name]), Table(rows, name=name), Note(LEGENDS[name])]
+        blocks += map(Note, notes.pop(name, []))
+    return Document([*blocks, *(Note(line) for lines in notes.values() for line in lines)])
+
+
+def suggestion(data: Found) -> str:
+    """How many rows the device tier should have, and why."""
+    one = data["suggested"]
+    size = f"{percent_text(one['device_rows'] / data['rows'])} of the rows, {bytes_text(one['bytes'])}"
+    return (
+        f"suggested: --device-rows {one['device_rows']} ({size}). {count_text(one['rows_for_90'])} rows take 90 % of "
+        f"the look-ups, and the batches in flight at depth {one['depth']} hold about "
+        f"{count_text(one['rows_in_flight'])}. simulate shows the hit rate of each policy at this and other sizes."
+    )
+
+
+def _profile_tables(result: Found) -> dict[str, Rows]:
+    """Name -> table, its head first; those of parts that were profiled."""
+    found: dict[str, Rows] = {}
+    if (data := result.get("data")) is not None:
+        found |= {"tables": _tables(data), "reuse": _reuse(data), "hot": _hot(data), "times": _times(data)}
+    if result.get("step"):
+        found["step"] = _step(result["step"])
+    if (moved := result.get("movement")) is not None and moved["points"]:
+        found["movement"] = _movement(moved)
+    return found
+
+
+def _data_head(data: Found) -> str:
+    seconds = data["seconds"]
+    counted = data["lookups_per_s"]
+    stopped = "; stopped on the way, so of these samples only" if data["was_stopped"] else ""
+    return (
+        f"{count_text(data['samples'])} samples, {count_text(data['lookups'])} look-ups, "
+        f"{count_text(data['rows'])} rows of {data['row_bytes']} bytes with state ({bytes_text(data['table_bytes'])}); "
+        f"counted at {count_text(counted)} look-ups/s on one core, beside {seconds['read']:.1f} s of reading{stopped}"
+    )
+
+
+def _tables(data: Found) -> Rows:
+    head = ["table", "rows", "look-ups/sample", "seen", "top row", "50 % in", "90 % in", "hottest/median", "once"]
+    return [
+        head,
+        *(
+            [
+                one["table"],
+                count_text(one["rows"]),
+                f"{one['lookups_per_sample']:.2f}",
+                count_text(one["seen"]),
+                percent_text(one["top_share"]),
+                count_text(one["rows_for_half"]),
+                count_text(one["rows_for_90"]),
+                "-" if one["hottest_over_median"] is None else f"{count_text(one['hottest_over_median'])}x",
+                percent_text(one["seen_once_share"]),
+            ]
+            for one in data["tables"]
+        ),
+    ]
+
+
+def _hot(data: Found) -> Rows:
+    head = ["memory", "t", "hot rows", "look-ups", "hot inputs", "batches of 64", "of 1024"]
+    sample = percent_text(data["sample_share"])
+    head += [f"from {sample}: hot inputs", "same rows", "estimated rows", "truly"]
+    rows = [head]
+    for one in data["hot"]:
+        sampled = one["sampled"]
+        rows.append(
+            [
+                f"{one['memory']} ({bytes_text(one['bytes'])})" if one["memory"].endswith("%") else one["memory"],
+                "-" if one["threshold"] is None else f"{100 * one['threshold']:.2g} %",
+                count_text(one["hot_rows"]),
+                percent_text(one["lookup_share"]),
+                percent_text(one["hot_input_share"]),
+                percent_text(one["hot_batch_share"]["64"]),
+                percent_text(one["hot_batch_share"]["1024"]),
+                percent_text(sampled["hot_input_share"]),
+                percent_text(sampled["same_rows_share"]),
+                f"{count_text(sampled['estimated_rows'])} +- {count_text(sampled['estimated_margin'])}",
+                count_text(sampled["hot_rows"]),
+            ]
+        )
+    return rows
+
+
+def _reuse(data: Found) -> Rows:
+    again = data["reuse"]
+    head = [f"batches of {again['batch_size']}", *(f"{n} before" for n in again["known_from"])]
+    sizes = again["distinct_by_batch_size"]
+    return [
+        head,
+        ["rows of a batch", *(percent_text(share) for share in again["known_from"].values())],
+        *([f"distinct rows at {size}", count_text(number)] + [""] * (len(head) - 2) for size, number in sizes.items()),
+    ]
+
+
+PARTS = {
+    "read": "read the data",
+    "count": "count all look-ups",
+    "count_sample": "count those of the sample",
+    "sort": "sort rows by look-ups",
+    "estimate": "estimate hot rows from chunks, all budgets",
+    "mark": "mark hot rows, all thresholds and budgets",
+    "classify": "classify inputs, all thresholds and budgets",
+    "reuse": "follow rows from batch to batch",
+}
+
+
+def _times(data: Found) -> Rows:
+    seconds = {name: ms for name, ms in data["seconds"].items() if name in PARTS}
+    return [["", "ms", "ns a look-up"]] + [
+        [PARTS[name], f"{1e3 * seconds[name]:.1f}", f"{1e9 * seconds[name] / data['lookups']:.1f}"]
+        for name in PARTS
+        if name in seconds
+    ]
+
+
+def _step(step: Sequence[Found]) -> Rows:
+    names = [name for name in (*TRAINING, *BESIDE) if name in step[0]["training_ms"] | step[0]["beside_ms"]]
+    head = ["policy", "device rows", *(STAGES[name] for name in names), "other", "serial", "step", "hidden"]
+    head += ["to device", "to host"]
+    return [
+        head,
+        *(
+            [
+                one["policy"],
+                percent_text(one["device_share"]),
+                *(f"{(one['training_ms'] | one['beside_ms'])[name]:.2f}" for name in names),
+                f"{one['other_ms']:.2f}",
+                f"{one['serial_ms']:.2f}",
+                f"{one['step_ms']:.2f}",
+                percent_text(one["hidden_share"]),
+                bytes_text(one["bytes_h2d"]),
+                bytes_text(one["bytes_d2h"]),
+            ]
+            for one in step
+        ),
+    ]
+
+
+def _step_notes(step: Sequence[Found]) -> list[str]:
+    """For each policy: its largest stage, what embeddings cost together, what planning costs beside."""
+    lines = []
+    for one in step:
+        stages = one["training_ms"] | one["beside_ms"]
+        whole = one["serial_ms"]
+        largest = max(stages, key=stages.__getitem__)
+        together = stages["embedding"] + stages["row_update"]
+        lines.append(
+            f"{one['policy']}: largest {STAGES[largest]}, {percent_text(stages[largest] / whole)}; embeddings together "
+            f"{percent_text(together / whole)}; of {stages['plan']:.2f} ms for classifying and planning, with reading"
+            f" and moving {sum(one['beside_ms'].values()):.2f} ms, {one['wait_ms']:.2f} ms are waited for at depth "
+            f"{one['depth']}"
+        )
+    return lines
+
+
+def _movement(moved: Found) -> Rows:
+    at = moved["thresholds"].index(0.02)
+    head = ["after", "rows judged", *(f"moved < {100 * t:g} %" for t in moved["thresholds"])]
+    head += ["dropped: all", "75 %", "any", "hot only", "updates"]
+    return [
+        head,
+        *(
+            [
+                f"{count_text(point['steps'])} steps",
+                count_text(point["judged_rows"]),
+                *(percent_text(share) for share in point["below"]),
+                *(percent_text(point["dropped"][at][name]) for name in ("all", "most", "any", "hot", "updates")),
+            ]
+            for point in moved["points"]
+        ),
+    ]
+
+
+def _movement_note(moved: Found) -> str:
+    stopped = "; stopped on the way" if moved["was_stopped"] else ""
+    return (
+        f"{moved['optimizer']} at a rate of {moved['lr']:g}, batches of {moved['batch_size']}: "
+        f"{count_text(moved['watched_rows'])} rows watched, judged from {moved['judged_from']} look-ups in "
+        f"{moved['every']} steps on{stopped}"
+    )

@@ -1,0 +1,250 @@
+"""`profile_step`: where the time of a training step goes, policy by policy, measured by training.
+
+Each policy is trained twice over the same few batches' worth of data: without look-ahead, where one stage runs after
+the other and each has its own time, and with it, where only the whole step can be told. What look-ahead hides is the
+difference. The trainer is that of a run, with all it does in a step: *check* is whether loss and gradients are finite,
+and quality so far is recorded. Times are medians over blocks of a few steps.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import torch
+
+from adaptive.batch import Batch
+from adaptive.config import TrainConfig
+from adaptive.counters import Counter, Stopwatch
+from adaptive.data.dataset import Dataset
+from adaptive.embeddings.planned_batch import Planned
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import InputError
+from adaptive.models.layers.dropout import at_step
+from adaptive.models.tasks import log_losses
+from adaptive.training.build import (
+    Components,
+    build,
+    first_batches,
+    model_flops,
+    open_data,
+    prepare,
+    set_rates,
+    torch_settings,
+)
+from adaptive.training.evaluation import vectors_of
+from adaptive.training.telemetry.record import IntervalRecord, Record, sum_tables
+from adaptive.training.telemetry.recorder import Recorder
+from adaptive.training.trainer import Trainer
+
+BLOCK: Final = 10  # steps of which one time is taken
+TRAINING: Final = ("embedding", "mlp_forward", "mlp_backward", "check", "row_update", "dense_update")
+NAMES: Final = {"backward": "check", "update": "dense_update"}  # the trainer's stages, of which only that is left here
+COUNTS: Final = tuple(counter.name.lower() for counter in Counter)
+BESIDE: Final = ("read", "plan", "move")  # by look-ahead, if there is any
+Case = tuple[str, TrainConfig]  # the policy as written, and the settings with it
+Told = Callable[[int], None]  # how many steps have been trained
+
+
+@dataclass(frozen=True)
+class StepLength:
+    """How long a measurement is, in steps of each of its two halves."""
+
+    warmup: int = 10
+    steps: int = 50
+
+
+def profile_step(
+    cases: Sequence[Case],
+    length: StepLength,
+    *,
+    dataset: Dataset | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    told: Told = lambda steps: None,
+) -> list[dict[str, Any]]:
+    """The step of every policy; those not reached when `stopped()` said so are left out.
+
+    Args:
+        cases: of the same data.
+        length: of each.
+        dataset: that of the settings, if it is open: opening may read all files.
+        stopped: asked before each policy.
+        told: how many steps of all policies have been trained.
+
+    Raises:
+        AdaptiveError: for settings that cannot be trained.
+    """
+    found: list[dict[str, Any]] = []
+    dataset = open_data(cases[0][1]) if dataset is None else dataset
+    each = 2 * (length.warmup + length.steps)
+    for number, (label, config) in enumerate(cases):
+        if stopped():
+            break
+        found.append({"policy": label, **measure(config, length, dataset, told=_after(number * each, told))})
+    return found
+
+
+def _after(steps: int, told: Told) -> Told:
+    return lambda more: told(steps + more)
+
+
+def measure(
+    config: TrainConfig, length: StepLength, dataset: Dataset, *, told: Told = lambda steps: None
+) -> dict[str, Any]:
+    """One policy: stages without look-ahead, the step with it. `dataset`: that of the settings."""
+    components = build(config, dataset, first_batches(config, dataset))
+    with components.embeddings as embeddings, torch_settings(config):
+        embeddings.calibrate(prepare([embeddings.policy], config, dataset))
+        batches = endless(config, dataset)
+        serial = _Loop(config, components, told).run(batches, 0, length)
+        ahead = _Loop(config, components, lambda steps: told(length.warmup + length.steps + steps))
+        together = ahead.run(batches, config.depth, length) if config.depth else serial
+        return {
+            **_facts(config, embeddings, serial, together),
+            "flops_per_sample": model_flops(components.model, dataset.steps),
+            "dense_bytes": sum(weight.numel() * weight.element_size() for weight in components.model.parameters()),
+        }
+
+
+def endless(config: TrainConfig, dataset: Dataset) -> Iterator[Batch]:
+    """Whole batches of the training part, again and again: a few steps of little data are wanted, too."""
+    epochs = iter(int, 1)
+    batches = chain.from_iterable(dataset.train(config.batch_size, epoch=0) for _ in epochs)
+    first = next(dataset.train(config.batch_size), None)
+    if first is None:
+        raise InputError(f"data {config.data}: no training samples to time a step with")
+    return (batch for batch in batches if batch.num_samples == first.num_samples)
+
+
+class _Stages(Recorder):
+    """A recorder whose stages are told apart as a profile wants them, and end when the device has done them.
+
+    Attributes:
+        latest: the record of the latest interval.
+    """
+
+    def __init__(self, embeddings: TieredEmbeddingBag) -> None:
+        self.latest: IntervalRecord | None = None
+        self.watch = Stopwatch()
+        super().__init__(embeddings, [self])
+
+    def timed(self, stage: str) -> AbstractContextManager[None]:
+        return _Synchronized(self.watch, NAMES.get(stage, stage), self._embeddings.device)
+
+    def write(self, record: Record) -> None:
+        assert isinstance(record, IntervalRecord), "nothing is evaluated here"
+        self.latest = record
+
+
+class _StagedTrainer(Trainer):
+    """The trainer that runs have, with the embeddings' part of the passes timed apart."""
+
+    def _learn(self, part: Planned) -> tuple[torch.Tensor, torch.Tensor]:
+        timed, samples = self.recorder.timed, part.num_samples_of_all
+        with timed("embedding"):
+            pooled = vectors_of(self.embeddings, self.model, part)
+            leaf = pooled.detach().requires_grad_()
+        with timed("mlp_forward"):
+            at_step(self.model, self.recorder.steps, first=part.first, samples=part.num_samples, whole=samples)
+            logits = self.model(part.dense, leaf)
+            loss = log_losses(logits, self._labels(part), self._tasks, samples=samples)
+        with timed("mlp_backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+            pooled.backward(leaf.grad)  # type: ignore[no-untyped-call]
+        return loss.detach(), logits.detach()
+
+
+class _Loop:
+    """Trains batches as a run does, in blocks."""
+
+    def __init__(self, config: TrainConfig, components: Components, told: Told) -> None:
+        self._told = told
+        self._stages = _Stages(components.embeddings)
+        self._trainer = _StagedTrainer(
+            components.embeddings,
+            components.model,
+            components.optimizer,
+            recorder=self._stages,
+            set_rates=lambda step: set_rates(config, components, step),
+        )
+
+    def run(self, batches: Iterator[Batch], depth: int, length: StepLength) -> dict[str, Any]:
+        """Milliseconds a step by stage, medians of blocks, and counts a step."""
+        blocks, counts = [], dict.fromkeys(COUNTS, 0)
+        with closing(self._trainer.embeddings.look_ahead(batches, depth=depth)) as coming:
+            self._block(coming, length.warmup)
+            for first in range(0, length.steps, BLOCK):
+                blocks.append(self._block(coming, min(BLOCK, length.steps - first)))
+                assert self._stages.latest is not None
+                found = sum_tables(list(self._stages.latest.tables.values()))
+                counts = {name: number + getattr(found, name) for name, number in counts.items()}
+        names = {name for block in blocks for name in block}
+        return {
+            "ms": {name: statistics.median(block.get(name, 0.0) for block in blocks) for name in sorted(names)},
+            "counts": {name: number / length.steps for name, number in counts.items()},
+        }
+
+    def _block(self, coming: Iterator[Planned], steps: int) -> dict[str, float]:
+        """Milliseconds a step by stage. It ends with a record, as every so many steps of a run do."""
+        stages = self._stages
+        stages.watch = Stopwatch()
+        started = time.perf_counter()
+        for _ in range(steps):
+            with stages.timed("wait"):
+                planned = next(coming)
+            self._trainer.step(planned)
+            self._trainer.measure(planned)
+            self._told(stages.steps)
+        stages.write_interval()
+        whole = {"whole": 1e3 * (time.perf_counter() - started), **stages.watch.total_ms()}
+        beside = stages.latest.time_ms if stages.latest is not None else {}
+        return {**beside, **{name: ms / max(steps, 1) for name, ms in whole.items()}}
+
+
+class _Synchronized(AbstractContextManager[None]):
+    """A stage of the stopwatch that ends when the device has done what was asked of it."""
+
+    def __init__(self, watch: Stopwatch, name: str, device: torch.device) -> None:
+        self._stage, self._device = watch.stage(name), device
+
+    def __enter__(self) -> None:
+        self._stage.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._stage.__exit__(*error)
+
+
+def _facts(
+    config: TrainConfig, embeddings: TieredEmbeddingBag, serial: dict[str, Any], together: dict[str, Any]
+) -> dict[str, Any]:
+    ms = serial["ms"]
+    stages = {name: ms.get(name, 0.0) for name in TRAINING}
+    beside = {
+        "read": ms.get("read", 0.0),
+        "plan": ms.get("plan", 0.0) + ms.get("learn", 0.0),
+        "move": ms.get("fetch", 0.0) + ms.get("write_back", 0.0),
+    }
+    counts = together["counts"]
+    return {
+        "device": str(embeddings.device),
+        "misses": embeddings.policy.misses,
+        "device_rows": embeddings.view.device_rows,
+        "device_share": embeddings.view.device_rows / embeddings.view.num_rows,
+        "batch_size": config.batch_size,
+        "depth": config.depth,
+        "training_ms": stages,
+        "beside_ms": beside,
+        "other_ms": max(ms["whole"] - sum(stages.values()) - sum(beside.values()), 0.0),
+        "serial_ms": ms["whole"],
+        "step_ms": together["ms"]["whole"],
+        "wait_ms": together["ms"].get("wait", 0.0),
+        "counts": serial["counts"],
+        "hit_rate": counts["lookup_hits"] / counts["lookups"] if counts["lookups"] else None,
+        "bytes_h2d": counts["bytes_h2d"],
+        "bytes_d2h": counts["bytes_d2h"],
+    }

@@ -1,0 +1,124 @@
+"""`IdTrace`: the look-ups of a data set as row numbers, read once and kept if they fit, else read again.
+
+Letters: B samples, F features, N look-ups of a batch, R rows of all tables.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.data.dataset import Dataset
+from adaptive.data.kernels import access
+from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
+from adaptive.errors import InputError
+
+CHUNK_SAMPLES: Final = 16_384  # read at a time
+KEPT_BYTES: Final = 1 << 30  # of row numbers in memory; more are read from the data once more
+
+Told = Callable[[int], None]  # how many samples have been read
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples in the order of the data."""
+
+    rows: NDArray[Any]  # (N,) int32 or int64, feature by feature
+    offsets: NDArray[np.int64]  # (F * B + 1,)
+    num_samples: int
+
+
+class IdTrace:
+    """The first `most` training samples of a data set; iterating gives them in chunks, any number of times.
+
+    Args:
+        dataset: whose first epoch is read.
+        group: its tables.
+        most: samples, at most; None: all.
+        stopped: asked between chunks; after it said yes nothing new is read, and every pass ends where the first did.
+        told: called with the samples of the first pass so far.
+        kept_bytes: of row numbers that may stay in memory.
+
+    Attributes:
+        num_samples, num_lookups: of the first pass, once it is over.
+        read_seconds: spent reading the data, in all passes.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        group: Group,
+        most: int | None,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        told: Told = lambda samples: None,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self.group = group
+        self._dataset, self._most, self._stopped, self._told = dataset, most, stopped, told
+        self._kept_bytes = kept_bytes
+        self._kept: list[Chunk] | None = []
+        self._is_read = False
+        features = sorted(group.features, key=lambda feature: feature.position)
+        tables = np.array([feature.table for feature in features])
+        self._starts, self._sizes = group.table_starts[tables], group.table_sizes[tables]
+        self._dtype = np.int32 if group.num_rows <= np.iinfo(np.int32).max else np.int64
+        self.num_samples = self.num_lookups = 0
+        self.read_seconds = 0.0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        if not self._is_read:
+            yield from self._first_pass()
+        elif self._kept is not None:
+            yield from self._kept
+        else:
+            yield from self._read(self.num_samples)
+
+    @property
+    def is_kept(self) -> bool:
+        return self._kept is not None
+
+    def _first_pass(self) -> Iterator[Chunk]:
+        for chunk in self._read(self._most):
+            self.num_samples += chunk.num_samples
+            self.num_lookups += len(chunk.rows)
+            if self._kept is not None:
+                self._kept.append(chunk)
+                if self.num_lookups * np.dtype(self._dtype).itemsize > self._kept_bytes:
+                    self._kept = None
+            self._told(self.num_samples)
+            yield chunk
+            if self._stopped():
+                break
+        self._is_read = True
+        if not self.num_samples:
+            raise InputError("the data have no training samples to profile")
+
+    def _read(self, most: int | None) -> Iterator[Chunk]:
+        left = most
+        batches = self._dataset.train(CHUNK_SAMPLES)
+        while left is None or left > 0:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            self.read_seconds += time.perf_counter() - started
+            if batch is None:
+                return
+            if left is not None and batch.num_samples > left:
+                batch = batch.take(np.arange(left))
+            if left is not None:
+                left -= batch.num_samples
+            yield self._chunk(batch)
+
+    def _chunk(self, batch: Batch) -> Chunk:
+        check_batch(batch, [self.group])
+        rows = np.empty(len(batch.ids), self._dtype)
+        bad = access.number_rows(batch.ids, batch.offsets, batch.num_samples, self._starts, self._sizes, rows)
+        if bad >= 0:
+            DistinctFinder(self.group).find(batch)  # names feature, sample and line
+            raise AssertionError("an id outside its table was not refused")
+        return Chunk(rows, batch.offsets, batch.num_samples)

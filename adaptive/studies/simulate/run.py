@@ -1,0 +1,199 @@
+"""`SimulatedRun`: one policy and one device size. Its planner keeps books as in training; no row has a value.
+
+Letters: U distinct rows of a batch, T tables.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.embeddings.planning.access_events import Follower
+from adaptive.embeddings.planning.layout import Group
+from adaptive.embeddings.planning.lookups import Distinct, lay_out_bags
+from adaptive.embeddings.planning.planner import Arrival, Planner
+from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.embeddings.planning.sizing import choose_slots, hot_rows, row_bytes
+from adaptive.embeddings.planning.tier_view import RowView
+from adaptive.errors import DeviceMemoryError, PolicyError
+from adaptive.kernels.planning import belady
+from adaptive.optim import RowOptimizer
+from adaptive.policy import Policy, RowStats, SkipRule, arranges
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all runs of a simulation share."""
+
+    group: Group
+    optimizer: RowOptimizer
+    tier: TierConfig
+    depth: int
+
+
+class _ByVisits(SkipRule):
+    """What a rule bounds by visits, whatever rows do."""
+
+    watches = asks = False
+
+    def __init__(self, rule: SkipRule) -> None:
+        self.every, self.at_most, self.warmup = rule.every, rule.at_most, rule.warmup
+
+    def visits(self, rows: RowStats) -> NDArray[np.int64]:
+        return np.full(len(rows), self.at_most)
+
+
+class SimulatedRun:
+    """Plans batch after batch as training would, and counts what `take_statistics` would count.
+
+    What a policy is told of values (update sizes, drift) is what it is told of fresh rows. Deferral that goes by visits
+    is decided as in training; a rule that lets rows which move wait less is taken by its bound on visits, as if none
+    moved (`skips_at_most`). What goes by movement alone ids do not tell: then nothing is skipped (`skips_unknown`).
+
+    Attributes:
+        tally: (T, counters) sums over the batches planned so far.
+        popular: samples all of whose rows were on the device when their batch was planned.
+        seconds: spent, on calibration and on what only a simulation counts, too.
+        plan_seconds: of each batch, spent planning it.
+        error: why the run stopped: its device tier is too small, or its policy failed.
+        skips_unknown: training would skip or defer updates of rows by how far they move.
+        skips_at_most: training defers no more than is counted here.
+
+    Args:
+        setup: what it shares with others.
+        policy: with its skip rule, if it has one beside it.
+        device_rows: as in `tier.device_rows`.
+        skip: settings of skipping; None: nothing is skipped.
+
+    Raises:
+        AdaptiveError: for a size that cannot be, or a rule that fails at once.
+    """
+
+    def __init__(self, setup: Setup, policy: Policy, device_rows: str, skip: SkipConfig | None = None) -> None:
+        tier = setup.tier.model_copy(update={"device_rows": device_rows})
+        sizes = choose_slots((setup.group,), tier, setup.optimizer, policy)
+        self.setup, self.policy = setup, policy
+        self.num_slots = sizes.slots[0]
+        self.policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
+        row_size = row_bytes(setup.group, setup.optimizer)
+        self.planner = Planner(setup.group, self.num_slots, tier, self.policy_caller, row_size)
+        self.skips_at_most = False
+        self.skips_unknown = self._begin_skipping(skip)
+        self.view = RowView([self.planner])
+        self._follower = Follower([self.planner], self.policy_caller)
+        self.tally = np.zeros((len(setup.group.tables), len(Counter)), np.int64)
+        self.batches = self.samples = self.popular = self.host_vectors = 0
+        self.seconds = 0.0
+        self.plan_seconds: list[float] = []
+        self.error: DeviceMemoryError | PolicyError | None = None
+        self._shallower = tier.when_full == "shallower"
+        self._ahead: deque[tuple[Batch, Distinct]] = deque()
+
+    def _begin_skipping(self, skip: SkipConfig | None) -> bool:
+        """Watch the rows that training would watch, unless it would watch how far they move; then return True."""
+        caller, optimizer = self.policy_caller, self.setup.optimizer
+        caller.begin(type(optimizer).__name__.lower())
+        self._skip = skip if caller.skips else None
+        if self._skip is None:
+            return False
+        rule = self.policy.rule
+        if rule is not None and rule.watches and rule.every > 1 and not (rule.leaves_out or rule.drops_inputs):
+            self.policy.rule, self.skips_at_most = _ByVisits(rule), True
+        if caller.watches_movement:
+            return True
+        self.planner.watch(hot_rows(self.setup.group, self._skip, optimizer), self._skip, optimizer)
+        return False
+
+    @property
+    def staged(self) -> bool:
+        return self.policy.misses == "stage"
+
+    @property
+    def arranges(self) -> bool:
+        """The policy regroups or drops inputs, so that its batches are its own."""
+        return arranges(self.policy_caller.policy)
+
+    def calibrate(self, sample: Sequence[Batch]) -> None:
+        """Show the policy a sample of the training data."""
+        with self.timed():
+            self.policy_caller.calibrate(sample, self.view)
+
+    def arranged(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches as the policy arranges them."""
+        return self.policy_caller.arrange(batches, self.view)
+
+    def add(self, batch: Batch, distinct: Distinct) -> None:
+        """The next batch has been read; plan the one whose window it completes."""
+        self._ahead.append((batch, distinct))
+        if len(self._ahead) > self.policy.window:
+            self._plan_first()
+
+    def end_epoch(self) -> None:
+        """No batch follows; plan those that were read for the window."""
+        while self._ahead:
+            self._plan_first()
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Adds up the time spent inside. An error of this run stops this run only."""
+        started = time.perf_counter()
+        try:
+            yield
+        except (DeviceMemoryError, PolicyError) as error:
+            self.error = error
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _plan_first(self) -> None:
+        batch, distinct = self._ahead.popleft()
+        if self.error is not None:
+            return
+        with self.timed():
+            started = time.perf_counter()
+            self._ask()
+            arrival = self._prepare(distinct, [later for _, later in self._ahead])
+            prepared = time.perf_counter()
+            self._count_popular(batch, arrival)
+            counted = time.perf_counter()
+            self._commit(batch, arrival)
+            self.plan_seconds.append(time.perf_counter() - counted + prepared - started)
+
+    def _ask(self) -> None:
+        """As the pipeline does, before it plans a batch."""
+        skipper = self.planner.skipper
+        if skipper is not None and self._skip is not None and self.batches and self.batches % self._skip.interval == 0:
+            skipper.ask(self.batches)
+
+    def _prepare(self, distinct: Distinct, window: list[Distinct]) -> Arrival:
+        depth = self.setup.depth
+        while True:
+            try:
+                return self._follower.prepare([distinct], self.batches, depth, [window])[0]
+            except DeviceMemoryError:
+                if not self._shallower or depth == 0:
+                    raise
+                depth -= 1
+
+    def _count_popular(self, batch: Batch, arrival: Arrival) -> None:
+        """Samples that find all their rows on the device, before the batch has changed that."""
+        cold = np.empty(batch.num_samples, np.bool_)
+        inverse, locations = arrival.distinct.inverse, arrival.locations
+        self.popular += int(belady.popular_inputs(batch.offsets, inverse, locations, cold))
+
+    def _commit(self, batch: Batch, arrival: Arrival) -> None:
+        """The planner's own books."""
+        bags = None if self.staged else lay_out_bags(self.setup.group, batch)
+        tally, host_vectors = self.planner.commit_books(arrival, bags)
+        self.tally += tally
+        self.host_vectors += int(host_vectors.sum())
+        self.batches += 1
+        self.samples += batch.num_samples

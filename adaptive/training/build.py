@@ -1,0 +1,266 @@
+"""From a `TrainConfig` and a data set to the components of a run: tables, embeddings, model, optimizer."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from adaptive.batch import Batch
+from adaptive.config import DenseOptimizerConfig, TableConfig, TierConfig, TrainConfig, parse_sample
+from adaptive.data.dataset import Dataset, DataShape
+from adaptive.data.open import open_dataset
+from adaptive.data.options import DataOptions
+from adaptive.data.sampling import Sample, take_share
+from adaptive.data.tables import by_table, shape_of, tables_of
+from adaptive.embeddings.checks import check_arguments
+from adaptive.embeddings.engine.build import Outline, outline_engine
+from adaptive.embeddings.planning.sizing import held_rows
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError
+from adaptive.models.common import Inputs
+from adaptive.models.factory import checked, make_model, model_config
+from adaptive.models.tbsm import TBSM
+from adaptive.optim import row_optimizer
+from adaptive.plugins import make_policy, with_rule
+from adaptive.policy import Policy, arranges, calibrates
+
+NO_WIDTHS: Final[Mapping[str, int]] = MappingProxyType({})
+
+FIRST_BATCHES = 16  # from which the device tier is sized
+CALIBRATION_SHARE = 0.05  # of the inputs, as FAE's paper has it
+LEAST_SAMPLE, DEFAULT_SAMPLE, LARGEST_SAMPLE = 1 << 15, 1 << 18, 1 << 22  # inputs; of 26 ids: 14 MB, 110 MB, 1.8 GB
+
+# Deterministic products ask for it. Torch looks once, at the first product of any kind.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@dataclass(frozen=True)
+class Components:
+    """What a run trains: tables, their embeddings, the model and its optimizer."""
+
+    tables: tuple[TableConfig, ...]
+    embeddings: TieredEmbeddingBag  # to be closed
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+@dataclass(frozen=True)
+class ComponentsOutline:
+    """What a run would train."""
+
+    tables: tuple[TableConfig, ...]
+    embeddings: Outline
+    dense_parameters: int
+
+
+def open_data(config: TrainConfig, run_directory: Path | None = None) -> Dataset:
+    """The data set of a run; what reading it leaves behind (rejected lines, vocabulary) goes to `run_directory`."""
+    options = checked(DataOptions, "data", config.data_options)
+    return by_table(open_dataset(config.data, options, run_dir=run_directory))
+
+
+def first_batches(config: TrainConfig, dataset: Dataset) -> list[Batch]:
+    """The batches from which the device tier is sized: at least one, if there is one."""
+    number = FIRST_BATCHES if config.calibration_batches is None else config.calibration_batches
+    return list(islice(dataset.train(config.batch_size), max(number, 1)))
+
+
+def prepare(policies: Sequence[Policy], config: TrainConfig, dataset: Dataset) -> list[Batch]:
+    """What policies are to know before they train: the sample they are calibrated from, if any of them calibrates, and,
+    if they arrange inputs, how many batches an epoch has."""
+    sample = _calibration_sample(config, dataset) if any(map(calibrates, policies)) else Sample([])
+    for policy in filter(arranges, policies):
+        counted = dataset.num_train_samples()
+        policy.epoch_batches = _epoch_batches(config, sample.num_samples if counted is None else counted)
+    return sample.batches
+
+
+def _calibration_sample(config: TrainConfig, dataset: Dataset) -> Sample:
+    """See `TrainConfig.calibrate`, which wins over `calibration_batches`.
+
+    A share is of the inputs of the first epoch, all of which are read, whatever `steps`: so runs of different lengths
+    calibrate alike. More than 4 million inputs are thinned out evenly. The default, 5 %, is more of little data, which
+    would teach nothing, and must cost little before huge data: it reads until it has 262,144 inputs (5 % of 5 million),
+    so of larger data it sees the beginning.
+    """
+    wanted = parse_sample(config.calibrate) if config.calibrate is not None else config.calibration_batches
+    if isinstance(wanted, int):
+        return Sample(list(islice(dataset.train(config.batch_size), wanted)))
+    batches, default = dataset.train(config.batch_size), wanted is None
+    if wanted is None:
+        wanted = max(CALIBRATION_SHARE, min(LEAST_SAMPLE / (dataset.num_train_samples() or math.inf), 1.0))
+    most = DEFAULT_SAMPLE if default else LARGEST_SAMPLE
+    size = config.batch_size
+    return take_share(batches, wanted, seed=config.seed, most=most, read_all=not default, batch_size=size)
+
+
+def _epoch_batches(config: TrainConfig, samples: int | None) -> int | None:
+    if samples is None:
+        return None
+    batches = -(-samples // config.batch_size)
+    return batches if config.steps is None else min(batches, config.steps)
+
+
+def build(
+    config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch] = (), ranks: Ranks | None = None
+) -> Components:
+    """Make the components; initial values follow from `config.seed`.
+
+    Args:
+        sample: batches of the training data, from which `device_rows = "auto"` learns what look-ahead must hold.
+        ranks: that train together.
+
+    The device tier gives rows back if the model finds no room beside it.
+
+    Raises:
+        AdaptiveError: for settings that do not fit each other or the data, or the device.
+    """
+    inputs = inputs_of(dataset)
+    shape = model_config(config.model, config.model_options, inputs)
+    tables = build_tables(dataset, shape.embedding_dim, shape.widths)
+    embeddings = TieredEmbeddingBag(
+        tables,
+        _sized_tier(config, sample),
+        policy=make_policy(config.policy, config.policy_options),
+        optimizer=row_optimizer(config.optimizer),
+        skip=config.skip,
+        seed=config.seed,
+        ranks=ranks,
+    )
+    try:
+        model = embeddings.with_room(
+            lambda: make_model(config.model, shape, inputs, seed=config.seed).to(embeddings.device)
+        )
+        optimizer = embeddings.with_room(lambda: dense_optimizer(config.dense_optimizer, model))  # may make its state
+        return Components(tables, embeddings, model, optimizer)
+    except BaseException:
+        embeddings.close()
+        raise
+
+
+def outline(config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch]) -> ComponentsOutline:
+    """What `build` would make, of tables of any size: no memory is taken for their rows.
+
+    Raises:
+        AdaptiveError: as `build` does, but for memory of the host and of the model that is lacking.
+    """
+    inputs = inputs_of(dataset)
+    shape = model_config(config.model, config.model_options, inputs)
+    tables = build_tables(dataset, shape.embedding_dim, shape.widths)
+    tier, policy = _sized_tier(config, sample), make_policy(config.policy, config.policy_options)
+    optimizer = row_optimizer(config.optimizer)
+    check_arguments(tables, tier, optimizer, config.skip)
+    skip = with_rule(policy, config.skip)
+    embeddings = outline_engine(tables, tier, policy, optimizer, skip, config.seed)
+    model = make_model(config.model, shape, inputs, seed=config.seed)
+    return ComponentsOutline(tables, embeddings, sum(weight.numel() for weight in model.parameters()))
+
+
+def _sized_tier(config: TrainConfig, sample: Sequence[Batch]) -> TierConfig:
+    """The settings of the tiers, with the number of rows that the look-ahead must hold."""
+    return config.tier.model_copy(update={"held_rows": config.tier.held_rows or held_rows(sample, config.depth)})
+
+
+def inputs_of(dataset: Dataset | DataShape) -> Inputs:
+    """What a model is told of the data."""
+    shape = shape_of(dataset) if isinstance(dataset, Dataset) else dataset
+    return Inputs(shape.tables, shape.num_dense, shape.dense_names, shape.steps, shape.labels, shape.widths)
+
+
+def dense_flops(config: TrainConfig, dataset: Dataset | DataShape) -> float:
+    """Operations of the dense part in a training step, of one sample: two for each weight of a matrix forward, four
+    backward."""
+    inputs = inputs_of(dataset)
+    shape = model_config(config.model, config.model_options, inputs)
+    return model_flops(make_model(config.model, shape, inputs, seed=config.seed), inputs.steps)
+
+
+def dense_weights(config: TrainConfig, dataset: Dataset | DataShape) -> int:
+    """How many weights of the dense part are trained."""
+    inputs = inputs_of(dataset)
+    model = make_model(config.model, model_config(config.model, config.model_options, inputs), inputs, seed=config.seed)
+    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+
+
+def model_flops(model: nn.Module, steps: int) -> float:
+    """The same of a model that is there; `steps` of a sample, all of which a model of sequences computes."""
+    repeats = steps if isinstance(model, TBSM) else 1
+    return 6.0 * repeats * sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
+
+
+def build_tables(
+    dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int] = NO_WIDTHS
+) -> tuple[TableConfig, ...]:
+    """One table per feature, named after it, or one for all features that share it; `widths`: of tables that have
+    another one."""
+    try:
+        return _tables(dataset, embedding_dim, widths)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        found = str(first["input"])[:80]
+        raise ConfigError(f"a table of the data: {where}: {first['msg']}, found {found!r}") from error
+
+
+def _tables(dataset: Dataset | DataShape, embedding_dim: int, widths: Mapping[str, int]) -> tuple[TableConfig, ...]:
+    names = tables_of(dataset)
+    features = {name: [f for f, n in zip(dataset.features, names, strict=True) if n == name] for name in names}
+    return tuple(
+        TableConfig(
+            name=name,
+            num_embeddings=members[0].num_embeddings,
+            embedding_dim=widths.get(name, embedding_dim),
+            features=tuple(member.name for member in members),
+        )
+        for name, members in features.items()
+    )
+
+
+def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """torch's optimizer of the model's own parameters."""
+    kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    optimizer: torch.optim.Optimizer = kinds[config.name](model.parameters(), lr=config.lr)
+    return optimizer
+
+
+def set_rates(config: TrainConfig, components: Components, step: int) -> None:
+    """Give rows and dense weights the learning rates of a step, counted from 0; nothing where schedules have none."""
+    if not config.optimizer.schedule.is_constant:
+        components.embeddings.set_lr(config.optimizer.lr * config.optimizer.schedule.factor(step))
+    if not config.dense_optimizer.schedule.is_constant:
+        for group in components.optimizer.param_groups:
+            group["lr"] = config.dense_optimizer.lr * config.dense_optimizer.schedule.factor(step)
+
+
+@contextlib.contextmanager
+def torch_settings(config: TrainConfig) -> Iterator[None]:
+    """Seed and switches of torch's for the time of a run; the caller's are back afterwards."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filling: Any = torch.utils.deterministic
+    products: Any = torch.backends.cuda.matmul
+    tf32 = products.allow_tf32
+    fills = filling.fill_uninitialized_memory
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(config.seed)
+        try:
+            if config.tf32:
+                products.allow_tf32 = True  # by `fp32_precision`, torch's older getters would raise from then on
+            if config.deterministic:
+                torch.use_deterministic_algorithms(True)
+                # Else every `torch.empty` is filled first: some 150 MB a step of 16,384, all of it written again.
+                filling.fill_uninitialized_memory = False
+            yield
+        finally:
+            filling.fill_uninitialized_memory = fills
+            products.allow_tf32 = tf32
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])

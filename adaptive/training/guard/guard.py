@@ -1,0 +1,271 @@
+"""`Guard`: what to do after each batch of a run; see the package.
+
+    batches  warm-up        steps                  margin
+    run      skips nothing  skips                  skips       kept:   goes on; the next check comes after `every`
+    fork     -              skips nothing  judged  (broken)            batches, or when `Triggers` ask for it
+                                                               broken: takes over the fork's values; what may be
+                                                                       skipped from then on is judged at once
+
+Decisions follow from batch numbers, not from clocks: a guarded run gives the same numbers each time. While a guard
+finds nothing to change, batches and numbers are those of a run without one. All methods are called by the training
+thread.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from adaptive.batch import Batch
+from adaptive.config import GuardConfig, TrainConfig
+from adaptive.errors import ConfigError, NonFiniteError, PolicyError
+from adaptive.training.guard.account import Account, GuardState, shares
+from adaptive.training.guard.adapters import Told, Trained
+from adaptive.training.guard.fork import Pair
+from adaptive.training.guard.judge import Allowance, Evidence, explain, look_out
+from adaptive.training.guard.log import NOTHING, CheckFindings, Log
+from adaptive.training.guard.schedule import Timing, Triggers
+from adaptive.training.guard.stream import NumberedBatches, Passes
+
+
+class Guard:
+    """Checks what skipping costs one run, undoes what costs too much, and limits it. To be closed."""
+
+    def __init__(
+        self, settings: GuardConfig, config: TrainConfig, run: Trained, recorder: Told, total: int | None
+    ) -> None:
+        """
+        Args:
+            settings: of the guard.
+            config: of the run; policy, depth, lag and size of batches are read.
+            recorder: told of every step before `after_step`.
+            total: batches of the whole run, or None if not known.
+
+        Raises:
+            ConfigError: if the policy drops something and the length of the run is not known.
+        """
+        self._settings, self._config, self._run, self._recorder = settings, config, run, recorder
+        self._policy = run.embeddings.policy
+        self._timing = Timing.of(settings, config, self._policy, total)
+        self._allowed = Allowance(run.embeddings, run.embeddings.row_optimizer, self._timing, settings.budget)
+        if self._allowed.drops and total is None:
+            raise length_unknown(config.policy)
+        self._passes, self._triggers, self._account = Passes(run.embeddings, recorder), Triggers(), Account()
+        self._log = Log(recorder, settings.budget, self._timing)
+        self._pair: Pair | None = None
+        self._trigger = ""  # of the check under way
+        self._leave: int | None = None  # batch at which the run takes over the fork's values
+        self._now = GuardState(due=self._timing.warmup)
+        if self._allowed.least is None:
+            self._now.active = False
+            self._log.write("idle", f"policy {config.policy} skips nothing: there is nothing to guard", self._now)
+
+    # --- for the run -----------------------------------------------------------------------------------------
+
+    def guarded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches of the next pass over the data, to be trained in place of `batches`; no look-ahead is running."""
+        now = self._now
+        if self._passes.stream is not None:
+            now.place = self._passes.stream.taken
+            if self._pair is not None:
+                self._catch_up(self._pair, self._passes.stream)
+            self._passes.end()
+        self._policy.allowance = now.allowance if now.begun or not now.active else 0.0
+        self._read()
+        if not now.active:
+            return batches
+        stream = self._passes.begin(batches, now.place)
+        if not now.begun:
+            self._prepare(stream)
+        self._act(stream)
+        return stream
+
+    def after_step(self) -> None:
+        """A batch of the run has been trained."""
+        now, stream = self._now, self._passes.stream
+        if stream is None:
+            return
+        with self._recorder.timed("guard"):
+            before, now.place = now.place, self._passes.place()
+            self._read()
+            if now.active and now.place > before:  # what is kept of a batch may fill more than one
+                self._triggers.hear(self._recorder.loss, float(stream.labels(now.place - 1).mean()))
+            self._act(stream)
+
+    def finish(self) -> None:
+        """End after training, with no look-ahead running. What was skipped during an unfinished check is undone."""
+        now = self._now
+        self._read()
+        if self._pair is not None:
+            if self._leave is None:
+                before, now.allowance = now.allowance, 0.0
+                self._write("stop", "training ended before this check did: its skipping is undone", before=before)
+            self._undo(self._pair)
+            self._read()
+        self._policy.allowance = now.allowance
+        self._passes.end()
+        self.close()
+
+    def close(self) -> None:
+        """Give the fork's memory back."""
+        if self._pair is not None:
+            self._now.fork_batches += self._pair.trained
+            self._now.judged_batches += self._pair.judged
+            self._pair.close()
+            self._pair = None
+
+    def state(self) -> dict[str, Any]:
+        """JSON values from which `restore` goes on, in a run with the same settings; a fork is not saved."""
+        return asdict(self._now)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what `state` gave, before the first `guarded`. What was not judged is judged anew."""
+        self._now = GuardState(**state)
+
+    def summary(self) -> dict[str, Any]:
+        """For the run's summary: decisions, extra batches, and what was left out or undone."""
+        return {**self._log.summary(self._now), **shares(self._now, self._policy)}
+
+    # --- what to do next -------------------------------------------------------------------------------------
+
+    def _prepare(self, stream: NumberedBatches) -> None:
+        """Let skipping begin after the warm-up; or not at all, if the run is too short for a check after it."""
+        now = self._now
+        if self._timing.too_late(now.due):
+            before, now.allowance, now.active = now.allowance, 0.0, False
+            self._write("stop", too_short(now.due + self._timing.check, self._timing.total), before=before)
+        else:
+            stream.switch(now.due + self._timing.window, now.allowance)
+
+    def _act(self, stream: NumberedBatches) -> None:
+        now = self._now
+        if not now.active:
+            stream.forget(stream.taken)
+            return
+        if self._pair is not None:
+            self._go_on(self._pair, stream)
+        elif trigger := self._triggers.due(now, self._passes.left_out(now.place)):
+            self._open(trigger, stream)
+        stream.forget(now.place)
+
+    def _open(self, trigger: str, stream: NumberedBatches) -> None:
+        """Begin a check: make a fork, if enough batches are left to judge it."""
+        now, left_out = self._now, self._passes.left_out(self._now.place)
+        if not now.begun and left_out.dropped:
+            raise not_obeyed(self._config.policy, left_out.dropped, now.place)
+        now.begun, self._trigger = True, trigger
+        if not self._timing.too_late(now.place):
+            self._pair = Pair(self._run, now.place, left_out)
+            self._account.begin(left_out)
+            self._triggers.opened()
+        elif now.passed is None or now.place < now.due:
+            self._give_up(stream, f"{trigger}, and fewer batches are left than a check takes")
+        else:  # what passed the last check is taken to hold for the few batches left
+            now.due = now.place + self._settings.every
+
+    def _go_on(self, pair: Pair, stream: NumberedBatches) -> None:
+        place = self._now.place
+        if not self._catch_up(pair, stream):
+            return
+        if self._leave is not None:
+            if place >= self._leave:
+                self._undo(pair)
+        elif place >= pair.start + self._settings.steps and not self._better_later(place):
+            self._judge(pair, stream)
+
+    def _catch_up(self, pair: Pair, stream: NumberedBatches) -> bool:
+        """Train the fork on what the run has trained; False if it fails."""
+        try:
+            pair.train_until(self._now.place, stream)
+        except NonFiniteError as error:
+            self._give_up(stream, f"the fork, which skips nothing, failed: {error}")
+            return False
+        return True
+
+    def _better_later(self, place: int) -> bool:
+        """Whether this pass has less than half of the samples wanted left, and another pass follows."""
+        return self._passes.ends_within(place, self._settings.holdout // 2, self._timing.left(place))
+
+    # --- decisions -------------------------------------------------------------------------------------------
+
+    def _judge(self, pair: Pair, stream: NumberedBatches) -> None:
+        now, budget = self._now, self._settings.budget
+        share = self._passes.left_out(now.place).share_since(pair.left_out)
+        evidence = pair.compare(stream, self._settings.holdout)
+        if evidence is None:
+            self._break_off(stream, 0.0, "too few held-back samples of a class to compare", CheckFindings(share=share))
+            return
+        left = self._timing.left(now.place) if self._allowed.drops else None
+        outlook = look_out(evidence, steps=now.place - pair.start, left=left, spent=now.cost_until(pair.start))
+        about, found = explain(outlook, budget), CheckFindings(evidence, outlook, share)
+        if outlook.within(budget):
+            self._keep(pair, evidence, about, found)
+        else:
+            allowance, addition = self._allowed.after(now, outlook)
+            self._break_off(stream, allowance, about + addition, found)
+
+    def _keep(self, pair: Pair, evidence: Evidence, about: str, found: CheckFindings) -> None:
+        now, nothing = self._now, f"nothing was left out in {self._now.place - pair.start} batches"
+        self._write("keep", nothing if evidence.equal else about, found=found)
+        assert found.share is not None
+        now.keep(found.share, since=pair.start, cost=max(-evidence.auc, 0.0) if self._allowed.drops else 0.0)
+        now.due = now.place + self._settings.every
+        self._triggers.passed(now.place, self._passes.left_out(now.place))
+        self.close()
+
+    def _break_off(
+        self, stream: NumberedBatches, allowance: float, reason: str, found: CheckFindings = NOTHING
+    ) -> None:
+        """Skip less from a coming batch on, at which the run takes over the fork's values."""
+        now, timing = self._now, self._timing
+        self._leave = stream.switch(now.place + timing.margin + timing.window, allowance) - timing.window
+        before, now.allowance = now.allowance, allowance
+        self._write("reduce" if allowance else "stop", reason, before=before, from_step=self._leave, found=found)
+
+    def _give_up(self, stream: NumberedBatches, reason: str) -> None:
+        """Stop skipping for good, without a judgement."""
+        self._break_off(stream, 0.0, reason)
+        self._leave, self._now.active = None, False
+        self.close()
+
+    def _undo(self, pair: Pair) -> None:
+        now = self._now
+        now.undone_batches += now.place - pair.start
+        left_out = self._passes.left_out(now.place)
+        pair.undo(left_out)
+        self._account.undo(left_out)
+        self._leave = now.passed = None
+        self._trigger = "less may be skipped"
+        if not now.allowance:
+            now.active = False
+            self.close()
+
+    def _read(self) -> None:
+        self._account.read(self._now, self._passes.left_out(self._now.place))
+
+    def _write(self, verdict: str, reason: str, **details: Any) -> None:
+        self._log.write(verdict, reason, self._now, trigger=self._trigger, pair=self._pair, **details)
+
+
+def length_unknown(policy: str) -> ConfigError:
+    """The error for a run of unknown length: what dropping costs grows with it."""
+    return ConfigError(
+        f"guard: policy {policy} drops updates or inputs, and what that costs depends on the length of the run, which "
+        f"nobody knows before the data are read: set steps (total of adaptive.Guard); an "
+        f"upper bound will do"
+    )
+
+
+def not_obeyed(policy: str, dropped: int, place: int) -> PolicyError:
+    """The error for a policy that dropped inputs which a guard does not allow it to drop."""
+    return PolicyError(
+        f"policy {policy} dropped {dropped} inputs before batch {place} although a guard allows none in the warm-up: "
+        f"arrange() must keep every input that Policy.allows() is False for"
+    )
+
+
+def too_short(needed: int, total: int | None) -> str:
+    """The reason to skip nothing in a run that ends before a check could."""
+    return (
+        f"the run is too short: it has {total} batches, its warm-up and a check take {needed} (guard.warmup, "
+        f"guard.steps, guard.holdout): nothing is skipped"
+    )

@@ -1,0 +1,281 @@
+"""A run of several ranks: who writes, what must be equal, and when all of them stop."""
+
+import contextlib
+import re
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from adaptive.config import TrainConfig
+from adaptive.data.dataset import Dataset
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.gpus import gpus_here, wants_nccl
+from adaptive.embeddings.ranks.launch import is_rank
+from adaptive.embeddings.ranks.torch_transport import TorchRanks
+from adaptive.errors import ConfigError, OutputError
+from adaptive.storage.checkpoint import save_checkpoint
+from adaptive.storage.durable import DISK, Disk
+from adaptive.storage.run_checkpoints import ALONE, Checkpoints, Readers
+from adaptive.storage.run_directory import LOCK, RunDirectory
+from adaptive.storage.shards import Part, pieces_of, write_parts
+from adaptive.system import StopRequest
+from adaptive.training.telemetry.report import RunTotals
+from adaptive.training.telemetry.traffic_text import crossed_numbers
+
+LATE_S: Final = 5.0  # seconds after which a file that another machine has written is there
+
+
+@contextlib.contextmanager
+def these_ranks(config: TrainConfig) -> Iterator[Ranks | None]:
+    """This process among those that torchrun, or `--ranks`, has started; None: it is alone."""
+    if not is_rank():
+        yield None
+        return
+    settings = config.ranks
+    ranks = TorchRanks(
+        blocks=settings.blocks,
+        gradients="sum",
+        wire=settings.wire,
+        timeout_s=settings.timeout_s,
+        backend=settings.backend,
+    )
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+@contextlib.contextmanager
+def reading_ranks(config: TrainConfig) -> Iterator[Ranks]:
+    """`these_ranks` of a process that is one, to read a run: whole batches in turn, so a block for each rank."""
+    meeting = config.ranks.model_copy(update={"blocks": None, "wire": "fp32"})
+    with these_ranks(config.model_copy(update={"ranks": meeting})) as ranks:
+        assert ranks is not None
+        yield ranks
+
+
+def refuse_alone(config: TrainConfig, ranks: Ranks | None) -> None:
+    """Refuse what ranks cannot do, and blocks without ranks.
+
+    Raises:
+        ConfigError: as `refuse_by_settings`, or for blocks that nobody would cut.
+    """
+    if ranks is None and config.ranks.blocks is not None:
+        raise ConfigError(f"ranks.blocks={config.ranks.blocks} is for runs of ranks; add --ranks 1, or more")
+    if ranks is not None:
+        refuse_by_settings(config)
+
+
+def refuse_by_settings(config: TrainConfig) -> None:
+    """Refuse what several ranks cannot do, by the settings alone.
+
+    Raises:
+        ConfigError: for a guard, or NCCL where it cannot be.
+    """
+    wants_nccl(config.ranks.backend, gpus_here())
+    if config.guard is not None:
+        raise ConfigError(
+            "guard: several ranks cannot be guarded yet, since the guard's copy of the run would be one process's; set "
+            "guard=null, or train in one process"
+        )
+
+
+def facts_of(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+    """What must be equal on all ranks."""
+    settings = config.model_dump(mode="json")
+    for key in ("out",):  # rank 0's counts
+        settings.pop(key, None)
+    return {"settings": settings, "data": dataset.fingerprint(), "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Of what computes."""
+    return {"adaptive-train": version("adaptive-train"), "torch": torch.__version__}
+
+
+@contextlib.contextmanager
+def telling(ranks: Ranks | None) -> Iterator[None]:
+    """An error inside is told to the other ranks, in the place of their next exchange."""
+    try:
+        yield
+    except Exception as error:
+        if ranks is not None:
+            ranks.tell(ranks.rows, error)
+        raise
+
+
+def directory_of(
+    ranks: Ranks | None, run_directory: Callable[[], RunDirectory]
+) -> AbstractContextManager[RunDirectory]:
+    """The run's own on rank 0, of others one that is gone with the process. Call it where errors are told."""
+    return run_directory() if ranks is None or ranks.is_first else _scratch_directory()
+
+
+@contextlib.contextmanager
+def _scratch_directory() -> Iterator[RunDirectory]:
+    with tempfile.TemporaryDirectory(prefix="adaptive-rank-") as folder, RunDirectory(Path(folder) / "run") as found:
+        yield found
+
+
+def ranks_summary(ranks: Ranks | None, totals: RunTotals, *, full: bool) -> dict[str, Any]:
+    """What a report says of several ranks, which call it together; nothing of a process alone. `full`: the set of
+    watched rows is, on this rank."""
+    if ranks is None:
+        return {}
+    is_full = any(ranks.gather_facts(full))
+    hosts = {place.partition(",")[0] for place in ranks.places}
+    numbers = crossed_numbers(totals.ranks, totals.ranks_steps)
+    found: dict[str, Any] = {"number": ranks.size, "hosts": len(hosts), "blocks": ranks.blocks, **numbers}
+    step_ms = 1e3 * totals.seconds / totals.steps if totals.steps and totals.seconds else 0.0
+    waited = min(numbers["waited_for_slowest_ms"] / step_ms, 1.0) if numbers and step_ms else None
+    return {"ranks": {**found, "waited_share": waited, "full_hot_set": is_full and ranks.size > 1}}
+
+
+class AgreedStop(StopRequest):
+    """A signal that one rank hears, known to all of them at the same exchange: so all stop after the same step."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    @property
+    def signal(self) -> int | None:
+        return self._ranks.rows.agreed or None
+
+    @signal.setter
+    def signal(self, number: int | None) -> None:
+        self._ranks.rows.heard = number or 0
+
+
+def agreed_stop(ranks: Ranks | None) -> StopRequest | None:
+    return None if ranks is None else AgreedStop(ranks)
+
+
+class CheckpointsOfRanks(Checkpoints):
+    """Each rank writes a shard of the rows that it owns; rank 0 writes all else, and gives the folder its name once all
+    is there. All ranks call the same methods together, and all go on, or none.
+
+    Args:
+        directory: of the run, as all ranks see it.
+    """
+
+    def __init__(
+        self, directory: Path, ranks: Ranks, *, keep: int, damaged: Collection[Path], disk: Disk = DISK
+    ) -> None:
+        super().__init__(directory, keep=keep, damaged=damaged, disk=disk)
+        self._ranks = ranks
+
+    def _save(self, name: str, content: Mapping[str, Any]) -> Path:
+        path, ranks = self._directory / name, self._ranks
+        parts = {key: value for key, value in content["rows"].items() if isinstance(value, Part)}
+        if not ranks.is_first:
+            if (folder := ranks.gather_facts(None)[0]) is not None:
+                self._write_shard(path.with_name(folder), path, parts)
+        elif self._is_needed(path):
+
+            def shards(folder: Path) -> list[list[dict[str, Any]]]:
+                ranks.gather_facts(folder.name)
+                return self._write_shard(folder, path, parts)
+
+            rest = {key: value for key, value in content["rows"].items() if key not in parts}
+            save_checkpoint(path, **{**content, "rows": rest}, shards=shards, disk=self._disk)
+        else:
+            ranks.gather_facts(None)
+        ranks.gather_facts("saved")
+        return path
+
+    def _write_shard(self, folder: Path, path: Path, parts: Mapping[str, Part]) -> list[list[dict[str, Any]]]:
+        """Write this rank's; returns what the manifest must say of those of all ranks.
+
+        Raises:
+            OutputError: on all ranks, if one of them could not write its shard.
+        """
+        written, wrong = [], None
+        try:
+            written = write_parts(folder, self._ranks.rank, parts, self._disk)
+        except OSError as error:
+            wrong = f"checkpoint {path} could not be written: {error}"
+        found = self._ranks.gather_facts({"wrong": wrong, "shard": written})
+        if wrong is not None:
+            raise OutputError(wrong)
+        for rank, one in enumerate(found):
+            if one["wrong"] is not None:
+                raise OutputError(f"{self._ranks.name_of(rank)}: {one['wrong']}")
+        return [one["shard"] for one in found]
+
+    def _remove_others(self, kept: Sequence[Path], kind: re.Pattern[str]) -> None:
+        if self._ranks.is_first:
+            super()._remove_others(kept, kind)
+
+    def finish(self, number: int, content: Mapping[str, Any]) -> None:
+        if self._ranks.is_first:
+            super().finish(number, content)
+        else:
+            self._save(f"checkpoint-{number}", content)
+        self._ranks.gather_facts("finished")
+
+
+def checkpoints_of(directory: Path, ranks: Ranks | None, *, keep: int, damaged: Collection[Path] = ()) -> Checkpoints:
+    """Of the run in `directory`, which counts on rank 0."""
+    if ranks is None or ranks.size == 1:
+        return Checkpoints(directory, keep=keep, damaged=damaged)
+    return CheckpointsOfRanks(_of_first(directory, ranks), ranks, keep=keep, damaged=damaged)
+
+
+def _of_first(directory: Path, ranks: Ranks) -> Path:
+    return Path(ranks.gather_facts(str(directory.absolute()))[0])
+
+
+def refuse_unseen(directory: Path, ranks: Ranks | None) -> None:
+    """Check that all ranks see the directory that rank 0 holds: by its lock, which says who that is.
+
+    Raises:
+        OutputError: on all ranks, naming those that do not.
+    """
+    if ranks is None or ranks.size == 1:
+        return
+    path = _of_first(directory, ranks)
+    told = ranks.gather_facts((path / LOCK).read_text() if ranks.is_first else None)[0]
+    seen = ranks.gather_facts(_sees(path / LOCK, told))
+    if not all(seen):
+        blind = ", ".join(ranks.name_of(rank) for rank, one in enumerate(seen) if not one)
+        raise OutputError(
+            f"run directory {path} of {ranks.name_of(0)} is not seen by {blind}: every rank writes its rows into a "
+            "checkpoint there. Give --out on a file system that all machines share, or save nothing: --set save=false"
+        )
+
+
+def _sees(file: Path, text: str) -> bool:
+    """Whether the file is there and says this, after a while: other machines may see it late."""
+    until = time.monotonic() + LATE_S
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            if file.read_text() == text:
+                return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+
+
+class ReadersOfRanks(Readers):
+    """Ranks that read a checkpoint together: of its shards, each the pieces in which its own rows lie."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.pieces = pieces_of(ranks.rank, ranks.size)
+
+    def of_first(self, name: str) -> str:
+        return str(self._ranks.gather_facts(name)[0])
+
+    def first_wrong(self, wrong: str | None) -> str | None:
+        found = enumerate(self._ranks.gather_facts(wrong))
+        return next((f"{self._ranks.name_of(rank)}: {one}" for rank, one in found if one is not None), None)
+
+
+def readers_of(ranks: Ranks | None) -> Readers:
+    return ALONE if ranks is None else ReadersOfRanks(ranks)

@@ -1,0 +1,247 @@
+"""Resume a run in its directory, from its newest checkpoint."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TextIO
+
+from adaptive.config import TrainConfig
+from adaptive.data.dataset import Dataset
+from adaptive.data.rows.vocabulary import INDEX
+from adaptive.embeddings.engine.build import choose_device
+from adaptive.embeddings.ranks import Ranks
+from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
+from adaptive.plugins import make_policy, refuse_unnamed
+from adaptive.storage.checkpoint import Checkpoint
+from adaptive.storage.durable import temporary_name
+from adaptive.storage.run_checkpoints import load_whole
+from adaptive.storage.run_directory import RECORD, RunDirectory, read_record, versions, was_finished
+from adaptive.training.build import Components, build, first_batches, open_data, prepare, torch_settings
+from adaptive.training.runs.distributed import directory_of, facts_of, readers_of, refuse_alone, refuse_unseen, telling
+from adaptive.training.runs.loop import DataPosition
+from adaptive.training.runs.next_commands import code_of, resume_command
+from adaptive.training.runs.record import check_same_data, config_of
+from adaptive.training.runs.run import ResumePoint, Run
+from adaptive.training.runs.state import SavedProgress, reached_by, refuse_guarded_resume, restore
+from adaptive.training.telemetry.jsonl import check_beginning, drop_after
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def resume_run(
+    run_directory: Path | str,
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    code: Mapping[str, str] = NOTHING,
+    take_over: bool = False,
+    stream: TextIO | None = None,
+    ranks: Ranks | None = None,
+) -> dict[str, Any]:
+    """Resume a run and train it to its end; returns what `train_run` would have returned without the interruption.
+
+    All numbers are those of a run that was not interrupted, bit for bit: see docs/design.md for the exceptions. Batches
+    of the data that were trained are read again and passed over. Settings are those of the run.
+
+    Args:
+        run_directory: of a run that was stopped, killed, or finished and is to train longer.
+        steps, epochs: new totals, if the run is to be longer or shorter than it was to be.
+        code: the run's policy (`"policy"`), skip rule (`"skip.rule"`) and model (`"model"`), which must be named here
+            if they are files or modules and not installed: what `run.json` alone names is not run.
+        take_over: also if a process of another machine or container, which is gone, seems to hold the directory.
+        stream: where progress is shown, usually stderr.
+        ranks: that go on with it together, as many as one likes; all of them see the directory, rank 0 writes it.
+
+    Raises:
+        CheckpointError: if there is no run, or no checkpoint of it, or one that is damaged or of weights only.
+        ConfigError: if there is nothing left to train, or the run is guarded, or its code is not named.
+        InputError: if the data are not those of the run.
+        OutputError: if another process holds the directory, or it cannot be written.
+    """
+    is_first = ranks is None or ranks.is_first
+    opened = partial(RunDirectory, Path(run_directory), resume=True, take_over=take_over)
+    with telling(ranks), directory_of(ranks, opened) as directory:
+        path = directory.path if is_first else Path(run_directory)
+        record = read_record(path)
+        config = _config(record, path, {"steps": steps, "epochs": epochs})
+        _check_code(config, code, path)
+        refuse_alone(config, ranks)
+        if config.save:
+            refuse_unseen(directory.path, ranks)
+        where, checkpoint, damaged = _load(path, ranks)
+        reached = reached_by(checkpoint, where)
+        _check_length(config, path, reached.place, record)
+        with torch_settings(config):
+            _check_vocabulary(config, record, path)
+            with _rejects_anew(directory.rejects):
+                dataset = open_data(config, directory.path)
+                check_same_data(path, record, dataset)
+            if ranks is not None:
+                come_from = {"checkpoint": where.name, "reached": reached.place.total}
+                ranks.require_equal(facts_of(config, dataset) | come_from)
+            components = _build(_as_large(config, reached), dataset, ranks)
+            with components.embeddings:
+                refuse_guarded_resume(config, components, path)
+                restore(components, checkpoint, where)
+                dropped = _drop_records(directory, config, checkpoint, reached, record) if is_first else 0
+                if ranks is not None:
+                    ranks.gather_facts("records dropped")  # the others read them behind this
+                left = ResumePoint(where, checkpoint, reached, dropped, damaged, path / directory.metrics.name)
+                run = Run(config, directory, dataset, components, stream, left)
+                directory.record = record
+                places = None if ranks is None else ranks.places
+                directory.go_on(step=checkpoint.meta["steps"], ranks=places, config=config.model_dump(mode="json"))
+                _tell(stream, left, record)
+                return run.train()
+
+
+def _check_code(config: TrainConfig, code: Mapping[str, str], path: Path) -> None:
+    """Check that code that is not installed is named, and nothing is named that is not the run's."""
+    said = code_of(config)
+    for key, spec in said.items():
+        if code.get(key, spec) != spec:
+            raise ConfigError(
+                f"{path}: the run's {key} is {spec}, named is {code[key]}; a run goes on with its own settings"
+            )
+    for key, spec in said.items():
+        refuse_unnamed(key, spec, where=str(path / RECORD), named=code.get(key), how=resume_command(path, config))
+
+
+def _load(path: Path, ranks: Ranks | None) -> tuple[Path, Checkpoint, dict[Path, str]]:
+    try:
+        return load_whole(path, readers_of(ranks))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}. Only from a whole checkpoint can a run go on: put back a copy of it, or train anew with "
+            f"--config {path / RECORD}"
+        ) from error
+
+
+def _config(record: Mapping[str, Any], path: Path, changed: Mapping[str, int | None]) -> TrainConfig:
+    given = {name: value for name, value in changed.items() if value is not None}
+    return config_of(record, path).model_copy(update=given)
+
+
+def _check_length(config: TrainConfig, path: Path, place: DataPosition, record: Mapping[str, Any]) -> None:
+    """Check that the settings leave the run something to train.
+
+    Raises:
+        ConfigError: if it is longer already than it is to be, was finished and is to be no longer, or has reached its
+            target.
+    """
+    _check_target(config, path, record)
+    if record.get("status") == "finished" and ((record.get("summary") or {}).get("best") or {}).get(
+        "ended_by_patience"
+    ):
+        raise ConfigError(
+            f"{path}: the run is finished: its patience ended; to train on, train anew with --config {path / RECORD} "
+            "--set patience=null"
+        )
+    trained = place.before + place.taken
+    if config.steps is not None and config.steps < trained:
+        raise ConfigError(f"{path}: steps={config.steps}, but {trained} are trained already; give as many or more")
+    if config.epochs <= place.epoch:
+        raise ConfigError(f"{path}: epochs={config.epochs}, but {place.epoch + 1} have begun; give as many or more")
+    is_last = place.epoch + 1 == config.epochs or trained == config.steps
+    if record.get("status") == "finished" and is_last and (place.over or place.left(config.steps) == 0):
+        raise ConfigError(f"{path}: the run is finished after {trained} steps; to train on, raise --steps or --epochs")
+
+
+def _check_target(config: TrainConfig, path: Path, record: Mapping[str, Any]) -> None:
+    """A run that was killed between its last checkpoint and its end is not recorded as finished, and may end."""
+    found = (record.get("summary") or {}).get("stop_at") or {}
+    if record.get("status") == "finished" and found.get("reached"):
+        raise ConfigError(
+            f"{path}: the run is finished: it reached {found.get('metric')} {found.get('target')} after "
+            f"{found.get('step')} steps; to train on, train anew with --config {path / RECORD} --set stop_at=null"
+        )
+
+
+def _check_vocabulary(config: TrainConfig, record: Mapping[str, Any], path: Path) -> None:
+    """Or else one would be fitted anew, and written, where the settings say."""
+    stored = (record.get("data") or {}).get("vocabularies")
+    folder = Path(config.data_options.get("vocabulary_path") or path / "vocabulary")
+    if stored and not config.data.startswith("prepared:") and not (folder / INDEX).is_file():
+        raise CheckpointError(
+            f"{path}: the run was trained with vocabularies of {', '.join(stored)}, which {folder} does not hold; put "
+            "that folder back"
+        )
+
+
+def _as_large(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
+    """A device tier of automatic size is as large as it was, where nothing but memory that is there bounds it."""
+    tier = config.tier
+    is_kept = tier.device_rows == "auto" and reached.device_rows and choose_device(tier.device).type == "cpu"
+    if not is_kept or make_policy(config.policy, config.policy_options).device_rows is not None:
+        return config
+    return config.model_copy(update={"tier": tier.model_copy(update={"device_rows": str(reached.device_rows)})})
+
+
+def _build(config: TrainConfig, dataset: Dataset, ranks: Ranks | None) -> Components:
+    """Calibrated anew: a checkpoint holds only those results of calibration that the policy's `state_dict` gives."""
+    sample = first_batches(config, dataset)
+    components = build(config, dataset, sample, ranks)
+    try:
+        components.embeddings.calibrate(prepare([components.embeddings.policy], config, dataset))
+        return components
+    except BaseException:
+        components.embeddings.close()
+        raise
+
+
+@contextlib.contextmanager
+def _rejects_anew(path: Path) -> Iterator[None]:
+    """Inside, the log of bad lines is written anew, since lines that were read are read again. An error leaves the old
+    file."""
+    aside = temporary_name(path)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            aside.rename(path)
+        raise
+    aside.unlink(missing_ok=True)
+
+
+def _drop_records(
+    directory: RunDirectory,
+    config: TrainConfig,
+    checkpoint: Checkpoint,
+    reached: SavedProgress,
+    record: Mapping[str, Any],
+) -> int:
+    """Of the evaluations of the step reached those go that are made again: one that comes next, and one that was made
+    behind the checkpoint by a run that was killed. That of a run that was finished stays."""
+    place = reached.place
+    cut = place.evaluated != place.total and not was_finished(record, checkpoint.meta["steps"])
+    again = place.is_evaluated_next(config.steps) or cut
+    written = reached.metrics
+    try:
+        if written is not None and written.bytes and os.path.lexists(directory.metrics):
+            check_beginning(directory.metrics, written.model_dump())
+        return drop_after(directory.metrics, checkpoint.meta["steps"], evaluation=again)
+    except InputError as error:
+        raise CheckpointError(f"{error}; to go on without this record of the run so far, move the file away") from error
+    except OSError as error:
+        raise OutputError(f"{directory.metrics} cannot be written: {error}") from error
+
+
+def _tell(stream: TextIO | None, left: ResumePoint, record: Mapping[str, Any]) -> None:
+    if stream is None:
+        return
+    text = "".join(f"{where} is damaged, an older checkpoint is taken: {why}\n" for where, why in left.damaged.items())
+    text += f"resumed after step {left.checkpoint.meta['steps']} from {left.where}"
+    if left.dropped:
+        text += f"; {left.dropped} record(s) of later steps dropped from metrics.jsonl"
+    before = (record.get("resumed") or [record])[-1].get("versions")
+    before = before if isinstance(before, dict) else {}
+    other = [f"{name} {before.get(name)} -> {now}" for name, now in versions().items() if before.get(name) != now]
+    if other:
+        text += f"\nother versions or threads than before, which may round differently: {', '.join(other)}"
+    with contextlib.suppress(OSError):
+        stream.write(text + "\n")

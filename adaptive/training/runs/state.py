@@ -1,0 +1,345 @@
+"""All that a run needs to go on, as the content of a checkpoint, and back.
+
+A resumed run trains what it would have trained, bit for bit. For that a checkpoint holds rows, with waiting gradients
+and what is known of watched rows, the dense part, the policy's state, torch's random numbers, and the position in the
+data. Totals, AUC and file traffic are for the report. torch's optimizers are kept as named arrays: no pickle.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from adaptive.config import TrainConfig
+from adaptive.embeddings.engine.saved_arrays import Expected, check_arrays
+from adaptive.embeddings.ranks.owners import FORMULA
+from adaptive.errors import CheckpointError, ConfigError
+from adaptive.policy import drops_inputs
+from adaptive.storage.checkpoint import Checkpoint
+from adaptive.storage.run_directory import RECORD
+from adaptive.training.build import Components, ComponentsOutline
+from adaptive.training.guard.guard import Guard
+from adaptive.training.runs.loop import DataPosition, Loop
+from adaptive.training.runs.policy_state import load_policy_state, policy_state
+from adaptive.training.telemetry.jsonl import MetricsFile, from_json, to_json
+from adaptive.training.telemetry.record import EvalRecord
+from adaptive.training.telemetry.recorder import Recorder
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
+    """`<number of the parameter>.<name>` -> copy of what the optimizer keeps of it, of the parameter's shape or ()."""
+    states = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": np.array(torch.as_tensor(value).detach().cpu().numpy())
+        for number, values in states.items()
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def load_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Restore what `optimizer_arrays` gave, into an optimizer of parameters of the same shapes; settings stay.
+
+    Raises:
+        CheckpointError: if the arrays are of other parameters or another optimizer; nothing is changed then.
+    """
+    check_optimizer_arrays(optimizer, arrays)
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    for name, value in arrays.items():
+        number, _, what = name.partition(".")
+        states.setdefault(int(number), {})[what] = torch.from_numpy(value.copy())
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+
+
+def check_optimizer_arrays(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Compare arrays with what the optimizer keeps of its parameters, each of which has a step count at most and
+    arrays of its own shape.
+
+    Raises:
+        CheckpointError: if one is of no parameter, or something else.
+    """
+    shapes = [tuple(parameter.shape) for group in optimizer.param_groups for parameter in group["params"]]
+    expected = {}
+    for name in arrays:
+        number, _, what = name.partition(".")
+        if not (number.isdecimal() and what and int(number) < len(shapes)):
+            raise CheckpointError(
+                f"optimizer {name!r}: expected a name of parameters 0 to {len(shapes) - 1}, got another"
+            )
+        least = 0 if what in _NOT_NEGATIVE else None
+        expected[name] = Expected(np.dtype(np.float32), () if what == "step" else shapes[int(number)], least)
+    check_arrays(arrays, expected, "optimizer ")
+
+
+_NOT_NEGATIVE: Final = ("step", "sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")  # of torch's optimizers
+
+
+def check_dense(model: torch.nn.Module, dense: Mapping[str, torch.Tensor]) -> None:
+    """Compare tensors with those of a model.
+
+    Raises:
+        CheckpointError: if one has another dtype or shape, or is not finite.
+    """
+    needed, arrays = model.state_dict(), {name: tensor.numpy() for name, tensor in dense.items()}
+    expected = {}
+    for name in needed.keys() & arrays.keys():  # torch tells of others
+        dtype = np.dtype(str(needed[name].dtype).removeprefix("torch."))
+        expected[name] = Expected(dtype, tuple(needed[name].shape), hint="The model must be the one that was saved")
+    check_arrays(arrays, expected, "dense ")
+
+
+RANDOM, CUDA = "torch_random", "cuda_random_"
+_GUARDED: Final = "the guard's copy of the run, and what it has judged, are in no checkpoint"
+
+
+class LossSums(BaseModel):
+    """Of a `StreamingLogLoss`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    num_samples: int = Field(ge=0)
+    num_positives: int = Field(ge=0)
+    loss_sum: float
+    probability_sum: float
+
+
+class SoFar(BaseModel):
+    """Of the record of all steps so far, what is relied on; the rest is for reports."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    step: int = Field(ge=0)
+    samples: int = Field(ge=0)
+
+
+class RecorderState(BaseModel):
+    """What `Recorder.state` gives."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    so_far: SoFar
+    log_loss: LossSums
+    each: dict[str, LossSums] = {}
+
+
+class SavedProgress(BaseModel):
+    """How far a run had come; `progress` in a checkpoint's `meta`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    place: DataPosition
+    recorder: RecorderState
+    file_bytes: dict[str, int]
+    device_rows: int | None = Field(default=None, ge=0)  # None, here and below: saved by an earlier version
+    evaluations: list[dict[str, Any]] | None = None
+    metrics: "MetricsSoFar | None" = None
+
+
+class MetricsSoFar(BaseModel):
+    """How `metrics.jsonl` begins."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard | None) -> dict[str, Any]:
+    """Arguments of `save_checkpoint`. Call it between two stretches of the loop."""
+    reached = SavedProgress(
+        place=loop.place,
+        recorder=RecorderState.model_validate(recorder.state()),
+        file_bytes=loop.file_bytes,
+        device_rows=components.embeddings.view.device_rows,
+        evaluations=[to_json(record) for record in recorder.evaluations],
+        metrics=next((MetricsSoFar(**one.written()) for one in recorder.sinks if isinstance(one, MetricsFile)), None),
+    )
+    return {
+        "rows": components.embeddings.state_blocks(),
+        "dense": components.model.state_dict(),
+        "policy": policy_state(components.embeddings),
+        "optimizer": optimizer_arrays(components.optimizer),
+        "run": {**recorder.auc_counts(), **_random()},
+        "meta": {
+            "steps": recorder.steps,
+            "samples": recorder.samples,
+            "tables": table_facts(components),
+            **({"dealt": FORMULA} if _is_shared(components) else {}),
+            "progress": reached.model_dump(mode="json"),
+            **({"guard": guard.state()} if guard else {}),
+        },
+    }
+
+
+def _is_shared(components: Components) -> bool:
+    """Whether several ranks own the rows."""
+    ranks = components.embeddings.ranks
+    return ranks is not None and ranks.size > 1
+
+
+def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
+    """How far the run in a checkpoint had come.
+
+    Raises:
+        CheckpointError: if no run can go on from the checkpoint.
+    """
+    if "progress" not in checkpoint.meta:
+        raise CheckpointError(
+            f"{where}: holds weights only, as runs were saved before they could be resumed; evaluate it, or train anew "
+            f"with --config {where.parent / RECORD}"
+        )
+    try:
+        reached = SavedProgress.model_validate(checkpoint.meta["progress"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("meta", "progress", *first["loc"])))
+        raise CheckpointError(f"{where}: {place}: {first['msg']}, found {str(first['input'])[:200]!r}") from error
+    _check_counts(reached, checkpoint.meta, where)
+    return reached
+
+
+def _check_counts(reached: SavedProgress, meta: Mapping[str, Any], where: Path) -> None:
+    """Check that what is counted in several places is the same everywhere: records of later steps are dropped, and
+    batches passed over, by it."""
+    place, so_far = reached.place, reached.recorder.so_far
+    pairs = {
+        "steps": (meta.get("steps"), so_far.step),
+        "samples": (meta.get("samples"), so_far.samples),
+        "samples of the log loss": (reached.recorder.log_loss.num_samples, so_far.samples),
+    }
+    if place.epoch == 0:
+        pairs |= {"batches of the first epoch": (place.taken, place.total), "steps before it": (place.before, 0)}
+    for name, (one, other) in pairs.items():
+        if one != other or isinstance(one, bool):
+            raise CheckpointError(f"{where}: {name}: {str(one)[:80]} in one place, {other} in another; it is damaged")
+
+
+def restore(components: Components, checkpoint: Checkpoint, where: Path) -> None:
+    """Restore rows, dense part, policy and torch's random numbers.
+
+    Raises:
+        CheckpointError: if the checkpoint is of another run.
+    """
+    with _naming(where):
+        check_optimizer_arrays(components.optimizer, checkpoint.optimizer)
+        check_arrays(checkpoint.run, {RANDOM: Expected(np.dtype(np.uint8), tuple(torch.get_rng_state().shape))})
+    restore_weights(components, checkpoint, where=where)
+    with _naming(where):
+        load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
+        _set_random(checkpoint.run)
+    load_policy_state(components.embeddings, checkpoint.policy, where)
+
+
+def restore_recorder(
+    recorder: Recorder, reached: SavedProgress, checkpoint: Checkpoint, where: Path, *, again: bool
+) -> None:
+    """Restore the recorder's totals, AUC and evaluations; `again`: but for that of this very step, which is made again.
+
+    Raises:
+        CheckpointError: if the checkpoint does not hold them.
+    """
+    try:
+        recorder.restore(reached.recorder.model_dump(), checkpoint.run)
+        evaluations = [_evaluation(data) for data in reached.evaluations or []]
+        recorder.evaluations = [one for one in evaluations if not (again and one.step == recorder.steps)]
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{where}: meta.progress.recorder: {type(error).__name__}: {error}") from error
+
+
+def _evaluation(data: Mapping[str, Any]) -> EvalRecord:
+    record = from_json(data)
+    if not isinstance(record, EvalRecord):
+        raise ValueError("an evaluation is needed")
+    return record
+
+
+def refuse_guarded_saves(config: TrainConfig, components: Components | ComponentsOutline) -> None:
+    """Refuse to save checkpoints of a guarded run, from which it could not be resumed.
+
+    Raises:
+        ConfigError: if checkpoints are to be made of a run that a guard could not go on guarding, or its look-ahead is
+            to end within a pass, which the guard's copy would not do.
+    """
+    if config.save_every is not None and is_guarded(config, components):
+        raise ConfigError(f"save_every={config.save_every}: {_GUARDED}; set guard or save_every to null")
+    if config.eval_every is not None and is_guarded(config, components):
+        raise ConfigError(
+            f"eval_every={config.eval_every}: ends the look-ahead within an epoch, which no guarded run does; "
+            "set guard or eval_every to null"
+        )
+
+
+def refuse_guarded_resume(config: TrainConfig, components: Components, where: Path) -> None:
+    """Refuse to resume a guarded run.
+
+    Raises:
+        ConfigError: if the run is guarded.
+    """
+    if is_guarded(config, components):
+        raise ConfigError(
+            f"{where}: the run is guarded and cannot be resumed: {_GUARDED}; evaluate it, or train anew, without "
+            "a guard (guard=null) if it is to be resumed one day"
+        )
+
+
+def is_guarded(config: TrainConfig, components: Components | ComponentsOutline) -> bool:
+    """Whether a guard is set and has something to guard; one that has not would lose nothing in a checkpoint."""
+    embeddings = components.embeddings
+    skips = embeddings.drops_updates or embeddings.defers or drops_inputs(embeddings.policy)
+    return config.guard is not None and skips
+
+
+def _random() -> dict[str, NDArray[np.uint8]]:
+    cuda = {f"{CUDA}{number}": state.numpy() for number, state in enumerate(torch.cuda.get_rng_state_all())}
+    return {RANDOM: torch.get_rng_state().numpy(), **cuda}
+
+
+def _set_random(arrays: dict[str, NDArray[Any]]) -> None:
+    torch.set_rng_state(torch.from_numpy(arrays[RANDOM]))
+    for number in range(torch.cuda.device_count()):
+        if (name := f"{CUDA}{number}") in arrays:  # or else the run is moved to another machine
+            torch.cuda.set_rng_state(torch.from_numpy(arrays[name]), number)
+
+
+def table_facts(components: Components) -> list[dict[str, Any]]:
+    """Facts of each table that must be equal for saved rows to fit."""
+    names = ("name", "num_embeddings", "embedding_dim")
+    return [{name: getattr(table, name) for name in names} for table in components.tables]
+
+
+def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Path) -> None:
+    """Restore rows and dense weights.
+
+    Raises:
+        CheckpointError: if they are of other tables or another model.
+    """
+    if not isinstance(checkpoint.meta.get("steps"), int):
+        raise CheckpointError(f"{where}: expected the number of steps trained, found {checkpoint.meta.get('steps')!r}")
+    needed, found = table_facts(components), checkpoint.meta.get("tables")
+    if found != needed:
+        raise CheckpointError(f"{where}: saved for other tables: expected {needed}, found {found}")
+    if _is_shared(components) and (dealt := checkpoint.meta.get("dealt", FORMULA)) != FORMULA:
+        raise CheckpointError(
+            f"{where}: its rows are dealt out to ranks by {str(dealt)[:200]!r}, here by {FORMULA!r}; one process can "
+            "read it"
+        )
+    with _naming(where):
+        check_dense(components.model, checkpoint.dense)
+        components.embeddings.load_state_arrays(checkpoint.rows)
+        components.model.load_state_dict(checkpoint.dense)
+
+
+@contextmanager
+def _naming(where: Path) -> Iterator[None]:
+    """Inside, whatever does not fit is told with the checkpoint's path; torch raises RuntimeError for shapes."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{where}: saved for another model or optimizer: {error}") from error

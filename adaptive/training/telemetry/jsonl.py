@@ -1,0 +1,288 @@
+"""`metrics.jsonl`: the record of a run on disk, one JSON object per line, and its reader.
+
+Numbers that are not finite are written as null. Each line has a `kind`: "run" (the first line), "interval", "eval",
+"guard", "resume".
+"""
+
+import hashlib
+import itertools
+import json
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from adaptive.errors import CheckpointError, InputError
+from adaptive.storage.durable import write_atomic
+from adaptive.storage.untrusted import open_plain, parse_json
+from adaptive.training.telemetry.record import (
+    EvalRecord,
+    GuardRecord,
+    Histogram,
+    IntervalRecord,
+    Record,
+    ResumeRecord,
+    RunRecord,
+    TableCounts,
+)
+
+SCHEMA: Final = 1
+MAX_WAITING: Final = 1000  # lines kept while the disk fails; some 10 MB with 26 tables
+_MOST_LINE: Final = 2**26  # bytes
+_BLOCK: Final = 2**20
+
+_KINDS: Final = {
+    RunRecord: "run",
+    IntervalRecord: "interval",
+    EvalRecord: "eval",
+    GuardRecord: "guard",
+    ResumeRecord: "resume",
+}
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsFile:
+    """Appends records to a file. A disk that fails never stops training.
+
+    After a failed write one warning is logged, and the lines wait in memory (the latest 1,000) and are tried again
+    with the next record. A line that was written in part is cut off first, so the file holds whole lines only.
+
+    Attributes:
+        failures: writes that failed.
+        lost: lines given up because too many were waiting.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.failures = 0
+        self.lost = 0
+        self._waiting: deque[bytes] = deque()
+        self._whole: int | None = None  # bytes of whole lines in the file; unknown before the first write
+        self._digest = hashlib.sha256()  # of these
+
+    def write(self, record: Record) -> None:
+        """Append a record (and those still waiting) and flush."""
+        if len(self._waiting) == MAX_WAITING:
+            self._waiting.popleft()
+            self.lost += 1
+        self._waiting.append(to_line(record))
+        self._flush()
+
+    def close(self) -> None:
+        """Try once more to write what is waiting; a warning says how many records did not make it."""
+        if self._waiting:
+            self._flush()
+        self.lost += len(self._waiting)
+        self._waiting.clear()
+        if self.lost:
+            logger.warning("%s: %d record(s) could not be written and are lost", self.path, self.lost)
+
+    def _flush(self) -> None:
+        try:
+            self._append(b"".join(self._waiting))
+        except OSError as error:
+            self.failures += 1
+            if self.failures == 1:
+                logger.warning("%s: %s; training goes on, records wait in memory for the next try", self.path, error)
+        else:
+            self._waiting.clear()
+
+    def _append(self, data: bytes) -> None:
+        if self._whole is None:
+            self._look()
+        assert self._whole is not None
+        with open(self.path, "ab") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > self._whole:  # part of a line, from a write that failed
+                file.truncate(self._whole)
+            file.write(data)
+        if size < self._whole:  # the file was removed in between
+            self._look()
+            return
+        self._whole += len(data)
+        self._digest.update(data)
+
+    def _look(self) -> None:
+        """Find out what an earlier writer left whole."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        content = content[: content.rfind(b"\n") + 1]
+        self._whole, self._digest = len(content), hashlib.sha256(content)
+
+    def written(self) -> dict[str, Any]:
+        """`bytes` of the file so far and their `sha256`, from which `check_beginning` knows whether they changed."""
+        return {"bytes": self._whole or 0, "sha256": self._digest.hexdigest()}
+
+
+def to_line(record: Record) -> bytes:
+    """One record as a line of JSON, newline included."""
+    return json.dumps(to_json(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """One record as JSON values, from which `from_json` makes it again."""
+    data = {"kind": _KINDS[type(record)], **asdict(record)}
+    if isinstance(record, RunRecord):
+        data["schema"] = SCHEMA
+    found: dict[str, Any] = plain(data)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """The same value in JSON's types: numpy's become Python's, numbers that are not finite become None."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records of a `metrics.jsonl`, in order. A last line without its newline (still being written) is left out.
+
+    Raises:
+        InputError: if the file cannot be read, or a line is not a record; names file and line.
+    """
+    return [record for record, _ in _read(path)]
+
+
+def _read(path: Path) -> Iterator[tuple[Record, bytes]]:
+    """The records, each with its line."""
+    with open_plain(path, error=InputError, follow=True) as file:
+        for number in itertools.count(1):
+            line = file.readline(_MOST_LINE)
+            if not line.endswith(b"\n") and len(line) < _MOST_LINE:
+                return
+            yield _record(line, f"{path}:{number}"), line
+
+
+def _record(line: bytes, where: str) -> Record:
+    try:
+        if not line.endswith(b"\n"):
+            raise ValueError(f"it is longer than {_MOST_LINE:,} bytes")
+        content = parse_json(line, where, error=InputError)
+        record = from_json(content)
+        _check_numbers(record)
+        return record
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise InputError(
+            f"{where}: not a record of a run ({type(error).__name__}: {error}); "
+            "needed one JSON object per line, as written by adaptive-train"
+        ) from error
+
+
+def _check_numbers(record: Record) -> None:
+    """Check what readers calculate with."""
+    if isinstance(record, RunRecord):
+        return
+    if isinstance(record.step, bool) or not isinstance(record.step, int):
+        raise ValueError(f"step must be a whole number, found {str(record.step)[:80]!r}")
+    for name in ("samples", "auc", "log_loss", "accuracy") if isinstance(record, EvalRecord) else ():
+        value = getattr(record, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{name} must be a number, found {str(value)[:80]!r}")
+
+
+def drop_after(path: Path, step: int, *, evaluation: bool) -> int:
+    """Take the records behind a step out of a `metrics.jsonl`; returns how many. A line without its end goes, too.
+
+    Args:
+        step: batches trained; records of more go.
+        evaluation: that at this very step goes, too: it will be made again.
+
+    Raises:
+        InputError: if the file cannot be read, or a line is not a record; names file and line.
+        OSError: if it cannot be written.
+    """
+    if not os.path.lexists(path):
+        return 0
+    kept, gone, size = list[bytes](), 0, 0
+    for record, line in _read(path):
+        size += len(line)
+        gone += (goes := _is_after(record, step, evaluation))
+        if not goes:
+            kept.append(line)
+    if gone or size != path.stat().st_size:
+        write_atomic(path, b"".join(kept))
+    return gone
+
+
+def _is_after(record: Record, step: int, evaluation: bool) -> bool:
+    if isinstance(record, RunRecord):
+        return False
+    return record.step > step or (evaluation and isinstance(record, EvalRecord) and record.step == step)
+
+
+def from_json(data: Mapping[str, Any]) -> Record:
+    """The record that `to_json` gave.
+
+    Raises:
+        KeyError, TypeError, ValueError: if it is none.
+    """
+    data = dict(data)
+    kind = data.pop("kind")
+    if kind == "run":
+        if data.pop("schema") != SCHEMA:
+            raise ValueError(f"schema must be {SCHEMA}")
+        return RunRecord(**data)
+    if kind == "eval":
+        return EvalRecord(**data)
+    if kind == "resume":
+        return ResumeRecord(**data)
+    if kind == "guard":
+        pairs = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+        return GuardRecord(**{**data, **pairs})
+    if kind != "interval":
+        raise ValueError(f"unknown kind {kind!r}")
+    data["tables"] = {name: TableCounts(**counts) for name, counts in data["tables"].items()}
+    if data["update_norms"] is not None:
+        data["update_norms"] = _histogram(data["update_norms"])
+    for name in ("loss", "samples_per_s"):
+        data[name] = _number(data[name])
+    for name in ("time_ms", "policy"):
+        data[name] = {key: _number(value) for key, value in data[name].items()}
+    data["ranks"] = [{str(key): _number(value) for key, value in one.items()} for one in data.get("ranks", [])]
+    return IntervalRecord(**data)
+
+
+def _histogram(data: dict[str, Any]) -> Histogram:
+    return Histogram(
+        edges=np.array(data["edges"], np.float64),
+        counts=np.array(data["counts"], np.int64),
+        sum=_number(data["sum"]),
+        sum_squares=_number(data["sum_squares"]),
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def check_beginning(path: Path, written: Mapping[str, Any]) -> None:
+    """Check that a `metrics.jsonl` begins with what `MetricsFile.written` told.
+
+    Raises:
+        CheckpointError: if it is shorter, or other bytes stand there; names the file.
+    """
+    needed, digest = written["bytes"], hashlib.sha256()
+    with open_plain(path) as file:
+        found = os.fstat(file.fileno()).st_size
+        while needed and (part := file.read(min(needed, _BLOCK))):
+            digest.update(part)
+            needed -= len(part)
+    if needed or digest.hexdigest() != written["sha256"]:
+        what = f"{written['bytes']} bytes or more, found {found}" if needed else "the lines that the run has written"
+        raise CheckpointError(
+            f"{path}: expected {what}; the file is cut or damaged. The weights are not: to go on without this record "
+            "of the run so far, move it away"
+        )

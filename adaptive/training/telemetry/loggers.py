@@ -1,0 +1,134 @@
+"""Numbers for trackers of experiments: loggers are entry points of the group `adaptive.loggers`; `log_to` names some.
+
+Nothing is logged unless it is asked for, and what is here writes into the run directory, not to a server.
+"""
+
+import importlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from adaptive.errors import ConfigError
+from adaptive.training.telemetry import tags
+from adaptive.training.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, Record, RunRecord, sum_tables
+
+GROUP: Final = "adaptive.loggers"
+MAX_FAILURES: Final = 3  # in a row, after which a logger is left alone
+
+log = logging.getLogger(__name__)
+
+
+class Logger(Protocol):
+    """Takes the numbers of a run. What it raises is logged as a warning and never stops training."""
+
+    def numbers(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers by name, after so many batches; steps never fall."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+LoggerMaker = Callable[[Path, Mapping[str, Any]], Logger]
+"""Makes a logger of a run directory and the settings, as in run.json. `PACKAGE`, if it has one, must be installed."""
+
+
+def make_loggers(names: str | None, directory: Path, config: Mapping[str, Any]) -> list["LoggerSink"]:
+    """The sinks for `log_to`: names with commas between them; None: none.
+
+    Raises:
+        ConfigError: see `load_loggers`; and for a logger that cannot be started.
+    """
+    return [LoggerSink(name, _made(name, maker, directory, config)) for name, maker in load_loggers(names).items()]
+
+
+def _made(name: str, maker: LoggerMaker, directory: Path, config: Mapping[str, Any]) -> Logger:
+    try:
+        return maker(directory, config)
+    except Exception as error:  # of a package of others, at the start of a run: nothing is lost
+        advice = getattr(maker, "ADVICE", "leave it out of log_to, or mend what it says")
+        raise ConfigError(f"log_to: {name} cannot be started: {type(error).__name__}: {error}; {advice}") from error
+
+
+def load_loggers(names: str | None) -> dict[str, LoggerMaker]:
+    """What makes the loggers of these names; nothing is made yet.
+
+    Raises:
+        ConfigError: for a name that is not installed, or a logger whose package is missing.
+    """
+    points = {point.name: point for point in entry_points(group=GROUP)} if names else {}
+    found: dict[str, LoggerMaker] = {}
+    for name in (name.strip() for name in (names or "").split(",") if name.strip()):
+        if name not in points:
+            known = ", ".join(sorted(points)) or "none"
+            raise ConfigError(f"log_to: no logger {name!r} is installed; known: {known}")
+        try:
+            found[name] = points[name].load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"log_to: logger {name!r} ({points[name].value}) cannot be loaded: {error}") from error
+        package = getattr(found[name], "PACKAGE", None)
+        try:
+            if package is not None:
+                importlib.import_module(package)
+        except ImportError as error:
+            raise ConfigError(f"log_to: {name} needs its package: pip install {package} ({error})") from error
+    return found
+
+
+class LoggerSink:
+    """Gives a logger the numbers of records, under the names they have in TensorBoard; not those of single tables."""
+
+    def __init__(self, name: str, logger: Logger) -> None:
+        self._name, self._logger = name, logger
+        self._step = 0  # of the latest interval
+        self._failures = 0  # in a row
+
+    def write(self, record: Record) -> None:
+        """Log a record, unless the logger has failed too often."""
+        found: tags.Numbers = {}
+        match record:
+            case IntervalRecord():
+                found = self._interval(record)
+            case EvalRecord():
+                found = tags.evaluation(record)
+            case GuardRecord():
+                found = tags.guard(record)
+        values = {name: float(value) for name, value in found.items() if value is not None}
+        if values and not isinstance(record, RunRecord):
+            self._safely(lambda: self._logger.numbers(values, record.step))
+
+    def close(self) -> None:
+        """Close the logger."""
+        self._safely(self._logger.close)
+
+    def _interval(self, record: IntervalRecord) -> tags.Numbers:
+        steps, self._step = max(record.step - self._step, 1), record.step
+        whole = sum_tables(list(record.tables.values()))
+        numbers = tags.training(record) | tags.tiers(whole, record.device_rows, steps) | tags.skipping(whole)
+        numbers |= {f"{tags.TIME}/{stage}_ms": value for stage, value in record.time_ms.items()}
+        return numbers | {f"{tags.POLICY}/{name}": value for name, value in record.policy.items()}
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        if self._failures == MAX_FAILURES:
+            return
+        try:
+            work()
+            self._failures = 0
+        except Exception as error:
+            self._failures += 1
+            end = "; it is left alone from now on" if self._failures == MAX_FAILURES else ""
+            log.warning("logger %s failed: %s: %s%s", self._name, type(error).__name__, error, end)
+
+
+def flat(config: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Settings by their whole names, as texts: {"tier.device_rows": "5%"}."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        whole = f"{above}{name}"
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{whole}.")
+        elif value is not None:
+            found[whole] = value if isinstance(value, str) else json.dumps(value)
+    return found

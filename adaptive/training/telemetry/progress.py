@@ -1,0 +1,144 @@
+"""How far a run is: one line that is kept up to date on a terminal, one plain line per interval elsewhere."""
+
+import io
+import os
+from typing import TextIO, cast
+
+from adaptive.training.telemetry.formatting import (
+    accuracy_text,
+    bytes_text,
+    count_text,
+    duration_text,
+    guard_text,
+    percent_text,
+    score_text,
+)
+from adaptive.training.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, Record, sum_tables
+from adaptive.training.telemetry.report import RunTotals
+
+
+class Progress:
+    """Shows the intervals of a run on a stream, usually stderr. A stream that fails (closed pipe) ends the showing.
+
+    The environment is obeyed: `TERM=dumb` gives plain lines on a terminal too, `NO_COLOR` a line without colours.
+    """
+
+    def __init__(self, stream: TextIO, total_steps: int | None, *, first_step: int = 0, first_samples: int = 0) -> None:
+        """
+        Args:
+            stream: where to write.
+            total_steps: of the whole run, or None if not known yet; then there is no ETA.
+            first_step, first_samples: where a continued run begins.
+        """
+        self._stream = _Guarded(stream)
+        self._total_steps = total_steps
+        self._totals = RunTotals(first_step=first_step, first_samples=first_samples)
+        self._bar: _Bar | None = None
+        if stream.isatty() and os.environ.get("TERM") != "dumb":
+            self._bar = _Bar(self._stream, total_steps)
+
+    def write(self, record: Record) -> None:
+        """Show a record."""
+        if isinstance(record, IntervalRecord):
+            self._interval(record)
+        elif isinstance(record, EvalRecord):
+            self._line(
+                f"evaluation after step {record.step}: auc {score_text(record.auc)}, "
+                f"log loss {score_text(record.log_loss)}, accuracy {accuracy_text(record.accuracy)}, "
+                f"{count_text(record.samples)} samples"
+            )
+        elif isinstance(record, GuardRecord):
+            self._line(f"guard after step {record.step}: {guard_text(record)}")
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _interval(self, record: IntervalRecord) -> None:
+        seconds = self._totals.add(record)
+        text = self._interval_text(record, seconds)
+        if self._bar is None:
+            total = "" if self._total_steps is None else f"/{self._total_steps}"
+            self._line(f"step {record.step}{total} | {text}")
+        else:
+            self._bar.show(record.step, text)
+
+    def _line(self, text: str) -> None:
+        if self._bar is None:
+            self._stream.write(text + "\n")
+        else:
+            self._bar.print(text)
+
+    def _interval_text(self, record: IntervalRecord, seconds: float) -> str:
+        counts = sum_tables(list(record.tables.values()))
+        moved = bytes_text(counts.moved_bytes / seconds) if seconds else "-"
+        return (
+            f"{count_text(record.samples_per_s)} samples/s | loss {score_text(record.loss)} | "
+            f"auc so far {score_text(record.auc)} | hit {percent_text(record.hit_rate)} | moved {moved}/s | "
+            f"not written {percent_text(counts.skipped_update_share)} | "
+            f"eta {duration_text(self._remaining(record.step))}"
+        )
+
+    def _remaining(self, step: int) -> float | None:
+        """Seconds to go, if the mean speed so far stays."""
+        if self._total_steps is None or not self._totals.steps:
+            return None
+        return max(self._total_steps - step, 0) * self._totals.seconds / self._totals.steps
+
+
+class _Guarded(io.TextIOBase):
+    """A stream that falls silent at its first error. rich would end the process on a closed pipe."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+        self._encoding = stream.encoding or "utf-8"
+        self._isatty = stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # which characters the bar may use
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return self._isatty
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except OSError:
+                self._stream = None
+        return len(text)
+
+
+class _Bar:
+    """One line at the bottom of a terminal. It is drawn when there is something new, by no thread of its own."""
+
+    def __init__(self, stream: _Guarded, total_steps: int | None) -> None:
+        import rich.console  # 50 ms that only a terminal pays for
+        import rich.progress
+        import rich.table
+
+        self._console = rich.console.Console(file=cast(TextIO, stream))
+        self._progress = rich.progress.Progress(
+            rich.progress.BarColumn(bar_width=12),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TextColumn(
+                "{task.fields[text]}", markup=False, table_column=rich.table.Column(no_wrap=False)
+            ),
+            console=self._console,
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("", total=total_steps, text="")
+
+    def show(self, step: int, text: str) -> None:
+        self._progress.start()
+        self._progress.update(self._task, completed=step, text=text, refresh=True)
+
+    def print(self, text: str) -> None:
+        self._progress.start()
+        self._console.print(text, markup=False, highlight=False)
+
+    def stop(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,122 @@
+"""The loops of the synthetic stream: each against its definition, and compiled against plain Python."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from adaptive.data.kernels import synthetic as kernels
+from adaptive.data.synthetic.fields import make_fields
+from adaptive.data.synthetic.stream import Synthetic, SyntheticConfig
+
+
+def test_hashed_is_splitmix64() -> None:
+    """The first numbers of splitmix64 seeded with 0, as published with its reference code."""
+    assert [int(kernels.hashed(0, i)) for i in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+
+
+def test_normal_inverts_the_distribution_function() -> None:
+    bits = [0, 2**32, 2**40, 2**62, 2**63, 2**64 - 1]
+    expected = ndtri([(float(b >> 32) + 0.5) / 2**32 for b in bits])
+    np.testing.assert_allclose([kernels.normal(np.uint64(b)) for b in bits], expected, rtol=2e-7, atol=1e-9)
+
+
+def test_below_normal_is_the_distribution_function() -> None:
+    x = np.linspace(-6, 6, 101)
+    np.testing.assert_allclose([kernels.below_normal(v) for v in x], ndtr(x), atol=2e-4)
+
+
+def test_bell_has_mean_0_and_variance_1() -> None:
+    values = np.array([kernels.bell(np.uint64(kernels.hashed(5, i))) for i in range(20_000)])
+    assert values.mean() == pytest.approx(0.0, abs=0.03)
+    assert values.std() == pytest.approx(1.0, abs=0.02)
+    assert np.abs(values).max() < 3.47
+
+
+@pytest.mark.parametrize("bits", [4, 5, 10])
+def test_shuffled_is_a_permutation_of_the_period(bits: int) -> None:
+    field = make_fields(SyntheticConfig(num_train=2**bits))[2]
+    assert field["period"] == 2**bits
+    places = [kernels.shuffled(field, index) for index in range(2**bits)]
+    assert sorted(places) == list(range(2**bits))
+    assert places != sorted(places)
+    assert [kernels.shuffled(field, 2**bits + index) for index in range(2**bits)] == places
+
+
+@pytest.mark.parametrize("index", [0, 2, 8, 25])
+def test_ranks_follow_the_zipf_mandelbrot_law(index: int) -> None:
+    """Continuous weights (rank + 1 + q)^-s, integrated from one rank to the next, are the shares of look-ups."""
+    field = make_fields(SyntheticConfig(correlation=0.0, singleton_share=0.0, default_share=0.0))[index]
+    latent, num = 0.0, 100_000
+    ranks = np.array([kernels.draw_rank(field, sample, latent, False) for sample in range(num)])
+    edges = np.unique(np.geomspace(1, int(field["popular"]) + 1, 12).astype(int)) - 1
+    a = 1.0 / field["power"]
+    cumulative = ((edges + field["shift"]) ** a - field["low"]) / field["span"]
+    found = np.histogram(ranks, edges)[0] / num
+    found[-1] += (ranks == edges[-1]).mean()
+    np.testing.assert_allclose(found, np.diff(cumulative), atol=4 * 0.5 / math.sqrt(num))
+
+
+def test_drift_share_is_the_share_of_ids() -> None:
+    field = make_fields(SyntheticConfig(drift_at=0.5, drift_share=0.3))[2]
+    key = field["main_key"]
+    changed = [kernels.effect(field, key, i, True) != kernels.effect(field, key, i, False) for i in range(20_000)]
+    assert np.mean(changed) == pytest.approx(0.3, abs=0.02)
+
+
+def test_scalar_kernels_equal_their_plain_python() -> None:
+    field = make_fields(SyntheticConfig(drift_at=0.5, churn=0.1))[2]
+    with np.errstate(over="ignore"):  # 64-bit products wrap around
+        for index in (0, 1, 12345, 2**40):
+            bits = np.uint64(kernels.hashed(3, index))
+            assert kernels.hashed.py_func(3, index) == bits
+            for kernel in (kernels.uniform, kernels.bell, kernels.normal):
+                assert kernel.py_func(bits) == pytest.approx(kernel(bits), rel=1e-14)
+            assert kernels.shuffled.py_func(field, index) == kernels.shuffled(field, index)
+            for drifted in (False, True):
+                assert kernels.draw_rank.py_func(field, index, 0.3, drifted) == kernels.draw_rank(
+                    field, index, 0.3, drifted
+                )
+                key = field["main_key"]
+                found, expected = (f(field, key, index, drifted) for f in (kernels.effect.py_func, kernels.effect))
+                assert found == pytest.approx(expected, rel=1e-14)
+    for own in (-4.0, -0.2, 0.0, 3.0):
+        assert kernels.below_normal.py_func(own) == pytest.approx(kernels.below_normal(own), rel=1e-14)
+        assert kernels.popular_rank.py_func(field, own, 0.5) == kernels.popular_rank(field, own, 0.5)
+
+
+def run_array_kernels(data: Synthetic, pick: Callable[[Any], Any]) -> list[NDArray[Any]]:
+    """All outputs for 16 samples, of which the last 6 come after the drift."""
+    teacher, fields, start, drifted, num = data._teacher, data._fields, 199_990, 10, 16
+    latent, labels, parts = np.empty(num), np.empty(num, np.float32), np.zeros((4, num))
+    dense = np.empty((num, data.num_dense), np.float32)
+    ids = np.empty((len(fields), num, data.config.lookups), np.int64)
+    pick(kernels.draw_normals)(data._latent_key, start, latent)
+    if data.num_dense:
+        pick(kernels.draw_dense)(data._dense_keys, start, 0.8, latent, dense)
+    pick(kernels.draw_ids)(fields, start, drifted, latent, ids)
+    pick(kernels.add_main)(fields, teacher.main, drifted, ids, parts[0])
+    pick(kernels.add_pairs)(fields, teacher.pairs, drifted, ids, parts[1])
+    pick(kernels.add_dense)(teacher.linear, teacher.curved, dense, parts[2])
+    pick(kernels.add_products)(fields, teacher.products, drifted, ids, dense, parts[3])
+    pick(kernels.draw_labels)(data._label_key, start, ndtr(latent), labels)
+    return [ids, labels, latent, dense, parts]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"num_dense": 3, "tables": 5, "lookups": 4}, {"num_dense": 0, "tables": 30, "lookups": 2}],
+    ids=["criteo", "few multi-hot", "no dense"],
+)
+def test_array_kernels_equal_their_plain_python(shape: dict[str, int]) -> None:
+    data = Synthetic(SyntheticConfig.model_validate({"drift_at": 0.5, "churn": 0.1, **shape}))
+    found = run_array_kernels(data, lambda kernel: kernel.py_func)
+    expected = run_array_kernels(data, lambda kernel: kernel)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+    for one, other in zip(found[2:], expected[2:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,111 @@
+"""Vectors from elsewhere, and tables of the shapes of torch's modules."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import LFU, one_table, random_batches, step_all, train
+from torch import nn
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.engine import table_loading
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError, InputError
+from adaptive.optim import Adagrad
+
+TABLES = [TableConfig(name=name, num_embeddings=30, embedding_dim=4) for name in ("a", "b")]
+BATCHES = random_batches(TABLES, 6)
+
+
+@pytest.mark.parametrize("host", ["memory", "file"])
+def test_pretrained_vectors_wherever_rows_lie(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_loading, "AT_ONCE", 7)
+    vectors = np.random.default_rng(0).normal(size=(25, 4)).astype(np.float64)
+
+    def made(device_rows: str) -> TieredEmbeddingBag:
+        tier = TierConfig(
+            device_rows=device_rows, host="memory" if host == "memory" else f"mmap:{tmp_path}", poison=True
+        )
+        return TieredEmbeddingBag(TABLES, tier, policy=LFU, optimizer=Adagrad(lr=0.1, initial_accumulator=0.5))
+
+    few, everything = made("60%"), made("100%")
+    step_all(few, BATCHES[:3])
+    few.load_state_arrays(everything.state_arrays())  # the device tier is used, and rows are as at first
+    for embeddings in (few, everything):
+        b = embeddings.table_weights("b")
+        embeddings.load_table("a", vectors)
+        assert np.array_equal(embeddings.table_weights("a")[:25], vectors.astype(np.float32))
+        assert np.array_equal(embeddings.table_weights("b"), b)
+    train(few, TABLES, BATCHES, 1).assert_equals(train(everything, TABLES, BATCHES, 0))
+    for embeddings in (few, everything):
+        embeddings.close()
+
+
+def test_rows_on_the_device_are_replaced_too_and_their_state_begins_anew() -> None:
+    embeddings = one_table(10, optimizer=Adagrad(lr=0.1))
+    step_all(embeddings, random_batches([TableConfig(name="t", num_embeddings=10, embedding_dim=4)], 3))
+    embeddings.load_table("t", np.zeros((10, 4), np.float32))
+    arrays = embeddings.state_arrays()
+    assert not arrays["rows0.weights"].any() and not arrays["rows0.state"].any()
+
+
+def test_vectors_that_do_not_fit() -> None:
+    embeddings = one_table(10, skip=SkipConfig())
+    for shape in ((11, 4), (10, 5), (4,)):
+        with pytest.raises(ConfigError, match=r"table t: \(n, 4\) vectors, n up to 10, are needed, found"):
+            embeddings.load_table("t", np.zeros(shape, np.float32))
+    with pytest.raises(ConfigError, match="no table 'u'"):
+        embeddings.load_table("u", np.zeros((1, 4), np.float32))
+    for _ in embeddings.look_ahead(random_batches(TABLES[:1], 1, samples=1)):
+        with pytest.raises(ConfigError, match="while a look-ahead is running"):
+            embeddings.load_table("t", np.zeros((1, 4), np.float32))
+
+
+def test_tables_in_the_place_of_bags_have_their_values() -> None:
+    bags = {"user": nn.EmbeddingBag(20, 4, mode="sum"), "tags": nn.EmbeddingBag(9, 8), "seen": nn.Embedding(7, 4)}
+    embeddings = TieredEmbeddingBag.from_bags(bags, TierConfig(device_rows="50%"), policy=LFU)
+    assert embeddings.features == ("user", "tags", "seen")
+    assert [t.pooling for g in embeddings._pipeline.groups for t in g.tables] == ["sum", "none", "mean"]
+    for name, bag in bags.items():
+        weight = bag.weight
+        assert isinstance(weight, torch.Tensor)
+        assert np.array_equal(embeddings.table_weights(name), weight.detach().numpy())
+
+
+def test_bags_without_values_give_tables_as_they_are_made() -> None:
+    with torch.device("meta"):
+        bags = {"user": nn.EmbeddingBag(10**9, 4)}
+    embeddings = TieredEmbeddingBag.from_bags(bags, TierConfig(device_rows="10"), seed=3)
+    assert len(embeddings.state_arrays()["rows0.changed"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Linear(2, 2), "user: an nn.EmbeddingBag or nn.Embedding is needed, found Linear"),
+        (nn.EmbeddingBag(4, 2, max_norm=1.0), "user: max_norm of EmbeddingBag is not supported"),
+        (nn.EmbeddingBag(4, 2, mode="max"), 'mode="max" of EmbeddingBag'),
+        (nn.Embedding(4, 2, padding_idx=0), "padding_idx of Embedding"),
+    ],
+)
+def test_modules_that_tables_cannot_stand_for(module: nn.Module, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TieredEmbeddingBag.from_bags({"user": module})
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (np.ma.masked_equal(np.zeros((3, 4)), 0), "table t: vectors: expected values without a mask, got 12"),
+        (np.zeros((3, 4), complex), "table t: vectors: expected booleans, integers or floats, got complex128"),
+        (np.array([[0.0] * 4, [0.0, 0.0, 1e300, 0.0]]), r"table t: vectors from row 0: .* got 1e\+300 \(at \[1, 2\]\)"),
+    ],
+)
+def test_vectors_that_a_cast_would_change_replace_no_row(vectors: np.ndarray, message: str) -> None:
+    embeddings = one_table(10, optimizer=Adagrad(lr=0.1))
+    before = embeddings.table_weights("t")
+    with pytest.raises(InputError, match=message):
+        embeddings.load_table("t", vectors)
+    assert np.array_equal(embeddings.table_weights("t"), before)
+    embeddings.close()

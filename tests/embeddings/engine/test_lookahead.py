@@ -1,0 +1,347 @@
+"""The look-ahead thread: every batch once and in order, and no thread left behind, however a loop ends."""
+
+import gc
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import (
+    Windowed,
+    after_sums,
+    bags,
+    look_ahead_threads,
+    one_table,
+    resident,
+    step_all,
+    sum_of,
+    wait_for_look_ahead,
+)
+
+from adaptive.batch import Batch
+from adaptive.embeddings.engine import lookahead
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import AdaptiveError, InputError, PolicyError
+from adaptive.policies.lru import LRU
+from adaptive.policy import Policy, RowStats, TierView
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind() -> Iterator[None]:
+    yield
+    assert look_ahead_threads() == []
+
+
+class Source:
+    """Batches that count how often they were asked for, and know when they were closed."""
+
+    def __init__(self, num_batches: int) -> None:
+        self.asked, self.closed = 0, False
+        self._num_batches = num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            for number in range(self._num_batches):
+                self.asked += 1
+                yield bags([number % 10])
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize("depth", range(7))
+@pytest.mark.parametrize("num_batches", range(6))
+def test_every_batch_once_and_in_order(num_batches: int, depth: int) -> None:
+    source, embeddings = Source(num_batches), one_table()
+    initial = embeddings.table_weights("t")
+    done = step_all(embeddings, source, depth=depth)
+    assert [planned.batch.ids.tolist() for planned in done] == [[n] for n in range(num_batches)]
+    assert [planned.number for planned in done] == list(range(num_batches))
+    assert source.asked == num_batches
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [p.batch for p in done]))
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_never_further_ahead_than_the_depth(depth: int) -> None:
+    source, embeddings = Source(12), one_table()
+    for planned in embeddings.look_ahead(source, depth=depth):
+        wait_for_look_ahead(embeddings, planned, depth, 12)
+        assert embeddings._pipeline.next_number == min(planned.number + depth + 1, 12)
+        # One more batch may have been read; it is planned when there is room for it.
+        assert source.asked <= planned.number + depth + 2
+
+
+def test_with_depth_0_there_is_no_thread() -> None:
+    for _ in one_table().look_ahead(Source(3), depth=0):
+        assert look_ahead_threads() == []
+
+
+def test_a_second_look_ahead_goes_on_counting() -> None:
+    embeddings = one_table()
+    numbers = [planned.number for depth in (2, 0, 3) for planned in step_all(embeddings, Source(3), depth=depth)]
+    assert numbers == list(range(9))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4])
+@pytest.mark.parametrize("stop", [0, 2])
+def test_breaking_out_of_the_loop(depth: int, stop: int) -> None:
+    """Batches in flight are dropped; what was trained stays, and training can go on."""
+    source, embeddings = Source(20), one_table(device_rows="50%")
+    initial, trained = embeddings.table_weights("t"), []
+    for planned in embeddings.look_ahead(source, depth=depth):
+        wait_for_look_ahead(embeddings, planned, depth, 20)
+        sum_of(embeddings(planned)).backward()
+        embeddings.step()
+        trained.append(planned.batch)
+        if planned.number == stop:
+            break
+    assert look_ahead_threads() == []
+    assert len(trained) == stop + 1
+    more = [bags([n, n + 1]) for n in range(9)]
+    step_all(embeddings, more, depth=depth % 2)
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [*trained, *more]))
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_closing_before_the_first_batch_and_twice(depth: int) -> None:
+    ready = one_table().look_ahead(Source(3), depth=depth)
+    ready.close()
+    ready.close()
+    assert next(ready, None) is None
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_source_is_closed_when_the_loop_ends_early(depth: int) -> None:
+    source, embeddings = Source(20), one_table()
+    ready = embeddings.look_ahead(source, depth=depth)
+    next(ready)
+    ready.close()
+    assert source.closed
+
+
+class Failure(Exception):  # noqa: N818 (any error of the user's)
+    pass
+
+
+def train_and_note(embeddings: TieredEmbeddingBag, batches: Iterable[Batch], depth: int, numbers: list[int]) -> None:
+    """Train, and note the number of every batch that came."""
+    for planned in embeddings.look_ahead(batches, depth=depth):
+        numbers.append(planned.number)
+        sum_of(embeddings(planned)).backward()
+        embeddings.step()
+
+
+@pytest.mark.parametrize("error", [Failure, SystemExit, KeyboardInterrupt, InputError])
+@pytest.mark.parametrize("depth", [0, 1, 4])
+@pytest.mark.parametrize("after", [0, 3])
+def test_an_error_in_the_source_comes_after_the_batches_before_it(
+    error: type[BaseException], depth: int, after: int
+) -> None:
+    def source() -> Iterator[Batch]:
+        yield from Source(after)
+        raise error("the source")
+
+    embeddings, numbers = one_table(), list[int]()
+    with pytest.raises(error, match="the source"):
+        train_and_note(embeddings, source(), depth, numbers)
+    assert look_ahead_threads() == []
+    assert numbers == list(range(after))
+    assert [planned.number for planned in step_all(embeddings, Source(2), depth=depth)] == [after, after + 1]
+
+
+@pytest.mark.parametrize("ahead", [{"plan_threads": 3}, {"policy": Windowed}])
+def test_batches_read_further_ahead_come_before_an_error(ahead: dict[str, Any]) -> None:
+    """They are trained as with any policy and any number of threads, and so is what comes after the error."""
+    numbers = list[int]()
+
+    def source() -> Iterator[Batch]:
+        yield from Source(5)
+        raise Failure("the source")
+
+    with pytest.raises(Failure, match="the source"):
+        train_and_note(one_table(**ahead), source(), 1, numbers)
+    assert numbers == list(range(5))
+
+
+def test_a_look_ahead_collected_as_garbage_in_its_own_thread() -> None:
+    """An abandoned iterator in a reference cycle, such as the traceback of an error in a loop, goes when any thread
+    collects garbage."""
+    abandoned, collected = threading.Event(), threading.Event()
+
+    def source() -> Iterator[Batch]:
+        yield bags([1])
+        assert abandoned.wait(60)
+        gc.collect()
+        collected.set()
+        yield from Source(9)
+
+    embeddings = one_table()
+    ready = embeddings.look_ahead(source(), depth=1)
+    sum_of(embeddings(next(ready))).backward()
+    embeddings.step()
+    cycle: list[Any] = [ready]
+    cycle.append(cycle)
+    del ready, cycle
+    abandoned.set()
+    assert collected.wait(60)
+    for thread in look_ahead_threads():
+        thread.join(60)
+    step_all(embeddings, [bags([2]), bags([3])], depth=1)
+
+
+class FailsToArrange(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        yield next(batches)
+        raise Failure("arranging")
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_an_error_in_arrange(depth: int) -> None:
+    embeddings = one_table(policy=FailsToArrange)
+    with pytest.raises(PolicyError, match=r"FailsToArrange\.arrange raised Failure: arranging") as error:
+        step_all(embeddings, Source(5), depth=depth)
+    assert isinstance(error.value.__cause__, Failure)
+    assert look_ahead_threads() == []
+
+
+class FailsToScore(Policy):
+    def score(self, rows: RowStats) -> np.ndarray:
+        if rows.step == 1:  # while slots are free, to see that it answers
+            return np.zeros(len(rows))
+        raise Failure("scoring")
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_error_in_score_names_the_batch_and_comes_after_the_batches_before_it(depth: int) -> None:
+    embeddings, numbers = one_table(device_rows="3", policy=FailsToScore), list[int]()
+    with pytest.raises(PolicyError, match=r"FailsToScore\.score at batch 3 raised Failure: scoring"):
+        train_and_note(embeddings, Source(9), depth, numbers)
+    assert numbers == [0, 1, 2]
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_an_error_in_the_training_loop(depth: int) -> None:
+    embeddings = one_table(device_rows="50%")
+    initial = embeddings.table_weights("t")
+
+    def loop() -> None:
+        for planned in embeddings.look_ahead(Source(9), depth=depth):
+            wait_for_look_ahead(embeddings, planned, depth, 9)
+            raise Failure
+
+    with pytest.raises(Failure):
+        loop()
+    assert look_ahead_threads() == []
+    more = [bags([n, n + 1]) for n in range(9)]
+    step_all(embeddings, more, depth=depth)
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, more))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_after_a_fault_the_first_error_is_raised_and_the_last_one_told(
+    depth: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a fault of a GPU every wait fails, also those by which a look-ahead ends."""
+    embeddings = one_table()
+
+    def end() -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(embeddings._pipeline, "end", end)
+    with pytest.raises(InputError, match="id 10 is outside"):
+        step_all(embeddings, [bags([1]), bags([2, 10])], depth=depth)
+    assert caplog.messages == ["the look-ahead could not be ended either: RuntimeError: the device is gone"]
+    other = one_table()
+    monkeypatch.setattr(other._pipeline, "end", end)
+    coming = other.look_ahead(Source(3), depth=depth)
+    next(coming)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        coming.close()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_feedback_is_taken_in_under_the_lock_and_timed(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another thread moves rows because memory ran out, no policy is asked about them."""
+    embeddings, held = one_table(), list[bool]()
+    pipeline = embeddings._pipeline
+    observe = pipeline.observe_until
+    monkeypatch.setattr(pipeline, "observe_until", lambda n: (held.append(pipeline.lock.locked()), observe(n)))
+    step_all(embeddings, Source(5), depth=depth)
+    assert held == [True] * 5 + [False]  # the last one when nothing runs any more
+    assert pipeline.stopwatch.total_ms()["learn"] > 0
+
+
+def test_a_bad_id_ends_the_look_ahead_at_its_batch() -> None:
+    with pytest.raises(InputError, match="id 10 is outside table t, which has ids 0 to 9"):
+        step_all(one_table(), [bags([1]), bags([2, 10])], depth=2)
+
+
+def test_a_source_that_never_returns_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookahead, "JOIN_SECONDS", 0.05)
+    released = threading.Event()
+
+    def source() -> Iterator[Batch]:
+        yield bags([1])
+        released.wait()
+
+    ready = one_table().look_ahead(source(), depth=1)
+    next(ready)
+    with pytest.raises(AdaptiveError, match="the look-ahead thread did not end within"):
+        ready.close()
+    released.set()
+    for thread in look_ahead_threads():
+        thread.join()
+
+
+def test_a_second_look_ahead_beside_a_running_one_is_refused() -> None:
+    """Both would plan for the same slots, each believing that the other's batches are trained."""
+    embeddings = one_table()
+    ready = embeddings.look_ahead(Source(9), depth=2)
+    next(ready)
+    with pytest.raises(ValueError, match="look-ahead"):
+        next(iter(embeddings.look_ahead(Source(3), depth=1)))
+    ready.close()
+    assert len(step_all(embeddings, Source(3), depth=1)) == 3
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_batch_that_has_ended_cannot_be_used_any_more(depth: int) -> None:
+    """Its rows may have left; forgotten batches would silently read other rows."""
+    embeddings = one_table(device_rows="4")
+    ended = list(embeddings.look_ahead(Source(9), depth=depth))
+    with pytest.raises(ValueError, match="batch 0"):
+        embeddings(ended[0])
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_gradients_of_an_abandoned_batch_are_forgotten(depth: int) -> None:
+    """The slots of its rows belong to other rows by the time of the next step."""
+    embeddings = one_table(device_rows="4", policy=LRU)
+    initial = embeddings.table_weights("t")
+    coming = embeddings.look_ahead([bags([0, 1])], depth=depth)
+    sum_of(embeddings(next(coming))).backward()
+    with pytest.warns(UserWarning, match="the gradients of its rows are lost"):
+        coming.close()  # as a loop does that found a gradient it does not like
+    batches = [bags([2, 3]), bags([4, 5]), bags([6])]
+    step_all(embeddings, batches)
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_batches_without_forward_backward_or_step_hold_nothing(depth: int) -> None:
+    embeddings = one_table(device_rows="5", when_full="shallower")
+    initial, batches, stepped = embeddings.table_weights("t"), [bags([n, (n + 1) % 10]) for n in range(10)] * 3, []
+    for planned in embeddings.look_ahead(batches, depth=depth):
+        kind = planned.number % 4
+        if kind == 0:
+            continue
+        loss = sum_of(embeddings(planned))
+        if kind >= 2:
+            loss.backward()
+        if kind == 2:
+            embeddings.discard()
+        if kind == 3:
+            embeddings.step()
+            stepped.append(planned.batch)
+    assert len(resident(embeddings)) <= 5
+    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, stepped))

@@ -1,0 +1,295 @@
+"""Learning rates of rows: a rate belongs to the step that uses it, wherever rows lie and whenever they were planned."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import LFU, featured, random_batches, step_all, sum_of
+from torch import nn
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.engine.rates import RowsOptimizer
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+
+TABLES = (
+    TableConfig(name="user", num_embeddings=60, embedding_dim=8),
+    TableConfig(name="kind", num_embeddings=20, embedding_dim=4, pooling="mean"),
+)
+BATCHES = random_batches(TABLES, 12, samples=4)
+RATES = [0.5 / (1 + number) for number in range(12)]
+OPTIMIZERS = [SGD(), Adagrad(), RowwiseAdagrad(), Adam()]
+
+
+def made(optimizer: RowOptimizer, device_rows: str = "100%", tables: Sequence[TableConfig] = TABLES, **options: Any):  # type: ignore[no-untyped-def]
+    tier = TierConfig.model_validate({"device_rows": device_rows, "poison": True, **options.pop("tier", {})})
+    return TieredEmbeddingBag(tables, tier, policy=LFU, optimizer=optimizer, **options)
+
+
+def train(embeddings: TieredEmbeddingBag, first: int = 0, last: int = 12, depth: int = 0) -> TieredEmbeddingBag:
+    for planned in embeddings.look_ahead(BATCHES[first:last], depth=depth):
+        embeddings.set_lr(RATES[planned.number])
+        (sum_of(embeddings(planned)) ** 2).backward()
+        embeddings.step()
+    return embeddings
+
+
+def assert_equal(one: TieredEmbeddingBag, other: TieredEmbeddingBag) -> None:
+    found, expected = one.state_arrays(), other.state_arrays()
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        assert np.array_equal(array, expected[name], equal_nan=array.dtype.kind == "f"), name
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+def test_each_batch_has_its_own_rate_as_if_tables_were_made_anew_for_it(optimizer: RowOptimizer) -> None:
+    anew = made(optimizer.at(RATES[0]))
+    for number, batch in enumerate(BATCHES):
+        arrays = anew.state_arrays()
+        anew = made(optimizer.at(RATES[number]))
+        anew.load_state_arrays(arrays)
+        for planned in anew.look_ahead([batch]):
+            (sum_of(anew(planned)) ** 2).backward()
+            anew.step()
+    whole = train(made(optimizer))
+    for table in TABLES:
+        assert np.array_equal(whole.table_weights(table.name), anew.table_weights(table.name))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+@pytest.mark.parametrize("skip", [None, SkipConfig(rule="defer", interval=2, min_accesses=1, min_visits=1)])
+def test_placement_depth_and_device_do_not_change_what_a_schedule_gives(
+    optimizer: RowOptimizer, skip: SkipConfig | None
+) -> None:
+    single = train(made(optimizer, skip=skip))
+    assert_equal(train(made(optimizer, "80%", skip=skip), depth=2), single)
+    assert_equal(train(made(optimizer, "90%", skip=skip, tier={"device": "cpu-torch"}), depth=3), single)
+
+
+@pytest.mark.parametrize("skip", [None, SkipConfig(rule="defer", interval=2, min_accesses=1, min_visits=1)])
+def test_a_schedule_goes_on_where_it_was_saved(skip: SkipConfig | None) -> None:
+    """What waits is applied with the rate of the latest step, before and after."""
+    whole = made(Adam(), skip=skip)
+    train(whole, 0, 7)
+    file = io.BytesIO()
+    torch.save({"tables": whole.state_dict(), "rate": whole.optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    other = made(Adam(), "80%", skip=skip)
+    other.load_state_dict(saved["tables"])
+    other.optimizer.load_state_dict(saved["rate"])
+    assert other.optimizer.lr == RATES[6]
+    assert_equal(other, whole)
+    train(whole, 7)
+    assert_equal(train(other, 7, depth=2), whole)
+
+
+def test_torchs_schedulers_drive_it_and_find_nothing_to_warn_of() -> None:
+    scheduled, by_hand = made(Adagrad(lr=0.4)), made(Adagrad(lr=0.4))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(scheduled.optimizer, gamma=0.5)
+    for planned in scheduled.look_ahead(BATCHES[:4], depth=2):
+        scheduled.optimizer.zero_grad()
+        sum_of(scheduled(planned)).backward()
+        scheduled.step() if planned.number % 2 else scheduled.optimizer.step()
+        scheduler.step()
+    for planned in by_hand.look_ahead(BATCHES[:4]):
+        by_hand.set_lr(0.4 * 0.5**planned.number)
+        sum_of(by_hand(planned)).backward()
+        by_hand.step()
+    assert_equal(scheduled, by_hand)
+    assert isinstance(scheduled.optimizer, RowsOptimizer) and scheduled.optimizer.lr == 0.025
+
+
+def test_another_optimizer_is_not_taken_in_silence() -> None:
+    embeddings = made(SGD())
+    with pytest.raises(ConfigError, match=r"the rows' optimizer is fixed when tables are made.*set_lr\(\)"):
+        embeddings.optimizer = Adam()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="a number from 0 on is needed, found nan"):
+        embeddings.set_lr(float("nan"))
+    with pytest.raises(ConfigError, match="takes no closure"):
+        embeddings.optimizer.step(lambda: 1.0)
+
+
+# --- a rate for each table ---------------------------------------------------------------------------------------
+
+
+def test_a_table_may_have_its_own_rate() -> None:
+    """As if each were trained alone with that; a table of rate 0 stays as it is."""
+    scales = {"a": 1.0, "b": 0.25, "c": 0.0}
+    tables = [
+        TableConfig(name=name, num_embeddings=30, embedding_dim=4, lr_scale=scale) for name, scale in scales.items()
+    ]
+    batch = featured([[1, 2], [3]], [[4], [5, 4]], [[7], [7]])
+    together = made(Adagrad(lr=0.4), tables=tables)
+    initial = together.table_weights("c")
+    step_all(together, [batch] * 3)
+    for feature, table in enumerate(tables):
+        bags = [[[1, 2], [3]], [[4], [5, 4]], [[7], [7]]][feature]
+        alone = made(Adagrad(lr=0.4 * table.lr_scale), tables=[table.model_copy(update={"lr_scale": 1.0})])
+        step_all(alone, [featured(bags)] * 3)
+        assert np.array_equal(together.table_weights(table.name), alone.table_weights(table.name))
+    assert np.array_equal(together.table_weights("c"), initial)
+
+
+def test_tables_of_one_width_and_several_rates_are_stacked() -> None:
+    tables = [
+        TableConfig(name=f"t{n}", num_embeddings=30, embedding_dim=4, lr_scale=scale)
+        for n, scale in enumerate((1.0, 0.5, 1.0))
+    ]
+    embeddings, batch = made(SGD(), tables=tables), featured([[1], [2]], [[3], [4]], [[5], [6]])
+    for planned in embeddings.look_ahead([batch]):
+        stacked, vectors = embeddings.stack(planned), embeddings(planned)
+        assert stacked.shape == (2, 3, 4)
+        for feature, name in enumerate(embeddings.features):
+            assert torch.equal(stacked[:, feature], vectors[name])
+        stacked.sum().backward()
+        embeddings.step()
+
+
+# --- scaled and clipped gradients --------------------------------------------------------------------------------
+
+
+def test_a_loss_scaled_by_a_power_of_two_moves_rows_to_the_same_bits() -> None:
+    plain, scaled = made(Adam(lr=0.1)), made(Adam(lr=0.1))
+    for embeddings, scale in ((plain, 1.0), (scaled, 1024.0)):
+        for planned in embeddings.look_ahead(BATCHES[:4]):
+            ((sum_of(embeddings(planned)) ** 2) * scale).backward()
+            embeddings.step(grad_scale=scale)
+    assert_equal(plain, scaled)
+
+
+def test_a_scaled_gradient_that_overflows_updates_nothing() -> None:
+    embeddings = made(SGD())
+    before = embeddings.table_weights("user")
+    for planned in embeddings.look_ahead(BATCHES[:2]):
+        (sum_of(embeddings(planned)) * float("inf")).backward()
+        embeddings.step(grad_scale=1024.0)
+    assert np.array_equal(embeddings.table_weights("user"), before)
+
+
+def test_a_grad_scaler_goes_on_beside_it() -> None:
+    """The loop of torch's documentation with one argument more."""
+    embeddings, head = made(SGD()), nn.Linear(12, 1)
+    dense = torch.optim.SGD(head.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    for planned in embeddings.look_ahead(BATCHES[:3]):
+        loss = head(torch.cat(list(embeddings(planned).values()), 1)).square().mean()
+        dense.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(dense)
+        embeddings.step(grad_scale=scaler.get_scale())
+        scaler.update()
+
+
+def test_clipping_is_that_of_torch_over_rows_and_dense_weights() -> None:
+    """No row twice in the batch: then the gradients of vectors are those of rows."""
+    embeddings, head = made(SGD(lr=0.1), tables=TABLES[:1]), nn.Linear(8, 1)
+    initial = embeddings.table_weights("user")
+    table = nn.EmbeddingBag.from_pretrained(torch.from_numpy(initial.copy()), freeze=False, mode="sum")
+    (head(table(torch.tensor([[3], [5]]))) * 100).sum().backward()
+    expected = torch.nn.utils.clip_grad_norm_([table.weight, *head.parameters()], 0.5)
+    clipped = [parameter.grad.clone() for parameter in head.parameters() if parameter.grad is not None]
+    for scale in (1.0, 64.0):
+        embeddings = made(SGD(lr=0.1), tables=TABLES[:1])
+        for planned in embeddings.look_ahead([featured([[3], [5]])]):
+            head.zero_grad()
+            (head(embeddings(planned)["user"]) * 100).sum().backward()
+            for parameter in head.parameters():  # `scaler.unscale_(dense)` has been called
+                assert parameter.grad is not None
+            for work in planned.works:
+                work.scale_gradients(scale)
+            norm = embeddings.clip_grad_norm_(0.5, head.parameters(), grad_scale=scale)
+            embeddings.step()
+        torch.testing.assert_close(norm, expected)
+        for parameter, gradient in zip(head.parameters(), clipped, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+        assert table.weight.grad is not None
+        torch.testing.assert_close(
+            torch.from_numpy(embeddings.table_weights("user")), torch.from_numpy(initial) - 0.1 * table.weight.grad
+        )
+
+
+def test_nothing_to_clip_is_told() -> None:
+    embeddings = made(SGD())
+    with pytest.raises(ValueError, match=r"no gradient has reached the embeddings; call loss.backward\(\) first"):
+        embeddings.clip_grad_norm_(1.0)
+
+
+def scaled_training(scale: float, *, clip: bool, broken: int = -1, first_growth: int = 10**6) -> Any:
+    """Rows and dense part trained by one scaler, as parameters of one model would be; `broken`: a batch whose loss is
+    infinite. Returns (embeddings, head, scaler)."""
+    torch.manual_seed(0)
+    embeddings, head = made(Adagrad(lr=0.2), "90%"), nn.Linear(8, 1)
+    dense = torch.optim.SGD(head.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=first_growth)
+    for planned in embeddings.look_ahead(BATCHES[:6], depth=2):
+        loss = head(embeddings(planned)["user"]).square().mean() + embeddings(planned)["kind"].square().mean()
+        if planned.number == broken:
+            loss = loss * torch.inf
+        dense.zero_grad()
+        embeddings.optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if clip:
+            scaler.unscale_(dense)
+            scaler.unscale_(embeddings.optimizer)
+            embeddings.clip_grad_norm_(0.3, head.parameters())
+        scaler.step(dense)
+        scaler.step(embeddings.optimizer)
+        scaler.update()
+    return embeddings, head, scaler
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_grad_scaler_steps_rows_as_it_steps_parameters(clip: bool) -> None:
+    """Powers of two leave no trace; a scaler that is switched off steps plainly."""
+    plain, head, _ = scaled_training(1.0, clip=clip)
+    for scale in (256.0, 2.0**-3):
+        scaled, other, _ = scaled_training(scale, clip=clip)
+        assert_equal(scaled, plain)
+        assert torch.equal(head.weight, other.weight)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_grad_scaler_that_finds_infinity_takes_no_step_of_rows(clip: bool) -> None:
+    found, head, scaler = scaled_training(256.0, clip=clip, broken=3)
+    assert scaler.get_scale() == 128.0
+    assert torch.isfinite(head.weight).all()
+    for table in TABLES:
+        assert np.isfinite(found.table_weights(table.name)).all()
+    before, after = scaled_training_until(3), scaled_training_until(4, broken=3)
+    for table in TABLES:
+        assert np.array_equal(before.table_weights(table.name), after.table_weights(table.name))
+
+
+def scaled_training_until(count: int, broken: int = -1) -> TieredEmbeddingBag:
+    embeddings, scaler = made(Adagrad(lr=0.2)), torch.amp.GradScaler("cpu", init_scale=64.0)
+    for planned in embeddings.look_ahead(BATCHES[:count]):
+        loss = sum_of(embeddings(planned)) ** 2
+        scaler.scale(loss * torch.inf if planned.number == broken else loss).backward()
+        scaler.step(embeddings.optimizer)
+        scaler.update()
+    return embeddings
+
+
+def test_a_scaler_is_told_when_rows_have_no_gradients() -> None:
+    embeddings, scaler = made(SGD()), torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    for _ in embeddings.look_ahead(BATCHES[:1]):
+        with pytest.raises(AssertionError, match="No inf checks were recorded"):
+            scaler.step(embeddings.optimizer)
+
+
+def test_gradients_that_nobody_used_are_told_of_also_after_a_scaler_looked() -> None:
+    embeddings, scaler = made(SGD()), torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def forget_to_step() -> None:
+        for planned in embeddings.look_ahead(BATCHES[:2]):
+            scaler.scale(sum_of(embeddings(planned))).backward()
+            scaler.unscale_(embeddings.optimizer)
+
+    with pytest.raises(ConfigError, match="neither applied nor discarded"):
+        forget_to_step()

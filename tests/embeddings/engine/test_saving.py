@@ -1,0 +1,473 @@
+"""Rows loaded between batches go on as those that were saved: deferred sums, snapshots and verdicts included."""
+
+import copy
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from helpers import LFU, Trainee, bags, random_batches, step_all, sum_of, train_more
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import CheckpointError
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.policy import Deferral, Policy, RowStats
+
+Arrays = dict[str, NDArray[Any]]
+
+TABLES = (
+    TableConfig(name="a", num_embeddings=12, embedding_dim=4, features=("x", "y")),
+    TableConfig(name="b", num_embeddings=30, embedding_dim=16, pooling="mean"),
+)
+BATCHES = random_batches(TABLES, 40, seed=3, samples=4)
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
+
+
+class Plain(Policy):
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        return rows.last_access
+
+
+class Defer(Plain):
+    deferral = Deferral(every=2, at_most=5, warmup=3)
+
+
+class Freeze(Plain):
+    """Rows that move little are left alone, but for one question in four."""
+
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        moved = (rows.drift > 0) & (rows.drift_accesses >= 2)
+        limit = np.where(rows.saturated, 1.6, 1.1)
+        return np.where(moved, rows.drift <= limit, rows.saturated) & ((rows.rows + rows.step // 4) % 4 > 0)
+
+
+class Both(Freeze):
+    deferral = Deferral(every=2, at_most=4, warmup=2)
+
+
+class BothOnHost(Both):
+    misses: Literal["stage", "host"] = "host"
+
+
+POLICIES: list[type[Policy]] = [Plain, Defer, Freeze, Both, BothOnHost]
+OPTIMIZERS: list[RowOptimizer] = [SGD(lr=0.3), Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)]
+
+
+def build(
+    policy: type[Policy] = Both,
+    optimizer: RowOptimizer = OPTIMIZERS[1],
+    *,
+    rows: str = "85%",
+    device: Any = "cpu",
+    skip: SkipConfig | None = SKIP,
+) -> TieredEmbeddingBag:
+    tier = TierConfig(device_rows=rows, device=device, poison=True, when_full="shallower")
+    return TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=skip)
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
+
+
+def trained(cut: int = 30, **options: Any) -> tuple[TieredEmbeddingBag, Trainee]:
+    embeddings, trainee = build(**options), Trainee(TABLES)
+    train_more(embeddings, trainee, BATCHES[:cut], 2)
+    return embeddings, trainee
+
+
+CUTS: dict[str, Any] = {
+    "policy": st.sampled_from(POLICIES),
+    "optimizer": st.sampled_from(OPTIMIZERS),
+    "cut": st.integers(0, len(BATCHES)),
+    "depths": st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    "rows": st.tuples(st.sampled_from(["85%", "100%"]), st.sampled_from(["85%", "100%"])),
+    "devices": st.tuples(st.sampled_from(["cpu", "cpu-torch"]), st.sampled_from(["cpu", "cpu-torch"])),
+}
+
+
+@settings(max_examples=8)
+@given(**CUTS)
+def test_training_goes_on_bit_for_bit(**cut: Any) -> None:
+    """Whatever the two tiers are, and however far is looked ahead; decisions, counts and all that is saved agree."""
+    check_cut(**cut)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(**CUTS)
+def test_training_goes_on_at_length(**cut: Any) -> None:
+    check_cut(**cut)
+
+
+def check_cut(
+    policy: type[Policy],
+    optimizer: RowOptimizer,
+    cut: int,
+    depths: tuple[int, int],
+    rows: tuple[str, str],
+    devices: tuple[str, str],
+) -> None:
+    first, trainee = build(policy, optimizer, rows=rows[0], device=devices[0]), Trainee(TABLES)
+    train_more(first, trainee, BATCHES[:cut], depths[0])
+    saved, later = first.state_arrays(), copy.deepcopy(trainee)
+    later.optimizer.param_groups[0]["params"] = list(later.model.parameters())
+    expected = train_more(first, trainee, BATCHES[cut:], depths[1])
+    second = build(policy, optimizer, rows=rows[1], device=devices[1])
+    second.load_state_arrays(saved)
+    assert_same(second.state_arrays(), saved)
+    found = train_more(second, later, BATCHES[cut:], depths[1])
+    found.assert_equals(expected)
+    assert found.skipped == expected.skipped
+    assert_same(second.state_arrays(), first.state_arrays())
+
+
+def test_batches_without_backward_can_be_gone_on_from() -> None:
+    """They take no snapshots, though it was planned that they would."""
+    saved, again = build(Freeze), build(Freeze)
+    for _ in saved.look_ahead(BATCHES):
+        pass
+    arrays = saved.state_arrays()
+    planned = arrays["rows0.watched.epoch"] >= 0
+    assert planned.any() and np.isnan(arrays["rows0.watched.snapshots"][planned]).all()
+    again.load_state_arrays(arrays)
+    assert_same(again.state_arrays(), arrays)
+
+
+def test_what_is_watched_and_waits_is_saved() -> None:
+    """Or else the test above would show nothing."""
+    arrays = trained()[0].state_arrays()
+    for group in ("rows0.watched.", "rows1.watched."):
+        waiting = arrays[group + "summed"]
+        assert len(waiting) > 2 and arrays[group + "waiting"][waiting].min() > 0
+        assert arrays[group + "saturated"].any() and np.isfinite(arrays[group + "snapshots"]).any()
+        rows = arrays[group + "row"][waiting]
+        settled = arrays[group.replace("watched.", "weights")][
+            np.searchsorted(arrays[group.replace("watched.", "changed")], rows)
+        ]
+        assert (settled != arrays[group + "raw_values"]).any(axis=1).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu-torch"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+def test_rows_that_are_watched_and_never_wait_are_restored(optimizer: RowOptimizer, device: str) -> None:
+    """There is no sum, however wide squares would be."""
+    arrays = trained(policy=Freeze, optimizer=optimizer, device=device)[0].state_arrays()
+    restored = build(Freeze, optimizer, device=device)
+    restored.load_state_arrays(arrays)
+    again = restored.state_arrays()
+    assert again.keys() == arrays.keys() and "rows0.watched.snapshots" in arrays
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(again[name], array, err_msg=name)
+
+
+def test_tables_that_skip_nothing_get_the_values_with_what_waits_applied() -> None:
+    embeddings, _ = trained()
+    plain = build(Both, skip=None)
+    plain.load_state_arrays(embeddings.state_arrays())
+    for table in TABLES:
+        np.testing.assert_array_equal(plain.table_weights(table.name), embeddings.table_weights(table.name))
+    assert not [name for name in plain.state_arrays() if "watched" in name]
+
+
+@pytest.mark.parametrize(
+    ("policy", "skip"), [(Defer, SKIP), (Freeze, SKIP), (Both, SKIP.model_copy(update={"interval": 5}))]
+)
+def test_tables_that_watch_otherwise_begin_to_watch_anew(policy: type[Policy], skip: SkipConfig) -> None:
+    embeddings, _ = trained()
+    other = build(policy, skip=skip)
+    other.load_state_arrays(embeddings.state_arrays())
+    for table in TABLES:
+        np.testing.assert_array_equal(other.table_weights(table.name), embeddings.table_weights(table.name))
+    arrays = other.state_arrays()
+    assert len(arrays["rows0.watched.row"]) == 0 and other.take_statistics().saturated_rows.tolist() == [0, 0]
+
+
+def test_what_was_watched_before_is_forgotten() -> None:
+    saved = trained(8)[0].state_arrays()
+    embeddings, _ = trained()
+    embeddings.load_state_arrays(saved)
+    assert_same(embeddings.state_arrays(), saved)
+    saturated = [int(saved[f"rows{group}.watched.saturated"].sum()) for group in (0, 1)]
+    assert embeddings.take_statistics().saturated_rows.tolist() == saturated
+
+
+def test_while_a_look_ahead_runs_only_values_are_saved() -> None:
+    """The books of watched rows are ahead of the training then."""
+    embeddings, trainee = build(), Trainee(TABLES)
+    for planned in embeddings.look_ahead(BATCHES, depth=2):
+        trainee.learn(embeddings(planned), planned.batch)
+        embeddings.step()
+        if planned.number == 20:
+            assert not [name for name in embeddings.state_arrays() if "watched" in name]
+
+
+def test_a_look_ahead_that_was_left_early_can_be_gone_on_from() -> None:
+    """Its books count batches that were never trained; what is loaded counts them alike."""
+    embeddings, trainee = build(), Trainee(TABLES)
+    for planned in embeddings.look_ahead(BATCHES, depth=3):
+        trainee.learn(embeddings(planned), planned.batch)
+        embeddings.step()
+        if planned.number == 17:
+            break
+    saved, later = embeddings.state_arrays(), copy.deepcopy(trainee)
+    later.optimizer.param_groups[0]["params"] = list(later.model.parameters())
+    second = build()
+    second.load_state_arrays(saved)
+    train_more(second, later, BATCHES[18:], 1).assert_equals(train_more(embeddings, trainee, BATCHES[18:], 1))
+    assert_same(second.state_arrays(), embeddings.state_arrays())
+
+
+def first_is(value: Any) -> Any:
+    """An array with another first value."""
+
+    def changed(array: NDArray[Any]) -> NDArray[Any]:
+        array = array.copy()
+        array.reshape(-1)[0] = value
+        return array
+
+    return changed
+
+
+NAN, INF = np.nan, np.inf
+WRONG_VALUES: list[tuple[str, Any, str]] = [
+    ("rate", first_is(-1.0), "finite, got -1.0"),
+    ("rate", first_is(NAN), "finite, got nan"),
+    ("rate", first_is(INF), "finite, got inf"),
+    ("rate", lambda rate: np.array(rate[0]), r"rate: expected float64 \(1,\).*got float64 \(\)"),
+    ("next_batch", lambda number: number[:0], r"int64 \(1,\).*got int64 \(0,\)"),
+    ("next_batch", lambda number: np.array(number[0]), r"int64 \(1,\).*got int64 \(\)"),
+    ("next_batch", first_is(2**63 - 1), "next_batch: .* to 2,147,483,646, got 9223372036854775807"),
+    ("next_batch", first_is(-1), "got -1"),
+    ("next_batch", list, "expected a numpy array, got list"),
+    ("rows1.seen", lambda rows: rows.astype(np.float64), "rows1.seen: expected int64 .* got float64"),
+    ("rows1.changed", lambda rows: rows.astype(np.float32), "rows1.changed: expected int64 .* got float32"),
+    ("rows1.changed", lambda rows: rows[::-1], "not in ascending order"),
+    ("rows1.changed", lambda rows: rows + 30, "from 0 to 29, got "),
+    ("rows1.seen", first_is(-1), "from 0 to 29, got -1"),
+    ("rows1.weights", first_is(NAN), r"rows1.weights: .*finite, got nan"),
+    ("rows1.state", first_is(NAN), r"rows1.state: .*finite, got nan"),
+    ("rows1.state", first_is(-1.0), "rows1.state: .*got -1.0"),
+    ("rows1.accesses", first_is(0), "from 1, got 0"),
+    ("rows1.accesses", lambda counts: counts[1:], "rows1.accesses: expected uint32"),
+    ("rows1.last_access", first_is(-1), "from 0, got -1"),
+    ("rows1.update_norm", first_is(NAN), "got nan"),
+    ("rows1.table_starts", lambda starts: starts.astype(np.float64), "expected int64"),
+    ("rows0.watched.row", lambda rows: rows + 100, "from 0 to 11, got "),
+    ("rows0.watched.row", lambda rows: rows * 0, "there twice"),
+    ("rows0.watched.summed", lambda entries: entries + 100, "summed: .*got 1"),
+    ("rows0.watched.summed", lambda entries: entries[::-1], "not in ascending order"),
+    ("rows0.watched.sums", lambda sums: sums[:, :2], r"watched.sums: expected float32 \(\d+, 4\)"),
+    ("rows0.watched.sums", first_is(INF), "got inf"),
+    ("rows0.watched.raw_states", first_is(-2.0), "got -2.0"),
+    ("rows0.watched.visits", lambda visits: visits[1:], r"watched.visits: expected uint32 \(\d+,\)"),
+    ("rows0.watched.snapshots", lambda values: values.astype(np.float64), "watched.snapshots: expected float32"),
+    ("rows0.watched.snapshots", first_is(INF), "expected finite values or NaN"),
+    ("rows0.watched.drift", first_is(-1.0), "watched.drift: .*got -1.0"),
+    ("rows0.watched.epoch", first_is(-2), "got -2"),
+    ("rows0.watched.counted", first_is(8), "from 0 to 7, got 8"),
+    ("rows0.watched.saturated", lambda one: (one + np.uint8(2)).view(np.bool_), "neither 0 nor 1"),
+    ("rows0.watched.interval", lambda one: one.astype(np.float64), "expected int64"),
+    ("rows1.watched.squares", first_is(-1.0), "got -1.0"),
+]
+
+
+@pytest.mark.parametrize("in_state_dict", [False, True])
+@pytest.mark.parametrize(("name", "change", "message"), WRONG_VALUES)
+def test_wrong_arrays_are_refused_and_nothing_changes(
+    name: str, change: Any, message: str, *, in_state_dict: bool
+) -> None:
+    """All arrays of all groups are checked before any row is replaced, by both ways to load them."""
+    embeddings, before = tables_and_arrays(1)
+    wrong = before | {name: change(before[name])}
+    if not in_state_dict:
+        with pytest.raises(CheckpointError, match=message):
+            embeddings.load_state_arrays(wrong)
+    elif isinstance(wrong[name], np.ndarray | np.generic):
+        tensors = {key: torch.from_numpy(np.array(value)) for key, value in wrong.items()}
+        with pytest.raises(RuntimeError, match=message):
+            embeddings.load_state_dict(tensors)
+    assert_same(embeddings.state_arrays(), before)
+
+
+@cache
+def shared_tables(optimizer: int) -> tuple[TieredEmbeddingBag, Arrays]:
+    embeddings, _ = trained(optimizer=OPTIMIZERS[optimizer])
+    return embeddings, embeddings.state_arrays()
+
+
+def tables_and_arrays(optimizer: int) -> tuple[TieredEmbeddingBag, Arrays]:
+    """Trained tables, which no test changes, and what they hold."""
+    embeddings, arrays = shared_tables(optimizer)
+    return embeddings, dict(arrays)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda squares: squares[:, :4], r"watched.squares: expected float32 \(\d+, 5\)"),
+        (lambda squares: squares + np.float32(0.5), r"got \d+.5"),
+        (lambda squares: squares * 0, "got 0.0"),
+        (lambda squares: squares * np.nan, "got nan"),
+    ],
+)
+def test_adams_sums_need_their_number_of_gradients(change: Any, message: str) -> None:
+    """A whole number from 1 to 255 in the last column. Tables that skip nothing ignore it."""
+    embeddings, before = tables_and_arrays(3)
+    squares = before["rows0.watched.squares"]
+    assert squares.shape[1] == 5 and squares[:, 4].min() >= 1 and squares[:, 4].max() > 1
+    changed = before | {"rows0.watched.squares": np.ascontiguousarray(change(squares))}
+    with pytest.raises(CheckpointError, match=message):
+        embeddings.load_state_arrays(changed)
+    assert_same(embeddings.state_arrays(), before)
+    plain = build(Both, OPTIMIZERS[3], skip=None)
+    plain.load_state_arrays(changed)
+    np.testing.assert_array_equal(plain.table_weights("a"), embeddings.table_weights("a"))
+
+
+def one_table(bound: float | None, size: int = 20, first: float = 0.0, seed: int = 0) -> TieredEmbeddingBag:
+    table = TableConfig(name="t", num_embeddings=size, embedding_dim=4, init_bound=bound)
+    return TieredEmbeddingBag([table], optimizer=Adagrad(initial_accumulator=first), seed=seed)
+
+
+@pytest.mark.parametrize("in_state_dict", [False, True])
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"bound": 0.1}, "table t: expected rows to begin within 0.1, got .* within 0.5. Set init_bound=0.5"),
+        ({"bound": None}, "expected rows to begin within 0.22"),
+        ({"bound": 0.5, "first": 0.25}, "optimizer state that begins with 0.25, got .* with 0.0. Set initial_accum"),
+        ({"bound": 0.5, "seed": 1}, "another seed"),
+    ],
+)
+def test_tables_with_other_initial_values_are_refused(
+    other: dict[str, Any], message: str, *, in_state_dict: bool
+) -> None:
+    """Rows that were never trained are in no checkpoint: they would differ."""
+    saved, tables = one_table(0.5), one_table(**other)
+    before = tables.state_arrays()
+    load = tables.load_state_dict if in_state_dict else tables.load_state_arrays
+    state: dict[str, Any] = saved.state_dict() if in_state_dict else saved.state_arrays()
+    with pytest.raises(RuntimeError if in_state_dict else CheckpointError, match=message):
+        load(state)
+    assert_same(tables.state_arrays(), before)
+    one_table(0.5).load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fits"), [(None, None, True), (0.5, 0.5, True), (0.5, 0.1, False), (0.5, None, False)]
+)
+def test_a_larger_table_begins_as_the_smaller_one_did(before: float | None, after: float | None, *, fits: bool) -> None:
+    """Only the default bound follows from the number of rows."""
+    saved, larger = one_table(before).state_arrays(), one_table(after, 30)
+    if fits:
+        larger.load_state_arrays(saved, grow=True)
+    else:
+        with pytest.raises(CheckpointError, match="expected rows to begin within"):
+            larger.load_state_arrays(saved, grow=True)
+
+
+def test_rows_that_never_changed_in_saved_tables_are_not_overwritten() -> None:
+    """Though they were on the device when the others were saved."""
+    tables = one_table(0.5)
+    for _ in tables.look_ahead([bags([1, 2])]):
+        pass
+    arrays = tables.state_arrays()
+    step_all(tables, [bags([2, 3])])
+    before = tables.table_weights("t")
+    tables.overwrite_rows(arrays)
+    np.testing.assert_array_equal(tables.table_weights("t"), before)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_rows_that_begin_anew_in_a_larger_table_are_trained(depth: int) -> None:
+    """They were looked up in the latest batches before, which are in flight no more."""
+    tables = [TableConfig(name="t", num_embeddings=n, embedding_dim=4) for n in (10, 30)]
+    smaller, larger = (TieredEmbeddingBag([one], TierConfig(device_rows="100%", poison=True)) for one in tables)
+    for _ in smaller.look_ahead([bags([n]) for n in range(5)]):
+        pass
+    larger.load_state_arrays(smaller.state_arrays(), grow=True)
+    for planned in larger.look_ahead([bags([n]) for n in range(5)], depth=depth):
+        with torch.no_grad():
+            vectors = larger(planned)["t"].numpy()
+        np.testing.assert_array_equal(vectors, larger.table_weights("t")[planned.number - 5][None])
+
+
+@pytest.mark.parametrize("rows", ["3", "100%"])
+def test_rows_looked_up_and_never_changed_begin_as_a_larger_table_does(rows: str) -> None:
+    """Where they lie, and how many batches were planned when the loop ended, makes no difference."""
+    tables = [TableConfig(name="t", num_embeddings=n, embedding_dim=4) for n in (10, 30)]
+    smaller, larger, new = (
+        TieredEmbeddingBag([one], TierConfig(device_rows=rows), optimizer=SGD(lr=1.0))
+        for one in (tables[0], tables[1], tables[1])
+    )
+    ready = smaller.look_ahead([bags([n]) for n in range(5)], depth=2)
+    sum_of(smaller(next(ready))).backward()
+    smaller.step()
+    next(ready)
+    ready.close()
+    larger.load_state_arrays(smaller.state_arrays(), grow=True)
+    np.testing.assert_array_equal(larger.table_weights("t")[0], smaller.table_weights("t")[0])
+    np.testing.assert_array_equal(larger.table_weights("t")[1:], new.table_weights("t")[1:])
+
+
+def test_more_watched_rows_than_there_is_room_for() -> None:
+    embeddings, _ = trained()
+    small = build(skip=SKIP.model_copy(update={"hot_rows": "5"}))
+    with pytest.raises(CheckpointError, match=r"watches .* rows of width 4, there is room for .* raise skip.hot_rows"):
+        small.load_state_arrays(embeddings.state_arrays())
+
+
+# --- larger tables -----------------------------------------------------------------------------------------------
+
+
+def sized(*rows: int, skip: SkipConfig | None = None) -> TieredEmbeddingBag:
+    tables = [
+        TableConfig(name=name, num_embeddings=number, embedding_dim=width, init_bound=0.5)
+        for name, number, width in zip("abc", rows, (4, 4, 8), strict=True)
+    ]
+    return TieredEmbeddingBag(tables, TierConfig(device_rows="80%"), policy=LFU, optimizer=Adam(lr=0.1), skip=skip)
+
+
+@pytest.mark.parametrize("skip", [None, SkipConfig(rule="defer", interval=2, min_accesses=1, min_visits=1)])
+def test_larger_tables_take_the_rows_of_smaller_ones_and_train_as_they_would(skip: SkipConfig | None) -> None:
+    small, large = sized(20, 10, 30, skip=skip), sized(25, 10, 31, skip=skip)
+    batches = random_batches([table for group in small._pipeline.groups for table in group.tables], 8, samples=4)
+    step_all(small, batches[:5], depth=1)
+    arrays = small.state_arrays()
+    with pytest.raises(CheckpointError, match=r"expected tables of .*grow=True"):
+        large.load_state_arrays(arrays)
+    large.load_state_arrays(arrays, grow=True)
+    for embeddings in (small, large):
+        step_all(embeddings, batches[5:], depth=1)
+    for name, rows in (("a", 20), ("b", 10), ("c", 30)):
+        assert np.array_equal(large.table_weights(name)[:rows], small.table_weights(name))
+    assert np.array_equal(large.table_weights("a")[20:], sized(25, 10, 31).table_weights("a")[20:])
+    with pytest.raises(CheckpointError, match="expected tables of"):
+        small.load_state_arrays(large.state_arrays(), grow=True)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_one_look_ahead_a_day_trains_what_one_over_both_days_does(depth: int) -> None:
+    """A loop of one's own, day by day: rows, their state, records and numbers of batches go on."""
+    tables = [TableConfig(name="t", num_embeddings=40, embedding_dim=4)]
+    batches = random_batches(tables, 10, samples=3)
+
+    def trained(*days: list[Batch]) -> dict[str, np.ndarray]:
+        embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="80%"), policy="lru", optimizer=Adam())
+        for day in days:
+            for planned in embeddings.look_ahead(day, depth=depth):
+                (sum_of(embeddings(planned)) ** 2).backward()
+                embeddings.step()
+        return embeddings.state_arrays()
+
+    whole, by_day = trained(batches), trained(batches[:6], batches[6:])
+    for name, array in whole.items():
+        assert np.array_equal(array, by_day[name]), name

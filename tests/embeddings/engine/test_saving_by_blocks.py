@@ -1,0 +1,71 @@
+"""Rows that are saved and loaded by blocks: the arrays of those saved at once, whatever the block, policy and tiers."""
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import random_batches, step_all
+from test_saving import OPTIMIZERS, POLICIES, TABLES, assert_same, build, trained
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embeddings.engine.saving import row_arrays
+from adaptive.embeddings.planning import books
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.optim import SGD
+from adaptive.storage.arrays import Blocks
+from adaptive.storage.checkpoint import load_checkpoint, save_checkpoint
+
+
+def kept(embeddings: TieredEmbeddingBag, folder: Path) -> dict[str, Any]:
+    """What a checkpoint gives back, its rows in files."""
+    save_checkpoint(folder, rows=embeddings.state_blocks(), dense={}, policy={}, meta={})
+    return dict(load_checkpoint(folder, rows_in_files=True).rows)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100, 8 << 20])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+def test_blocks_hold_what_the_arrays_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any, optimizer: Any, block_bytes: int
+) -> None:
+    monkeypatch.setattr(row_arrays, "BLOCK_BYTES", block_bytes)
+    first, _ = trained(12, policy=policy, optimizer=optimizer)
+    expected = first.state_arrays()
+    assert any(isinstance(value, Blocks) for value in first.state_blocks().values())
+    files = kept(first, tmp_path / "saved")
+    assert_same({name: file.read() for name, file in files.items()}, expected)
+    second = build(policy, optimizer)
+    second.load_state_arrays(files)
+    assert_same(second.state_arrays(), expected)
+
+
+def test_a_host_tier_in_files_takes_them(tmp_path: Path) -> None:
+    first, _ = trained(12, skip=None)
+    files = kept(first, tmp_path / "saved")
+    tier = TierConfig(device_rows="85%", host=f"mmap:{tmp_path}")
+    with TieredEmbeddingBag(TABLES, tier, optimizer=OPTIMIZERS[1]) as second:
+        second.load_state_arrays(files)
+        assert_same(second.state_arrays(), {k: v for k, v in first.state_arrays().items() if "watched" not in k})
+
+
+@pytest.mark.parametrize("tells_pages", [False, True])
+def test_memory_follows_the_rows_that_were_trained(monkeypatch: pytest.MonkeyPatch, *, tells_pages: bool) -> None:
+    """Not the rows of the table: one byte for each would be 16 MiB here."""
+    if tells_pages:
+        monkeypatch.setattr(books, "MANY_ROWS", 1)
+    table = TableConfig(name="t", num_embeddings=1 << 24, embedding_dim=1)
+    batches = random_batches([table], 3, samples=50)
+    first, second = (TieredEmbeddingBag([table], TierConfig(device_rows="500"), optimizer=SGD()) for _ in range(2))
+    step_all(first, batches, depth=1)
+    step_all(second, batches[:1], depth=1)
+    tracemalloc.start()
+    try:
+        state = first.state_dict()
+        second.load_state_dict(state)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(state["rows0.changed"]) > 100
+    assert_same(second.state_arrays(), first.state_arrays())
+    assert peak < 15 << 20

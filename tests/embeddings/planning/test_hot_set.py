@@ -1,0 +1,211 @@
+"""`HotSet`: who is watched, when snapshots are due, verdicts and drift. Rows are looked up by batches 0, 1, 2, ..."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from adaptive.config import SkipConfig
+from adaptive.embeddings.planning.hot_set import HotSet
+from adaptive.embeddings.planning.plan import Feedback, Snapshots
+from adaptive.kernels.planning.books import SKIPPED
+from adaptive.kernels.planning.watched import SHORTER
+
+
+class WatchedRows:
+    """A hot set and the access counts it reads, driven batch by batch."""
+
+    def __init__(
+        self,
+        capacity: int = 4,
+        *,
+        min_accesses: int = 2,
+        min_visits: int = 1,
+        num_rows: int = 50,
+        short_intervals: bool = False,
+    ) -> None:
+        self.hot = HotSet(capacity, SkipConfig(min_accesses=min_accesses, min_visits=min_visits))
+        if not short_intervals:
+            self.hot._records["num_snapshots"] = SHORTER + 1  # as of rows that were watched for long
+        self.accesses = np.zeros(num_rows, np.uint32)
+        self.number = 0
+
+    def visit(self, *rows: int, counts: Any = None, number: int | None = None) -> tuple[NDArray[np.bool_], Snapshots]:
+        """One batch that looks distinct rows up, once each by default; row r lies in slot 10 * r."""
+        number = self.number if number is None else number
+        looked_up = np.array(rows, np.int64)
+        times = np.array(counts or [1] * len(rows), np.int32)
+        self.accesses[looked_up] += times.astype(np.uint32)
+        self.number = number + 1
+        fates = np.zeros(len(rows), np.uint8)
+        mine = self.hot.admit(looked_up, self.accesses)
+        snapshots = self.hot.visit(mine, times, 10 * looked_up, fates)
+        return fates == SKIPPED, snapshots
+
+    def measure(self, snapshots: Snapshots, *drifts: float) -> None:
+        feedback = Feedback(np.zeros(0, np.int64), np.zeros(0, np.float32), snapshots, np.array(drifts, np.float32))
+        self.hot.learn(feedback)
+
+
+def told(snapshots: Snapshots) -> list[tuple[int, int, bool, int]]:
+    """(location, entry, known, accesses) of each due snapshot."""
+    arrays = (snapshots.locations, snapshots.entries, snapshots.known, snapshots.accesses)
+    return list(zip(*(array.tolist() for array in arrays), strict=True))
+
+
+def test_a_row_is_admitted_when_it_has_been_looked_up_often_enough() -> None:
+    watched = WatchedRows(min_accesses=3)
+    watched.visit(5, 6, counts=[2, 3])
+    assert watched.hot.rows[: watched.hot.num_entries].tolist() == [6]
+    watched.visit(5)
+    assert watched.hot.rows[: watched.hot.num_entries].tolist() == [6, 5]
+
+
+def test_admission_ends_when_the_set_is_full() -> None:
+    watched = WatchedRows(capacity=2, min_accesses=1)
+    watched.visit(9, 8, 7)
+    watched.visit(7, 6, 9)
+    assert watched.hot.num_entries == 2
+    assert watched.hot.rows.tolist() == [9, 8]
+    assert watched.hot.entries_of(np.array([9, 8, 7, 6])).tolist() == [0, 1, -1, -1]
+
+
+def test_a_snapshot_is_due_at_a_rows_own_pace() -> None:
+    """Once it has been looked up 4 times since the latest one, however many batches that took."""
+    watched = WatchedRows(min_accesses=4)
+    assert told(watched.visit(5, counts=[4])[1]) == [(50, 0, False, 4)]  # there is nothing to compare with
+    assert told(watched.visit(5)[1]) == []
+    assert told(watched.visit(5, counts=[2])[1]) == []
+    assert told(watched.visit(5, 6, counts=[1, 4], number=90)[1]) == [(50, 0, True, 4), (60, 1, False, 4)]
+    assert told(watched.visit(5, 6, counts=[9, 3])[1]) == [(50, 0, True, 9)]
+
+
+def test_a_row_with_many_look_ups_in_a_batch_is_compared_over_several_batches() -> None:
+    watched = WatchedRows(min_accesses=4, min_visits=3)
+    watched.visit(5, counts=[8])
+    assert [told(watched.visit(5, counts=[8])[1]) for _ in range(3)] == [[], [], [(50, 0, True, 24)]]
+    _, due = watched.visit(5, counts=[8])
+    assert len(due.visits) == 0
+    watched.visit(5, counts=[8])
+    assert watched.visit(5, counts=[8])[1].visits.tolist() == [3]
+
+
+def test_the_first_intervals_are_shorter_so_that_a_verdict_comes_soon() -> None:
+    """Of 64 look-ups in 32 visits: after 4 in 2, then 8 in 4, 16 in 8, 32 in 16, and from then on as set."""
+    watched = WatchedRows(min_accesses=64, min_visits=32, short_intervals=True)
+    watched.visit(5, counts=[64])
+    due = [number for number in range(1, 300) if len(watched.visit(5)[1].entries)]
+    assert np.diff([0, *due]).tolist() == [4, 8, 16, 32, 64, 64, 64]
+
+
+def test_short_intervals_are_of_as_many_visits_in_proportion() -> None:
+    watched = WatchedRows(min_accesses=1, min_visits=32, short_intervals=True)
+    watched.visit(5)
+    due = [number for number in range(1, 130) if len(watched.visit(5)[1].entries)]
+    assert np.diff([0, *due]).tolist() == [2, 4, 8, 16, 32, 32, 32]
+
+
+def test_an_update_that_is_left_out_makes_a_movement_unknown_also_in_the_batch_of_the_snapshot() -> None:
+    """The snapshot is taken after its batch's update: a row that is left out there reports NaN, never 0."""
+    watched = WatchedRows(min_accesses=2)
+    watched.visit(5, counts=[2])
+    watched.hot.saturated[0] = True
+    skipped, due = watched.visit(5, counts=[2])
+    assert skipped.tolist() == [True] and told(due) == [(50, 0, False, 2)]
+    watched.hot.saturated[0] = False
+    assert told(watched.visit(5, counts=[2])[1]) == [(50, 0, True, 2)]
+
+
+def test_learning_stores_drift_with_the_look_ups_it_took() -> None:
+    watched = WatchedRows(min_accesses=1)
+    _, first = watched.visit(5, 6)
+    watched.measure(first, np.nan, np.nan)
+    assert np.isnan(watched.hot.drift[:2]).all()
+    _, second = watched.visit(6, counts=[7])
+    watched.measure(second, 0.25)
+    assert np.isnan(watched.hot.drift[0])
+    assert watched.hot.drift[1] == 0.25
+    assert watched.hot.drift_accesses[:2].tolist() == [1, 7]
+    assert watched.hot.drift_visits[:2].tolist() == [1, 1]
+
+
+def test_feedback_without_snapshots_teaches_nothing() -> None:
+    watched = WatchedRows(min_accesses=1)
+    watched.visit(5)
+    watched.hot.learn(Feedback(np.array([5]), np.array([1.0], np.float32)))
+    assert np.isnan(watched.hot.drift[:1]).all()
+
+
+def test_verdicts_skip_watched_rows_only_and_measuring_goes_on() -> None:
+    watched = WatchedRows(min_accesses=1, capacity=2)
+    assert watched.visit(5, 6, 7)[0].tolist() == [False] * 3
+    watched.hot.saturated[1] = True
+    skipped, snapshots = watched.visit(7, 6, 5)
+    assert skipped.tolist() == [False, True, False]
+    assert [entry for _, entry, _, _ in told(snapshots)] == [1, 0]
+
+
+def test_entries_of_rows_in_any_order() -> None:
+    watched = WatchedRows(capacity=4, min_accesses=1)
+    empty = watched.hot.entries_of(np.array([0, 5]))
+    assert empty.tolist() == [-1, -1]
+    watched.visit(30, 10, 20)
+    assert watched.hot.entries_of(np.array([0, 10, 15, 20, 30, 49])).tolist() == [-1, 1, -1, 2, 0, -1]
+    assert watched.hot.entries_of(np.zeros(0, np.int64)).tolist() == []
+
+
+@pytest.mark.parametrize("capacity", [1, 8, 9, 300])
+def test_many_rows_fill_the_set_exactly(capacity: int) -> None:
+    """The hash table has room for every row, collisions and all."""
+    watched = WatchedRows(capacity, min_accesses=1, num_rows=3000)
+    rows = np.random.default_rng(capacity).permutation(3000)
+    for part in np.split(rows, 10):
+        watched.visit(*part.tolist())
+    assert watched.hot.num_entries == capacity
+    assert watched.hot.rows.tolist() == rows[:capacity].tolist()
+    np.testing.assert_array_equal(watched.hot.entries_of(rows[:capacity]), np.arange(capacity))
+    assert (watched.hot.entries_of(rows[capacity:]) == -1).all()
+
+
+def test_batches_without_rows() -> None:
+    skipped, snapshots = WatchedRows().visit()
+    assert len(skipped) == 0 and told(snapshots) == []
+
+
+def test_a_restored_set_goes_on_as_the_saved_one() -> None:
+    saved = WatchedRows(capacity=6, min_accesses=1)
+    saved.hot.saturated[:1] = True
+    for number in range(6):
+        _, due = saved.visit(number, number + 1, 40, number=number)
+        saved.measure(due, *(0.25 * number for _ in due.entries))
+    restored = WatchedRows(capacity=6, min_accesses=1)
+    restored.accesses[:], restored.number = saved.accesses, saved.number
+    restored.hot.restore(saved.hot.columns(), restored.accesses)
+    rows = np.arange(50)
+    for _ in range(3):
+        assert restored.hot.num_entries == saved.hot.num_entries
+        assert np.array_equal(restored.hot.entries_of(rows), saved.hot.entries_of(rows))
+        for name, column in saved.hot.columns().items():
+            assert np.array_equal(restored.hot.columns()[name], column, equal_nan=column.dtype.kind == "f"), name
+        (skipped, due), (also_skipped, also_due) = (one.visit(5, 0, 40, 7, 9) for one in (saved, restored))
+        assert np.array_equal(skipped, also_skipped) and told(due) == told(also_due)
+
+
+@given(st.integers(1, 300), st.lists(st.lists(st.integers(0, 999), max_size=60, unique=True), max_size=30))
+def test_the_table_grows_and_forgets_nothing(capacity: int, batches: list[list[int]]) -> None:
+    hot, entries = HotSet(capacity, SkipConfig(min_accesses=1)), dict[int, int]()
+    for rows in batches:
+        for row in rows:
+            if len(entries) < capacity:
+                entries.setdefault(row, len(entries))
+        mine = hot.admit(np.array(rows, np.int64), np.ones(1000, np.uint32))
+        assert mine.entries.tolist() == [entries[row] for row in rows if row in entries]
+        assert np.isnan(hot.drift[: hot.num_entries]).all()
+    assert hot.entries_of(np.arange(1000)).tolist() == [entries.get(row, -1) for row in range(1000)]
+
+
+def test_a_large_set_takes_nothing_until_rows_are_admitted() -> None:
+    assert len(HotSet(5 * 10**7, SkipConfig())._table) == 16

@@ -1,0 +1,223 @@
+"""What the caller of the policy lets pass."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import row_stats
+from helpers import bags, one_table, step_all
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
+from adaptive.errors import ConfigError, InputError, PolicyError
+from adaptive.plugins import load_policy_class
+from adaptive.policies.lru import LRU
+from adaptive.policy import Policy, RowStats, TierView
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.float32, np.float64])
+def test_any_real_numbers_are_scores(dtype: type) -> None:
+    class Scores(Policy):
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            return np.ones(len(rows), dtype)
+
+    scores = PolicyCaller(Scores()).score(row_stats(3))
+    assert scores.dtype == np.float64
+    assert scores.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("policy", ["lfu", "lru"])
+def test_rows_that_leave_by_an_order_are_those_that_leave_by_score(policy: str) -> None:
+    """The same run by a copy of the class whose `score` is asked: plan by plan the same moves."""
+    ordered = load_policy_class(policy)
+
+    class Asked(ordered):  # type: ignore[misc, valid-type]
+        order = ()
+
+    rng = np.random.default_rng(3)
+    batches = [bags(*(rng.zipf(1.3, 6) % 60 for _ in range(4))) for _ in range(60)]
+    moves = []
+    for cls in (ordered, Asked):
+        embeddings = one_table(60, "24", cls, max_candidates=8)
+        plans = [planned.works[0].plan for planned in embeddings.look_ahead(batches, depth=0)]
+        moves.append([(plan.moves.back_slots.tolist(), plan.moves.fetch_slots.tolist()) for plan in plans if plan])
+    assert moves[0] == moves[1]
+    assert sum(len(back) for back, _ in moves[0]) > 60
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_a_score_that_fails_does_so_before_slots_run_short(depth: int) -> None:
+    class Broken(LRU):
+        order = ()
+
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            raise KeyError("age")
+
+    embeddings = one_table(60, "60", Broken)  # a slot for each row: none ever has to leave
+    with pytest.raises(PolicyError, match=r"Broken\.score"):
+        step_all(embeddings, [bags([1]), bags([2]), bags([3])], depth=depth)
+
+
+def test_an_order_that_is_none_is_a_policy_error() -> None:
+    class Wrong(LRU):
+        order = ("table",)
+
+    with pytest.raises(PolicyError, match=r"policy Wrong.order is \('table',\); it must be \(\) or one of"):
+        step_all(one_table(9, "2", Wrong), [bags([1, 2]), bags([3, 4])])
+
+
+def test_a_message_names_policy_method_batch_and_row() -> None:
+    class Unsure(LRU):
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            return np.array([1.0, np.nan, np.nan])
+
+    with pytest.raises(PolicyError) as error:
+        PolicyCaller(Unsure()).score(row_stats(3, step=7, rows=[5, 6, 8]))
+    assert str(error.value).startswith(
+        "policy Unsure.score at batch 7 must return no NaN, found 2, the first for row 6. Nothing was moved"
+    )
+
+
+@pytest.mark.parametrize(
+    "answer", [np.zeros(3), np.zeros(2, np.bool_), [True, False, True], None, np.array(["yes", "no", "no"])]
+)
+def test_verdicts_are_bools(answer: object) -> None:
+    class Verdicts(LRU):
+        def saturated(self, rows: RowStats) -> Any:
+            return answer
+
+    with pytest.raises(PolicyError, match=r"policy Verdicts\.saturated at batch 4 must return an array"):
+        PolicyCaller(Verdicts()).saturated(row_stats(3, step=4))
+
+
+def test_only_a_policy_with_verdicts_is_watched() -> None:
+    class Verdicts(LRU):
+        def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+            return np.ones(len(rows), np.bool_)
+
+    assert PolicyCaller(Verdicts()).watches_movement
+    assert not PolicyCaller(LRU()).watches_movement
+
+
+def test_an_error_of_another_kind_is_the_policys() -> None:
+    class Refuses(LRU):
+        def score(self, rows: RowStats) -> NDArray[Any]:
+            raise ConfigError("another device")
+
+    with pytest.raises(PolicyError, match=r"Refuses.score at batch 0 raised ConfigError: another device"):
+        PolicyCaller(Refuses()).score(row_stats(1))
+
+
+class LeavesInScore(LRU):
+    def score(self, rows: RowStats) -> NDArray[Any]:
+        sys.exit(3)
+
+
+class LeavesInArrange(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        yield next(batches)
+        sys.exit(3)
+
+
+@pytest.mark.parametrize("policy", [LeavesInScore, LeavesInArrange])
+@pytest.mark.parametrize("seconds", [0, 9])
+def test_a_policy_does_not_end_the_run(policy: type[Policy], seconds: int) -> None:
+    embeddings = one_table(100, "2", policy=policy, policy_timeout_s=seconds)
+    with pytest.raises(PolicyError, match=rf"policy {policy.__name__}\..* raised SystemExit: 3"):
+        step_all(embeddings, [bags([1, 2]), bags([3, 4])], depth=0)
+
+
+# --- arrange -------------------------------------------------------------------------------------------------------
+
+
+class ArrangesNothing(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Any:
+        return None
+
+
+class ArrangesNumbers(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Any:
+        return (len(batch.ids) for batch in batches)
+
+
+class FailsToArrange(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        yield next(batches)
+        raise KeyError("lost")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("policy", [ArrangesNothing, ArrangesNumbers, FailsToArrange])
+def test_a_policy_that_cannot_arrange_is_a_policy_error(policy: type[Policy], depth: int) -> None:
+    with pytest.raises(PolicyError, match=rf"policy {policy.__name__}\.arrange"):
+        step_all(one_table(policy=policy), [bags([1]), bags([2])], depth=depth)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_source_that_fails_is_not_blamed_on_the_policy(depth: int) -> None:
+    def source() -> Iterator[Batch]:
+        yield bags([1])
+        raise OSError("disk on fire")
+
+    with pytest.raises(OSError, match="disk on fire"):
+        step_all(one_table(), source(), depth=depth)
+
+
+class LosesSamples(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for number, batch in enumerate(batches):
+            if number != 1:
+                yield batch
+
+
+class GivesThemTwice(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in batches:
+            yield from (batch, batch)
+
+
+class StopsEarly(LRU):
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        yield next(batches)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (LosesSamples, r"gave 3 of the 4 samples it was given\. .* drops_inputs"),
+        (GivesThemTwice, "gave 8 of the 4 samples it was given"),
+        (StopsEarly, "gave 1 of the 1 samples it was given, and did not ask for the rest"),
+    ],
+)
+def test_samples_are_not_left_out_without_a_word(policy: type[Policy], message: str, depth: int) -> None:
+    batches = [bags([row]) for row in range(4)]
+    with pytest.raises(PolicyError, match=message):
+        step_all(one_table(policy=policy), batches, depth=depth)
+    if policy is not GivesThemTwice:
+        says_so = type("SaysSo", (policy,), {"drops_inputs": True})
+        step_all(one_table(policy=says_so), batches, depth=depth)
+
+
+def test_what_is_no_batch_is_named() -> None:
+    class Passes(LRU):
+        def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+            yield from batches
+
+    for policy in (LRU, Passes):
+        with pytest.raises(InputError, match=r"needed an adaptive\.Batch, found tuple"):
+            step_all(one_table(policy=policy), [(1, 2)])  # type: ignore[list-item]
+
+
+def test_regrouped_batches_are_what_is_trained() -> None:
+    class Halves(LRU):
+        def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+            for batch in batches:
+                for sample in range(batch.num_samples):
+                    yield batch.take(np.array([sample]))
+
+    done = step_all(one_table(policy=Halves), [bags([1], [2]), bags([3], [4])], depth=2)
+    assert [planned.batch.ids.tolist() for planned in done] == [[1], [2], [3], [4]]

@@ -1,0 +1,324 @@
+"""A policy that does not return: an error that names it, rows as they were, and a process that can go on or end."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import bags, look_ahead_threads, one_table, step_all, sum_of
+from numpy.typing import NDArray
+
+from adaptive import system
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TierConfig
+from adaptive.embeddings.planning.policy_calls.thread import Overdue, PolicyThread, Raised
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import PolicyError
+from adaptive.policies.lru import LRU
+from adaptive.policy import Policy, RowStats, TierView
+
+TIMEOUT = 0.2
+SKIP = SkipConfig(interval=2, min_visits=1, hot_rows="100%", min_accesses=1, lag=2)
+BATCHES = [bags([n % 10], [(3 * n) % 10]) for n in range(12)]
+
+
+def policy_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "adaptive-policy"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind() -> Iterator[None]:
+    yield
+    assert look_ahead_threads() == []
+    assert policy_threads() == []
+
+
+class Hangs(LRU):
+    """Waits in one of its methods until it is released, or raises there, once."""
+
+    method = ""
+
+    def __init__(self, *, raises: bool = False) -> None:
+        self.released = threading.Event()
+        self.hung = threading.Event()
+        self.raises = raises
+
+    def hang(self, method: str) -> None:
+        if method != self.method or self.hung.is_set():
+            return
+        self.hung.set()
+        if self.raises:
+            raise KeyError("my own mistake")
+        self.released.wait()
+
+    def end(self) -> None:
+        """Released, its thread has nothing more to do."""
+        self.released.set()
+        for thread in policy_threads():
+            thread.join()
+
+
+class InScore(Hangs):
+    method = "score"
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        if rows.step >= 5:
+            self.hang("score")
+        return super().score(rows)
+
+
+class InSaturated(Hangs):
+    method = "saturated"
+
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        if rows.step >= 6:
+            self.hang("saturated")
+        return np.zeros(len(rows), np.bool_)
+
+
+class InArrange(Hangs):
+    method = "arrange"
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for number, batch in enumerate(batches):
+            if number == 5:
+                self.hang("arrange")
+            yield batch
+
+
+class InObserve(Hangs):
+    method = "observe"
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        for batch in batches:
+            yield replace(batch, held_back=bags([1]))
+
+    def observe(self, number: int, loss: float) -> None:
+        self.hang("observe")
+
+
+class InCalibrate(Hangs):
+    method = "calibrate"
+
+    def calibrate(self, sample: Sequence[Batch], view: TierView) -> None:
+        self.hang("calibrate")
+
+
+def embeddings_of(policy: Policy, timeout: float = TIMEOUT) -> TieredEmbeddingBag:
+    return one_table(device_rows="80%", policy=policy, skip=SKIP, policy_timeout_s=timeout)
+
+
+def train(embeddings: TieredEmbeddingBag, batches: Sequence[Batch], depth: int, stepped: list[Batch]) -> None:
+    for planned in embeddings.look_ahead(batches, depth=depth):
+        sum_of(embeddings(planned)).backward()  # type: ignore[no-untyped-call]
+        embeddings.step()
+        embeddings.report_loss(planned, 0.5)
+        stepped.append(planned.batch)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("policy_class", [InScore, InSaturated, InArrange, InObserve])
+def test_a_policy_that_hangs_is_named_and_nothing_is_lost(policy_class: type[Hangs], depth: int) -> None:
+    policy, stepped = policy_class(), list[Batch]()
+    embeddings = embeddings_of(policy)
+    where = "" if policy.method == "arrange" else r" at batch \d+"
+    with pytest.raises(PolicyError) as error:
+        train(embeddings, BATCHES, depth, stepped)
+    assert policy.hung.is_set() and not policy.released.is_set()
+    error.match(rf"policy {policy_class.__name__}\.{policy.method}{where} has not returned for 0\.2 s")
+    error.match(r"Nothing was moved; .* --set tier\.policy_timeout_s=2 \(0: none\)")
+    assert (error.value.exit_code, look_ahead_threads(), len(policy_threads())) == (9, [], 1)
+    expected = one_table()
+    step_all(expected, stepped)
+    assert 0 < len(stepped) < len(BATCHES)
+    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t"))
+    saved = embeddings.state_arrays()  # with the policy still hanging
+    with pytest.raises(PolicyError, match="a method that was given up still runs; make another instance"):
+        train(embeddings, BATCHES, depth, stepped)
+    policy.end()
+    embeddings._pipeline.policy_caller._timeout = 60.0  # on a busy machine any method may take a while
+    rest = BATCHES[len(stepped) :]
+    train(embeddings, rest, depth, stepped)  # it has come to its senses
+    step_all(expected, rest)
+    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t"))
+    assert len(saved) > 0
+
+
+@pytest.mark.parametrize("timeout", [0.0, 9.0])
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("policy_class", [InScore, InSaturated, InArrange, InObserve])
+def test_a_policy_that_raises_is_named_and_nothing_is_lost(
+    policy_class: type[Hangs], depth: int, timeout: float
+) -> None:
+    policy, stepped = policy_class(raises=True), list[Batch]()
+    embeddings = embeddings_of(policy, timeout)
+    where = "" if policy.method == "arrange" else r" at batch \d+"
+    with pytest.raises(
+        PolicyError, match=rf"policy {policy_class.__name__}\.{policy.method}{where} raised KeyError: 'my"
+    ):
+        train(embeddings, BATCHES, depth, stepped)
+    expected = one_table()
+    step_all(expected, stepped)
+    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t"))
+    rest = BATCHES[len(stepped) :]
+    train(embeddings, rest, depth, stepped)
+    step_all(expected, rest)
+    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t"))
+
+
+def test_a_calibration_that_raises() -> None:
+    with pytest.raises(
+        PolicyError, match=r"InCalibrate\.calibrate raised KeyError: .*Nothing was moved; run `adaptive-"
+    ):
+        embeddings_of(InCalibrate(raises=True)).calibrate(BATCHES)
+
+
+def test_a_calibration_that_hangs() -> None:
+    policy = InCalibrate()
+    with pytest.raises(PolicyError, match=r"policy InCalibrate\.calibrate has not returned for 0\.2 s"):
+        embeddings_of(policy).calibrate(BATCHES)
+    policy.end()
+
+
+class SlowSource:
+    """Takes longer than a policy may."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in BATCHES[:1]:
+            threading.Event().wait(2 * TIMEOUT)
+            yield batch
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy_class", [LRU, InArrange])
+def test_slow_data_are_not_the_policys_fault(policy_class: type[Policy], depth: int) -> None:
+    assert len(step_all(embeddings_of(policy_class()), SlowSource(), depth=depth)) == 1
+
+
+class ReadsOn(LRU):
+    """Goes on reading when it comes back."""
+
+    def __init__(self) -> None:
+        self.released, self.read = threading.Event(), 0
+
+    def arrange(self, batches: Iterator[Batch], view: TierView) -> Iterator[Batch]:
+        yield next(batches)
+        self.released.wait()
+        for batch in batches:
+            self.read += 1
+            yield batch
+
+
+def test_a_method_that_was_given_up_reads_no_more_data() -> None:
+    policy, read = ReadsOn(), list[int]()
+
+    def source() -> Iterator[Batch]:
+        for number, batch in enumerate(BATCHES):
+            read.append(number)
+            yield batch
+
+    with pytest.raises(PolicyError, match=r"ReadsOn\.arrange has not returned"):
+        step_all(embeddings_of(policy), source(), depth=1)
+    policy.released.set()
+    for thread in policy_threads():
+        thread.join()
+    assert (read, policy.read) == ([0], 0)
+
+
+class Notes(LRU):
+    """In which threads its methods run."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        self.names.add(threading.current_thread().name)
+        return super().score(rows)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "depth", "name"),
+    [(9, 0, "adaptive-policy"), (9, 2, "adaptive-policy"), (0, 0, "MainThread"), (0, 2, "adaptive-look-ahead")],
+)
+def test_methods_run_in_a_thread_of_their_own_if_they_are_timed(timeout: float, depth: int, name: str) -> None:
+    policy = Notes()
+    step_all(embeddings_of(policy, timeout), BATCHES, depth=depth)
+    assert policy.names == {name}
+
+
+# --- the thread itself -------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_comes_too_late_is_nobodys() -> None:
+    thread, go_on = PolicyThread(0.05), threading.Event()
+    with pytest.raises(Overdue):
+        thread.ask(go_on.wait)
+    assert thread.is_stuck
+    go_on.set()
+    while thread.is_stuck:
+        pass
+    assert thread.ask(lambda: "mine") == "mine"
+    thread.close()
+
+
+def test_what_a_question_raises_is_raised_where_it_was_asked() -> None:
+    thread = PolicyThread(9)
+    for error in (ValueError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(Raised if error is KeyboardInterrupt else error):  # that is the user's, elsewhere
+            thread.ask(lambda error=error: (_ for _ in ()).throw(error))  # type: ignore[misc]
+    thread.close()
+
+
+def test_a_stuck_thread_is_not_waited_for_for_ever() -> None:
+    thread, go_on = PolicyThread(0.05), threading.Event()
+    with pytest.raises(Overdue):
+        thread.ask(go_on.wait)
+    thread.close()
+    assert len(policy_threads()) == 1
+    go_on.set()
+    policy_threads()[0].join()
+
+
+def test_a_negative_timeout_is_refused() -> None:
+    with pytest.raises(ValueError, match="policy_timeout_s"):
+        TierConfig(policy_timeout_s=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("how", ["while True: pass", "import threading; threading.Event().wait()"])
+def test_the_command_line_ends_with_the_policys_exit_code(tmp_path: Path, how: str, depth: int) -> None:
+    policy = tmp_path / "hangs.py"
+    policy.write_text(
+        textwrap.dedent(f"""
+        from adaptive import Policy
+
+        class Hangs(Policy):
+            def score(self, rows):
+                {how}
+        """)
+    )
+    command = [
+        *(sys.executable, "-m", "adaptive.cli.app", "run", "--policy", f"{policy}:Hangs", "--steps", "50"),
+        *("--set", "tier.policy_timeout_s=0.5", "--set", f"depth={depth}", "--device-rows", "10%"),
+        *("--out", str(tmp_path / "run"), "--set", "data.synthetic.rows=100000", "--set", "batch_size=64"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 9, done.stderr
+    assert "policy Hangs.score at batch" in done.stderr and "has not returned for 0.5 s" in done.stderr
+
+
+def test_a_thread_that_never_begins_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is where no memory is left: it is made, and ends before its first line."""
+    monkeypatch.setattr(threading, "_start_new_thread", lambda function, arguments: 1)
+    monkeypatch.setattr(threading, "_start_joinable_thread", lambda function, **more: None, raising=False)
+    monkeypatch.setattr(system, "START_LOOKS", 1)
+    with pytest.raises(MemoryError, match="a new thread could not begin"):
+        PolicyThread(9)
+    for thread in policy_threads():
+        threading._limbo.pop(thread)  # type: ignore[attr-defined]

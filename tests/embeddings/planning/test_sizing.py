@@ -1,0 +1,253 @@
+"""How many slots a size means, and that the text says why."""
+
+import pytest
+from helpers import LFU, bags, featured, rows_held
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.planning.layout import make_groups
+from adaptive.embeddings.planning.sizing import (
+    Need,
+    Sizes,
+    choose_slots,
+    held_rows,
+    hot_rows,
+    reserve_bytes,
+    row_bytes,
+    shared_by_need,
+    shrunk,
+    watched_bytes,
+)
+from adaptive.errors import ConfigError, DeviceMemoryError
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.policies.device import Device
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
+from adaptive.policy import Policy
+
+NARROW = TableConfig(name="narrow", num_embeddings=1000, embedding_dim=4)
+WIDE = TableConfig(name="wide", num_embeddings=500, embedding_dim=16)
+
+
+def chosen(
+    *tables: TableConfig,
+    policy: Policy | None = None,
+    optimizer: RowOptimizer = SGD(),  # noqa: B008 (immutable)
+    room: int | None = None,
+    **tier: object,
+) -> Sizes:
+    return choose_slots(make_groups(tables, 0), TierConfig.model_validate(tier), optimizer, policy or LRU(), room)
+
+
+@pytest.mark.parametrize(
+    ("device_rows", "slots"),
+    [
+        ("0", 0),
+        ("1", 1),
+        ("250", 250),
+        ("99999", 1000),  # never more than there are rows
+        ("0%", 0),
+        ("12.5%", 125),
+        ("0.01%", 1),  # rounded up
+        ("100%", 1000),
+        ("1600B", 100),
+        ("1615B", 100),  # whole rows
+        ("auto", 100),
+    ],
+)
+def test_one_table(device_rows: str, slots: int) -> None:
+    assert chosen(NARROW, device_rows=device_rows).slots == (slots,)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "size"),
+    [(SGD(), 16), (Adagrad(), 32), (RowwiseAdagrad(), 20), (Adam(), 52)],
+    ids=["sgd", "adagrad", "rowwise_adagrad", "adam"],
+)
+def test_bytes_count_the_state_that_travels_with_a_row(optimizer: RowOptimizer, size: int) -> None:
+    assert row_bytes(make_groups([NARROW], 0)[0], optimizer) == size
+    assert chosen(NARROW, optimizer=optimizer, device_rows=f"{100 * size}B").slots == (100,)
+
+
+def test_per_cent_apply_to_every_width() -> None:
+    assert chosen(NARROW, WIDE, device_rows="10%").slots == (100, 50)
+
+
+def test_bytes_are_shared_out_by_bytes() -> None:
+    """16,000 and 32,000 bytes: a budget of 4,800 gives a tenth of each."""
+    assert chosen(NARROW, WIDE, device_rows="4800B").slots == (100, 50)
+
+
+def test_shares_do_not_exceed_the_budget() -> None:
+    for budget in range(0, 48_001, 997):
+        narrow, wide = chosen(NARROW, WIDE, device_rows=f"{budget}B").slots
+        assert 16 * narrow + 64 * wide <= budget
+
+
+def test_a_number_of_rows_is_shared_out_by_rows() -> None:
+    assert chosen(NARROW, WIDE, device_rows="300").slots == (200, 100)
+    assert chosen(NARROW, WIDE, device_rows="1500").slots == (1000, 500)
+    assert chosen(NARROW, WIDE, device_rows="1").slots == (1, 1), "no group goes without, if any slot is wanted"
+
+
+def test_auto_is_a_tenth_or_what_the_look_ahead_must_hold() -> None:
+    tenth = chosen(NARROW, held_rows=50)
+    assert tenth.slots == (100,)
+    assert tenth.text == "device tier: 100 of 1,000 rows, 0.0 MiB (auto: 10% of the rows)"
+    held = chosen(NARROW, held_rows=300)
+    assert held.slots == (300,)
+    assert "auto: what the look-ahead must hold (about 300 rows)" in held.text
+    assert chosen(NARROW, held_rows=5000).slots == (1000,)
+
+
+def test_a_policy_may_know_its_size() -> None:
+    everything = chosen(NARROW, policy=Device())
+    assert everything.slots == (1000,)
+    assert "policy Device needs 100%" in everything.text
+    assert chosen(NARROW, policy=Hybrid()).slots == (0,)
+    assert chosen(NARROW, policy=Device(), device_rows="100%").slots == (1000,)
+
+
+def test_a_size_against_the_policys_own_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"tier.device_rows=10%: policy Hybrid needs 0; leave it at auto"):
+        chosen(NARROW, policy=Hybrid(), device_rows="10%")
+
+
+def test_a_size_as_set_is_called_so() -> None:
+    assert chosen(NARROW, policy=LFU(), device_rows="25%").text.endswith("250 of 1,000 rows, 0.0 MiB (as set)")
+
+
+def test_held_rows_are_those_of_the_largest_batch_for_each_batch_in_flight() -> None:
+    sample = [bags([1, 1, 2]), bags([1, 2], [3, 2]), bags([4])]
+    assert held_rows(sample, 0) == 3
+    assert held_rows(sample, 4) == 15
+    assert held_rows([], 4) == 0
+    assert held_rows([featured([[1, 1], [2]], [[1], []])], 0) == 3  # counted per feature
+
+
+def test_held_rows_are_enough() -> None:
+    tables = [TableConfig(name="t", num_embeddings=100, embedding_dim=4)]
+    sample = [bags(list(range(start, start + 9))) for start in (0, 5, 40, 70)]
+    for depth in range(4):
+        assert rows_held(tables, sample, depth)[4] <= held_rows(sample, depth)
+
+
+def test_hot_rows() -> None:
+    group = make_groups([NARROW], 0)[0]
+    sizes = {"auto": 1000, "5%": 50, "7": 7, "160B": 10, "0": 1}
+    for text, rows in sizes.items():
+        assert hot_rows(group, SkipConfig(hot_rows=text), SGD()) == rows
+
+
+@pytest.mark.parametrize(("rows", "hot"), [(7, 7), (99_999, 99_999), (1_000_000, 100_000), (4_000_000, 200_000)])
+def test_hot_rows_by_default(rows: int, hot: int) -> None:
+    group = make_groups([TableConfig(name="t", num_embeddings=rows, embedding_dim=4)], 0)[0]
+    assert hot_rows(group, SkipConfig(), SGD()) == hot
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+
+GIB = 1 << 30
+BIG = TableConfig(name="big", num_embeddings=100_000_000, embedding_dim=64)  # 23.8 GiB
+WIDER = TableConfig(name="wider", num_embeddings=50_000_000, embedding_dim=128)  # as many bytes
+
+
+def test_auto_takes_what_is_free_but_a_reserve() -> None:
+    sizes = chosen(BIG, room=10 * GIB)
+    assert sizes.slots == (8 * GIB // 256,)
+    assert sizes.text.endswith("(auto: 10.00 GiB are free on the GPU, 2.00 GiB are left to model and batches)")
+
+
+def test_every_width_gets_the_same_share_of_what_is_free() -> None:
+    narrow, wide = chosen(BIG, WIDER, room=10 * GIB).slots
+    assert narrow * 256 == pytest.approx(4 * GIB, rel=1e-6) and wide * 512 == pytest.approx(4 * GIB, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [SGD(), Adagrad(), RowwiseAdagrad(), Adam()], ids=["sgd", "adagrad", "rowwise_adagrad", "adam"]
+)
+def test_memory_taken_is_what_was_set_within_three_per_cent(optimizer: RowOptimizer) -> None:
+    groups = make_groups([BIG, WIDER], 0)
+    for size in (GIB, 7 * GIB + 12345):
+        slots = chosen(BIG, WIDER, optimizer=optimizer, device_rows=f"{size}B", room=80 * GIB).slots
+        taken = sum(n * row_bytes(group, optimizer) for n, group in zip(slots, groups, strict=True))
+        assert 0.97 * size < taken <= size
+
+
+def test_auto_takes_all_rows_if_they_fit() -> None:
+    sizes = chosen(BIG, room=80 * GIB)
+    assert sizes.slots == (BIG.num_embeddings,)
+    assert sizes.text.endswith("(auto: all rows fit into the 80.00 GiB that are free on the GPU)")
+
+
+def test_what_must_be_held_comes_before_the_reserve() -> None:
+    sizes = chosen(BIG, room=10 * GIB, held_rows=9 * GIB // 256)
+    assert sizes.slots == (9 * GIB // 256,)
+    assert "what the look-ahead must hold" in sizes.text
+
+
+def test_more_to_be_held_than_is_free_is_an_error() -> None:
+    with pytest.raises(DeviceMemoryError, match=r"must hold about 50,000,000 rows, 11.92 GiB; 10.00 GiB are free"):
+        chosen(BIG, room=10 * GIB, held_rows=50_000_000)
+
+
+def test_a_size_as_set_does_not_look_at_what_is_free() -> None:
+    for size in ("10%", "2GiB", "12345"):
+        assert chosen(BIG, device_rows=size, room=GIB).slots == chosen(BIG, device_rows=size).slots
+
+
+def test_the_reserve() -> None:
+    assert reserve_bytes("auto", 100 * GIB) == 20 * GIB
+    assert reserve_bytes("auto", 3 * GIB) == GIB
+    assert reserve_bytes("auto", GIB) == GIB // 2
+    assert reserve_bytes("5GiB", 100 * GIB) == 5 * GIB
+    assert reserve_bytes("50%", 100 * GIB) == 50 * GIB
+    assert chosen(BIG, room=10 * GIB, reserve="0").slots == (10 * GIB // 256,)
+
+
+def test_a_tenth_less_at_a_time_until_nothing_can_go() -> None:
+    groups, tier = make_groups([NARROW, WIDE], 0), TierConfig(held_rows=80)
+    sizes = chosen(NARROW, WIDE, device_rows="10%")
+    found = [sizes := shrunk(sizes, groups, tier, SGD(), LRU()) for _ in range(3)]
+    assert [each.slots for each in found] == [(90, 50), (81, 50), (80, 50)]  # wide has fewer than must be held
+    with pytest.raises(DeviceMemoryError, match=r"out of GPU memory with 130 device rows, 0.00 GiB, and fewer will"):
+        shrunk(sizes, groups, tier, SGD(), LRU())
+
+
+def test_bytes_of_watched_rows() -> None:
+    groups, skip = make_groups([NARROW, WIDE], 0), SkipConfig(hot_rows="10%")
+    row = 4 * (100 * 4 + 50 * 16)
+    assert watched_bytes(groups, skip, Adagrad(), snapshots=True, sums=False) == row
+    assert watched_bytes(groups, skip, SGD(), snapshots=True, sums=True) == 2 * row
+    assert watched_bytes(groups, skip, Adam(), snapshots=False, sums=True) == 2 * row + 4 * (100 + 50), "and a count"
+    assert watched_bytes(groups, skip, Adagrad(), snapshots=True, sums=True) == 3 * row, "as many squares as sums"
+    assert watched_bytes(groups, skip, RowwiseAdagrad(), snapshots=False, sums=True) == row + 4 * (100 + 50)
+
+
+# --- sharing by need -----------------------------------------------------------------------------------------------
+
+
+def shared(
+    slots: tuple[int, int], *needs: tuple[int, int], costs: tuple[int, int] = (1, 1), may_grow: bool = False
+) -> list[int] | None:
+    groups = make_groups((NARROW, WIDE), 0)
+    return shared_by_need(groups, slots, [Need(*need) for need in needs], costs, may_grow=may_grow)
+
+
+def test_each_group_gets_what_it_needs_then_what_it_wants_then_a_share_of_the_rest() -> None:
+    assert shared((100, 50), (90, 90), (60, 60)) == [90, 60], "no more than there are"
+    assert shared((100, 50), (80, 100), (60, 70)) == [87, 63], "10 left of 30 wanted: a third of it"
+    assert shared((200, 100), (100, 100), (100, 100)) == [170, 130], "100 left for 900 and 400 rows without a slot"
+
+
+def test_a_group_of_which_half_is_wanted_gets_all_rows() -> None:
+    assert shared((900, 50), (10, 20), (40, 250)) == [450, 500]
+
+
+def test_too_few_for_the_least_is_none_and_auto_grows() -> None:
+    assert shared((100, 50), (100, 100), (51, 51)) is None
+    assert shared((100, 50), (100, 120), (51, 60), may_grow=True) == [120, 60]
+
+
+def test_bytes_together_stay_what_they_are() -> None:
+    found = shared((100, 100), (50, 50), (110, 110), costs=(16, 64))
+    assert found is not None and found[1] >= 110 and 7984 < 16 * found[0] + 64 * found[1] <= 8000

@@ -1,0 +1,327 @@
+"""Skipped updates: exactly those that the policy's verdicts say, wherever rows lie and however far ahead one looks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pytest
+import reference
+from helpers import (
+    Skipped,
+    Trained,
+    bags,
+    one_table,
+    planner_of,
+    random_batches,
+    step_all,
+    sum_of,
+    table_rows,
+    train,
+    train_slowly,
+)
+from numpy.typing import NDArray
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.kernels.planning.watched import SHORTER
+from adaptive.optim import Adagrad, Adam, RowOptimizer
+from adaptive.policies.lru import LRU
+from adaptive.policy import Policy, RowStats
+
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
+TABLES = (
+    TableConfig(name="a", num_embeddings=12, embedding_dim=4, features=("x", "y")),
+    TableConfig(name="b", num_embeddings=30, embedding_dim=16, pooling="mean"),
+)
+BATCHES = random_batches(TABLES, 40, seed=3, samples=4)
+
+
+class EvenRows(LRU):
+    """A rule that looks at nothing but the row."""
+
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        return np.equal(rows.rows % 2, 0)
+
+
+class EvenRowsOnHost(EvenRows):
+    misses: Literal["stage", "host"] = "host"
+
+
+class Nobody(LRU):
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        return np.zeros(len(rows), np.bool_)
+
+
+class StandsStill(LRU):
+    """Movement decides, with hysteresis; each row is let through at one in four questions. It keeps no state."""
+
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        moved = (rows.drift > 0) & (rows.drift_accesses >= 2)
+        limit = np.where(rows.saturated, 0.4, 0.2)
+        probed = (rows.rows + rows.step // SKIP.interval) % 4 == 0
+        return np.where(moved, rows.drift <= limit, rows.saturated) & ~probed
+
+
+class StandsStillOnHost(StandsStill):
+    misses: Literal["stage", "host"] = "host"
+
+
+def run(
+    policy: type[Policy] | Policy,
+    *,
+    device_rows: str = "100%",
+    depth: int = 0,
+    skip: SkipConfig | None = SKIP,
+    optimizer: RowOptimizer = Adagrad(lr=0.1),  # noqa: B008 (immutable)
+) -> tuple[Trained, NDArray[np.int64]]:
+    """What was trained, and the counts."""
+    tier = TierConfig(device_rows=device_rows, poison=True, when_full="shallower")
+    embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=skip)
+    trained = train(embeddings, TABLES, BATCHES, depth)
+    return trained, embeddings.take_statistics().counts
+
+
+def rows_watched(batches: Sequence[Batch], skip: SkipConfig) -> list[Skipped]:
+    """Before each batch: the rows looked up often enough by all batches before it."""
+    counts: dict[tuple[str, int], int] = {}
+    watched: list[Skipped] = []
+    for batch in batches:
+        watched.append({row for row, count in counts.items() if count >= skip.min_accesses})
+        for feature, name in enumerate(("a", "a", "b")):
+            spans = reference.bag_spans(batch, feature)
+            for row in batch.ids[spans[0][0] : spans[-1][1]].tolist():
+                counts[name, row] = counts.get((name, row), 0) + 1
+    return watched
+
+
+@pytest.mark.parametrize("policy", [EvenRows, EvenRowsOnHost])
+@pytest.mark.parametrize("depth", [0, 3])
+def test_exactly_the_rows_that_a_rule_names_are_skipped(policy: type[Policy], depth: int) -> None:
+    trained, _ = run(policy, depth=depth, device_rows="85%")
+    watched = rows_watched(BATCHES, SKIP)
+    expected = []
+    for number, batch in enumerate(BATCHES):
+        asked = number - number % SKIP.interval
+        here = {(name, row) for name, rows in table_rows(TABLES, batch).items() for row in rows}
+        # Rows are numbered through: table b starts at 12, so its even ids are even rows, too.
+        expected.append({(name, row) for name, row in watched[asked] & here if row % 2 == 0} if asked else set())
+    assert trained.skipped == expected
+    assert sum(map(len, expected)) > 50
+
+
+@pytest.mark.parametrize("optimizer", [Adagrad(lr=0.1), Adam(lr=0.01)], ids=["adagrad", "adam"])
+@pytest.mark.parametrize("policy", [EvenRows, EvenRowsOnHost, StandsStill, StandsStillOnHost])
+def test_tables_are_those_of_a_training_that_leaves_out_exactly_these(
+    policy: type[Policy], optimizer: RowOptimizer
+) -> None:
+    trained, _ = run(policy, depth=2, device_rows="85%", optimizer=optimizer)
+    assert any(trained.skipped)
+    trained.assert_equals(train_slowly(TABLES, BATCHES, optimizer, skipped=trained.skipped))
+
+
+@pytest.mark.parametrize(
+    ("policy", "device_rows"),
+    [
+        (StandsStill, "85%"),
+        (StandsStill, "100%"),
+        (StandsStillOnHost, "0%"),
+        (StandsStillOnHost, "30%"),
+        (StandsStillOnHost, "100%"),
+    ],
+)
+def test_decisions_do_not_depend_on_depth_size_or_misses(policy: type[Policy], device_rows: str) -> None:
+    expected, _ = run(StandsStill)
+    assert sum(map(len, expected.skipped)) > 20
+    woken = [row for earlier in expected.skipped for row in earlier if row not in expected.skipped[-1]]
+    assert woken, "no row was let through again: the example shows nothing"
+    for depth in (0, 1, SKIP.lag):
+        trained, _ = run(policy, depth=depth, device_rows=device_rows)
+        assert trained.skipped == expected.skipped
+        trained.assert_equals(expected)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_nobody_saturated_or_nobody_asked_equals_the_plain_run(depth: int) -> None:
+    plain = train_slowly(TABLES, BATCHES, Adagrad(lr=0.1))
+    for policy, skip in [(Nobody, SKIP), (EvenRows, None), (StandsStill, None), (LRU, SKIP)]:
+        trained, counts = run(policy, skip=skip, depth=depth, device_rows="85%")
+        trained.assert_equals(plain)
+        assert not any(trained.skipped)
+        assert counts[:, [Counter.SKIPPED_UPDATES, Counter.SKIPPED_LOOKUPS]].sum() == 0
+
+
+def test_skipped_updates_and_look_ups_are_counted_per_table() -> None:
+    trained, counts = run(EvenRows, depth=1)
+    for number, name in enumerate(("a", "b")):
+        updates = sum(table == name for skipped in trained.skipped for table, _ in skipped)
+        lookups = 0
+        for batch, skipped in zip(BATCHES, trained.skipped, strict=True):
+            for feature, table in enumerate(("a", "a", "b")):
+                spans = reference.bag_spans(batch, feature)
+                ids = batch.ids[spans[0][0] : spans[-1][1]].tolist()
+                lookups += sum((table, row) in skipped for row in ids if table == name)
+        assert counts[number, [Counter.SKIPPED_UPDATES, Counter.SKIPPED_LOOKUPS]].tolist() == [updates, lookups]
+        assert updates > 0
+
+
+def test_a_row_whose_updates_were_all_skipped_leaves_without_being_copied() -> None:
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
+    embeddings = one_table(6, "2", EverybodyRests, skip=skip)
+    initial = embeddings.table_weights("t")
+    batches = [bags([1, 2]), bags([3, 4])] * 3
+    done = step_all(embeddings, batches)
+    tallies = [planned.works[0].plan.tally[0] for planned in done if planned.works[0].plan is not None]
+    # Each pair changes at its first visit only, and is written back once, when the other pair comes.
+    assert [tally[Counter.DEMOTED] for tally in tallies] == [0, 2, 2, 2, 2, 2]
+    assert [tally[Counter.WRITTEN_BACK] for tally in tallies] == [0, 2, 2, 0, 0, 0]
+    assert [tally[Counter.SKIPPED_UPDATES] for tally in tallies] == [0, 0, 2, 2, 2, 2]
+    assert planner_of(embeddings).slots.dirty().tolist() == []
+    assert embeddings.take_statistics().saturated_rows.tolist() == [4]
+    expected = initial.copy()
+    expected[1:5] -= 1
+    assert np.array_equal(embeddings.table_weights("t"), expected)
+
+
+class EverybodyRests(LRU):
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        return np.ones(len(rows), np.bool_)
+
+
+def test_the_view_knows_who_is_saturated() -> None:
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
+    embeddings = one_table(6, policy=EvenRows, skip=skip)
+    step_all(embeddings, [bags([1, 2]), bags([4, 1])])
+    assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, True, False, False, False]
+    step_all(embeddings, [bags([5])])
+    assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, True, False, True, False]
+
+
+def test_only_so_many_rows_are_watched() -> None:
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="2", min_accesses=1, lag=0)
+    embeddings = one_table(6, policy=EverybodyRests, skip=skip)
+    step_all(embeddings, [bags([5, 3, 1]), bags([1, 3, 5])])
+    assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, False, True, False, True]
+
+
+# --- what a policy is told about movement --------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """One question: row -> drift, look-ups between the two snapshots, current verdict."""
+
+    step: int
+    rows: dict[int, tuple[float, int, bool]]
+
+
+class Listens(LRU):
+    def __init__(self) -> None:
+        self.heard: list[Told] = []
+
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        columns = (rows.drift.tolist(), rows.drift_accesses.tolist(), rows.saturated.tolist())
+        told = dict(zip(rows.rows.tolist(), zip(*columns, strict=True), strict=True))
+        self.heard.append(Told(rows.step, told))
+        verdicts: NDArray[np.bool_] = (rows.rows + rows.step) % 3 == 0
+        return verdicts
+
+
+def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], skip: SkipConfig) -> list[Told]:
+    """The slow twin: snapshots at each row's own pace, known `lag` batches later."""
+    accesses: dict[int, int] = {}
+    since: dict[int, int] = {}  # watched row -> look-ups since its snapshot
+    visits: dict[int, int] = {}  # and batches that looked it up
+    taken: dict[int, int] = {}  # snapshots
+    snapshots: dict[int, NDArray[np.float32]] = {}
+    left_out: set[int] = set()  # rows of which an update was skipped since their snapshot
+    measured: list[dict[int, tuple[float, int]]] = []
+    verdicts: dict[int, bool] = {}
+    questions = []
+    for number, (batch, table) in enumerate(zip(batches, tables_after, strict=True)):
+        if number and number % skip.interval == 0:
+            known: dict[int, tuple[float, int]] = {}
+            for earlier in measured[: max(0, number - skip.lag)]:
+                known |= earlier
+            told = {row: (*known.get(row, (float("nan"), 0)), verdicts.get(row, False)) for row in since}
+            questions.append(Told(number, told))
+            verdicts = {row: (row + number) % 3 == 0 for row in since}
+        found = {}
+        for row, count in zip(*np.unique(batch.ids, return_counts=True), strict=True):
+            row = int(row)
+            accesses[row] = accesses.get(row, 0) + int(count)
+            if accesses[row] < skip.min_accesses:
+                continue
+            since[row] = since.get(row, 0) + int(count)
+            visits[row] = visits.get(row, 0) + 1
+            if verdicts.get(row, False):
+                left_out.add(row)
+            shorter = max(SHORTER + 1 - taken.get(row, 0), 0)
+            due = since[row] >= skip.min_accesses >> shorter and visits[row] >= skip.min_visits >> shorter
+            if row not in snapshots or due:
+                taken[row] = taken.get(row, 0) + 1
+                before = None if row in left_out else snapshots.get(row)
+                found[row] = (float(reference.drift(table[row], before)), since[row])
+                snapshots[row], since[row], visits[row] = table[row].copy(), 0, 0
+                left_out.discard(row)
+        measured.append(found)
+    return questions
+
+
+@pytest.mark.parametrize("lag", [0, 3])
+def test_movement_is_measured_as_the_slow_twin_measures_it(lag: int) -> None:
+    skip = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=lag)
+    rng = np.random.default_rng(1)
+    batches = [bags(rng.integers(0, 8, 5).tolist()) for _ in range(40)]
+    policy = Listens()
+    embeddings = one_table(8, policy=policy, skip=skip, optimizer=Adagrad(lr=0.05))
+    tables_after = []
+    for planned in embeddings.look_ahead(batches, depth=0):
+        sum_of(embeddings(planned)).square().backward()
+        embeddings.step()
+        tables_after.append(embeddings.table_weights("t"))
+    expected = movement(batches, tables_after, skip)
+    assert [told.step for told in policy.heard] == [told.step for told in expected]
+    for told, wanted in zip(policy.heard, expected, strict=True):
+        assert set(told.rows) == set(wanted.rows)
+        for row, numbers in told.rows.items():
+            assert np.array_equal(numbers, wanted.rows[row], equal_nan=True), (told.step, row)
+    assert any(drift > 0 for told in expected for drift, _, _ in told.rows.values())
+
+
+def test_a_batch_that_is_not_stepped_takes_no_snapshot() -> None:
+    """Movement is measured from the last snapshot that was really taken, never from an empty one."""
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
+    policy = Listens()
+    embeddings = one_table(4, policy=policy, skip=skip)
+    for planned in embeddings.look_ahead([bags([1])] * 4, depth=0):
+        if planned.number > 0:
+            sum_of(embeddings(planned)).backward()
+            embeddings.step()
+    assert np.isnan(policy.heard[1].rows[1][0]), "batch 1 took the first snapshot: nothing to compare it with"
+
+
+def test_loading_forgets_who_was_watched() -> None:
+    """Verdicts, snapshots and counts belong to the rows that were there; with others loaded, training starts anew."""
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=2, lag=0)
+    used, fresh = (one_table(policy=EverybodyRests, skip=skip) for _ in range(2))
+    blank = {name: array.copy() for name, array in used.state_arrays().items()}
+    step_all(used, [bags([1, 2])] * 6)
+    used.load_state_arrays(blank)
+    assert used.take_statistics().saturated_rows.tolist() == [0]
+    for embeddings in (used, fresh):
+        step_all(embeddings, [bags([1, 2])] * 6)
+    assert np.array_equal(used.table_weights("t"), fresh.table_weights("t"))
+
+
+def test_a_checkpoint_keeps_what_was_counted_at_the_latest_question() -> None:
+    """Between two questions rows become ready to wait; a run that goes on from there reports what it would have."""
+    skip = SkipConfig(rule="defer+by=visits+every=1", interval=4, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
+    whole, resumed = (one_table(policy="lru", skip=skip) for _ in range(2))
+    # asked before batch 4: row 1 may wait; row 2 may from batch 7 on
+    step_all(whole, [bags([1])] * 6 + [bags([2])] * 2)
+    assert whole.take_statistics().saturated_rows.tolist() == [1]
+    resumed.load_state_arrays({name: array.copy() for name, array in whole.state_arrays().items()})
+    assert resumed.take_statistics().saturated_rows.tolist() == [1]

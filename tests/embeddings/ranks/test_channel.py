@@ -1,0 +1,272 @@
+"""Ranks that disagree stop, all of them, and are told why; nobody waits for a message that does not come."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import LFU, bags, step_all
+from thread_ranks import Town, on_ranks, outcomes
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.wire import Header, Kind, unpack
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError, DeviceMemoryError, InputError, NonFiniteError, RanksError
+from adaptive.optim import SGD
+from adaptive.policies.slipstream import Slipstream
+
+TABLES = [TableConfig(name="t", num_embeddings=100, embedding_dim=4)]
+BATCHES = [bags([1, 2], [3]), bags([4], [1, 1]), bags([7], []), bags([9], [2])]
+
+
+def made(ranks: Ranks, **options: Any) -> TieredEmbeddingBag:
+    options = {"optimizer": SGD(), **options}
+    return TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=LFU, ranks=ranks, **options)
+
+
+def test_a_header_comes_back_as_it_was() -> None:
+    header = Header(Kind.VECTORS, 7, 3, (1, 2), samples=5, signal=15, code=0)
+    assert unpack(header.pack(), 2, "rank 1") == header
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (b"", "another number of ranks"),
+        (Header(Kind.VECTORS, 0, 0, (0, 0, 0)).pack(), "another number of ranks"),
+        (b"XXXX" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[4:], "begins with b'XXXX'"),
+        (b"ADRK\x63" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[5:], "version 99"),
+        (b"ADRK\x02\x00\x63\x00" + Header(Kind.VECTORS, 0, 0, (0, 0)).pack()[8:], "kind 99"),
+        (Header(Kind.VECTORS, 0, 0, (0, 0)).pack(7), "damaged on the way, or of another job or rank"),
+    ],
+)
+def test_what_is_no_header_is_refused(message: bytes, told: str) -> None:
+    with pytest.raises(RanksError, match=told):
+        unpack(message, 2, "rank 1")
+
+
+def test_ranks_out_of_step_all_stop() -> None:
+    def work(ranks: Ranks) -> None:
+        ranks.rows.exchange(Kind.VECTORS if ranks.rank else Kind.GRADIENTS, 6 + ranks.rank)
+
+    found = outcomes(2, work)
+    assert all(isinstance(one, RanksError) and "out of step" in str(one) for one in found)
+    assert "vectors of batch 7" in str(found[0]) and "gradients of batch 6" in str(found[0])
+
+
+def test_a_spoilt_header_stops_all() -> None:
+    def spoil(rank: int, channel: int, message: bytes) -> bytes:
+        return b"?" + message[1:] if rank == 1 else message
+
+    found = outcomes(3, lambda ranks: ranks.gather_facts(1), town=Town(3, spoil=spoil))
+    assert all(isinstance(one, RanksError) and "rank 1 of 3 (thread 1) sent" in str(one) for one in found)
+
+
+def test_facts_that_differ_are_named_on_every_rank() -> None:
+    facts = [{"config": {"depth": 4, "tier": {"device_rows": text}}} for text in ("10%", "20%")]
+    for one in outcomes(2, lambda ranks: ranks.require_equal(facts[ranks.rank])):
+        assert isinstance(one, ConfigError)
+        assert "config.tier.device_rows is '10%' on rank 0 (thread 0) and '20%' on rank 1 (thread 1)" in str(one)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_shortest_loader_ends_the_run_for_all(depth: int, caplog: pytest.LogCaptureFixture) -> None:
+    found = on_ranks(3, lambda ranks: len(step_all(made(ranks), BATCHES[: 2 + ranks.rank], depth=depth)))
+    assert found == [2, 2, 2]
+    assert "rank 0 has none left: training ends with batch 1" in caplog.text
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_bad_id_on_one_rank_ends_all_with_its_message(depth: int) -> None:
+    def work(ranks: Ranks) -> None:
+        step_all(made(ranks), [*BATCHES[:2], bags([100] if ranks.rank else [1], [])], depth=depth)
+
+    found = outcomes(2, work)
+    assert all(isinstance(one, InputError) and "id 100 is outside table t" in str(one) for one in found)
+    assert "rank 1 of 2 (thread 1)" in str(found[0])
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_failure_in_planning_is_told_in_the_place_of_answers(depth: int) -> None:
+    """The others wait for the answers of a batch that one rank cannot plan."""
+    skip = SkipConfig(interval=1, min_accesses=1)
+
+    def work(ranks: Ranks) -> None:
+        policy = Slipstream(by="visits", warmup=0)
+        embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=skip, ranks=ranks)
+        plan = embeddings._pipeline.plan
+
+        def failing(coming: Any, held: int) -> Any:
+            if ranks.rank == 1 and embeddings._pipeline.next_number == 2:
+                raise DeviceMemoryError("it does not fit")
+            return plan(coming, held)
+
+        embeddings._pipeline.plan = failing  # type: ignore[method-assign]
+        step_all(embeddings, BATCHES, depth=depth)
+
+    found = outcomes(3, work)
+    assert all(isinstance(one, DeviceMemoryError) and "it does not fit" in str(one) for one in found)
+    assert str(found[0]).startswith("rank 1 of 3 (thread 1): ")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_in_one_loop_ends_the_others_with_its_class(depth: int) -> None:
+    def work(ranks: Ranks) -> None:
+        embeddings = made(ranks)
+        coming = embeddings.look_ahead(BATCHES, depth=depth)
+        try:
+            with embeddings.telling_ranks():
+                for planned in coming:
+                    if planned.number == 1 and ranks.rank == 1:
+                        raise NonFiniteError("the loss is nan")
+                    embeddings.stack(planned).sum().backward()
+                    embeddings.step()
+        finally:
+            coming.close()
+
+    found = outcomes(3, work)
+    assert all(isinstance(one, NonFiniteError) for one in found)
+    assert str(found[0]) == "rank 1 of 3 (thread 1): the loss is nan"
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_leaving_together_is_fine_and_the_next_loop_begins(depth: int) -> None:
+    def work(ranks: Ranks) -> int:
+        embeddings, steps = made(ranks), 0
+        for _ in range(3):
+            coming = embeddings.look_ahead(BATCHES, depth=depth)
+            for planned in coming:
+                embeddings.stack(planned).sum().backward()
+                embeddings.step()
+                steps += 1
+                if planned.number % 4 == 1:
+                    break
+            coming.close()
+        return steps
+
+    assert len(set(on_ranks(2, work))) == 1
+
+
+def test_a_rank_that_has_read_less_far_leaves_with_the_others() -> None:
+    """The look-ahead of rank 0 waits for requests that rank 1 will not make: it is told on that channel, not only on
+    the one of training, to which rank 0 comes after its look-ahead has ended."""
+
+    def work(ranks: Ranks) -> int:
+        embeddings, leaving = made(ranks), threading.Event()
+        learn = embeddings._pipeline.learn
+
+        def late() -> None:
+            if ranks.rank == 1 and embeddings._pipeline.next_number == 1:
+                leaving.wait(600)
+            learn()
+
+        embeddings._pipeline.learn = late  # type: ignore[method-assign]
+        coming = embeddings.look_ahead(BATCHES, depth=1)
+        embeddings.stack(next(coming)).sum().backward()
+        embeddings.step()
+        threading.Timer(0.3, leaving.set).start()  # once `close` has told the thread to end
+        coming.close()
+        return len(step_all(embeddings, BATCHES))
+
+    assert on_ranks(2, work) == [4, 4]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_leaving_alone_is_told_to_the_others(depth: int) -> None:
+    def work(ranks: Ranks) -> None:
+        embeddings = made(ranks)
+        coming = embeddings.look_ahead(BATCHES, depth=depth)
+        for planned in coming:
+            embeddings.stack(planned).sum().backward()
+            embeddings.step()
+            if ranks.rank == 0:
+                break
+        coming.close()
+
+    found = outcomes(2, work)
+    assert found[0] is None
+    assert isinstance(found[1], RanksError) and "rank 0 of 2 (thread 0) left its loop" in str(found[1])
+
+
+def test_a_rank_that_stands_still_is_given_up() -> None:
+    def work(ranks: Ranks) -> None:
+        if ranks.rank == 0:
+            step_all(made(ranks), BATCHES)
+
+    found = outcomes(2, work, town=Town(2, seconds=1.0))
+    assert isinstance(found[0], RanksError) and found[0].exit_code == 10
+    assert "rank 0 of 2 (thread 0): channel ahead, requests of batch 0, message 0: a rank is gone or late" in str(
+        found[0]
+    )
+
+
+@pytest.mark.parametrize("way", ["discard", "no backward", "no forward"])
+def test_a_batch_that_a_loop_does_not_step_is_exchanged_all_the_same(way: str) -> None:
+    """On rank 1 the second batch is left out: its rows get the other rank's gradients, halved by the mean."""
+
+    def work(ranks: Ranks) -> np.ndarray:
+        embeddings = made(ranks)
+        before = embeddings.table_weights("t")
+        for planned in embeddings.look_ahead(BATCHES, depth=1):
+            left_out = planned.number == 1 and ranks.rank == 1
+            if left_out and way == "no forward":
+                continue
+            loss = embeddings.stack(planned).sum()
+            if left_out and way == "no backward":
+                continue
+            loss.backward()
+            if left_out:
+                embeddings.discard()
+            else:
+                embeddings.step()
+        return before - embeddings.table_weights("t")
+
+    one, other = on_ranks(2, work)
+    assert np.array_equal(one, other)
+    expected = np.zeros(100)
+    for number, batch in enumerate(BATCHES):
+        np.add.at(expected, batch.ids, 0.1 * (0.5 if number == 1 else 1.0))
+    assert np.allclose(one, expected[:, None], atol=1e-6)
+
+
+def test_gradients_are_a_mean_over_ranks_as_in_distributed_data_parallel() -> None:
+    def work(ranks: Ranks) -> np.ndarray:
+        embeddings = made(ranks)
+        before = embeddings.table_weights("t")
+        step_all(embeddings, [bags([1, 2 + ranks.rank])])
+        return before - embeddings.table_weights("t")
+
+    moved = on_ranks(2, work)[0][:, 0]
+    assert np.allclose(moved[[1, 2, 3]], [0.1, 0.05, 0.05], atol=1e-7)
+
+
+def test_what_ranks_cannot_do_is_refused() -> None:
+    def clip(ranks: Ranks) -> None:
+        embeddings = made(ranks)
+        for planned in embeddings.look_ahead(BATCHES[:1], depth=0):
+            with embeddings.telling_ranks():
+                embeddings.stack(planned).sum().backward()
+                embeddings.clip_grad_norm_(1.0)
+
+    assert all("clip_grad_norm_" in str(one) for one in outcomes(2, clip))
+    with pytest.raises(ConfigError, match="at least 2 blocks"):
+        on_ranks(2, lambda ranks: None, blocks=1)
+    tables = [TableConfig(name="t", num_embeddings=1, embedding_dim=4)]
+    with pytest.raises(ConfigError, match="would own none"):
+        on_ranks(2, lambda ranks: TieredEmbeddingBag(tables, ranks=ranks))
+    with pytest.raises(ConfigError, match=r"arranges or drops inputs.* hybrid, .*lfu, lru, .*slipstream"):
+        on_ranks(2, lambda ranks: TieredEmbeddingBag(TABLES, policy="fae", ranks=ranks))
+
+
+def test_evaluation_reads_rows_of_all_ranks() -> None:
+    def work(ranks: Ranks) -> np.ndarray:
+        embeddings = made(ranks)
+        batch: Batch = BATCHES[ranks.rank]
+        found: np.ndarray = embeddings.stack(embeddings.read(batch)).detach().numpy()
+        return found
+
+    alone = TieredEmbeddingBag(TABLES, policy=LFU)
+    for rank, found in enumerate(on_ranks(3, work)):
+        assert np.array_equal(found, alone.stack(alone.read(BATCHES[rank])).detach().numpy())

@@ -1,0 +1,86 @@
+"""Rows as bytes and back: whole, rounded to bfloat16, and refused where they are too few."""
+
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from thread_ranks import on_ranks
+
+from adaptive.config import TableConfig
+from adaptive.embeddings.exchange.arrays import HostArrays
+from adaptive.embeddings.exchange.payload import Crossing, count_chosen
+from adaptive.embeddings.planning.layout import make_groups
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.wire import Kind
+from adaptive.errors import ConfigError, RanksError
+
+GROUPS = make_groups([TableConfig(name=f"w{dim}", num_embeddings=9, embedding_dim=dim) for dim in (3, 2)], 0)
+
+
+def exchanged(ranks: Ranks, rows: list[np.ndarray], counts: list[np.ndarray], *, rounds: bool) -> list[np.ndarray]:
+    """Rank r gives `counts[g][s]` rows of group g to rank s: r + 10 s, and so on."""
+    crossing = Crossing(ranks, GROUPS, rounds=rounds)
+    found = ranks.rows.exchange(Kind.VECTORS, 0, crossing.pack(rows, counts))
+    back = ranks.gather_arrays(np.stack(counts)[:, None])
+    mine = [np.array([its.reshape(2, -1)[g, ranks.rank] for its in back]) for g in range(2)]
+    return crossing.unpack(found, mine)
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_rows_come_rank_after_rank_group_by_group(*, rounds: bool) -> None:
+    def work(ranks: Ranks) -> list[np.ndarray]:
+        r = ranks.rank
+        rows = [np.full((3, 3), r + 1.0, np.float32), np.full((2, 2), -r - 1.0, np.float32)]
+        rows[0][1:] += 10
+        return exchanged(ranks, rows, [np.array([1, 2]), np.array([2, 0])], rounds=rounds)
+
+    one, other = on_ranks(2, work)
+    assert one[0].tolist() == [[1.0] * 3, [2.0] * 3] and one[1].tolist() == [[-1.0] * 2] * 2 + [[-2.0] * 2] * 2
+    assert other[0].tolist() == [[11.0] * 3] * 2 + [[12.0] * 3] * 2 and other[1].shape == (0, 2)
+
+
+@given(arrays(np.uint32, (4, 3), elements=st.integers(0, 2**32 - 1)))
+def test_bfloat16_is_the_nearest_ties_to_even(bits: np.ndarray) -> None:
+    """Against the definition, written in whole numbers; NaN stays NaN."""
+    values = bits.view(np.float32)
+
+    def work(ranks: Ranks) -> np.ndarray:
+        return exchanged(ranks, [values, np.zeros((0, 2), np.float32)], [np.array([4]), np.array([0])], rounds=True)[0]
+
+    (found,) = on_ranks(1, work)
+    wide = bits.astype(np.uint64)
+    rounded = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+    nan = np.isnan(values)
+    assert np.array_equal(np.isnan(found), nan)
+    assert np.array_equal(found[~nan].view(np.uint32), rounded[~nan].view(np.uint32))
+
+
+def test_a_part_of_another_length_is_refused() -> None:
+    def work(ranks: Ranks) -> None:
+        crossing = Crossing(ranks, GROUPS, rounds=False)
+        parts = crossing.pack(
+            [np.zeros((2, 3), np.float32), np.zeros((0, 2), np.float32)], [np.array([2]), np.array([0])]
+        )
+        found = ranks.rows.exchange(Kind.VECTORS, 5, parts)
+        with pytest.raises(RanksError, match="needs 36 bytes of rows from rank 0, found 24: vectors of batch 5"):
+            crossing.unpack(found, [np.array([3]), np.array([0])])
+
+    on_ranks(1, work)
+
+
+def test_an_unknown_wire_is_refused() -> None:
+    wire: Literal["fp32", "bf16"] = "fp8"  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="wire must be fp32 or bf16, found 'fp8'"):
+        on_ranks(1, lambda ranks: None, wire=wire)
+
+
+def test_rows_that_do_not_cross_leave_gaps() -> None:
+    chosen = np.array([True, False, False, True, True])
+    assert count_chosen(np.array([2, 0, 3]), chosen).tolist() == [1, 0, 2]
+    rows = np.array([[1.0], [2.0], [3.0]], np.float32)
+    arrays = HostArrays()
+    assert arrays.spread(rows, chosen)[:, 0].tolist() == [1.0, 0.0, 0.0, 2.0, 3.0]
+    assert arrays.spread(rows, None) is rows and count_chosen(np.array([3]), None).tolist() == [3]

@@ -1,0 +1,93 @@
+"""Which GPU is a rank's, whether NCCL is used, and what is told where it cannot be. No GPU is needed."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from adaptive.cli.app import main
+from adaptive.embeddings.ranks.gpus import Agreement, Gpus, gpus_here, wants_nccl
+from adaptive.errors import ConfigError
+
+
+@pytest.mark.parametrize(("count", "local", "own"), [(0, 1, None), (4, 2, 2), (4, None, None), (1, 3, 0), (2, 3, 1)])
+def test_a_rank_takes_the_gpu_of_its_local_number(count: int, local: int | None, own: int | None) -> None:
+    """One that is alone to be seen is 0, as where a scheduler shows each process its own."""
+    assert Gpus(count, True, local).own == own
+
+
+def test_what_this_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert (gpus_here().count, gpus_here().own) == (8, 3)
+
+
+@pytest.mark.parametrize(("backend", "wanted"), [("auto", True), ("nccl", True), ("gloo", False)])
+def test_the_process_group_gets_nccl_where_it_may_be_used(backend: Any, wanted: bool) -> None:
+    assert wants_nccl(backend, Gpus(2, True, 0)) is wanted
+    if backend == "auto":
+        assert not wants_nccl(backend, Gpus(0, True, 0)) and not wants_nccl(backend, Gpus(2, False, 0))
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "words"),
+    [
+        ("nccl", Gpus(0, True, 0), "ranks.backend=nccl: torch finds no CUDA device here"),
+        ("nccl", Gpus(1, False, 0), "ranks.backend=nccl: this torch was built without NCCL"),
+        ("mpi", Gpus(1, True, 0), "ranks.backend must be one of auto, gloo, nccl, found 'mpi'"),
+    ],
+)
+def test_nccl_that_cannot_be_is_told(backend: Any, gpus: Gpus, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        wants_nccl(backend, gpus)
+
+
+def agreed(backend: Any = "auto", names: str = "a0 a1", groups: str = "11") -> Agreement:
+    return Agreement(backend, [name.strip("-") for name in names.split()], [one == "1" for one in groups])
+
+
+def test_nccl_is_used_where_every_rank_has_a_gpu_and_a_group_that_can() -> None:
+    assert agreed().is_nccl and agreed("nccl").is_nccl
+    assert not agreed("gloo").is_nccl
+    assert not agreed(groups="10").is_nccl
+    assert not agreed(names="a0 a0").is_nccl
+    assert not agreed(names="a0 -").is_nccl
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "words"),
+    [
+        (agreed(names="a0 a1 a0", groups="111"), "cuda", "auto: ranks 0 and 2 share one GPU.*gloo to share"),
+        (agreed("nccl", names="a0 a0"), "cuda", "nccl: ranks 0 and 1 share one GPU"),
+        (agreed("nccl", groups="00"), "cuda", "the process group has no NCCL"),
+        (agreed("nccl"), "cpu", "nccl needs rows on GPUs, found tier.device=cpu"),
+        (agreed(names="a0 -"), "cuda", "rank 1 has no GPU"),
+    ],
+)  # fmt: skip
+def test_devices_that_do_not_fit_are_told(found: Agreement, kind: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        found.check(kind)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [
+        (agreed(), "cuda"),
+        (agreed(names="- -"), "cpu"),
+        (agreed(names="a0 a0"), "cpu"),
+        (agreed("gloo", "a0 a0"), "cuda"),
+        (agreed(groups="00"), "cuda"),
+    ],
+)
+def test_devices_that_fit(found: Agreement, kind: str) -> None:
+    found.check(kind)
+
+
+def test_asked_for_without_a_gpu_it_ends_a_run_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--ranks", "2", "--set", "ranks.backend=nccl"])
+    assert ended.value.code == 2
+    assert "ranks.backend=nccl: torch finds no CUDA device here; use gloo or auto" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""`doctor --ranks`: what exchanges cost, and what is wrong with the network that they cross."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thread_ranks import Town, on_ranks, transport_of
+
+from adaptive.embeddings.ranks.measure import busiest, bytes_by_interface, interface_speed, measure, verdicts
+
+
+def found(**changed: Any) -> dict[str, Any]:
+    one = {"host": "a", "address": "10.0.0.1", "interface": "eth0", "interface_bytes_per_s": 1.25e9, "bytes_per_s": 1e9}
+    other = {**one, "host": "b", "address": "10.0.0.2", **changed}
+    rates = [rank["bytes_per_s"] for rank in (one, other)]
+    of_each = {"rank 0": one, "rank 1": other}
+    return {"ranks": 2, "hosts": 2, "exchange_ms": 0.1, "bytes_per_s": min(rates), "of_each_rank": of_each}
+
+
+def test_facts_are_equal_on_all_ranks_and_of_each() -> None:
+    town = Town(3)
+    one, *others = on_ranks(3, lambda ranks: measure(ranks, transport_of(ranks)), town=town)
+    assert all(other == one for other in others)
+    assert one["ranks"] == 3 and one["hosts"] == 1 and len(one["of_each_rank"]) == 3
+    assert one["exchange_ms"] == max(rank["exchange_ms"] for rank in one["of_each_rank"].values()) > 0
+    assert one["bytes_per_s"] == min(rank["bytes_per_s"] for rank in one["of_each_rank"].values()) > 0
+
+
+def test_a_good_network_has_no_problems() -> None:
+    text, problems = verdicts(found())
+    assert not problems
+    assert text == (
+        "ranks: an exchange takes 0.10 ms, of which a step has 4: 0.4 ms; then a megabyte of rows or gradients 1.0 ms "
+        "(1,000 MB/s from each rank)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"interface": "lo"}, "rank 1 on b has the address 10.0.0.2 and sends by lo: set GLOO_SOCKET_IFNAME"),
+        ({"address": "127.0.1.1"}, "rank 1 on b has the address 127.0.1.1"),
+        ({"bytes_per_s": 0.2e9}, "rank 1 sends 200 MB/s by eth0, which could do 1,250"),
+        ({"bytes_per_s": 5e7, "interface_bytes_per_s": None}, "the network is slow for training on ranks (by eth0)"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_to_do(changed: dict[str, Any], told: str) -> None:
+    _, problems = verdicts(found(**changed))
+    assert len(problems) == 1 and problems[0].startswith("problem: ") and told in problems[0]
+
+
+def test_one_host_whose_cores_are_busy() -> None:
+    _, problems = verdicts({**found(interface="lo"), "hosts": 1, "exchange_ms": 5.0})
+    assert len(problems) == 1 and "2 ranks share its cores" in problems[0]
+
+
+def test_the_interface_is_the_one_that_sent(tmp_path: Path) -> None:
+    head = "Inter-|   Receive  |  Transmit\n face |bytes    packets|bytes    packets\n"
+    file = tmp_path / "dev"
+    file.write_text(head + "    lo: 5 0 0 0 0 0 0 0 700 1\n  eth0: 6 0 0 0 0 0 0 0 80 1\n")
+    assert bytes_by_interface(file) == {"lo": 700, "eth0": 80}
+    assert busiest({"lo": 700, "eth0": 10}, bytes_by_interface(file)) == "eth0"
+    assert bytes_by_interface(tmp_path / "none") == {} and busiest({}, {}) == "unknown"
+
+
+def test_the_speed_of_an_interface(tmp_path: Path) -> None:
+    for name, text in (("eth0", "10000\n"), ("lo", ""), ("wlan0", "-1\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "speed").write_text(text)
+    assert interface_speed("eth0", tmp_path) == 1.25e9
+    assert interface_speed("lo", tmp_path) is None and interface_speed("wlan0", tmp_path) is None
+    assert interface_speed("none", tmp_path) is None

@@ -1,0 +1,144 @@
+"""`adaptive-train run --ranks`: the same run on another number of processes, stopped, and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from manifests import edit_manifest
+from rank_pool import ROOT, RankPool
+from thread_ranks import outcomes
+
+from adaptive.errors import CheckpointError
+from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.training.runs import evaluate_run
+from adaptive.training.runs.loading import load_run, load_with
+
+SMALL = [
+    "--policy", "lfu", "--device-rows", "50%", "--set", "batch_size=64", "--set", "ranks.blocks=2",
+    "--set", "data.synthetic.num_eval=500", "--set", "data.synthetic.rows=100000", "--set", "tensorboard=false",
+    "--set", "model.bottom_mlp=8-4", "--set", "model.embedding_dim=4", "--set", "model.top_mlp=8-1",
+]  # fmt: skip
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "adaptive", *words]
+
+
+def run(*words: str) -> dict[str, Any]:
+    """What it prints with --json."""
+    found = subprocess.run(command(*words, "--json"), capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert found.returncode == 0, found.stderr
+    result: dict[str, Any] = json.loads(found.stdout)
+    return result
+
+
+def quality(found: dict[str, Any]) -> tuple[float, float]:
+    return found["auc"], found["log_loss"]
+
+
+def test_a_run_on_two_ranks_is_evaluated_by_one_process_and_by_two(pool: RankPool, tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    found = run("run", *SMALL, "--steps", "6", "--ranks", "2", "--set", "save=best", "--out", out)
+    assert found["steps"] == 6
+    assert found["ranks"]["number"] == 2 and found["ranks"]["hosts"] == 1 and found["ranks"]["bytes_vectors"] > 0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as ranks have
+    try:
+        alone = evaluate_run(out, settings={"eval_batch_size": 96})
+    finally:
+        torch.set_num_threads(threads)
+    assert quality(alone) == pytest.approx(quality(found), abs=1e-6)
+    first, second = pool.run(2, ["-m", "adaptive", "eval", out, "--json", "--set", "eval_batch_size=96"])
+    assert (first.code, second.code, second.out, second.err) == (0, 0, "", ""), first.err
+    assert json.loads(first.out) == alone  # to the last digit
+    assert sorted(path.name for path in tmp_path.glob("run/*/shard-1-0.npy")) == ["shard-1-0.npy"] * 2
+    last, best = load_checkpoint(tmp_path / "run/weights").rows, load_checkpoint(tmp_path / "run/best-6").rows
+    assert last.keys() == best.keys() and all(np.array_equal(last[name], best[name]) for name in last)
+    with load_run(out) as loaded:
+        arrays = loaded.embeddings.state_arrays()
+    assert loaded.steps == 6 and all(np.array_equal(last[name], arrays[name]) for name in last)
+    assert "500 samples" in first.err
+    edit_manifest(tmp_path / "run/best-6", lambda manifest: manifest["meta"].update(dealt="by hand"))
+    for told in outcomes(2, lambda ranks: load_with(Path(out), {}, ranks)):
+        assert isinstance(told, CheckpointError) and "its rows are dealt out to ranks by 'by hand'" in str(told)
+    load_run(out).close()
+    (within,) = pool.run(1, ["-m", "adaptive", "eval", out, "--ranks", "2"])
+    assert within.code == 2 and "under torchrun leave it out" in within.err.replace("\n", " ")
+
+
+def test_a_run_that_is_not_there_is_told_by_every_rank(pool: RankPool, tmp_path: Path) -> None:
+    for one in pool.run(2, ["-m", "adaptive", "eval", str(tmp_path / "none"), "--json"]):
+        assert one.code == 4 and "run.json" in one.err and not one.out
+
+
+def test_doctor_measures_what_ranks_exchange(pool: RankPool) -> None:
+    first, second = pool.run(2, ["-m", "adaptive", "doctor", "--json"])
+    assert (first.code, second.code, second.out) == (0, 0, "")
+    found = json.loads(first.out)["ranks"]
+    assert found["ranks"] == 2 and found["of_each_rank"]["rank 1"]["interface"] == "lo"
+    assert 0 < found["exchange_ms"] < 1e4 and found["bytes_per_s"] > 1e4
+
+
+def test_a_guard_is_refused_once() -> None:
+    words = ["-m", "adaptive", "run", *SMALL, "--policy", "slipstream", "--set", "guard.budget=0.001", "--ranks", "2"]
+    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    found = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert found.returncode == 2 and found.stderr.count("several ranks cannot be guarded yet") == 1
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_numbers_of_one_and_resume_on_either(tmp_path: Path) -> None:
+    """One rank trains 8 steps; two train 4, and one goes on; one trains 4, and two go on."""
+    whole = run("run", *SMALL, "--steps", "8", "--ranks", "1", "--out", str(tmp_path / "whole"))
+    for first, then in (("2", "1"), ("1", "2")):
+        out = str(tmp_path / first)
+        run("run", *SMALL, "--steps", "4", "--ranks", first, "--out", out)
+        assert quality(run("run", "--resume", out, "--ranks", then, "--steps", "8")) == quality(whole)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = command("run", *SMALL, "--steps", "100000", "--ranks", "2", "--set", "log_every=2", "--out", str(out))
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < 3:
+            assert process.poll() is None
+            time.sleep(0.1)
+        os.kill(int(children.read_text().split()[1]), signal.SIGTERM)
+        _, errors = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 143, errors
+    steps = int(errors.split("stopped after step ")[1].split(":")[0])
+    assert run("run", "--resume", str(out), "--ranks", "1", "--steps", str(steps + 2))["steps"] == steps + 2
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_with_exit_code_10_and_the_checkpoint_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = command("run", *SMALL, "--steps", "100000", "--ranks", "2", "--set", "save_every=3", "--out", str(out))
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        while not list(out.glob("checkpoint-*[0-9]")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        ranks = [int(pid) for pid in children.read_text().split()]
+        os.kill(ranks[1], signal.SIGKILL)
+        _, errors = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 10, errors
+    assert "rank 1 of 2 was ended by SIGKILL" in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    assert quality(run("eval", str(out)))[0] > 0

@@ -1,0 +1,367 @@
+"""Checkpoints in shards: what some ranks have saved is what any others load, and nobody reads more than it needs."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attacks import Campaign, attack
+from failing_disk import FailingDisk
+from helpers import LFU, Readout, random_batches
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from manifests import edit_manifest
+from numpy.typing import NDArray
+from rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows, own_part
+from thread_ranks import on_ranks, outcomes
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig
+from adaptive.embeddings.engine.saving import row_arrays
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import CheckpointError, OutputError
+from adaptive.optim import Adam, RowOptimizer
+from adaptive.policy import Deferral, Policy, RowStats
+from adaptive.storage import shards
+from adaptive.storage.arrays import DTYPES
+from adaptive.storage.checkpoint import load_checkpoint
+from adaptive.storage.durable import DISK, Disk
+from adaptive.storage.run_checkpoints import load_best, load_whole
+from adaptive.storage.run_directory import RunDirectory
+from adaptive.storage.shards import PIECES, Part, write_part
+from adaptive.training.runs import distributed
+from adaptive.training.runs.distributed import CheckpointsOfRanks, checkpoints_of, readers_of, refuse_unseen
+
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
+BATCHES = tuple(random_batches(TABLES, 9, samples=9, max_bag=5))
+
+Work = Callable[[Ranks], Any]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rows_stay_in_files() -> Iterator[None]:
+    """As those of large tables do, and are read and written in many blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "SMALL_BYTES", 100)
+        patch.setattr(row_arrays, "BLOCK_BYTES", 3000)
+        yield
+
+
+class Both(Policy):
+    """Some rows are left alone, the gradients of others wait."""
+
+    deferral = Deferral(every=2, at_most=4, warmup=2)
+
+    def score(self, rows: RowStats) -> NDArray[np.int64]:
+        return rows.last_access
+
+    def saturated(self, rows: RowStats) -> NDArray[np.bool_]:
+        moved = (rows.drift > 0) & (rows.drift_accesses >= 2)
+        return np.where(moved, rows.drift <= 1.1, rows.saturated) & (rows.rows % 3 == 0)
+
+
+def built(ranks: Ranks, optimizer: RowOptimizer = OPTIMIZERS[1], *, skips: bool = False) -> TieredEmbeddingBag:
+    tier = Case(()).tier
+    policy, skip = (Both, SKIP) if skips else (LFU, None)
+    return TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=skip, ranks=ranks)
+
+
+def train(embeddings: TieredEmbeddingBag, batches: Sequence[Batch]) -> None:
+    ranks, model = embeddings.ranks, Readout(TABLES)
+    assert ranks is not None
+    for planned in embeddings.look_ahead([own_part(batch, ranks) for batch in batches], depth=1):
+        for part in planned.parts():
+            (model(embeddings(part), part.batch) * part.num_samples / planned.num_samples_of_all).backward()
+        embeddings.step()
+
+
+def content(embeddings: TieredEmbeddingBag, **meta: int) -> dict[str, Any]:
+    return {"rows": embeddings.state_blocks(), "dense": {}, "policy": {"own": np.arange(3)}, "meta": meta}
+
+
+def trained_and_saved(directory: Path, number: int = 1, **options: Any) -> Work:
+    def work(ranks: Ranks) -> dict[str, Any]:
+        embeddings = built(ranks, **options)
+        train(embeddings, BATCHES)
+        checkpoints_of(directory, ranks, keep=2).add(number, content(embeddings, steps=number))
+        return embeddings.state_arrays()
+
+    return work
+
+
+def loaded(directory: Path, **options: Any) -> Work:
+    def work(ranks: Ranks) -> dict[str, Any]:
+        _, found, damaged = load_whole(directory, readers_of(ranks))
+        assert not damaged and found.policy["own"].tolist() == [0, 1, 2]
+        embeddings = built(ranks, **options)
+        embeddings.load_state_arrays(found.rows)
+        return embeddings.state_arrays()
+
+    return work
+
+
+@pytest.fixture(scope="module", name="saved")
+def saved_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a checkpoint of three ranks. Not to be changed."""
+    directory = tmp_path_factory.mktemp("shards")
+    on_ranks(3, trained_and_saved(directory), blocks=6, gradients="sum")
+    return directory
+
+
+def copied(saved: Path, directory: Path, name: str = "checkpoint-1") -> Path:
+    folder = directory / name
+    folder.mkdir()
+    for file in (saved / "checkpoint-1").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+# --- any number of ranks -----------------------------------------------------------------------------------------
+
+
+@settings(
+    max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+)
+@given(st.tuples(st.integers(1, 5), st.integers(1, 5)), st.sampled_from(OPTIMIZERS), st.booleans())
+def test_rows_that_some_ranks_saved_others_load(
+    tmp_path_factory: pytest.TempPathFactory, sizes: tuple[int, int], optimizer: RowOptimizer, skips: bool
+) -> None:
+    """With what is watched, and what waits."""
+    check_loaded(tmp_path_factory.mktemp("run"), *sizes, optimizer=optimizer, skips=skips)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("first", [1, 2, 3, 4, 5])
+def test_rows_that_all_numbers_of_ranks_saved(tmp_path: Path, first: int, optimizer: RowOptimizer, skips: bool) -> None:
+    for then in (1, 2, 3, 4, 5):
+        (tmp_path / str(then)).mkdir()
+        check_loaded(tmp_path / str(then), first, then, optimizer=optimizer, skips=skips)
+
+
+def check_loaded(directory: Path, first: int, then: int, **options: Any) -> None:
+    expected = on_ranks(first, trained_and_saved(directory, **options), blocks=5, gradients="sum")[0]
+    files = {file.name.rpartition("-")[0] for file in (directory / "checkpoint-1").iterdir()}
+    assert files == {"", "policy", "rows"} | {f"shard-{rank}" for rank in range(first) if first > 1}
+    for found in on_ranks(then, loaded(directory, **options), blocks=5, gradients="sum"):
+        assert_same_rows(expected, found)
+        assert len(found["rows0.changed"]) > 100
+        if options["skips"]:
+            assert sum(map(len, (found["rows0.watched.row"], found["rows1.watched.row"]))) > 20
+
+
+def test_what_waits_is_saved_with_its_rows(tmp_path: Path) -> None:
+    """Sums belong to rows, whose entries have other numbers in every shard."""
+    expected = on_ranks(3, trained_and_saved(tmp_path, skips=True), blocks=3, gradients="sum")[0]
+    found = load_checkpoint(tmp_path / "checkpoint-1").rows
+    for prefix in ("rows0.watched.", "rows1.watched."):
+        rows = expected[prefix + "row"][expected[prefix + "summed"]]
+        assert len(rows) > 2
+        assert np.array_equal(found[prefix + "summed_rows"], rows)
+        assert np.array_equal(found[prefix + "sums"], expected[prefix + "sums"])
+
+
+@pytest.mark.parametrize("skips", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_on_four_two_three_and_one_ranks_equals_one_that_never_stopped(tmp_path: Path, skips: bool) -> None:
+    """By way of the files, bit for bit; the one that never stopped saves at the same places."""
+
+    def stretch(directory: Path, first: int, last: int) -> Work:
+        def work(ranks: Ranks) -> dict[str, Any]:
+            embeddings = built(ranks, Adam(lr=0.01), skips=skips)
+            if first:
+                embeddings.load_state_arrays(load_whole(directory, readers_of(ranks))[1].rows)
+            train(embeddings, BATCHES[first:last])
+            checkpoints_of(directory, ranks, keep=1).add(last, content(embeddings))
+            return embeddings.state_arrays()
+
+        return work
+
+    found: dict[str, dict[str, Any]] = {}
+    for name, sizes in (("same", (1, 1, 1, 1)), ("changing", (4, 2, 3, 1))):
+        (tmp_path / name).mkdir()
+        for size, first, last in zip(sizes, (0, 3, 5, 7), (3, 5, 7, 9), strict=True):
+            work = stretch(tmp_path / name, first, last)
+            found[name] = on_ranks(size, work, blocks=4, gradients="sum")[0]
+        assert [entry.name for entry in (tmp_path / name).iterdir()] == ["checkpoint-9"]
+    assert_same_rows(found["same"], found["changing"])
+
+
+# --- damage ------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_rank_finds_damaged_is_told_by_all(saved: Path, tmp_path: Path) -> None:
+    """A byte flipped in a shard that only one of them reads; a shard that is gone."""
+    folder = copied(saved, tmp_path)
+
+    def read(ranks: Ranks) -> None:
+        load_best(tmp_path, readers_of(ranks))
+
+    files = sorted(folder.glob("shard-*"))
+    assert len(files) == 3 * 2 * 7
+    for file in files[::8]:
+        good = file.read_bytes()
+        file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        for outcome in outcomes(2, read):
+            assert isinstance(outcome, CheckpointError) and f"{file.name}: expected sha256" in str(outcome)
+        file.unlink()
+        assert all(f"{file.name}: expected a plain file" in str(one) for one in outcomes(2, read))
+        file.write_bytes(good)
+    on_ranks(2, read)
+
+
+def test_a_damaged_shard_takes_all_ranks_to_the_checkpoint_before(saved: Path, tmp_path: Path) -> None:
+    """Also those that did not read it."""
+    older, newer = copied(saved, tmp_path, "checkpoint-1"), copied(saved, tmp_path, "checkpoint-2")
+    file = newer / "shard-2-1.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    for rank, (path, found, damaged) in enumerate(on_ranks(3, lambda ranks: load_whole(tmp_path, readers_of(ranks)))):
+        assert (path, list(damaged)) == (older, [newer]) and len(found.rows)
+        assert damaged[newer].startswith("rank 2 of 3") == (rank != 2) and "shard-2-1.npy" in damaged[newer]
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_whole_or_absent_whichever_rank_fails(tmp_path: Path, rank: int) -> None:
+    """Each operation of a rank's disk fails in turn: no rank goes on alone, and the folder is there or not."""
+    passed: list[bool] = []
+
+    def attempt(number: int, disk: FailingDisk) -> Work:
+        def work(ranks: Ranks) -> None:
+            embeddings = built(ranks)
+            train(embeddings, BATCHES[:1])
+            own: Disk = disk if ranks.rank == rank else DISK
+            saved = CheckpointsOfRanks(tmp_path, ranks, keep=1, damaged=(), disk=own)
+            try:
+                saved.add(number, content(embeddings))
+            except OutputError as error:
+                ranks.tell(ranks.rows, error)
+                raise
+
+        return work
+
+    for number in (2, 4, 6, 9, 30, 200) if rank else (2, 4, 9, 14, 60, 200):
+        disk = FailingDisk(number)
+        found = outcomes(3, attempt(number, disk), blocks=3, gradients="sum")
+        folder = tmp_path / f"checkpoint-{number}"
+        passed.append(all(one is None for one in found))
+        assert folder.exists() or not passed[-1]
+        assert len({one is None for one in found}) == 1, (number, found)
+        for other, one in enumerate(found):
+            if one is not None:
+                assert isinstance(one, OutputError) and (f"rank {rank} of 3" in str(one)) == (other != rank)
+        assert not list(tmp_path.glob("*.tmp-*"))
+        if folder.exists():
+            load_checkpoint(folder)
+        else:
+            assert disk.count >= number
+    assert passed[-1] and passed.count(False) > 2
+
+
+def test_what_killed_ranks_were_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.begin()
+    litter = tmp_path / "run" / "checkpoint-7.tmp-4711"
+    litter.mkdir()
+    (litter / "shard-0-3.npy").write_bytes(b"half")
+    with RunDirectory(tmp_path / "run", resume=True):
+        assert not litter.exists()
+    litter.mkdir()
+    (litter / "shard-12-3.npy").write_bytes(b"half")
+    with RunDirectory(tmp_path / "run", overwrite=True) as directory:
+        assert [entry.name for entry in directory.path.iterdir()] == ["lock"]
+
+
+def test_a_directory_that_some_rank_does_not_see_is_told_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "LATE_S", 0.0)
+
+    def look(ranks: Ranks, own: Path) -> None:
+        refuse_unseen(own, ranks)
+
+    with RunDirectory(tmp_path / "run") as directory:
+        on_ranks(3, lambda ranks: look(ranks, directory.path if ranks.is_first else tmp_path / "scratch"))
+        sees = distributed._sees
+        monkeypatch.setattr(distributed, "_sees", lambda *one: seen_by.pop() and sees(*one))
+        seen_by = [True, True, False]
+        for one in outcomes(3, lambda ranks: look(ranks, directory.path)):
+            assert isinstance(one, OutputError) and "is not seen by rank" in str(one) and "save=false" in str(one)
+
+
+# --- arrays of somebody else, signed again -------------------------------------------------------------------------
+
+
+def forms_of_part(array: NDArray[Any], name: str) -> Iterator[tuple[str, NDArray[Any], bool]]:
+    """Other arrays of as many entries, and whether they may be harmless."""
+    for dtype in DTYPES:
+        if dtype != array.dtype.str:
+            with np.errstate(all="ignore"):
+                yield f"as {dtype}", array.astype(dtype), True
+    yield "with one more axis", array[..., None], True
+    if not array.size:
+        return
+    if array.dtype.kind == "f" and not name.endswith(("drift", "snapshots")):
+        yield "NaN", np.full_like(array, np.nan), False
+    if array.dtype.kind == "i":
+        yield "the least number", np.full_like(array, np.iinfo(array.dtype).min), False
+    if name.endswith(("changed", "seen", "row", "summed_rows")):
+        yield "the largest number", np.full_like(array, np.iinfo(np.int64).max), False
+        yield "the same row", np.full_like(array, array[0]), len(array) == 1
+    if name.endswith(("changed", "seen")):  # of which pieces hold several
+        yield "unsorted", array[::-1].copy(), False
+
+
+def write_parts_again(folder: Path, name: str, what: str) -> bool:
+    """Give an array of all shards another form, with digests that fit; returns whether it may be harmless."""
+    harmless = []
+
+    def change(manifest: dict[str, Any]) -> None:
+        for entry in (one for shard in manifest["shards"] for one in shard if one["name"] == name):
+            array = np.load(folder / entry["file"])
+            forms = {form: (other, may) for form, other, may in forms_of_part(array, name)}
+            if what in forms:
+                counts = [0] * PIECES
+                for number, count, _ in entry["pieces"]:
+                    counts[number] = count
+                (folder / entry["file"]).unlink()
+                other, may_fit = forms[what]
+                harmless.append(may_fit)
+                entry |= write_part(folder / entry["file"], Part(other, entry["key"], counts), DISK)
+
+    edit_manifest(folder, change)
+    return all(harmless)
+
+
+@attack
+def test_arrays_of_a_strangers_shards_signed_again(tmp_path: Path) -> None:
+    """In all shards another dtype, shape, order, NaN, or rows that are not there: refused, or the same rows."""
+    expected = on_ranks(3, trained_and_saved(tmp_path, skips=True), blocks=3, gradients="sum")[0]
+    saved = tmp_path / "checkpoint-1"
+    (shard, *_) = json.loads((saved / "manifest.json").read_text())["shards"]
+    cases = [
+        (entry["name"], what)
+        for entry in shard
+        for what, _, _ in forms_of_part(np.load(saved / entry["file"]), entry["name"])
+    ]
+    for _, rng in Campaign("arrays of shards", 10).tries():
+        name, what = cases[int(rng.integers(len(cases)))]
+        folder = tmp_path / "attacked/checkpoint-1"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(saved, folder)
+        may_fit = write_parts_again(folder, name, what)
+        with TieredEmbeddingBag(TABLES, Case(()).tier, policy=Both, optimizer=OPTIMIZERS[1], skip=SKIP) as embeddings:
+            before = embeddings.state_arrays()
+            try:
+                embeddings.load_state_arrays(load_checkpoint(folder, rows_in_files=True).rows)
+            except CheckpointError:
+                assert_same_rows(embeddings.state_arrays(), before)
+            else:
+                assert may_fit, (name, what)
+                assert_same_rows(embeddings.state_arrays(), expected)

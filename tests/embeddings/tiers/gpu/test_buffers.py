@@ -1,0 +1,168 @@
+"""Buffers between host and device: what they take is told, and what plans send is counted."""
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import Scattered, ScatteredOnHost, bags, one_table, random_batches, resident, step_all
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.embeddings.tiers.gpu import buffers, sent_plan
+from adaptive.embeddings.tiers.gpu import device as device_module
+from adaptive.embeddings.tiers.gpu.buffers import SMALLEST, TransferBuffer, added
+from adaptive.embeddings.tiers.gpu.link import ComputeLink
+from adaptive.embeddings.tiers.gpu.sent_plan import shared_out
+from adaptive.embeddings.tiers.mover import Mover, inline
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policy import Policy
+
+TABLES = (
+    TableConfig(name="a", num_embeddings=40, embedding_dim=4, features=("x", "y")),
+    TableConfig(name="b", num_embeddings=50, embedding_dim=6, pooling="none"),
+    TableConfig(name="c", num_embeddings=30, embedding_dim=4),
+)
+BATCHES = random_batches(TABLES, 12, seed=2, samples=3)
+
+
+def make(device: str, policy: type[Policy], transfer: str = "staged", lookups: str = "host") -> TieredEmbeddingBag:
+    rows = policy.device_rows or "60%"
+    tier = TierConfig(device_rows=rows, device=device, transfer=transfer, lookups=lookups)  # type: ignore[arg-type]
+    return TieredEmbeddingBag(TABLES, tier, policy=policy)
+
+
+# --- what they take --------------------------------------------------------------------------------------------------
+
+
+def test_a_parcel_takes_pinned_memory_and_as_much_of_the_device() -> None:
+    transfer_buffer = TransferBuffer(Mover(inline(torch.device("cpu"))))
+    assert (transfer_buffer.num_bytes, transfer_buffer.size) == ((0, 0), 0)
+    transfer_buffer.take([(np.int64, 3), (np.float32, (2, 5))])
+    assert (transfer_buffer.num_bytes, transfer_buffer.size) == ((SMALLEST, SMALLEST), 32 + 48)
+    transfer_buffer.take([(np.int64, 1)])
+    assert (transfer_buffer.num_bytes, transfer_buffer.size) == ((SMALLEST, SMALLEST), 16)
+
+
+def test_a_link_counts_blocks_in_either_direction_that_are_used_again() -> None:
+    link = ComputeLink(Mover(inline(torch.device("cpu"))))
+    assert link.num_bytes == 0
+    link.send(np.zeros(3, np.float32))
+    first, second = (link.bring_view(torch.zeros(2)) for _ in range(2))
+    assert link.num_bytes == 3 * SMALLEST
+    for brought in (first, second):
+        brought.view()
+        brought.done()
+    link.bring(torch.zeros(SMALLEST))()
+    assert link.num_bytes == 3 * SMALLEST + 3 * SMALLEST  # one of them has become 4 times as large
+
+
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+@pytest.mark.parametrize(
+    ("policy", "lookups"), [(Scattered, "host"), (Scattered, "device"), (ScatteredOnHost, "host"), (Hybrid, "host")]
+)
+def test_all_pinned_memory_is_told(
+    policy: type[Policy], lookups: str, transfer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def pinned(self: Any, num_bytes: int) -> Tensor:
+        memory = torch.empty(num_bytes, dtype=torch.uint8)
+        alive.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(Mover, "pinned", pinned, raising=False)
+    monkeypatch.setattr(
+        Mover, "__setattr__", lambda self, name, value: name == "pinned" or vars(self).update({name: value})
+    )
+    embeddings = make("cpu-torch", policy, transfer, lookups)
+    step_all(embeddings, BATCHES, depth=2)
+    gc.collect()
+    found = added(lane.device.buffer_bytes for lane in embeddings._pipeline.lanes)  # type: ignore[attr-defined]
+    assert found[0] == sum(memory.nbytes for one in alive if (memory := one()) is not None) > 0
+    assert 0 < found[1] <= found[0] + 2 * 8 * (1 << 20)  # twins, and a count of rows to a block
+
+
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+def test_what_names_every_row_takes_no_list_of_every_row(transfer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush, and giving slots back: the lists are on the device, and stay there."""
+    monkeypatch.setattr(buffers, "LIST_ROWS", 1 << 10)
+    rows = 40_000
+    embeddings = one_table(rows, "100%", device="cpu-torch", transfer=transfer)
+    step_all(embeddings, [bags(list(range(rows)))])
+    embeddings.flush()
+    before = embeddings.table_weights("t")
+    embeddings.make_room()
+    assert np.array_equal(embeddings.table_weights("t"), before)
+    (lane,) = embeddings._pipeline.lanes
+    assert lane.device._transfer._lists.num_bytes == (8 * SMALLEST, 8 * SMALLEST)  # type: ignore[attr-defined]
+
+
+# --- what crosses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [Scattered, ScatteredOnHost, Hybrid], ids=lambda one: one.__name__)
+def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def noted(plan: Any) -> Any:
+        sizes.append(sum(-(-tensor.nbytes // 16) * 16 for tensor in plan.transfer_buffer.tensors))
+        return sent_plan.counted(plan)
+
+    monkeypatch.setattr(device_module, "counted", noted)
+    counts = {}
+    for device in ("cpu", "cpu-torch"):
+        embeddings = make(device, policy)
+        step_all(embeddings, BATCHES, depth=2)
+        counts[device] = embeddings.take_statistics().counts
+    difference = counts["cpu-torch"] - counts["cpu"]
+    assert len(sizes) == 2 * len(BATCHES)
+    assert difference[:, Counter.BYTES_H2D].sum() == sum(sizes)
+    assert sum(sizes) > 0
+    difference[:, Counter.BYTES_H2D] = 0
+    assert not difference.any()
+
+
+@pytest.mark.parametrize("lookups", ["host", "device"])
+def test_where_rows_lie_is_sent_once_for_forward_and_update(lookups: str) -> None:
+    """So it is when slots are given back, and the plans of batches in flight are sent again."""
+    with one_table(200, "20", device="cpu-torch", lookups=lookups) as embeddings:
+        ahead = embeddings.look_ahead([bags(list(range(100, 116))), bags([3, 1], [4, 3]), bags([3])], depth=1)
+        next(ahead)
+        next(ahead)
+        before = plan_of(embeddings, 1)
+        embeddings.make_room()
+        sent = plan_of(embeddings, 1)
+        assert sent is before
+        assert sent.pooling.bags.row_locations is sent.row_updates.segments_here.locations
+        here = resident(embeddings)
+        assert sent.pooling.bags.row_locations.tolist() == [here[row] for row in (3, 1, 4)]
+        by_look_up = 0 if lookups == "device" else 2 * 16 + 32  # the row of each, those of each row; where bags begin
+        assert (
+            sent.transfer_buffer.size == 32 + 32 + by_look_up + 32
+        )  # slots, where their look-ups begin; the batch's own
+        ahead.close()
+
+
+def plan_of(embeddings: TieredEmbeddingBag, number: int) -> Any:
+    (plan,) = next(ready.plans for ready in embeddings._pipeline.in_flight() if ready.number == number)
+    return plan
+
+
+@given(total=st.integers(0, 2**40), weights=st.lists(st.integers(0, 2**20), min_size=1, max_size=30))
+def test_shares_add_up_and_follow_the_weights(total: int, weights: list[int]) -> None:
+    shares = shared_out(total, np.array(weights))
+    assert shares.sum() == total and (shares >= 0).all()
+    if sum(weights):
+        assert (np.abs(shares - np.array(weights) / sum(weights) * total) <= len(weights) + 1e-12 * total).all()
+
+
+def test_shares_written_out() -> None:
+    assert shared_out(10, np.array([1, 2, 0])).tolist() == [3, 7, 0]
+    assert shared_out(10, np.array([0, 0])).tolist() == [10, 0]

@@ -1,0 +1,279 @@
+"""Look-ups that the device finds itself, on CPU tensors: plans and bits as where the host finds them.
+
+The order of its stream and the others is tested in `test_mover.py`, the torch operations in `test_torch_lookups.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from helpers import LFU, bags, one_table, random_batches, step_all, sum_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_invariance import Case, cases
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.embeddings.engine.build import _lookups_needed
+from adaptive.embeddings.planning.layout import make_groups
+from adaptive.embeddings.planning.lookups import DistinctFinder, Lookups
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.embeddings.tiers.gpu.build import _searcher, device_finds
+from adaptive.embeddings.tiers.gpu.lookups import FREE, LONG_BAGS, MANY_LOOKUPS, DeviceSearcher, FoundLookups
+from adaptive.embeddings.tiers.host import MemoryHost
+from adaptive.embeddings.tiers.mover import Mover, inline
+from adaptive.errors import ConfigError, InputError
+from adaptive.policies.hybrid import Hybrid
+from adaptive.policies.lru import LRU
+from adaptive.policies.slipstream import Slipstream
+
+TABLES = (
+    TableConfig(name="a", num_embeddings=40, embedding_dim=4, features=("x", "y")),
+    TableConfig(name="b", num_embeddings=50, embedding_dim=4, pooling="none"),
+    TableConfig(name="c", num_embeddings=30, embedding_dim=6),
+)
+BATCHES = random_batches(TABLES, 12, seed=3, samples=4)
+
+
+def make(lookups: str, rows: str = "80%", **more: Any) -> TieredEmbeddingBag:
+    tier = {"device": "cpu-torch", "device_rows": rows, "lookups": lookups, "when_full": "shallower", **more}
+    return TieredEmbeddingBag(TABLES, TierConfig.model_validate(tier), policy=LRU)
+
+
+def searcher_of(group: Any, **least: Any) -> DeviceSearcher:
+    return DeviceSearcher(
+        group, begun(Mover(inline(torch.device("cpu")))), **({"least": 1, "least_per_bag": 0} | least)
+    )
+
+
+def begun(mover: Mover) -> Mover:
+    mover.begin(-1)
+    return mover
+
+
+# --- equal to the host's -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases().filter(lambda case: case.policy.misses == "stage"), st.sampled_from([1, 3]))
+def test_bits_are_those_of_ordinary_memory(case: Case, threads: int) -> None:
+    update = {"device": "cpu-torch", "lookups": "device", "plan_threads": threads}
+    single = case.run(LRU, TierConfig(device_rows="100%", poison=True), 0)
+    case.run(case.policy, case.tier.model_copy(update=update), case.depth).assert_equals(single)
+
+
+def search(searcher: DeviceSearcher, batch: Batch) -> Lookups:
+    found = searcher.start(batch)
+    assert found is not None
+    found.launch()
+    return found.lookups()
+
+
+def check(found: Lookups, expected: Lookups) -> None:
+    memory = found.found
+    assert isinstance(memory, FoundLookups)
+    for name in ("rows", "counts", "table_ends"):
+        here, there = getattr(found.distinct, name), getattr(expected.distinct, name)
+        assert here.dtype == there.dtype and here.tolist() == there.tolist()
+    assert found.segments.tolist() == expected.segments.tolist()
+    assert memory.found.inverse.tolist() == expected.distinct.inverse.tolist()
+    assert memory.found.vectors.tolist() == expected.vectors.tolist()
+    assert memory.found.scales.tolist() == expected.scales.tolist()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_memory_is_used_again_for_batches_of_any_size(weighted: bool) -> None:
+    """More distinct rows than any batch before had, and than there is room for, come in a second copy."""
+    tables = [table.model_copy(update={"pooling": "sum"}) for table in TABLES]
+    sizes = (2, 40, 5, 60, 1)
+    batches = [random_batches(tables, 1, seed=n, samples=n, weighted=weighted, max_bag=4)[0] for n in sizes]
+    for group in make_groups(tables, 0):
+        searcher, finder = searcher_of(group), DistinctFinder(group)
+        for batch in batches:
+            found = search(searcher, batch)
+            check(found, finder.find_lookups(batch))
+            found.found.user = -1  # type: ignore[union-attr]  # trained
+        assert len(searcher._memories) == 1
+
+
+def test_a_group_of_more_rows_than_four_bytes_count() -> None:
+    (group,) = make_groups([TableConfig(name="t", num_embeddings=2**32, embedding_dim=1)], 0)
+    found = search(searcher_of(group), bags([2**31, 7], [2**31, 2**32 - 1]))
+    assert found.distinct.rows.tolist() == [2**31, 7, 2**32 - 1]
+    assert found.distinct.counts.tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_bad_id_is_named_as_by_the_host(threads: int) -> None:
+    spoilt = random_batches(TABLES, 1, seed=9, samples=6)[0]
+    ids = spoilt.ids.copy()
+    ids[spoilt.feature_span(1).stop - 1] = 10**6
+    ids[spoilt.feature_span(2).start] = -1
+    batches = [BATCHES[0], Batch(spoilt.dense, ids, spoilt.offsets, spoilt.labels), BATCHES[1]]
+    messages = []
+    for lookups in ("host", "device"):
+        with make(lookups, plan_threads=threads) as embeddings, pytest.raises(InputError) as caught:
+            step_all(embeddings, batches, depth=2)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "feature y" in messages[0]
+
+
+def test_slots_may_be_given_back_while_batches_are_in_flight() -> None:
+    def trained(lookups: str) -> Any:
+        with make(lookups, "90%") as embeddings:
+            for planned in embeddings.look_ahead(BATCHES, depth=2):
+                if planned.number == 5:
+                    embeddings.make_room()
+                sum_of(embeddings(planned)).backward()
+                embeddings.step()
+            return [embeddings.table_weights(table.name) for table in TABLES]
+
+    assert all(map(np.array_equal, trained("device"), trained("host")))
+
+
+# --- whose they are --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_there_is_memory_for_the_batches_that_are_on_their_way(depth: int) -> None:
+    """However many there are, in however many look-aheads, and whichever are given up."""
+    with make("device") as embeddings:
+        step_all(embeddings, BATCHES, depth=depth)
+        coming = embeddings.look_ahead(BATCHES, depth=depth)
+        next(coming)
+        coming.close()
+        step_all(embeddings, BATCHES, depth=depth)
+        for lane in embeddings._pipeline.lanes:
+            memories = lane.device.searcher._memories  # type: ignore[union-attr]
+            assert 1 <= len(memories) <= depth + 3  # in flight, read ahead, and one that may be trained by now
+
+
+def test_what_is_found_belongs_to_its_batch_until_it_is_trained() -> None:
+    (group,) = make_groups([TableConfig(name="t", num_embeddings=50, embedding_dim=1)], 0)
+    searcher = searcher_of(group)
+    first, second = search(searcher, bags([1, 2])), search(searcher, bags([3]))
+    assert first.found is not second.found
+    first.found.user = 0  # type: ignore[union-attr]  # planned
+    searcher.mover.end_training(0)
+    searcher.mover.start_moves(1, after=-1)
+    assert search(searcher, bags([4])).found is not first.found
+    searcher.mover.start_moves(2, after=0)
+    assert search(searcher, bags([5])).found is first.found
+    searcher.begin()
+    assert {memory.user for memory in searcher._memories} == {FREE}
+
+
+def test_a_plan_sends_nothing_as_long_as_its_look_ups() -> None:
+    batch = bags(*[[row % 7, row % 5, 3] for row in range(200)])
+    totals = {}
+    for lookups in ("host", "device"):
+        with one_table(10, "100%", device="cpu-torch", lookups=lookups) as embeddings:
+            for planned in embeddings.look_ahead([batch]):
+                (work,) = planned.works
+                inputs, *others = work.plan.transfer_buffer.tensors[:2], *work.plan.transfer_buffer.tensors[2:]  # type: ignore[union-attr]
+                assert [len(tensor) for tensor in inputs] == [200, 200]
+                assert max(map(len, others)) == (8 if lookups == "device" else 600)
+                embeddings.discard()
+            counts = embeddings.take_statistics().counts
+            totals[lookups] = [int(counts[:, one].sum()) for one in (Counter.BYTES_H2D, Counter.BYTES_D2H)]
+    look_ups, starts, inputs = 4 * 600, 8 * 201 + 8, 2 * 4 * 200
+    rows = 7 * 16 + 2 * 64 + 32  # fetched; a list of slots, where look-ups begin, which rows are hot
+    assert totals["host"] == [2 * look_ups + starts + rows + inputs, 0]
+    assert totals["device"] == [
+        look_ups + 16 + starts + rows + inputs,
+        16 + 2 * 304,
+    ]  # room for an eighth of the look-ups
+
+
+# --- who finds them --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "hindrance", "expected"),
+    [
+        ("auto", "cuda", "", True),
+        ("auto", "cuda", "rows stay", False),
+        ("auto", "cpu", "", False),
+        ("host", "cuda", "", False),
+        ("device", "cuda", "", True),
+        ("device", "cpu", "", True),
+    ],
+)
+def test_who_finds_look_ups(setting: Any, device: str, hindrance: str, expected: bool) -> None:
+    tier = TierConfig(lookups=setting, device="cpu-torch" if device == "cpu" else "cuda")
+    assert device_finds(tier, torch.device(device), hindrance) is expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "found"),
+    [
+        (MANY_LOOKUPS // 4, LONG_BAGS, True),
+        (MANY_LOOKUPS // 4 - 1, LONG_BAGS, False),
+        (MANY_LOOKUPS, LONG_BAGS - 1, False),
+    ],
+)
+def test_by_default_a_gpu_is_asked_about_many_look_ups_in_long_bags(samples: int, size: int, found: bool) -> None:
+    (group,) = make_groups([TableConfig(name="t", num_embeddings=50, embedding_dim=1)], 0)
+    host = type("Host", (MemoryHost,), {"__init__": lambda self: setattr(self, "group", group)})()
+    offsets = np.arange(samples + 1) * size
+    batch = Batch(np.zeros((samples, 0), np.float32), np.zeros(offsets[-1], np.int64), offsets, np.zeros(samples, "f"))
+    mover = begun(Mover(inline(torch.device("cpu"))))
+    assert (_searcher(host, TierConfig(), mover).start(batch) is not None) is found
+    assert _searcher(host, TierConfig(lookups="device"), mover).start(batch) is not None
+
+
+def test_nothing_is_asked_about_a_group_without_look_ups() -> None:
+    """The others' are found all the same, and the batch is trained."""
+    empty = random_batches(TABLES, 1, seed=1, samples=3)[0]
+    span = empty.feature_span(3)
+    offsets = np.minimum(empty.offsets, span.start)
+    batch = Batch(empty.dense, empty.ids[: span.start], offsets, empty.labels)
+    with make("device") as embeddings, make("host") as expected:
+        embeddings._pipeline.mover.begin(-1)
+        found = [searcher.start(batch) for searcher in embeddings._pipeline.lookups_ahead._searchers]  # type: ignore[union-attr]
+        assert [one is None for one in found] == [False, True]
+        for one in (embeddings, expected):
+            step_all(one, [BATCHES[0], batch, BATCHES[1]], depth=1)
+        for table in TABLES:
+            assert np.array_equal(embeddings.table_weights(table.name), expected.table_weights(table.name))
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda tier: TieredEmbeddingBag(TABLES, tier(device="cpu"), policy=LRU), "tier.device=cpu is main memory"),
+        (lambda tier: TieredEmbeddingBag(TABLES, tier(device_rows="0"), policy=Hybrid), "policy Hybrid leaves rows on"),
+        (lambda tier: TieredEmbeddingBag(TABLES, tier(), policy=Slipstream, skip=SkipConfig()), "wait or are left out"),
+    ],
+)
+def test_what_needs_look_ups_on_the_host_cannot_have_them_found_by_the_device(
+    build: Callable[[Callable[..., TierConfig]], TieredEmbeddingBag], reason: str
+) -> None:
+    def tier(**more: Any) -> TierConfig:
+        return TierConfig.model_validate({"device": "cpu-torch", "lookups": "device", "device_rows": "80%"} | more)
+
+    with pytest.raises(ConfigError, match=f"tier.lookups=device: .*{reason}.*; use auto or host"):
+        build(tier)
+
+
+def test_ranks_need_look_ups_on_the_host() -> None:
+    assert "ranks ask each other" in _lookups_needed(LRU(), None, cast(Ranks, object()))
+    assert _lookups_needed(LRU(), None, None) == ""
+
+
+def test_a_policy_that_looks_ahead_sees_the_rows_that_the_device_found() -> None:
+    class Looks(LFU):
+        window = 2
+
+    def trained(lookups: str) -> Any:
+        tier = TierConfig(device="cpu-torch", device_rows="90%", lookups=lookups, when_full="shallower")  # type: ignore[arg-type]
+        with TieredEmbeddingBag(TABLES, tier, policy=Looks) as embeddings:
+            step_all(embeddings, BATCHES, depth=2)
+            return [embeddings.table_weights(table.name) for table in TABLES]
+
+    assert all(map(np.array_equal, trained("device"), trained("host")))

@@ -1,0 +1,167 @@
+"""A batch's own arrays (dense inputs, labels, extras) cross in the parcel of its plan; what a loop gets is its own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import Scattered, bags, one_table, random_batches, sum_of
+from numpy.typing import NDArray
+from rank_cases import TABLES as RANK_TABLES
+from rank_cases import own_part
+from thread_ranks import on_ranks
+from torch import Tensor, nn
+
+from adaptive.batch import Batch
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.embeddings.tiers.gpu.link import ComputeLink
+from adaptive.models.tasks import Tasks
+from adaptive.training.trainer import Trainer
+
+TABLES = (
+    TableConfig(name="a", num_embeddings=40, embedding_dim=4),
+    TableConfig(name="b", num_embeddings=30, embedding_dim=4, lr_scale=0.5),  # a group of its own
+)
+TYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "uint16")
+
+
+def given(count: int = 9, samples: int = 5) -> list[Batch]:
+    """Batches with extras of every type, of one and two dimensions."""
+    random = np.random.default_rng(1)
+
+    def extras() -> dict[str, NDArray[Any]]:
+        found = {name: random.integers(0, 2, samples).astype(name) for name in TYPES}
+        return found | {"pairs": random.normal(size=(samples, 2))}
+
+    return [replace(batch, extras=extras()) for batch in random_batches(TABLES, count, seed=3, samples=samples)]
+
+
+def opened(tables: Any = TABLES, **more: Any) -> TieredEmbeddingBag:
+    tier = TierConfig.model_validate({"device": "cpu-torch", "device_rows": "70%"} | more.pop("tier", {}))
+    return TieredEmbeddingBag(tables, tier, policy=Scattered, **more)
+
+
+@contextmanager
+def sends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes of what the training thread copies into pinned memory and sends."""
+    found: list[tuple[int, ...]] = []
+    send = ComputeLink.send_filled
+
+    def noted(self: ComputeLink, dtype: Any, shape: Any, fill: Any) -> Tensor:
+        found.append(tuple(shape))
+        return send(self, dtype, shape, fill)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ComputeLink, "send_filled", noted)
+        yield found
+
+
+def assert_of(batch: Batch, dense: Tensor, labels: Tensor, extras: dict[str, Tensor]) -> None:
+    assert np.array_equal(dense.numpy(), batch.dense) and np.array_equal(labels.numpy(), batch.labels)
+    assert list(extras) == list(batch.extras)
+    for name, array in batch.extras.items():
+        assert extras[name].dtype == torch.tensor(array).dtype and np.array_equal(extras[name].numpy(), array)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_they_come_with_the_plan_and_stay_the_loop_s_own(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of all labels, say, is not written over when later plans cross in the same memory."""
+    batches, kept = given(), []
+    with opened() as embeddings, sends(monkeypatch) as found:
+        for planned in embeddings.look_ahead(batches, depth=depth):
+            kept.append((planned.dense, planned.labels, planned.extras))
+            assert planned.num_samples == 5
+            sum_of(embeddings(planned)).backward()
+            embeddings.step()
+            assert found == []
+    for batch, tensors in zip(batches, kept, strict=True):
+        assert_of(batch, *tensors)
+
+
+def test_they_are_there_when_slots_were_given_back() -> None:
+    batches = given()
+    with opened(tier={"device_rows": "100%"}) as embeddings:
+        for batch, planned in zip(batches, embeddings.look_ahead(batches, depth=2), strict=True):
+            if planned.number == 3:
+                embeddings.make_room()  # plans of batches in flight are sent again
+            assert_of(batch, planned.dense, planned.labels, planned.extras)
+            embeddings.discard()
+
+
+def test_a_batch_that_is_only_read_sends_them_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    (batch,) = given(1)
+    with opened() as embeddings, sends(monkeypatch) as found:
+        planned = embeddings.read(batch)
+        assert found == [(5, 1), (5,)]
+        assert_of(batch, planned.dense, planned.labels, planned.extras)
+
+
+def test_in_ordinary_memory_a_loop_has_its_own_tensors() -> None:
+    """It may write into them: a batch that comes again, in the next pass, is as it was."""
+    batch = bags([1], [2, 3]).mark_unshared()
+    with one_table(5) as embeddings:
+        for planned in embeddings.look_ahead([batch]):
+            assert planned.batch is batch
+            assert not np.shares_memory(planned.dense.numpy(), batch.dense)
+            assert not np.shares_memory(planned.labels.numpy(), batch.labels)
+            embeddings.discard()
+
+
+class TwoLabels(nn.Module):
+    """Logits of two labels."""
+
+    tasks = Tasks(("label", "bought"), (1.0, 0.5))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(9, 2)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.cat([dense, pooled.flatten(1)], dim=1))
+        return found
+
+
+def test_a_model_of_several_labels_is_given_them_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(2)
+    batches = [replace(one, extras={"bought": random.integers(0, 2, 4).astype(np.float32)}) for one in given(6, 4)]
+    found = {}
+    for device in ("cpu", "cpu-torch"):
+        torch.manual_seed(0)
+        with opened(tier={"device": device}) as embeddings, sends(monkeypatch) as sent:
+            model = TwoLabels()
+            Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.1)).train(batches, depth=2)
+            assert sent == []
+            found[device] = [embeddings.table_weights("a"), embeddings.table_weights("b"), model.last.weight.detach()]
+    assert all(map(np.array_equal, found["cpu"], found["cpu-torch"]))
+
+
+def test_each_block_of_a_rank_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = random_batches(RANK_TABLES, 6, samples=7, seed=4)
+
+    def kept(ranks: Ranks) -> list[tuple[int, Tensor, Tensor]]:
+        found = []
+        with opened(RANK_TABLES, ranks=ranks) as embeddings:
+            for planned in embeddings.look_ahead([own_part(batch, ranks) for batch in batches], depth=2):
+                found += [(part.first, part.dense, part.labels) for part in planned.parts()]
+        return found
+
+    with sends(monkeypatch) as sent:
+        ranks = on_ranks(2, kept, blocks=4)
+    assert (7, 1) not in sent and (1, 1) not in sent and (2, 1) not in sent
+    for rank in ranks:
+        assert len(rank) == 2 * len(batches)
+    whole = [sorted(one + two) for one, two in zip(*(by_batch(rank) for rank in ranks), strict=True)]
+    for batch, parts in zip(batches, whole, strict=True):
+        assert np.array_equal(np.concatenate([dense for _, dense, _ in parts]), batch.dense)
+        assert np.array_equal(np.concatenate([labels for _, _, labels in parts]), batch.labels)
+
+
+def by_batch(blocks: list[tuple[int, Tensor, Tensor]]) -> list[list[tuple[int, NDArray[Any], NDArray[Any]]]]:
+    """Two blocks of each batch."""
+    arrays = [(first, dense.numpy(), labels.numpy()) for first, dense, labels in blocks]
+    return [arrays[number : number + 2] for number in range(0, len(arrays), 2)]

@@ -1,0 +1,72 @@
+"""Sums of deferred gradients, and their squares, on a torch device: bits as in ordinary memory, whoever is behind."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated_training import SKIP, TABLES, AlwaysLooks, Case, Run, Skips, SkipsOnHost, check, same
+
+from adaptive.config import TableConfig, TierConfig
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.embeddings.tiers.gpu.host_rows import HostRows
+from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from adaptive.policy import Policy
+
+OPTIMIZERS = [SGD(), Adagrad(), RowwiseAdagrad(), Adam()]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [Adagrad(lr=0.1), RowwiseAdagrad(lr=0.1), Adam(lr=0.01)], ids=lambda o: type(o).__name__
+)
+@pytest.mark.parametrize(("policy", "rows"), [(Skips, "60%"), (SkipsOnHost, "30%")])
+def test_sums_and_their_squares_wait_as_in_ordinary_memory(
+    policy: type[Policy], rows: str, optimizer: RowOptimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows due on the host, and rows read while their gradients wait."""
+    done = {"update_from_sums": 0, "apply_waiting": 0}
+
+    def counts(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(self: HostRows, which: Any, sums: Any, *more: Any) -> Any:
+            done[name] += len(sums)
+            return work(self, which, sums, *more)
+
+        return counted
+
+    for name in done:
+        monkeypatch.setattr(HostRows, name, counts(name, vars(HostRows)[name]))
+
+    def trained(device: str) -> tuple[Any, dict[int, Any]]:
+        tier = TierConfig(device=device, device_rows=rows, poison=True)
+        embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=SKIP)
+        run = Run(embeddings, 2, np.random.default_rng(0), {}, False)
+        if device == "cpu":
+            run.random = AlwaysLooks()  # type: ignore[assignment]
+        return run.train(), run.readings
+
+    (found, readings), (expected, all_readings) = trained("cpu-torch"), trained("cpu")
+    assert (done["update_from_sums"] > 0) == (policy is SkipsOnHost) and done["apply_waiting"] > 0
+    assert [name for name in expected if not same(found[name], expected[name])] == []
+    assert readings
+    for number, numbers in readings.items():
+        assert all(map(np.array_equal, numbers, all_readings[number])), f"rows read after batch {number}"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_bytes_of_sums_count_their_squares(optimizer: RowOptimizer) -> None:
+    """Rows of 4 numbers and 1 byte that tells whether they wait; snapshots of 4."""
+    tables = [TableConfig(name="t", num_embeddings=50, embedding_dim=4)]
+    embeddings = TieredEmbeddingBag(tables, TierConfig(device="cpu-torch", device_rows="10"), optimizer=optimizer)
+    (lane,) = embeddings._pipeline.lanes
+    assert lane.device.num_bytes[2] == 0
+    lane.device.watch(7, snapshots=False, sums=True)
+    assert lane.device.num_bytes[2] == 7 * (4 * 4 + 4 * optimizer.squares_width(4) + 1)
+    lane.device.watch(7, snapshots=True, sums=False)
+    assert lane.device.num_bytes[2] == 7 * 4 * 4
+
+
+@pytest.mark.parametrize("case", [Case(Skips, 2, "direct", "70%"), Case(SkipsOnHost, 2, "staged", "50%")])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_host_that_is_far_ahead_finds_the_same_squares(case: Case, seed: int) -> None:
+    """Adagrad: its depth is even."""
+    check(case, seed)

@@ -1,0 +1,638 @@
+"""Comparisons: one training per policy and seed, all else equal; what the numbers say; what cannot be right is told."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+from toy import ToyData, toy_config
+
+import adaptive.studies.compare.runs
+import adaptive.training.runs
+from adaptive.config import TrainConfig
+from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError, PolicyError
+from adaptive.studies.compare.contenders import Contender, contenders
+from adaptive.studies.compare.judge import judge
+from adaptive.studies.compare.report import comparison_csv, comparison_document
+from adaptive.studies.compare.runs import Outcome, claim, train_all, with_seed, write_record
+from adaptive.studies.compare.verdict import interval, seeds_to_decide
+from adaptive.training.settings import load_settings
+
+BUDGET = 0.0005
+EAGER = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
+SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        adaptive.training.runs.training, "open_data", lambda config, run_directory=None: ToyData(num_train=320)
+    )
+
+
+def rival(policy: str, **changed: Any) -> Contender:
+    return Contender(policy, toy_config(**{"policy": policy, "skip": SKIP} | changed))
+
+
+def compared(rivals: Sequence[Contender], directory: Path, seeds: int = 2) -> dict[str, Any]:
+    return judge(train_all(rivals, seeds, claim(str(directory))), auc_budget=BUDGET)
+
+
+def by_policy(result: dict[str, Any]) -> dict[str, Any]:
+    return {one["policy"]: one for one in result["policies"]}
+
+
+# --- real trainings --------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison(tmp_path: Path) -> None:
+    rivals = [
+        rival("slipstream", policy_options=EAGER),
+        rival("hybrid", tier={"device_rows": "auto"}),
+        rival("lru"),
+        rival("contract:Regrouping", tier={"device_rows": "100%"}),
+    ]
+    result = compared(rivals, tmp_path / "out")
+    found = by_policy(result)
+    assert (result["control"], result["problems"], result["seeds"]) == ("hybrid", [], [0, 1])
+    assert found["hybrid"]["reason"] == "the control"
+    assert (found["lru"]["verdict"], found["lru"]["reason"]) == ("within", "equal to the control bit for bit")
+    assert found["lru"]["auc_difference"] == 0 and found["lru"]["auc"] == found["hybrid"]["auc"]
+    assert found["slipstream"]["skipped_update_share"] > 0.02 and not found["slipstream"]["exact"]
+    assert found["slipstream"]["auc_difference"] != 0
+    assert not found["contract:Regrouping"]["exact"]  # skips nothing, but trains other batches
+    assert found["hybrid"]["hit_rate"] == 0 < found["lru"]["hit_rate"]
+    assert {"plan", "forward", "update"} <= set(found["lru"]["time_ms"])
+    assert found["lru"]["auc_std"] > 0
+    runs = [(run["seed"], Path(run["run_dir"]).relative_to(tmp_path).as_posix()) for run in found["lru"]["runs"]]
+    assert runs == [(0, "out/seed-0/2-lru"), (1, "out/seed-1/2-lru")]
+    assert all((tmp_path / "out" / f"seed-{seed}" / "2-lru" / "run.json").is_file() for seed in (0, 1))
+
+
+def test_runs_are_interleaved_by_seed(tmp_path: Path) -> None:
+    told: list[str] = []
+    rivals = [rival("lru", steps=1, save=False), rival("lfu", steps=1, save=False)]
+    train_all(rivals, 2, tmp_path, told=told.append)
+    assert told == [
+        "seed 0 (1 of 2), lru (1 of 2)",
+        "seed 0 (1 of 2), lfu (2 of 2)",
+        "seed 1 (2 of 2), lru (1 of 2)",
+        "seed 1 (2 of 2), lfu (2 of 2)",
+    ]
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    result = compared([rival("lfu", tier={"device_rows": "3"}), rival("lru")], tmp_path / "out", seeds=1)
+    found = by_policy(result)
+    assert (found["lfu"]["verdict"], found["lfu"]["auc"], found["lfu"]["seeds"]) == ("failed", None, [])
+    assert "device rows of width 4 are needed" in found["lfu"]["runs"][0]["error"]
+    assert result["control"] == "lru" and found["lru"]["verdict"] == "within"
+    assert len(result["problems"]) == 1 and result["problems"][0].startswith("lfu, seed 0: DeviceMemoryError")
+    for text in (
+        comparison_document(result).to_text(),
+        comparison_document(result).to_markdown(),
+        comparison_csv(result),
+    ):
+        assert "failed" in text
+
+
+def test_data_that_cannot_be_used_stop_everything_at_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        raise InputError("day_0.gz: cannot be read")
+
+    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", train)
+    with pytest.raises(InputError, match=r"day_0\.gz"):
+        train_all([rival("lru"), rival("lfu")], 3, tmp_path, told=told.append)
+    assert told == ["seed 0 (1 of 3), lru (1 of 2)"]
+    arranging = [rival("contract:Regrouping"), rival("lfu")]  # which may have spoilt its batches itself
+    assert [type(one.error) for one in train_all(arranging, 1, tmp_path)] == [InputError, InputError]
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: bool) -> None:
+    real = adaptive.training.runs.train_run
+
+    def rigged(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        if config.policy == "lfu" and config.seed == 1:
+            config = config.model_copy(update={"batch_size": config.batch_size // 2})
+        return real(config, **options)
+
+    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", rigged)
+    result = compared([rival("lru", save=save), rival("lfu", save=save)], tmp_path / "out")
+    assert by_policy(result)["lfu"]["verdict"] == "differs"
+    (problem,) = result["problems"]
+    assert problem.startswith("lfu: skipped nothing and still trained other numbers than lru, with seed 1;")
+    assert "problem: lfu" in comparison_document(result).to_text()
+
+
+def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal AUC and log loss are not all: the weights themselves are compared, by their digests."""
+    real = adaptive.training.runs.train_run
+
+    def rigged(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        summary = real(config, **options)
+        path = Path(summary["run_dir"]) / "weights/manifest.json"
+        manifest = json.loads(path.read_text())
+        (entry,) = (one for one in manifest["arrays"] if one["name"] == "rows0.weights")
+        if config.policy == "lfu":
+            entry["sha256"] = "0" * 64
+        path.write_text(json.dumps(manifest))
+        return summary
+
+    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", rigged)
+    result = compared([rival("lru"), rival("lfu")], tmp_path / "out", seeds=1)
+    assert by_policy(result)["lfu"]["verdict"] == "differs"
+
+
+# --- dropping inputs, beside random --------------------------------------------------------------------------------
+
+DROP = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
+
+
+def test_dropping_inputs_is_shown_beside_as_many_dropped_at_random(tmp_path: Path) -> None:
+    told: list[str] = []
+    rivals = [
+        rival("lru"),
+        rival("slipstream", policy_options=DROP),
+        rival("random_drop", policy_options={"share": 0.2}),
+    ]
+    outcomes = train_all(rivals, 2, claim(str(tmp_path / "out")), told=told.append)
+    twin = "random_drop beside slipstream"
+    assert [one.policy for one in outcomes] == 2 * ["lru", "slipstream", twin, "random_drop"]
+    assert told[2] == f"seed 0 (1 of 2), {twin}"
+    shares = [one.summary["skipped_input_share"] for one in outcomes if one.policy in ("slipstream", twin)]
+    assert shares[0] > 0.05 and shares[1::2] == shares[::2], "to the input"
+    record = json.loads((tmp_path / "out/seed-1/1-random_drop/run.json").read_text())
+    assert record["config"]["seed"] == 1
+    assert record["config"]["policy_options"] == {"share": shares[2], "seed": 1}
+    found = by_policy(judge(outcomes, auc_budget=BUDGET))
+    assert [one["beside"] for one in found.values()] == [None, None, "slipstream", None]
+    expected = [outcomes[n].summary["auc"] - outcomes[n + 1].summary["auc"] for n in (1, 5)]
+    assert found["slipstream"]["auc_difference_to_random"] == pytest.approx(sum(expected) / 2)
+    assert found["slipstream"]["auc_difference_to_random_ci"] == interval(expected)
+    assert found[twin]["auc_difference_to_random"] is None and found["lru"]["auc_difference_to_random"] is None
+
+
+def test_a_rule_that_drops_inputs_is_shown_beside_random_too(tmp_path: Path) -> None:
+    rule = SKIP | {"rule": "inputs+warmup=0+threshold=10+hot_only=false+probe_every=0"}
+    outcomes = train_all([rival("lru"), rival("lfu", skip=rule)], 1, claim(str(tmp_path / "out")))
+    assert [(one.policy, one.error) for one in outcomes] == [
+        ("lru", None),
+        ("lfu", None),
+        ("random_drop beside lfu", None),
+    ]
+    shares = [one.summary["skipped_input_share"] for one in outcomes[1:]]
+    assert shares[0] > 0.05 and shares[0] == shares[1], "to the input"
+
+
+def test_where_no_input_is_dropped_nothing_is_added(tmp_path: Path) -> None:
+    rivals = [rival("lru", steps=2), rival("slipstream", policy_options=EAGER, steps=2)]
+    assert [one.policy for one in train_all(rivals, 1, tmp_path)] == ["lru", "slipstream"]
+
+
+def test_the_control_takes_part_in_tables_and_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        dropped = {"lru": 0.0, "slipstream": 0.25, "random_drop": 0.26}[config.policy]
+        if config.policy == "random_drop" and config.seed == 1:
+            raise DeviceMemoryError("no room")
+        return outcome("", config.seed, 0.7 - dropped, skipped_input_share=dropped).summary
+
+    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", train)
+    result = compared([rival("lru"), rival("slipstream")], tmp_path / "out")
+    found, twin = by_policy(result), "random_drop beside slipstream"
+    assert result["problems"] == [f"{twin}, seed 1: DeviceMemoryError: no room"]
+    assert found["slipstream"]["auc_difference_to_random"] == pytest.approx(0.01)
+    assert found["slipstream"]["auc_difference_to_random_ci"] is None
+    text, lines = comparison_document(result).to_text(), comparison_csv(result).splitlines()
+    assert "against random" in text and "+0.01000" in text and f"{twin}: undecided" in text
+    assert "a rule that does not beat it chooses no better than chance" in text
+    assert f"| {twin} |" in comparison_document(result).to_markdown()
+    assert {"beside", "auc_difference_to_random", "auc_difference_to_random_ci_low"} <= set(lines[0].split(","))
+    assert [line.split(",")[0] for line in lines[1:]] == ["lru", "slipstream", twin]
+    json.dumps(result, allow_nan=False)
+
+
+# --- how sure it is ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_estimated_how_many_seeds_would_decide() -> None:
+    """Differences of -0.0004 and 0 have mean -0.0002 and deviation 0.000283: 0.0003 from the budget. Student's t of 5
+    seeds reaches 2.776 * 0.000283 / 5^0.5 = 0.000351, of 6 seeds 2.571 * 0.000283 / 6^0.5 = 0.000297."""
+    assert seeds_to_decide([-0.0004, 0.0], BUDGET) == 6
+    assert seeds_to_decide([-0.0009, -0.0001], BUDGET) is None  # the mean is the budget
+    outcomes = [outcome(name, seed, 0.7 + d, skipped_update_share=share)
+                for name, share, differences in (("lru", 0.0, (0, 0)), ("mine", 0.1, (-0.0004, 0.0)))
+                for seed, d in enumerate(differences)]  # fmt: skip
+    found = by_policy(judge(outcomes, auc_budget=BUDGET))["mine"]
+    assert (found["verdict"], "about 6 seeds would decide" in found["reason"]) == ("undecided", True)
+
+
+def test_policies_that_regroup_and_skip_nothing_have_a_control_among_themselves() -> None:
+    equal = [replace(outcome(name, seed, 0.7), arranges=True) for name in ("sieve", "s3fifo") for seed in (0, 1)]
+    result = judge(equal, auc_budget=BUDGET)
+    found = by_policy(result)
+    assert result["control"] == "sieve" and not result["problems"]
+    assert (found["s3fifo"]["verdict"], found["s3fifo"]["exact"]) == ("within", True)
+    regrouped = [replace(one, bits="other") if one.policy == "s3fifo" else one for one in equal]
+    found = by_policy(judge(regrouped, auc_budget=BUDGET))
+    assert not found["s3fifo"]["exact"] and not judge(regrouped, auc_budget=BUDGET)["problems"]
+
+
+def test_a_verdict_by_trainings_own_predictions_says_so() -> None:
+    outcomes = [outcome(name, seed, auc, skipped_update_share=share, auc_of="training")
+                for name, share, auc in (("lru", 0.0, 0.7), ("mine", 0.1, 0.6)) for seed in (0, 1)]  # fmt: skip
+    text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
+    assert "mine: outside the AUC budget of 0.0005, by training's own predictions (the AUC falls" in text
+    assert "lru: within the AUC budget of 0.0005 (the control)" in text
+
+
+# --- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_change_initial_weights_and_the_built_in_stream() -> None:
+    config = toy_config(seed=5, data_options={"synthetic": {"rows": 100_000, "seed": 7}})
+    changed = with_seed(config, 2)
+    assert changed.seed == 7
+    assert changed.data_options == {"synthetic": {"rows": 100_000, "seed": 9}}
+    assert with_seed(toy_config(), 0).data_options == {"synthetic": {"seed": 0}}
+
+
+def test_of_files_seeds_change_the_shuffle_only() -> None:
+    changed = with_seed(toy_config(data="criteo:x.tsv", data_options={"shuffle_buffer": 10}), 3)
+    assert changed.data_options == {"shuffle_buffer": 10, "seed": 3}
+
+
+# --- the directory ---------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert claim(str(out)) == out and out.is_dir()
+    write_record(out, {"schema": 1})
+    with pytest.raises(OutputError, match="not empty; choose another with --out, keep what is there with --go-on"):
+        claim(str(out))
+    assert claim(str(out), overwrite=True) == out
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds notes\.txt, which no comparison writes"):
+        claim(str(out), overwrite=True)
+
+
+def test_the_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert claim(None).as_posix().startswith("runs/") and claim(None).name.endswith("-compare")
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def outcome(policy: str, seed: int, auc: float | None, skipped: float = 0.0, **more: Any) -> Outcome:
+    summary = {
+        **{"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", "samples_per_s": 100.0 * (seed + 1), "steps": 4},
+        **{"samples": 128, "hit_rate": 0.5, "row_hit_rate": 0.4, "bytes_h2d": 4096, "bytes_d2h": 0},
+        **{"fetched_rows": 9, "written_back_rows": 0, "time_ms": {"plan": 1.0 + seed}},
+        **{"skipped_update_share": skipped, "skipped_lookup_share": skipped},
+    }
+    return Outcome(policy, seed, f"out/{seed}/{policy}", summary=summary | more, bits=f"{auc}")
+
+
+def paired(differences: Sequence[float], budget: float = BUDGET) -> dict[str, Any]:
+    outcomes = [
+        *(outcome("lru", seed, 0.75 + seed / 100) for seed in range(len(differences))),
+        *(outcome("s", seed, 0.75 + seed / 100 + d, 0.4) for seed, d in enumerate(differences)),
+    ]
+    found: dict[str, Any] = by_policy(judge(outcomes, auc_budget=budget))["s"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([0.0001, 0.0002, 0.0], "within"),
+        ([-0.0001, -0.0002, -0.0001], "within"),
+        ([-0.002, -0.0021, -0.0022], "outside"),
+        ([-0.0001, -0.002, 0.001], "undecided"),
+        ([-0.002], "undecided"),
+    ],
+)
+def test_verdicts(differences: list[float], verdict: str) -> None:
+    assert paired(differences)["verdict"] == verdict
+
+
+def test_the_interval_is_students_of_the_paired_differences() -> None:
+    differences = [-0.0001, -0.0004, 0.0002, -0.0003]
+    found = paired(differences)
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert found["auc_difference"] == pytest.approx(sum(differences) / 4)
+    assert found["auc_difference_ci"] == pytest.approx(list(expected))
+    assert interval([0.5, 0.5, 0.5]) == [0.5, 0.5]
+    assert interval([0.5]) is None
+
+
+def test_with_one_seed_there_is_no_interval_and_that_is_said() -> None:
+    result = judge([outcome("lru", 0, 0.7), outcome("s", 0, 0.69, 0.5)], auc_budget=BUDGET)
+    found = by_policy(result)["s"]
+    assert (found["auc_difference_ci"], found["auc_std"]) == (None, None)
+    assert found["reason"] == "one seed gives no confidence interval: raise --seeds"
+    assert "With one seed there are no intervals over seeds." in comparison_document(result).to_text()
+    assert by_policy(result)["lru"]["verdict"] == "within"
+
+
+def test_the_control_is_the_first_that_skips_nothing_in_any_run() -> None:
+    outcomes = [
+        *(outcome("now-and-then", seed, 0.7, skipped=0.1 * seed) for seed in range(2)),
+        *(outcome("lru", seed, 0.7) for seed in range(2)),
+    ]
+    assert judge(outcomes, auc_budget=BUDGET)["control"] == "lru"
+
+
+def test_dropped_inputs_count_as_skipping_if_a_run_reports_them() -> None:
+    outcomes = [outcome("drops", 0, 0.7, skipped_input_share=0.2), outcome("lru", 0, 0.7)]
+    result = judge(outcomes, auc_budget=BUDGET)
+    assert result["control"] == "lru"
+    assert by_policy(result)["drops"]["skipped_input_share"] == 0.2
+    assert "skipped inputs" in comparison_document(result).to_text()
+
+
+def test_without_a_control_nothing_is_decided() -> None:
+    result = judge([outcome("s", seed, 0.7, 0.5) for seed in range(3)], auc_budget=BUDGET)
+    (found,) = result["policies"]
+    assert (result["control"], found["auc_difference"], found["verdict"]) == (None, None, "undecided")
+    assert "add a policy that skips nothing" in found["reason"]
+
+
+def test_labels_of_one_class_have_no_auc() -> None:
+    outcomes = [outcome(policy, seed, None, skip) for seed in range(2) for policy, skip in (("lru", 0.0), ("s", 0.5))]
+    found = by_policy(judge(outcomes, auc_budget=BUDGET))["s"]
+    assert (found["auc"], found["auc_difference"], found["verdict"]) == (None, None, "undecided")
+
+
+def test_only_seeds_that_both_finished_are_compared() -> None:
+    outcomes = [
+        *(outcome("lru", seed, 0.7) for seed in range(3)),
+        *(outcome("s", seed, 0.6, 0.5) for seed in (0, 2)),
+        Outcome("s", 1, "out/1/s", error=PolicyError("no")),
+    ]
+    result = judge(outcomes, auc_budget=BUDGET)
+    found = by_policy(result)["s"]
+    assert found["seeds"] == [0, 2] and found["auc_difference"] == pytest.approx(-0.1)
+    assert found["samples_per_s"] == 200 and found["time_ms"] == {"plan": 2.0}
+    assert result["problems"] == ["s, seed 1: PolicyError: no"]
+
+
+def test_a_cause_that_several_runs_share_is_told_once() -> None:
+    errors = [DeviceMemoryError(f"no room (policy {name})") for name in ("LRU", "LFU")]
+    outcomes = [
+        *(Outcome("lru", seed, "out", error=errors[0]) for seed in range(3)),
+        Outcome("lfu", 1, "out", error=errors[1]),
+        Outcome("lfu", 2, "out", error=PolicyError("no")),
+    ]
+    result = judge(outcomes, auc_budget=BUDGET)
+    assert result["problems"] == [
+        "lru, seed 0, 1, 2; lfu, seed 1: DeviceMemoryError: no room",
+        "lfu, seed 2: PolicyError: no",
+    ]
+    document = comparison_document(result)
+    problems = [f"problem: {problem}" for problem in result["problems"]]
+    assert document.to_text().splitlines() == ["No run came to its end.", "", *problems]
+    assert document.to_markdown().startswith("No run came to its end.\n\n- problem: lru, seed 0, 1, 2;")
+
+
+def test_a_policy_that_may_skip_and_did_not_equals_the_control() -> None:
+    """Its interval would be of no width, and one seed would have none."""
+    arranging = replace(outcome("slipstream", 0, 0.7), arranges=True)
+    found = by_policy(judge([outcome("lru", 0, 0.7), arranging], auc_budget=BUDGET))["slipstream"]
+    assert (found["verdict"], found["reason"]) == ("within", "equal to the control bit for bit")
+    other = by_policy(judge([outcome("lru", 0, 0.7), replace(arranging, bits="other")], auc_budget=BUDGET))
+    assert other["slipstream"]["verdict"] == "unskipped"
+
+
+def test_a_rule_that_skipped_nothing_yet_says_nothing_about_skipping() -> None:
+    """In too few steps no row is saturated: equal bits are no verdict on what skipping costs."""
+    watching = outcome("slipstream", 0, 0.7, watched_rows=9)
+    found = by_policy(judge([outcome("lru", 0, 0.7), watching], auc_budget=BUDGET))["slipstream"]
+    assert found["verdict"] == "unskipped" and found["reason"].startswith("its rule skipped nothing in 4 steps")
+
+
+def test_every_share_has_a_column_of_its_own() -> None:
+    more = {
+        "deferred_update_share": 0.125,
+        "skipped_input_share": 0.5,
+        "host_bytes_read": 8192,
+        "host_bytes_written": 0,
+    }
+    result = judge([outcome("lru", 0, 0.7), outcome("s", 0, 0.7, 0.25, **more)], auc_budget=BUDGET)
+    head, _, control, changed = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in comparison_document(result).to_markdown().splitlines()[2:6]
+    )
+    cells = dict(zip(head, changed, strict=True))
+    assert {name: cells[name] for name in head[8:]} == {
+        "to device": "1.0 KiB",
+        "to host": "0 B",
+        "from files": "2.0 KiB",
+        "to files": "0 B",
+        "skipped updates": "25.0 %",
+        "deferred updates": "12.5 %",
+        "skipped look-ups": "25.0 %",
+        "skipped inputs": "50.0 %",
+    }
+    assert dict(zip(head, control, strict=True))["from files"] == "-"
+
+
+def test_tables() -> None:
+    outcomes = [
+        outcome(policy, seed, 0.7 + skip, skip) for seed in range(2) for policy, skip in (("lru", 0), ("s|", 0.1))
+    ]
+    result = judge(outcomes, auc_budget=BUDGET)
+    text = comparison_document(result).to_text()
+    assert "s|: within the AUC budget of 0.0005 (the AUC falls by at most 0.0005, with 95% confidence)" in text
+    assert "+0.10000 [+0.10000, +0.10000]" in text and "1.0 KiB" in text and "0.8000 ± 0.0000" in text
+    rows = [line for line in comparison_document(result).to_markdown().splitlines() if line.startswith("|")]
+    assert len(rows) == 8 and rows[3].startswith("| s\\| |")
+    head, *lines = comparison_csv(result).splitlines()
+    assert head.startswith("policy,auc,auc_std,auc_difference,auc_difference_ci_low,auc_difference_ci_high")
+    assert "time_ms.plan" in head.split(",") and len(lines) == 2
+    json.dumps(result, allow_nan=False)
+
+
+def test_the_text_fits_a_terminal_and_begins_with_what_came_out() -> None:
+    """Three seeds, intervals, shares of all kinds and a target: 20 columns, 240 characters in one line."""
+    shares = {
+        "deferred_update_share": 0.1,
+        "skipped_input_share": 0.5,
+        "host_bytes_read": 8192,
+        "host_bytes_written": 9,
+    }
+    outcomes = [
+        replace(one, summary={**one.summary, **shares}) if one.policy == "slipstream" else one
+        for seed, step in enumerate((10, 20, 30))
+        for one in (stopped("lru", seed, step), replace(stopped("slipstream", seed, step), arranges=True))
+    ]
+    outcomes = [replace(one, summary={**one.summary, "auc": 0.7 + 0.01 * len(one.policy)}) for one in outcomes]
+    document = comparison_document(judge(outcomes, auc_budget=BUDGET))
+    text = document.to_text()
+    assert max(map(len, text.splitlines()[:20])) <= 100
+    assert text.startswith(
+        "Highest AUC: slipstream, 0.8000 (+0.07000 against lru); most samples/s: lru, slipstream, 200"
+    )
+    (table,) = (block for block in document.to_markdown().split("\n\n") if block.startswith("| policy | AUC |"))
+    titles = [title.strip() for title in table.splitlines()[0].strip("|").split("|")]
+    assert len(titles) == 20 and all(title in text for title in titles)
+    assert text.count("\nslipstream  ") >= 3  # blocks of columns, each with the policies
+
+
+def test_a_machine_that_others_use_is_a_warning() -> None:
+    """Of runs whose speed is compared: the share of the cores that other processes took while they trained."""
+    quiet = [replace(outcome("lru", 0, 0.7), others_cpu_share=0.04), outcome("lfu", 0, 0.7)]
+    assert "warning" not in comparison_document(judge(quiet, auc_budget=BUDGET)).to_text()
+    busy = judge([quiet[0], replace(quiet[1], others_cpu_share=0.4)], auc_budget=BUDGET)
+    found = "warning: other processes used up to 40.0 % of the cores during 1 of 2 runs, so samples/s and times"
+    assert found in comparison_document(busy).to_markdown()
+    assert [run["others_cpu_share"] for one in busy["policies"] for run in one["runs"]] == [0.04, 0.4]
+
+
+def test_what_policies_report_is_a_table_of_its_own() -> None:
+    outcomes = [
+        *(outcome("lru", seed, 0.7) for seed in range(2)),
+        *(outcome("fae", seed, 0.7, policy_numbers={"hot_rows": 1000.0 + seed, "swaps": 4.0}) for seed in range(2)),
+        *(outcome("hotline", seed, 0.7, policy_numbers={"popular_rows": 7.0}) for seed in range(2)),
+    ]
+    result = judge(outcomes, auc_budget=BUDGET)
+    assert [one["policy_numbers"] for one in result["policies"]] == [
+        {}, {"hot_rows": 1000.5, "swaps": 4.0}, {"popular_rows": 7.0},
+    ]  # fmt: skip
+    assert comparison_document(result).to_markdown().split("\n\n")[3].splitlines() == [
+        "| policy reports | hot_rows | swaps | popular_rows |",
+        "| --- | ---: | ---: | ---: |",
+        "| fae | 1,000.5 | 4 | - |",
+        "| hotline | - | - | 7 |",
+    ]
+    assert "policy reports  hot_rows  swaps  popular_rows\n" in comparison_document(result).to_text()
+    assert "policy_numbers.hot_rows" in comparison_csv(result).splitlines()[0].split(",")
+    assert "policy reports" not in comparison_document(judge(outcomes[:2], auc_budget=BUDGET)).to_text()
+
+
+def test_accuracy_stands_beside_auc() -> None:
+    outcomes = [
+        *(outcome("lru", seed, 0.7, accuracy=0.78 + seed / 100) for seed in range(2)),
+        *(outcome("s", seed, 0.69, 0.5, accuracy=0.77 + seed / 100) for seed in range(2)),
+    ]
+    found = by_policy(judge(outcomes, auc_budget=BUDGET))["s"]
+    assert found["accuracy"] == pytest.approx(0.775) and found["accuracy_difference"] == pytest.approx(-0.01)
+    assert found["runs"][1]["accuracy"] == 0.78 and found["accuracy_difference_ci"] is not None
+    text = comparison_document(judge(outcomes, auc_budget=BUDGET)).to_text()
+    assert "accuracy" in text and "77.50 ± 0.71 %" in text and "AUC, log loss and accuracy of the" in text
+    assert "78.00 %" in comparison_document(judge(outcomes[:1], auc_budget=BUDGET)).to_text()
+
+
+# --- the list of policies -------------------------------------------------------------------------------------------
+
+
+def load(label: str, spec: str, options: Mapping[str, str], sets: Sequence[str]) -> TrainConfig:
+    own = {f"policy.{name}": text for name, text in options.items()}
+    names = dict.fromkeys(own, f"--policies {label}")
+    return load_settings(sets=sets, flags={"policy": spec, **own}, flag_names=names)[0]
+
+
+def test_policies_carry_their_own_parameters() -> None:
+    sets = ["policy.half_life=9", "seed=4", "tier.device_rows=20%"]
+    found = contenders("hybrid, lfu,lfu+half_life=3,slipstream+bound=1e+2+warmup=7", sets, load)
+    assert [one.label for one in found] == ["hybrid", "lfu", "lfu+half_life=3", "slipstream+bound=1e+2+warmup=7"]
+    assert [one.config.policy for one in found] == ["hybrid", "lfu", "lfu", "slipstream"]
+    options = [one.config.policy_options for one in found]
+    assert options == [{}, {"half_life": 9}, {"half_life": 3}, {"bound": 100.0, "warmup": 7}]
+    assert [one.config.tier.device_rows for one in found] == ["auto", "20%", "20%", "20%"]
+    assert {one.config.seed for one in found} == {4}
+
+
+@pytest.mark.parametrize(
+    ("policies", "sets", "error", "message"),
+    [
+        (" ,", [], ConfigError, "needed a list such as hybrid,lru"),
+        ("lru,lfu,lru", [], ConfigError, "lru more than once"),
+        ("lru,nothing", [], PolicyError, "no policy 'nothing'"),
+        ("lru,slipstreem", [], PolicyError, "did you mean slipstream?"),
+        ("lru lfu", [], PolicyError, "several policies are separated by commas: lru,lfu"),
+        ("lfu+half_life", [], PolicyError, "parameters are given as NAME+PARAMETER=VALUE"),
+        ("mine.py", [], PolicyError, "which class of the file? mine.py:CLASS"),
+        ("lru,lfu", ["policy.warmup=3"], ConfigError, "none of lru, lfu has a parameter warmup; they have: half_life"),
+        ("lru+half_life=3", [], ConfigError, "policies: lru+half_life=3: lru has no parameter half_life; it has: none"),
+        ("lfu+half_live=3", [], ConfigError, "did you mean half_life?"),
+        ("lfu+half_life=soon", [], ConfigError, "policy.half_life (flag --policies lfu+half_life=soon): found 'soon'"),
+        ("lru,lfu+half_life=-3", [], PolicyError, "LFU: half_life=-3.0: needed more than 0 batches"),
+        ("lru,lfu", ["policy.half_life=-3"], PolicyError, "LFU: half_life=-3.0: needed more than 0 batches"),
+    ],
+)
+def test_mistakes_in_the_list_are_named(policies: str, sets: list[str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as raised:
+        contenders(policies, sets, load)
+    assert message in str(raised.value)
+
+
+def test_the_error_of_a_run_keeps_no_tables_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Table:
+        pass
+
+    def failing(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        table = Table()
+        raise DeviceMemoryError(f"no room for {type(table).__name__}")
+
+    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", failing)
+    (found,) = train_all([rival("lru")], 1, tmp_path)
+    assert isinstance(found.error, DeviceMemoryError) and found.error.__traceback__ is not None
+    last = found.error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    assert "table" not in last.tb_frame.f_locals
+
+
+# --- a target at which runs stop -------------------------------------------------------------------------------------
+
+
+def stopped(policy: str, seed: int, step: int | None) -> Outcome:
+    reached = {"reached": step is not None, "step": step, "samples": step and 32 * step, "seconds": step and step / 8}
+    return outcome(policy, seed, 0.7, stop_at={"metric": "auc", "target": 0.7, "best": 0.7, "best_step": 4, **reached})
+
+
+def test_when_runs_reached_their_target() -> None:
+    steps = {"lru": (10, 20, 60), "lfu": (10, 20, None), "fae": (None, None, None)}
+    outcomes = [stopped(policy, seed, step) for policy, own in steps.items() for seed, step in enumerate(own)]
+    outcomes.append(Outcome("sieve", 0, "out", error=PolicyError("no")))
+    result = judge(outcomes, auc_budget=BUDGET)
+    names = ("target", "target_reached", "target_step", "target_samples", "target_seconds")
+    assert [tuple(one.get(name) for name in names) for one in result["policies"]] == [
+        ("auc 0.7", 3, 30, 960, 2.5),
+        ("auc 0.7", 2, 15, 480, 1.875),
+        ("auc 0.7", 0, None, None, None),
+        (None, None, None, None, None),
+    ]
+    assert by_policy(result)["lfu"]["runs"][2]["stop_at"]["best"] == 0.7
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in
+                      comparison_document(result).to_markdown().split("\n\n")[1].splitlines())  # fmt: skip
+    places = [head.index(name) for name in ("target", "reached", "at step", "after samples", "after s")]
+    assert [[row[place] for place in places] for row in rows] == [
+        ["auc 0.7", "3 of 3", "30", "960", "2.5"],
+        ["auc 0.7", "2 of 3", "15", "480", "1.9"],
+        ["auc 0.7", "0 of 3", "-", "-", "-"],
+        ["-", "-", "-", "-", "-"],
+    ]
+    assert "A run stops there" in comparison_document(result).to_markdown() and "target_seconds" in comparison_csv(
+        result
+    )
+    bare = judge([outcome("lru", 0, 0.7)], auc_budget=BUDGET)
+    assert "target" not in comparison_document(bare).to_text().lower() and "target" not in bare["policies"][0]
+
+
+def test_policies_that_skip_nothing_reach_a_target_at_the_same_step(tmp_path: Path) -> None:
+    result = compared([rival(name, eval_every=2, stop_at={"auc": 0.01}) for name in ("lru", "lfu")], tmp_path / "out")
+    assert [(one["verdict"], one["target_reached"], one["target_step"]) for one in result["policies"]] == [
+        ("within", 2, 2), ("within", 2, 2),
+    ]  # fmt: skip
+    assert result["problems"] == []

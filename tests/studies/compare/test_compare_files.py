@@ -1,0 +1,89 @@
+"""What crosses between rows and the files of the host tier: in a run's summary, and beside the other traffic."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import ToyData, toy_config
+
+import adaptive.training.runs
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.studies.compare.contenders import Contender
+from adaptive.studies.compare.judge import judge
+from adaptive.studies.compare.report import comparison_csv, comparison_document
+from adaptive.studies.compare.runs import train_all
+from adaptive.training.runs import train_run
+
+NAMES = {"host_bytes_read", "host_bytes_written"}
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        adaptive.training.runs.training, "open_data", lambda config, run_directory=None: ToyData(num_train=320)
+    )
+
+
+def in_files(directory: Path, policy: str, **changed: Any) -> Any:
+    tier = {"device_rows": "60%", "host": f"mmap:{directory}"}
+    return toy_config(policy=policy, tier=tier, depth=1, out=str(directory / "out"), **changed)
+
+
+def test_a_run_counts_what_training_moved_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is written back crosses once; evaluations (one after each epoch) and saving read all rows besides."""
+    totals: list[dict[str, int]] = []
+    close = TieredEmbeddingBag.close
+
+    def closing(embeddings: TieredEmbeddingBag) -> None:
+        totals.append(embeddings.host_io())
+        close(embeddings)
+
+    monkeypatch.setattr(TieredEmbeddingBag, "close", closing)
+    found = train_run(in_files(tmp_path, "lru", epochs=2))
+    row_bytes = 4 * (4 + 1)
+    assert found["written_back_rows"] > 0
+    assert found["host_bytes_written"] == found["written_back_rows"] * row_bytes == totals[0]["bytes_written"]
+    assert 0 < found["host_bytes_read"] < totals[0]["bytes_read"]
+    record = json.loads((tmp_path / "out/run.json").read_text())
+    assert record["summary"]["host_bytes_read"] == found["host_bytes_read"]
+
+
+@pytest.mark.parametrize(("policy", "host"), [("lru", "memory"), ("hybrid", "files")])
+def test_where_there_is_nothing_to_count_there_is_no_number(tmp_path: Path, policy: str, host: str) -> None:
+    """Rows in memory; and rows of a file that are used in place, through the system's pages."""
+    config = in_files(tmp_path, policy, steps=2)
+    if host == "memory":
+        config = config.model_copy(update={"tier": config.tier.model_copy(update={"host": "memory"})})
+    if policy == "hybrid":
+        config = config.model_copy(update={"tier": config.tier.model_copy(update={"device_rows": "auto"})})
+    assert not NAMES & set(train_run(config))
+
+
+def test_a_comparison_shows_them_per_step(tmp_path: Path) -> None:
+    rivals = [Contender("lru", in_files(tmp_path, "lru", save=False, epochs=2))]
+    for policy in ("device", "hybrid"):
+        config = in_files(tmp_path, policy, save=False, epochs=2)
+        tier = config.tier.model_copy(update={"device_rows": "auto"})
+        rivals.append(Contender(policy, config.model_copy(update={"tier": tier})))
+    result = judge(train_all(rivals, 1, tmp_path / "compared"), auc_budget=0.0005)
+    assert result["problems"] == []
+    lru, device, hybrid = json.loads(json.dumps(result, allow_nan=False))["policies"]
+    assert lru["host_bytes_written"] == lru["written_back_rows"] * 20 > 0 < lru["host_bytes_read"]
+    assert (device["host_bytes_read"], device["host_bytes_written"]) == (0, 0) and not NAMES & set(hybrid)
+    lines = list(csv.DictReader(io.StringIO(comparison_csv(result))))
+    assert [float(line["host_bytes_read"] or "nan") for line in lines[:2]] == [lru["host_bytes_read"], 0]
+    assert lines[2]["host_bytes_read"] == lines[2]["host_bytes_written"] == ""
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table_of(result))
+    first = head.index("from files")
+    assert head[first : first + 2] == ["from files", "to files"]
+    assert [row[first : first + 2] for row in rows][1:] == [["0 B", "0 B"], ["-", "-"]]
+    assert rows[0][first + 1] == f"{lru['host_bytes_written'] / lru['steps']:.0f} B"
+    assert "to files (-: rows used in place, not counted): per step" in comparison_document(result).to_markdown()
+
+
+def table_of(result: dict[str, Any]) -> list[str]:
+    """The lines of the first table of the Markdown."""
+    return comparison_document(result).to_markdown().split("\n\n")[1].splitlines()

@@ -1,0 +1,133 @@
+"""Comparisons that go on: what is there is kept, what is missing is trained, what no longer fits is refused."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import ToyData, toy_config
+
+import adaptive.studies.compare.kept
+import adaptive.studies.compare.runs
+import adaptive.training.runs
+from adaptive.config import TrainConfig
+from adaptive.errors import CheckpointError, DeviceMemoryError, InputError
+from adaptive.studies.compare.contenders import Contender
+from adaptive.studies.compare.judge import judge
+from adaptive.studies.compare.kept import KeptRuns
+from adaptive.studies.compare.runs import Outcome, train_all
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (adaptive.training.runs.training, adaptive.studies.compare.kept):
+        monkeypatch.setattr(module, "open_data", lambda config, run_directory=None: ToyData(num_train=320))
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """(policy, seed) of what is trained, in order."""
+    seen: list[tuple[str, int]] = []
+    real = adaptive.training.runs.train_run
+
+    def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        seen.append((config.policy, config.seed))
+        return real(config, **options)
+
+    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", train)
+    return seen
+
+
+def rivals(*policies: str, **changed: Any) -> list[Contender]:
+    return [Contender(policy, toy_config(policy=policy, **changed)) for policy in policies]
+
+
+def gist(outcomes: list[Outcome]) -> list[Any]:
+    return [(one.policy, one.seed, one.bits, json.dumps(one.summary["auc"])) for one in outcomes]
+
+
+def test_more_seeds_and_one_more_policy_train_only_what_is_missing(
+    tmp_path: Path, trained: list[tuple[str, int]]
+) -> None:
+    """Also if the new policy comes first, so that the others have had its place in the list."""
+    first = train_all(rivals("lru", "lfu"), 1, tmp_path / "out")
+    told: list[str] = []
+    trained.clear()
+    whole = train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", go_on=True, told=told.append)
+    assert trained == [("scratchpipe", 0), ("scratchpipe", 1), ("lru", 1), ("lfu", 1)]
+    assert [line for line in told if line.startswith("kept")] == [
+        f"kept: {tmp_path}/out/seed-0/0-lru", f"kept: {tmp_path}/out/seed-0/1-lfu"
+    ]  # fmt: skip
+    anew = train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "anew")
+    assert gist(whole) == gist(anew) and set(gist(first)) <= set(gist(whole))
+    found = judge(whole, auc_budget=0.0005)
+    assert [one["verdict"] for one in found["policies"]] == ["within"] * 3 and not found["problems"]
+    trained.clear()
+    assert gist(train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", go_on=True)) == gist(anew)
+    assert not trained
+
+
+def test_a_place_that_another_finished_run_has_is_not_overwritten(
+    tmp_path: Path, trained: list[tuple[str, int]]
+) -> None:
+    old = train_all(rivals("lru"), 1, tmp_path)
+    new = train_all(rivals("lru", batch_size=8), 1, tmp_path, go_on=True)
+    assert (old[0].run_dir, new[0].run_dir) == (f"{tmp_path}/seed-0/0-lru", f"{tmp_path}/seed-0/0-lru.2")
+    assert len(trained) == 2
+
+
+def test_runs_that_failed_or_were_stopped_are_trained_anew(
+    tmp_path: Path, trained: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("adaptive.training.runs.run.Run._train", _raises(DeviceMemoryError("no room")))
+        assert train_all(rivals("lru"), 1, tmp_path)[0].error is not None
+    assert json.loads((tmp_path / "seed-0/0-lru/run.json").read_text())["status"] == "stopped"
+    (outcome,) = train_all(rivals("lru"), 1, tmp_path, go_on=True)
+    assert outcome.error is None and outcome.run_dir == f"{tmp_path}/seed-0/0-lru"
+
+
+def test_the_control_of_a_policy_that_drops_inputs_is_kept_too(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
+    rule = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
+    drop = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
+    dropping = rivals("slipstream", skip=rule, policy_options=drop)
+    first = train_all(dropping, 1, tmp_path)
+    assert trained == [("slipstream", 0), ("random_drop", 0)]
+    again = train_all(dropping, 1, tmp_path, go_on=True)
+    assert len(trained) == 2 and gist(again) == gist(first)
+    assert [one.beside for one in again] == [None, "slipstream"]
+
+
+def test_runs_of_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_all(rivals("lru"), 1, tmp_path)
+    real = adaptive.studies.compare.kept.versions()
+    monkeypatch.setattr(adaptive.studies.compare.kept, "versions", lambda: {**real, "torch": "9.9"})
+    with pytest.raises(CheckpointError, match=re.escape(f"0-lru: trained with torch {real['torch']}, now 9.9: ")):
+        train_all(rivals("lru"), 1, tmp_path, go_on=True)
+
+
+def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_all(rivals("lru"), 1, tmp_path)
+    monkeypatch.setattr(adaptive.studies.compare.kept, "open_data", lambda config: ToyData(num_train=64))
+    with pytest.raises(InputError, match=r"the data are not those of .*0-lru"):
+        train_all(rivals("lru"), 1, tmp_path, go_on=True)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    train_all(rivals("lru"), 1, tmp_path)
+    (tmp_path / "seed-0/0-lru/run.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"seed-0/0-lru/run\.json: expected JSON"):
+        KeptRuns(tmp_path)
+
+
+def test_there_may_be_nothing_to_go_on_with(tmp_path: Path) -> None:
+    assert KeptRuns(tmp_path).find(toy_config(policy="lru")) is None
+
+
+def _raises(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        raise error
+
+    return fail

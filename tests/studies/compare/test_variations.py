@@ -1,0 +1,240 @@
+"""`--vary`: lists of values become combinations, every policy is trained with each, and they are judged one by one."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import ToyData, toy_config
+
+import adaptive.studies.compare.runs
+import adaptive.training.runs
+from adaptive.config import TrainConfig
+from adaptive.errors import ConfigError, DeviceMemoryError
+from adaptive.studies.compare.contenders import Contender
+from adaptive.studies.compare.judge import judge
+from adaptive.studies.compare.report import comparison_csv, comparison_document
+from adaptive.studies.compare.runs import Outcome, train_all
+from adaptive.studies.compare.variations import Value, Variation, folders, title, values, variations
+
+BUDGET = 0.0005
+SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
+DROP = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
+
+
+def texts(*lists: str) -> list[list[str]]:
+    return [[f"{value.key}={value.text}" for value in one] for one in variations(lists, {})]
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_list_several_lists_and_none() -> None:
+    assert texts("batch_size=256,1024") == [["batch_size=256"], ["batch_size=1024"]]
+    assert texts("a=1,2", "b=x,y") == [["a=1", "b=x"], ["a=1", "b=y"], ["a=2", "b=x"], ["a=2", "b=y"]]
+    assert texts() == [[]]
+
+
+def test_keys_that_vary_together() -> None:
+    assert texts("a+b=1+2,3+4") == [["a=1", "b=2"], ["a=3", "b=4"]]
+    assert texts("skip.rule=defer+bound=0.1,off") == [["skip.rule=defer+bound=0.1"], ["skip.rule=off"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("model.top_mlp=64-32-1,128-1", ["64-32-1", "128-1"]),
+        ('data="criteo:a,b",synthetic', ['"criteo:a,b"', "synthetic"]),
+        ("data='a,b','c'", ["'a,b'", "'c'"]),
+        ("model.top_mlp=[64,1],[8,1]", ["[64,1]", "[8,1]"]),
+        ('x="open,2', ['"open', "2"]),
+        (" steps = 1 , 2 ", ["1", "2"]),
+    ],
+)
+def test_commas_in_quotes_and_brackets_belong_to_a_value(text: str, found: list[str]) -> None:
+    assert [one[0].text for one in variations([text], {})] == found
+
+
+@given(items=st.lists(st.integers(), min_size=1, max_size=6, unique=True))
+def test_every_value_comes_once_and_in_order(items: list[int]) -> None:
+    assert [values(one) for one in variations([f"k={','.join(map(str, items))}"], {})] == [
+        {"k": item} for item in items
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (["batch_size"], "--vary 'batch_size': needed KEY=VALUE,VALUE, for example --vary batch_size=256,1024,4096"),
+        (["=1,2"], "needed KEY=VALUE"),
+        (["a+=1,2"], "needed KEY=VALUE"),
+        (["steps=1,,2"], "--vary steps: value 2 of 3 is empty, in 'steps=1,,2'"),
+        (["steps="], "value 1 of 1 is empty"),
+        (["steps=1,2,1"], "--vary steps: 1 more than once"),
+        (["lr=0.1,0.10"], "--vary lr: 0.10 more than once"),
+        (["a+b=1+2,3"], r"--vary a\+b: value 2 of 2 is '3'; needed a part for each of 2 keys, joined by \+"),
+        (["a=1", "a=2"], "--vary a: another --vary gives a, too"),
+        (["depth=1,2"], "--vary depth: --set gives depth, too; give one of them"),
+        (["policy=lru,lfu"], "--vary policy: policies are compared with --policies"),
+        (["seed=1,2"], "--vary seed: seeds are compared with --seeds"),
+        (["out=a,b"], "--vary out: run directories lie under --out"),
+    ],
+)
+def test_mistakes(lists: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        variations(lists, {"depth": "--set"})
+
+
+def test_names() -> None:
+    varied = (Value("batch_size", "256"), Value("tier.host", "mmap:/tmp/a b"), Value("tier.device_rows", "10%"))
+    assert title(varied) == "batch_size=256, tier.host=mmap:/tmp/a b, tier.device_rows=10%"
+    assert folders(varied) == ["batch_size=256", "tier.host=mmap:%2Ftmp%2Fa b", "tier.device_rows=10%"]
+    assert values(varied) == {"batch_size": 256, "tier.host": "mmap:/tmp/a b", "tier.device_rows": "10%"}
+
+
+# --- trainings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        adaptive.training.runs.training, "open_data", lambda config, run_directory=None: ToyData(num_train=320)
+    )
+
+
+def rivals(*policies: str, sizes: tuple[int, ...] = (16, 32), **changed: Any) -> list[Contender]:
+    return [
+        Contender(
+            policy,
+            toy_config(
+                policy=policy,
+                batch_size=size,
+                skip=SKIP,
+                policy_options=DROP if policy == "slipstream" else {},
+                **changed,
+            ),
+            (Value("batch_size", str(size)),),
+        )
+        for size in sizes
+        for policy in policies
+    ]
+
+
+def test_every_policy_is_trained_with_every_value_and_compared_within_it(tmp_path: Path) -> None:
+    told: list[str] = []
+    outcomes = train_all(rivals("lru", "lfu"), 2, tmp_path, told=told.append)
+    assert told[:3] == [
+        "seed 0 (1 of 2), batch_size=16 (1 of 2), lru (1 of 2)",
+        "seed 0 (1 of 2), batch_size=16 (1 of 2), lfu (2 of 2)",
+        "seed 0 (1 of 2), batch_size=32 (2 of 2), lru (1 of 2)",
+    ]
+    assert (tmp_path / "seed-1/batch_size=32/1-lfu/run.json").is_file() and len(outcomes) == 8
+    result = judge(outcomes, auc_budget=BUDGET)
+    assert result["problems"] == [] and "control" not in result
+    assert result["values"] == [{"varied": {"batch_size": size}, "control": "lru"} for size in (16, 32)]
+    found = [(one["varied"], one["policy"], one["reason"], one["steps"]) for one in result["policies"]]
+    assert found == [
+        ({"batch_size": 16}, "lru", "the control", 20),
+        ({"batch_size": 16}, "lfu", "equal to the control bit for bit", 20),
+        ({"batch_size": 32}, "lru", "the control", 10),
+        ({"batch_size": 32}, "lfu", "equal to the control bit for bit", 10),
+    ]
+    assert result["policies"][0]["auc"] != result["policies"][2]["auc"]
+
+
+def test_the_twin_that_drops_at_random_has_the_same_value(tmp_path: Path) -> None:
+    outcomes = train_all(rivals("lru", "slipstream"), 1, tmp_path)
+    twin = "random_drop beside slipstream"
+    assert [one.policy for one in outcomes] == 2 * ["lru", "slipstream", twin]
+    assert [values(one.varied)["batch_size"] for one in outcomes] == [16, 16, 16, 32, 32, 32]
+    record = json.loads((tmp_path / "seed-0/batch_size=32/1-random_drop/run.json").read_text())
+    assert record["config"]["batch_size"] == 32
+    for place, one in enumerate(judge(outcomes, auc_budget=BUDGET)["policies"]):
+        mine = outcomes[3 * (place // 3) : 3 * (place // 3) + 3]
+        expected = mine[1].summary["auc"] - mine[2].summary["auc"] if one["policy"] == "slipstream" else None
+        assert one["auc_difference_to_random"] == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_rigged_policy_is_found_out_within_its_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = adaptive.training.runs.train_run
+
+    def rigged(config: TrainConfig, **options: Any) -> dict[str, Any]:
+        if config.policy == "lfu" and config.batch_size == 32:
+            config = config.model_copy(update={"seed": 5})
+        return real(config, **options)
+
+    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", rigged)
+    result = judge(train_all(rivals("lru", "lfu"), 1, tmp_path), auc_budget=BUDGET)
+    assert [one["verdict"] for one in result["policies"]] == ["within", "within", "within", "differs"]
+    (problem,) = result["problems"]
+    assert problem.startswith("lfu with batch_size=32: skipped nothing and still trained other numbers than lru")
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def outcome(policy: str, varied: Variation, auc: float) -> Outcome:
+    summary = {
+        **{"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", "samples_per_s": 100.0, "steps": 4},
+        **{"samples": 128, "hit_rate": 0.5, "row_hit_rate": 0.4, "bytes_h2d": 4096, "bytes_d2h": 0},
+        **{"fetched_rows": 9, "written_back_rows": 0, "time_ms": {"plan": 1.0}},
+        **{"skipped_update_share": 0.0, "skipped_lookup_share": 0.0},
+    }
+    return Outcome(policy, 0, "out", summary=summary, bits=f"{auc}", varied=varied)
+
+
+def judged() -> dict[str, Any]:
+    first, second = (
+        (Value("optimizer.lr", text), Value("save", save)) for text, save in (("0.1", "true"), ("1", "false"))
+    )
+    failed = Outcome("lfu", 0, "out", error=DeviceMemoryError("no room"), varied=second)
+    return judge(
+        [outcome("lru", first, 0.7), outcome("lfu", first, 0.7), outcome("lru", second, 0.6), failed], auc_budget=BUDGET
+    )
+
+
+def test_a_table_for_each_value_and_one_over_all() -> None:
+    result = judged()
+    blocks = comparison_document(result).to_markdown().split("\n\n")
+    titles = [place for place, block in enumerate(blocks) if block.startswith("## ")]
+    assert [blocks[place] for place in titles] == [
+        "## optimizer.lr=0.1, save=true", "## optimizer.lr=1, save=false", "## All values",
+    ]  # fmt: skip
+    for place, verdict in zip(titles[:2], ("within", "failed"), strict=True):
+        head, _, *rows = blocks[place + 2].splitlines()
+        assert head.startswith("| policy | AUC |") and [row.split(" | ")[0] for row in rows] == ["| lru", "| lfu"]
+        assert rows[1].split(" | ")[3] == verdict
+    head, _, *rows = blocks[-3 if "problem" in blocks[-1] else -2].splitlines()
+    assert head == (
+        "| optimizer.lr | save | policy | AUC | difference | verdict | samples/s | hit rate | log loss | accuracy |"
+    )
+    assert [row.split(" | ")[:4] for row in rows] == [
+        ["| 0.1", "true", "lru", "0.7000"],
+        ["| 0.1", "true", "lfu", "0.7000"],
+        ["| 1", "false", "lru", "0.6000"],
+        ["| 1", "false", "lfu", "-"],
+    ]
+    assert result["problems"] == ["lfu with optimizer.lr=1, save=false, seed 0: DeviceMemoryError: no room"]
+    text = comparison_document(result).to_text()
+    assert text.count("lru: within the AUC budget") == 2 and "--- optimizer.lr=1, save=false\n" in text
+    assert "\noptimizer.lr   save  policy" in text
+
+
+def test_csv_and_json_carry_the_values() -> None:
+    result = judged()
+    rows = list(csv.DictReader(io.StringIO(comparison_csv(result))))
+    assert [(row["varied.optimizer.lr"], row["varied.save"], row["policy"]) for row in rows] == [
+        ("0.1", "True", "lru"), ("0.1", "True", "lfu"), ("1", "False", "lru"), ("1", "False", "lfu"),
+    ]  # fmt: skip
+    assert json.loads(json.dumps(result))["policies"][3]["varied"] == {"optimizer.lr": 1, "save": False}
+
+
+def test_nothing_varied_says_nothing_of_values() -> None:
+    result = judge([replace(outcome("lru", (), 0.7))], auc_budget=BUDGET)
+    assert result["control"] == "lru" and "values" not in result and "varied" not in result["policies"][0]
+    assert "##" not in comparison_document(result).to_markdown() and "---" not in comparison_document(result).to_text()

@@ -1,0 +1,82 @@
+"""Machine files: presets, what was measured, mistakes."""
+
+from pathlib import Path
+
+import pytest
+
+from adaptive.errors import ConfigError
+from adaptive.studies.machines.spec import MachineSpec, load_machine, machine_toml, preset_names, write_machine
+from adaptive.studies.simulate.machine import Traffic, described, expected_ms, step_ms
+
+MEASURED = {
+    "device": 2e9, "host": 1e9, "move": 5e8, "dense_ms": 3.0, "flops_per_sample": 100.0, "batch_size": 10,
+    "overlap_staged": 0.5, "overlap_host": 0.25, "plan_factor": 2.0, "vectors_cross": False, "depth": 4,
+}  # fmt: skip
+TRAFFIC = Traffic(
+    lookups=1000, lookup_hits=800, rows=500, row_hits=400, vectors=1000, host_vectors=0, fetched=100, written_back=60,
+    value_bytes=64, row_bytes=68,
+)  # fmt: skip
+
+
+def test_every_preset_names_its_source() -> None:
+    assert {"dual-cpu", "big-basin", "zion", "v100-pcie3", "a100", "h200"} <= set(preset_names())
+    for name in preset_names():
+        spec = load_machine(name)
+        assert spec.name == name and spec.source and spec.host is not None and spec.watts
+
+
+def test_a_file_reads_as_it_was_written(tmp_path: Path) -> None:
+    spec = MachineSpec.model_validate({"name": 'a "b" \\', "measured": MEASURED, "host": load_machine("zion").host})
+    write_machine(tmp_path / "m.toml", spec)
+    assert load_machine(str(tmp_path / "m.toml")) == spec
+    for name in preset_names():
+        (tmp_path / f"{name}.toml").write_text(machine_toml(load_machine(name)))
+        assert load_machine(str(tmp_path / f"{name}.toml")) == load_machine(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        ("name = 3", "name"),
+        ('name = "x"\n[gpu]\ncount = 1\nmemory = "16"', "gpu.memory.*such as 32GB"),
+        ('name = "x"\nspeed = 3', "speed"),
+        ("name = ", "machine file"),
+    ],
+)
+def test_mistakes_name_their_place(tmp_path: Path, text: str, needed: str) -> None:
+    (tmp_path / "m.toml").write_text(text)
+    with pytest.raises(ConfigError, match=needed):
+        load_machine(str(tmp_path / "m.toml"))
+
+
+def test_a_machine_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="neither a file nor one of a100, big-basin"):
+        load_machine("bigbasin")
+    with pytest.raises(ConfigError, match=r"neither \[measured\] nor \[host\]"):
+        described(MachineSpec(name="empty"), flops_per_sample=1.0, batch_size=1)
+
+
+def test_the_expected_step_written_out() -> None:
+    machine = described(MachineSpec(name="m", measured=MEASURED), flops_per_sample=200.0, batch_size=20)  # type: ignore[arg-type]
+    assert machine.dense_ms == 12.0  # four times the operations
+    work = 1000 * 64 + 2 * 1000 * 64 + 2 * 500 * 68
+    train = 1e3 * work / 2e9 + 12.0
+    look = 0.7 + 2.0 * 0.3 + 1e3 * 160 * 68 / 5e8
+    found = expected_ms(TRAFFIC, machine, staged=True, plan_ms=0.3, read_ms=0.7, depth=4)
+    assert found == pytest.approx(train + look - 0.5 * look)
+    assert expected_ms(TRAFFIC, machine, staged=True, plan_ms=0.3, read_ms=0.7, depth=0) == pytest.approx(train + look)
+    # nothing crosses a link on a machine whose vectors do not
+    assert step_ms(TRAFFIC, machine, staged=True, plan_ms=0.1)["hybrid"] == pytest.approx(1e3 * work / 1e9 + 12.0)
+
+
+def test_peaks_and_what_of_them_is_assumed() -> None:
+    machine = described(load_machine("v100-pcie3"), flops_per_sample=1e9, batch_size=1000)
+    assert machine.device == 900e9 * 0.6 and machine.link == pytest.approx(15.8e9 * 0.8)
+    assert machine.dense_ms == pytest.approx(1e3 * 1e12 / (15.7e12 * 0.3))
+    assert expected_ms(TRAFFIC, machine, staged=True, plan_ms=0.3, read_ms=0.7, depth=4) is None
+
+
+def test_a_typo_is_named_before_what_is_missing_because_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('nam = "x"\n')
+    with pytest.raises(ConfigError, match=r"a\.toml: nam: unknown key \(did you mean name\?\); name: is needed$"):
+        load_machine(str(tmp_path / "a.toml"))

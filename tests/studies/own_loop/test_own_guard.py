@@ -1,0 +1,244 @@
+"""The guard of a loop of one's own: it decides, undoes and ends with the numbers that a guarded run has."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from guarded import BATCH, GUARD, LAX, SAMPLES, SKIP, STRICT, run, spec, toy_data  # noqa: F401 (fixture)
+from guarded_policies import Defer, DropHalf, Freeze, Plain
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from toy import ToyData, toy_config
+from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixtures)
+
+from adaptive import Guard, Planned, Recording, TieredEmbeddingBag
+from adaptive.errors import ConfigError, InputError
+from adaptive.models.tasks import start_at_base_rate
+from adaptive.policy import Policy
+from adaptive.training.build import Components, build, first_batches, torch_settings
+from adaptive.training.telemetry.jsonl import read_metrics
+from adaptive.training.telemetry.record import GuardRecord
+
+DATA = ToyData(SAMPLES)
+TOTAL = SAMPLES // BATCH
+
+
+class Net(nn.Module):
+    """A model that holds its tables."""
+
+    def __init__(self, tables: TieredEmbeddingBag, head: nn.Module) -> None:
+        super().__init__()
+        self.tables, self.head = tables, head
+
+    def forward(self, planned: Planned) -> Tensor:
+        logits: Tensor = self.head(planned.dense, self.tables.stack(planned))
+        return logits
+
+
+def step(net: Net, dense: torch.optim.Optimizer, planned: Planned) -> tuple[Tensor, Tensor]:
+    logits = net(planned)
+    loss = binary_cross_entropy_with_logits(logits, planned.labels)
+    dense.zero_grad()
+    loss.backward()
+    dense.step()
+    net.tables.step()
+    return loss, logits
+
+
+def score(net: Net, dense: torch.optim.Optimizer, planned: Planned) -> Tensor:
+    assert not net.training
+    return net(planned)  # type: ignore[no-any-return]
+
+
+def made(policy: type[Policy], **changed: Any) -> Components:
+    config = toy_config(**({"policy": spec(policy), "skip": SKIP, "batch_size": BATCH} | changed))
+    parts = build(config, DATA, first_batches(config, DATA))
+    start_at_base_rate(parts.model, DATA.train(BATCH))  # as a run does
+    return parts
+
+
+def guarded_loop(
+    parts: Components, limits: dict[str, Any], *, depth: int = 4, record: Any = None, passes: int = 1
+) -> Guard:
+    net = Net(parts.embeddings, parts.model)
+    guard = Guard(parts.embeddings, step, net, parts.optimizer, score=score, batch_size=BATCH, total=passes * TOTAL,
+                  depth=depth, record=record, **(GUARD | limits))  # fmt: skip
+    with torch_settings(toy_config()), guard:
+        for _ in range(passes):
+            for planned in guard.look_ahead(DATA.train(BATCH)):
+                loss, logits = step(net, parts.optimizer, planned)
+                if record is not None:
+                    record.step(planned, loss, logits)
+                guard.after(planned, loss)
+    return guard
+
+
+def decisions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """With their evidence, but for the time of day and a fork's memory, which holds records of the batches that the
+    look-ahead has come to; an idle guard's reason names the policy, as the user wrote it."""
+    chance = {"wall_time", "fork_bytes"}
+    left_out = {"idle": chance | {"reason"}}
+    return [
+        {name: value for name, value in one.items() if name not in left_out.get(one["verdict"], chance)}
+        for one in summary["guard_decisions"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "limits", "more"),
+    [
+        (Freeze, {"budget": STRICT}, {}),
+        (Freeze, {"budget": 0.05}, {"optimizer": {"name": "adam", "lr": 0.01}}),
+        (Defer, {"budget": LAX, "every": 40}, {"dense_optimizer": {"name": "adam", "lr": 0.01}}),
+        (DropHalf, {"budget": 0.05}, {}),
+        (Plain, {"budget": 0.05}, {}),
+    ],
+)
+def test_it_decides_as_a_run_and_ends_with_its_numbers(
+    tmp_path: Path, policy: type[Policy], limits: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """Bit for bit: every decision with its evidence, what was left out and undone, rows and dense weights."""
+    expected = run(tmp_path, policy, limits, **more)
+    parts = made(policy, **more)
+    guard = guarded_loop(parts, limits)
+    found = guard.summary()
+    assert [one["verdict"] for one in found["guard_decisions"]] == expected.verdicts
+    named = {name: value for name, value in expected.summary.items() if name.startswith("guard_")}
+    found["guard_decisions"], named["guard_decisions"] = decisions(found), decisions(named)
+    for mine, theirs in zip(found["guard_decisions"], named["guard_decisions"], strict=True):
+        assert {name: (value, theirs[name]) for name, value in mine.items() if value != theirs[name]} == {}
+    assert found == named
+    saved = parts.embeddings.state_arrays()
+    for name, value in expected.saved.rows.items():
+        if name.endswith(("weights", "state")):
+            np.testing.assert_array_equal(saved[name], value)
+    for name, weight in parts.model.state_dict().items():
+        assert torch.equal(weight, expected.saved.dense[name]), name
+    parts.embeddings.close()
+
+
+def test_two_passes_are_those_of_two_epochs(tmp_path: Path) -> None:
+    expected = run(tmp_path, Freeze, {"budget": 0.05}, epochs=2)
+    parts = made(Freeze)
+    assert decisions(guarded_loop(parts, {"budget": 0.05}, passes=2).summary()) == decisions(expected.summary)
+    parts.embeddings.close()
+
+
+def test_a_recording_has_the_decisions(tmp_path: Path) -> None:
+    parts = made(Freeze)
+    with Recording(parts.embeddings, tmp_path / "run", tensorboard=False) as record:
+        guard = guarded_loop(parts, {"budget": STRICT}, record=record)
+        records = [one for one in read_metrics(tmp_path / "run/metrics.jsonl") if isinstance(one, GuardRecord)]
+    assert (
+        [one.verdict for one in records] == ["stop"] == [one["verdict"] for one in guard.summary()["guard_decisions"]]
+    )
+    parts.embeddings.close()
+
+
+def test_a_learning_rate_scheduler_and_the_rows_optimizer_may_be_parts() -> None:
+    """They are copied with what they refer to; a check that fails leaves the numbers of a loop that skips nothing."""
+
+    def trained(policy: type[Policy], **limits: Any) -> dict[str, Any]:
+        parts = made(policy)
+        tables, model, dense = parts.embeddings, parts.model, parts.optimizer
+        slower = [torch.optim.lr_scheduler.StepLR(one, 30, 0.5) for one in (tables.optimizer, dense)]
+        everything = (tables, model, dense, *slower)
+
+        def own_step(tables: Any, model: Any, dense: Any, rows_slower: Any, slower: Any, planned: Planned) -> Tensor:
+            loss = binary_cross_entropy_with_logits(model(planned.dense, tables.stack(planned)), planned.labels)
+            dense.zero_grad()
+            loss.backward()
+            dense.step()
+            tables.step()
+            rows_slower.step()
+            slower.step()
+            return loss
+
+        def own_score(tables: Any, model: Any, *_: Any) -> Any:
+            return model(_[-1].dense, tables.stack(_[-1]))
+
+        guard = Guard(tables, own_step, *everything, score=own_score, batch_size=BATCH, total=TOTAL, **(GUARD | limits))
+        with guard:
+            for planned in guard.look_ahead(DATA.train(BATCH)):
+                guard.after(planned, own_step(*everything, planned))
+        with tables:
+            rows = {name: tables.table_weights(name) for name in tables.table_names}
+        return rows | {name: value.numpy() for name, value in model.state_dict().items()}
+
+    found, plain = trained(Freeze, budget=STRICT), trained(Plain)
+    assert found.keys() == plain.keys()
+    for name, value in plain.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+# --- wrong input -----------------------------------------------------------------------------------------------------
+
+
+def guard_of(parts: Components, **options: Any) -> Guard:
+    net = Net(parts.embeddings, parts.model)
+    given: dict[str, Any] = {"score": score, "batch_size": BATCH, "total": TOTAL, **GUARD} | options
+    return Guard(parts.embeddings, given.pop("step", step), net, parts.optimizer, **given)
+
+
+def test_wrong_arguments_are_told() -> None:
+    parts = made(Freeze)
+    with pytest.raises(ConfigError, match="no limit buget; there are: budget, warmup, steps, holdout, every"):
+        guard_of(parts, buget=1)
+    with pytest.raises(ConfigError, match=r"guard: budget: Input should be greater than 0, found -1"):
+        guard_of(parts, budget=-1)
+    with pytest.raises(ConfigError, match=r"set steps \(total of adaptive.Guard\); an upper bound will do"):
+        guard_of(parts, total=None)
+    with pytest.raises(ConfigError, match=r"part 1 is a function: .* state_dict\(\) and load_state_dict\(\)"):
+        Guard(parts.embeddings, step, step, score=score, batch_size=BATCH)
+    parts.embeddings.close()
+
+
+def looped(parts: Components, trained: Any, **options: Any) -> None:
+    """A loop in which `trained(net, dense, planned)` does the step."""
+    net = Net(parts.embeddings, parts.model)
+    with guard_of(parts, step=trained, **options) as guard:
+        for planned in guard.look_ahead(DATA.train(BATCH)):
+            guard.after(planned, trained(net, parts.optimizer, planned))
+
+
+def unheard(parts: Components) -> None:
+    with guard_of(parts) as guard:
+        for planned in guard.look_ahead(itertools.islice(DATA.train(BATCH), 3)):
+            step(Net(parts.embeddings, parts.model), parts.optimizer, planned)
+
+
+def test_a_batch_of_which_the_guard_does_not_hear_is_told() -> None:
+    parts = made(Freeze)
+    with pytest.raises(ConfigError, match=r"called 0 times for batch 0, and is needed once"):
+        unheard(parts)
+    parts.embeddings.close()
+
+
+def test_labels_other_than_0_and_1_are_told() -> None:
+    parts = made(Freeze)
+    (batch,) = itertools.islice(DATA.train(BATCH), 1)
+    guard = guard_of(parts)
+    with pytest.raises(InputError, match=r"labels 0 and 1 are needed, found 3.0 in batch 0"):
+        list(guard.look_ahead([replace(batch, labels=np.full_like(batch.labels, 3))]))
+    parts.embeddings.close()
+
+
+def test_a_step_that_reaches_past_its_arguments_is_told() -> None:
+    """In a check it would train the tables themselves instead of their copy."""
+    parts = made(Freeze)
+    net = Net(parts.embeddings, parts.model)
+    with pytest.raises(ConfigError, match=r"through its arguments only, which are copies in a check"):
+        looped(parts, lambda _, dense, planned: step(net, dense, planned)[0])
+    parts.embeddings.close()
+
+
+def test_a_score_of_another_shape_is_told() -> None:
+    parts = made(Freeze)
+    with pytest.raises(ConfigError, match=r"score\(...\) must give logits \(32,\), found \(32, 1\)"):
+        looped(parts, lambda *given: step(*given)[0], score=lambda net, dense, planned: net(planned)[:, None])
+    parts.embeddings.close()

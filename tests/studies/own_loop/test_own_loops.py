@@ -1,0 +1,205 @@
+"""Loops of one's own: their record, comparisons and simulations are those that runs have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import batch_of
+
+from adaptive import (
+    Batch,
+    Counter,
+    Recording,
+    SkipConfig,
+    TableConfig,
+    TierConfig,
+    TieredEmbeddingBag,
+    compare_policies,
+    evaluate,
+    simulate_policies,
+)
+from adaptive.errors import CheckpointError, ConfigError, OutputError
+from adaptive.policies.lru import LRU
+from adaptive.policy import Policy, RowStats
+from adaptive.studies.report.writing import write_report
+from adaptive.training.runs import evaluate_run
+from adaptive.training.telemetry.jsonl import read_metrics
+from adaptive.training.telemetry.record import EvalRecord, IntervalRecord, RunRecord
+
+TABLES = [
+    TableConfig(name="user", num_embeddings=60, embedding_dim=4),
+    TableConfig(name="item", num_embeddings=30, embedding_dim=4),
+]
+
+
+def batches(count: int, seed: int = 0) -> list[Batch]:
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        ids = random.zipf(1.4, (16, 2)) % [60, 30]
+        found.append(batch_of(ids, ids[:, 0] % 2 == 0))
+    return found
+
+
+def train(*, count: int = 10, seed: int = 0, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="80%"), seed=seed, **options)
+    head = torch.nn.Linear(8, 1)
+    return embeddings, head, batches(count, seed)
+
+
+def step(embeddings: TieredEmbeddingBag, head: torch.nn.Module, planned: Any) -> tuple[Any, Any]:
+    logits = head(embeddings.stack(planned).flatten(1)).squeeze(1)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, planned.labels)
+    loss.backward()
+    embeddings.step()
+    return loss, logits
+
+
+def test_a_recording_is_the_record_of_a_run(tmp_path: Path) -> None:
+    embeddings, head, data = train()
+    with Recording(embeddings, tmp_path / "run", log_every=4) as record:
+        for planned in record.batches(embeddings.look_ahead(data, depth=2)):
+            with record.timed("forward"):
+                loss, logits = step(embeddings, head, planned)
+            record.step(planned, loss, logits)
+        record.evaluation(evaluate(embeddings, Flat(head), batches(2, 9)))
+        summary = record.summary()
+    records = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [type(one) for one in records] == [RunRecord, *[IntervalRecord] * 3, EvalRecord]
+    intervals = [one for one in records if isinstance(one, IntervalRecord)]
+    assert [one.step for one in intervals] == [4, 8, 10]
+    assert sum(one.tables["user"].lookups for one in intervals) == 160
+    assert intervals[0].time_ms["forward"] > 0
+    assert summary["steps"] == 10 and summary["samples"] == 160 and summary["eval_samples"] == 32
+    assert summary["hit_rate"] == pytest.approx(
+        sum(t.lookup_hits for one in intervals for t in one.tables.values()) / 320
+    )
+    kept = json.loads((tmp_path / "run/run.json").read_text())
+    assert kept["own_loop"] and kept["status"] == "finished" and kept["summary"]["steps"] == 10
+    assert list((tmp_path / "run/tensorboard").iterdir())
+    assert write_report([tmp_path / "run"], tmp_path / "page.html")["kind"] == "run"
+    with pytest.raises(CheckpointError, match=r"got the recording of a training loop .*adaptive-train report .*run"):
+        evaluate_run(tmp_path / "run")
+    with pytest.raises(OutputError, match="not empty"):
+        Recording(embeddings, tmp_path / "run")
+    embeddings.close()
+
+
+class Flat(torch.nn.Module):
+    def __init__(self, head: torch.nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(pooled.flatten(1)).squeeze(1)
+        return found
+
+
+def test_recording_changes_nothing_and_tells_how_it_ended(tmp_path: Path) -> None:
+    plain, head, data = train()
+    for planned in plain.look_ahead(data):
+        step(plain, head, planned)
+    embeddings, head, data = train()
+
+    def fails() -> None:
+        with Recording(embeddings, tmp_path / "run", tensorboard=False) as record:
+            for planned in record.batches(embeddings.look_ahead(data)):
+                record.step(planned, *step(embeddings, head, planned))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        fails()
+    assert np.array_equal(plain.table_weights("user"), embeddings.table_weights("user"))
+    kept = json.loads((tmp_path / "run/run.json").read_text())
+    assert kept["status"] == "stopped" and "KeyError" in kept["error"]
+    assert not (tmp_path / "run/tensorboard").exists()
+
+
+def test_wrong_arguments_of_a_recording_are_told(tmp_path: Path) -> None:
+    embeddings, _, data = train()
+    with pytest.raises(ConfigError, match="log_every: a whole number from 1 on"):
+        Recording(embeddings, tmp_path / "run", log_every=0)
+    with Recording(embeddings, tmp_path / "run", tensorboard=False) as record:
+        (planned,) = record.batches(embeddings.look_ahead(data[:1]))
+        with pytest.raises(ConfigError, match=r"logits of shape \(16,\) are needed, found \(16, 1\)"):
+            record.step(planned, 0.5, torch.zeros(16, 1))
+
+
+class Freezing(LRU):
+    """Leaves the updates of every second row out."""
+
+    warmup = 0
+
+    def saturated(self, rows: RowStats) -> Any:
+        return rows.rows % 2 == 0
+
+
+def scored(*, seed: int, policy: str | type[Policy], skip: Any = None, **rest: Any) -> Any:
+    embeddings, head, data = train(count=16, seed=seed, policy=policy, skip=skip, **rest)
+    for planned in embeddings.look_ahead(data, depth=1):
+        step(embeddings, head, planned)
+    kept = batches(4, seed + 50)
+    with torch.no_grad():
+        logits = [head(embeddings.stack(embeddings.read(one)).flatten(1)).squeeze(1) for one in kept]
+    return embeddings, torch.cat(logits), np.concatenate([one.labels for one in kept])
+
+
+def test_a_comparison_checks_what_is_exact_and_judges_what_skips() -> None:
+    skip = SkipConfig(interval=2, min_visits=1, min_accesses=1, hot_rows="100%", lag=2)
+    told: list[str] = []
+    found = compare_policies(
+        scored,
+        {"lru": {"policy": "lru"}, "sieve": {"policy": "sieve"}, "freezing": {"policy": Freezing, "skip": skip}},
+        seeds=2,
+        auc_budget=0.5,
+        told=told.append,
+    )
+    assert found["control"] == "lru" and found["seeds"] == [0, 1] and not found["problems"]
+    assert told == [f"seed {seed}, {label}" for seed in (0, 1) for label in ("lru", "sieve", "freezing")]
+    lru, sieve, freezing = found["policies"]
+    assert lru["exact"] and sieve["exact"] and sieve["reason"] == "equal to the control bit for bit"
+    assert not freezing["exact"] and freezing["skipped_update_share"] > 0 and freezing["auc_difference_ci"]
+    assert freezing["verdict"] == "within"
+    assert lru["steps"] == 16 and 0 < lru["hit_rate"] < 1
+    assert "sieve" in found["table"]
+
+
+def test_a_training_that_fails_or_cheats_is_told() -> None:
+    def wrong(*, seed: int, policy: str, skip: Any = None) -> Any:
+        if policy == "hybrid":
+            raise RuntimeError("mine")
+        return scored(seed=seed + (policy == "lfu"), policy=policy, skip=skip)
+
+    found = compare_policies(wrong, ["lru", "lfu", "hybrid"], seeds=1)
+    assert any("hybrid, seed 0: RuntimeError: mine" in problem for problem in found["problems"])
+    assert [one["verdict"] for one in found["policies"]] == ["within", "differs", "failed"]
+    with pytest.raises(ConfigError, match="at least one policy and one seed"):
+        compare_policies(wrong, [], seeds=1)
+
+
+def test_a_simulation_counts_what_training_counts() -> None:
+    data = batches(30)
+    found = simulate_policies(data, TABLES, ["lru", "sieve"], ["80%"], depth=1)
+    for run in found["runs"]:
+        tier = TierConfig(device_rows="80%")
+        with TieredEmbeddingBag(TABLES, tier, policy=run["policy"]) as embeddings:
+            for planned in embeddings.look_ahead(data, depth=1):
+                embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
+                embeddings.step()
+            counts = embeddings.counts()
+        assert run["hit_rate"] == counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS]
+    again = simulate_policies(lambda: iter(data), TABLES, ["lru"], ["80%"], depth=1)
+    assert again["runs"][0]["hit_rate"] == found["runs"][0]["hit_rate"]
+    assert "lru" in found["table"]
+
+
+def test_wrong_arguments_of_a_simulation_are_told() -> None:
+    with pytest.raises(ConfigError, match="give a list, or a function that begins anew"):
+        simulate_policies(iter(batches(2)), TABLES)  # type: ignore[arg-type]
+    wide = TableConfig(name="wide", num_embeddings=5, embedding_dim=8)
+    with pytest.raises(ConfigError, match=r"of one width are needed, found 4 .*, 8 "):
+        simulate_policies(batches(2), [*TABLES, wide])

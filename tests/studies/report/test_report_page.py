@@ -1,0 +1,147 @@
+"""Pages as a parser and a browser see them: whole, nothing loaded, nothing run, whatever the data are called."""
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+from report_records import HOSTILE, Seen, browse, comparison, write_run
+
+from adaptive.studies.profile.pictures import PICTURES
+from adaptive.studies.report.blocks import Folded, Section
+from adaptive.studies.report.charts import drawn_figure
+from adaptive.studies.report.page import escaped, page_html, visible
+from adaptive.studies.report.profile_sections import _draw, _shown
+from adaptive.studies.report.writing import write_report
+from adaptive.studies.simulate.machine import Machine
+from adaptive.studies.simulate.simulation import simulate
+from adaptive.training.settings import load_settings
+from adaptive.training.telemetry.document import Note, Table
+
+ELEMENTS = {
+    *("html", "head", "meta", "title", "style", "body", "header", "h1", "p", "nav", "a", "main", "section", "h2"),
+    *("div", "table", "caption", "thead", "tbody", "tr", "th", "td", "figure", "figcaption", "svg", "g", "path"),
+    *("defs", "use", "text", "clippath", "rect", "ul", "li", "span", "details", "summary", "pattern"),
+}
+
+
+def hostile_run(tmp_path: Path) -> Path:
+    run = write_run(
+        tmp_path / "<b>run & 'co'",
+        tables=HOSTILE,
+        policy=HOSTILE[0],
+        guard=True,
+        skips=True,
+        more={
+            "summary": {"rejected_lines": {HOSTILE[1]: 2}, "policy_numbers": {HOSTILE[0]: 1.0}, "policy": HOSTILE[0]},
+            "config": {HOSTILE[1]: HOSTILE[0], "policy": HOSTILE[0]},
+            "data": {HOSTILE[3]: list(HOSTILE)},
+        },
+    )
+    bad = {"file": "<i>.csv", "line": 3, "cause": "hex", "column": HOSTILE[1], "text": HOSTILE[0]}
+    (run / "rejects.jsonl").write_text(json.dumps(bad) + "\n")
+    return run
+
+
+def check(page: str) -> Seen:
+    """Nothing but what a page is made of, closed where it was opened."""
+    seen = Seen(page)
+    assert not seen.open and set(seen.tags) <= ELEMENTS, set(seen.tags) - ELEMENTS
+    assert not [one for one in seen.attributes if one[1].startswith("on") or one[1] in ("src", "srcset", "action")]
+    links = [value for _, name, value in seen.attributes if name in ("href", "xlink:href")]
+    assert all(link.startswith("#") for link in links)
+    assert not re.search(r"url\((?!#)|@import", page)
+    return seen
+
+
+def test_hostile_names_stay_names(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    write_report([hostile_run(tmp_path)], out)
+    seen = check(page := out.read_text(encoding="utf-8"))
+    for name in (HOSTILE[0], HOSTILE[1], "a\\x00b\\x1b[31m", "\\u202eexe.gpj", "</svg>&amp;", "\\ud800", "表の名"):
+        assert name in seen.text, name
+    for hidden in "\x00\x1b\u202e":
+        assert hidden not in page
+    assert "<b>run & 'co'" in seen.text and "<i>.csv:3" in seen.text
+    drawn = page[page.index("<svg") : page.rindex("</svg>")]
+    assert "#0a0" not in re.sub(r">[^<]*<", "><", drawn)  # every colour became one of the style's
+
+
+def test_hostile_comparisons(tmp_path: Path) -> None:
+    (tmp_path / "comparison.json").write_text(json.dumps(comparison(policies=HOSTILE[:4])))
+    write_report([tmp_path], tmp_path / "page.html")
+    hostile_policies((tmp_path / "page.html").read_text())
+
+
+def hostile_policies(page: str) -> None:
+    """Those of `HOSTILE[:4]` are on the page as they are shown, and nothing of them turns its text around."""
+    text = check(page).text
+    for name in (HOSTILE[0], HOSTILE[1], "a\\x00b\\x1b[31m", "\\u202eexe.gpj"):
+        assert name in text, name
+    assert not set(page) & {"\x00", "\x1b", "\u202e"}
+
+
+def test_hostile_policies_of_runs_and_simulations(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run{number}", policy=policy) for number, policy in enumerate(HOSTILE[:4])]
+    write_report(runs, tmp_path / "runs.html")
+    hostile_policies((tmp_path / "runs.html").read_text())
+    sets = ("data.synthetic.rows=100000", "data.synthetic.num_train=500", "data.synthetic.num_eval=0", "batch_size=100")
+    found = simulate([("lru", load_settings(sets=sets)[0])], ["20%"], Machine(1e9, 1e9, 1e9, 1.0))
+    found["runs"] = [{**found["runs"][0], "policy": policy} for policy in HOSTILE[:4]]
+    (tmp_path / "simulated.json").write_text(json.dumps(found))
+    write_report([tmp_path / "simulated.json"], tmp_path / "simulated.html")
+    hostile_policies((tmp_path / "simulated.html").read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain text", "plain text"),
+        ("tab\tline\n", "tab\tline\n"),
+        ("\x07\x7f\x9f", "\\x07\\x7f\\x9f"),
+        ("\u202a\u2066\u200f\ufeff\u2028", "\\u202a\\u2066\\u200f\\ufeff\\u2028"),
+        ("\U000e0041", "\\U000e0041"),
+        ("Ünïcode עברית 表", "Ünïcode עברית 表"),
+    ],
+)
+def test_what_is_not_seen_is_shown_by_its_number(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_escaping_holds_in_attributes_too() -> None:
+    assert escaped("""<a b="c" d='e'>&""") == "&lt;a b=&quot;c&quot; d=&#x27;e&#x27;&gt;&amp;"
+
+
+def test_blocks_become_elements() -> None:
+    table = Table([["name", "rows"], ["user", "10"]], "a caption")
+    seen = check(page_html("Title", "about", [Section("First", [Note("text"), Folded("more", [table])])]))
+    words = " ".join(seen.text.split())
+    assert words == "Title Title about First First text more a caption name rows user 10"
+    assert ("a", "href", "#part-0") in seen.attributes and ("section", "id", "part-0") in seen.attributes
+
+
+@pytest.mark.slow
+def test_a_browser_opens_the_page_without_complaint(tmp_path: Path) -> None:
+    """Its console is empty, and no name was run as a script; that the console is heard shows a page that complains."""
+    out = tmp_path / "page.html"
+    write_report([hostile_run(tmp_path), write_run(tmp_path / "other")], out)
+    for size in ("1400,1000", "500,1000"):
+        dom, console = browse(out.as_uri(), tmp_path / "browser", size=size)
+        assert console == "" and dom.count("<script") == 0 and dom.count("<svg") > 10
+    loud = tmp_path / "loud.html"
+    loud.write_text(out.read_text().replace("<main>", "<main><img src='http://localhost:9/x.png'>"))
+    assert "Content Security Policy" in browse(loud.as_uri(), tmp_path / "browser")[1]
+
+
+def test_hostile_profiles(tmp_path: Path) -> None:
+    """Tables' names stand in a profile's own pictures, too; those are drawn in the page's colours."""
+    rows = {"rows": 10, "lookups": 20, "lookups_per_sample": 1.0}
+    curves = [{"table": name, "full": [[1, 9], [2, 3]], "sampled": [[1, 2]]} for name in HOSTILE[:4]]
+    found = {"tables": [{"table": name, **rows} for name in HOSTILE[:4]], "curves": curves, "sample_share": 0.05}
+    shown = _shown(found)
+    for name in ("skew", "tables"):
+        picture = drawn_figure(name, partial(_draw, PICTURES[name][1], shown), size=(8, 4))
+        seen = check(svg := picture.svg.markup)
+        assert HOSTILE[0] in seen.text and "a\\x00b\\x1b[31m" in seen.text and "\u202e" not in svg
+        assert "mathdefault" not in svg and "var(--s0)" in svg and "#1f77b4" not in svg

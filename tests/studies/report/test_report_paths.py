@@ -1,0 +1,157 @@
+"""What may be named to `report`, and what it says of everything else."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from report_records import Seen, comparison, write_run
+
+from adaptive.errors import AdaptiveError, CheckpointError, InputError, OutputError
+from adaptive.studies.report import charts, writing
+from adaptive.studies.report.blocks import Picture, Section, Svg
+from adaptive.studies.report.kinds import KINDS, Kind
+from adaptive.studies.report.writing import write_report
+from adaptive.training.telemetry.document import Note
+
+
+@pytest.fixture(autouse=True)
+def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take most of a page's time, and these tests look at none."""
+    nothing = Svg("<svg ></svg>")
+    for name in ("_drawn", "drawn_figure"):
+        monkeypatch.setattr(charts, name, lambda title, draw, **size: Picture(title, nothing))
+
+
+def refused(error: type[AdaptiveError], *paths: Path) -> str:
+    out = paths[0].parent / "page.html"
+    with pytest.raises(error) as caught:
+        write_report(paths, out)
+    assert not out.exists()
+    return str(caught.value)
+
+
+def test_a_run_by_its_folder_its_record_and_the_folder_above(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"runs/{name}") for name in ("a", "b")]
+    for path, shown in ((runs[0], runs[:1]), (runs[0] / "run.json", runs[:1]), (tmp_path / "runs", runs)):
+        found = write_report([path], tmp_path / "page.html")
+        assert found["kind"] == "run" and found["shown"] == list(map(str, shown))
+        assert found["page_bytes"] == (tmp_path / "page.html").stat().st_size
+    assert set(os.listdir(tmp_path)) == {"runs", "page.html"}
+
+
+def test_names_are_as_long_as_needed(tmp_path: Path) -> None:
+    write_report([write_run(tmp_path / "x/a"), write_run(tmp_path / "y/a")], tmp_path / "page.html")
+    assert "2 runs: x/a, y/a" in Seen((tmp_path / "page.html").read_text()).text
+
+
+def test_a_comparison_by_its_folder_with_its_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "cmp/seed-0/0-hybrid")
+    (tmp_path / "cmp/comparison.json").write_text(json.dumps(comparison()))
+    assert write_report([tmp_path / "cmp"], tmp_path / "page.html")["kind"] == "comparison"
+    text = Seen((tmp_path / "page.html").read_text()).text
+    assert "AUC less the control's" in text and "seed-0: Tier movement" in text and "hybrid: within" in text
+
+
+def test_a_comparison_without_an_end(tmp_path: Path) -> None:
+    failed = {"policies": [{"policy": "lru", "seeds": []}], "problems": ["lru: it broke"], "auc_budget": 0.0}
+    (tmp_path / "c.json").write_text(json.dumps(failed))
+    write_report([tmp_path / "c.json"], tmp_path / "page.html")
+    assert "No run came to its end. problem: lru: it broke" in Seen((tmp_path / "page.html").read_text()).text
+
+
+def test_a_new_kind_is_an_entry(tmp_path: Path) -> None:
+    kind = Kind(lambda record: "skew" in record, lambda loaded: [Section("Skew", [Note(loaded[0].record["skew"])])])
+    (tmp_path / "p.json").write_text('{"skew": "of <data>"}')
+    found = write_report([tmp_path / "p.json"], tmp_path / "page.html", kinds={**KINDS, "other": kind})
+    assert found["kind"] == "other"
+    assert "Skew of <data>" in Seen((tmp_path / "page.html").read_text()).text
+
+
+def test_kinds_are_not_mixed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    (tmp_path / "c.json").write_text(json.dumps(comparison()))
+    said = refused(InputError, run, tmp_path / "c.json")
+    assert f"{run} is a run" in said and "c.json is a comparison" in said and "make a page of each" in said
+
+
+def test_folders_of_none_and_paths_that_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "holds none of run.json, reproduction.json, comparison.json, profile.json" in refused(
+        InputError, tmp_path / "empty"
+    )
+    assert "there is no such file or folder" in refused(InputError, tmp_path / "nothing")
+
+
+def test_too_many(tmp_path: Path) -> None:
+    for number in range(17):
+        write_run(tmp_path / f"runs/{number:02}", intervals=0)
+    assert "17 records" in refused(InputError, tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"policies": [', "expected JSON"),
+        (b"\x80\x81", "expected JSON"),
+        (b"[" * 100_000, "expected JSON"),
+        (
+            b"[1]",
+            "a JSON list, but no record that a page can show (run, comparison, profile, placements, reproduction, ",
+        ),
+        (b'{"run_dir": "runs/x"}', "the run itself lies in runs/x"),
+        (
+            b'{"policies": [{}], "auc_budget": 1, "problems": []}',
+            "not a whole record of a comparison (KeyError: 'seeds')",
+        ),
+        (b'{"runs": [], "machine": {}}', "not a whole record of a simulation"),
+    ],
+)
+def test_files_that_are_no_records(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    assert said in refused(InputError, tmp_path / "x.json") and "x.json" in refused(InputError, tmp_path / "x.json")
+
+
+def test_damaged_runs_are_told_by_file_and_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("{broken\n")
+    assert f"{run}/metrics.jsonl:10: not a record" in refused(InputError, run)
+    (run / "run.json").write_text('{"schema": 1}')
+    assert "expected the settings of a run as config, found none" in refused(CheckpointError, run)
+    (run / "run.json").write_text('{"schema": 1')
+    assert "the file is damaged" in refused(CheckpointError, run)
+
+
+def test_damaged_bad_lines(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    (run / "rejects.jsonl").write_text("[1]\n")
+    assert f"{run}/rejects.jsonl:1: expected a bad line as JSON" in refused(InputError, run)
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = write_run(tmp_path / "a"), tmp_path / "page.html"
+    out.write_text("old")
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing, "write_atomic", full)
+    with pytest.raises(OutputError, match="No space left"):
+        write_report([run], out)
+    assert out.read_text() == "old"
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    assert "adaptive-train[report]" in refused(AdaptiveError, write_run(tmp_path / "a"))
+
+
+def test_a_profile_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/profile.json").write_text('{"kind": "profile", "schema": 1}')
+    assert write_report([tmp_path / "p"], tmp_path / "page.html")["kind"] == "profile"
+    assert "stopped before a part was done" in Seen((tmp_path / "page.html").read_text()).text

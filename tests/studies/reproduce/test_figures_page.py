@@ -1,0 +1,84 @@
+"""docs/profiling.md says of each figure which command and recipe give it; that is so, and no figure is left out."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from adaptive.studies.profile.pictures import PICTURES
+from adaptive.studies.reproduce.recipe import Recipe, load_recipe, recipe_names
+
+PAGE = Path(__file__).parents[3] / "docs/profiling.md"
+RECIPES = {"FAE": "fae", "Hotline": "hotline", "Acun": "zion"}  # of papers whose figures have numbers here
+ASKED = {
+    # figures that need no special hardware; those of the tutorial, ScratchPipe and Slipstream have no numbers here
+    "FAE": "figures 1B, 3, 5, 7 to 16, tables 4 to 9",
+    "Hotline": "figures 2, 3, 4, 10, 14, 15, 16, 18 to 23, tables 5, 6",
+    "Acun": "figures 1, 6, 7, 10 to 15, table III",
+}
+NUMBERED = re.compile(r"(figure|table)s? ((?:(?:\d+[A-Z]?|III|to|and|right|,)\s*)+)")
+
+
+def numbered(text: str) -> set[str]:
+    """`figures 3, 5 to 7, table III` -> figure 3, figure 5, ..., table III."""
+    found = set()
+    for kind, listed in NUMBERED.findall(text):
+        words = re.findall(r"\w+", listed)
+        for place, word in enumerate(words):
+            if word == "to":
+                between = range(int(words[place - 1]) + 1, int(words[place + 1]))
+                found |= {f"{kind} {number}" for number in between}
+            elif word not in ("and", "right"):
+                found.add(f"{kind} {word}")
+    return found
+
+
+@cache
+def rows() -> list[tuple[str, str, str, str, str]]:
+    """Cells of the table; a command that is the same as above is written out."""
+    text = PAGE.read_text(encoding="utf-8").split("### Which figure comes from where")[1].split("###")[0]
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    found: list[tuple[str, str, str, str, str]] = []
+    for figures, kind, command, where, recipes in lines:
+        command = found[-1][2] if command == "the same" else command
+        found.append((figures, kind, command, where, recipes))
+    return found
+
+
+def of_papers(cell: str) -> dict[str, set[str]]:
+    """Paper -> its figures: `FAE 13, table 5; Hotline 15` names three of two papers."""
+    parts = re.findall(r"(FAE|Hotline|Acun) ([^;:]+)", cell)
+    return {paper: numbered(text if text.startswith("table") else f"figures {text}") for paper, text in parts}
+
+
+def recipes_of(cell: str) -> list[Recipe]:
+    named = re.findall(r"`(\w+)`", cell)
+    every = [name for name in recipe_names() if name not in named]
+    return [load_recipe(name) for name in (every if cell.startswith("all") else named)]
+
+
+def test_every_figure_that_can_be_had_is_on_the_page() -> None:
+    for paper, asked in ASKED.items():
+        there = set().union(*(of_papers(cell).get(paper, set()) for cell, *_ in rows()))
+        assert there == numbered(asked), paper
+    assert {recipe.name for *_, cell in rows() for recipe in recipes_of(cell)} == set(recipe_names())
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_a_recipe_of_the_row_shows_it_by_its_command(row: tuple[str, str, str, str, str]) -> None:
+    figures, kind, command, where, recipes = row
+    named = recipes_of(recipes)
+    assert named and set(kind.split(", ")) <= set("EMTQ")
+    for paper, numbers in of_papers(figures).items():
+        shown = " ".join(one.shows for one in load_recipe(RECIPES[paper]).commands)
+        assert RECIPES[paper] in [one.name for one in named] and numbers <= numbered(shown), paper
+    wanted = re.findall(r"`([^`]+)`", command)
+    verb, flags = wanted[0].split()[0], set(re.findall(r"--[a-z-]+", " ".join(wanted)))
+    for recipe in named:
+        mine = [one.words for one in recipe.commands if one.words.split()[0] == verb]
+        drawn = {"--png"} if verb == "simulate" else set()  # reproduce gives it
+        assert mine and flags - drawn <= {word for words in mine for word in words.split()}, recipe.name
+    pictures = {name for one in named for name in (*one.derived, *(command.id for command in one.commands))}
+    for picture in re.findall(r"`(\w+)\.png`", where):
+        assert picture in {"placements", *pictures, *PICTURES}, picture

@@ -1,0 +1,122 @@
+"""`simulate --ranks` counts the bytes that a training on ranks sends, and the owners that its rows have."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import asked_rows
+from thread_ranks import on_ranks
+from toy import SIZES, SMALL_DLRM, ToyData, toy_config
+
+import adaptive.studies.simulate.rank_traffic
+from adaptive.config import TrainConfig
+from adaptive.data.tables import by_table
+from adaptive.embeddings.ranks import Ranks, dense
+from adaptive.embeddings.ranks.traffic import RankTraffic
+from adaptive.errors import ConfigError, InputError
+from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.studies.simulate.crossing_report import crossing_document
+from adaptive.studies.simulate.rank_traffic import simulate_crossing
+from adaptive.training.build import build
+from adaptive.training.trainer import Trainer
+
+DATA = by_table(ToyData(num_train=64 * 6 - 5))
+
+
+@pytest.fixture(autouse=True)
+def _data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive.studies.simulate.rank_traffic, "open_data", lambda config: DATA)
+
+
+def config(blocks: int | None = None, wire: str = "fp32", **changed: Any) -> TrainConfig:
+    return toy_config(batch_size=64, ranks={"blocks": blocks, "wire": wire}, **changed)
+
+
+def sent_by_training(size: int, settings: TrainConfig) -> list[RankTraffic]:
+    """By each rank, threads here."""
+
+    def work(ranks: Ranks) -> RankTraffic:
+        made = build(settings.model_copy(update={"policy": "lfu"}), DATA, (), ranks)
+        with made.embeddings as embeddings:
+            trainer = Trainer(embeddings, made.model, made.optimizer)
+            trainer.recorder.write_interval = lambda: None  # type: ignore[method-assign]
+            trainer.train(DATA.train(64), depth=1)
+        return ranks.traffic()
+
+    return on_ranks(size, work, blocks=settings.ranks.blocks, wire=settings.ranks.wire, gradients="sum")
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks", "wire", "spared"),
+    [(2, None, "fp32", 0), (2, 3, "fp32", 1 << 20), (3, None, "fp32", 0), (3, None, "bf16", 1 << 20)],
+)
+def test_bytes_are_those_of_a_training(
+    size: int, blocks: int | None, wire: str, spared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every kind, to the byte; headers but for those of what ranks agree on between steps. Dense gradients cross
+    whole, or by slices where that spares a byte."""
+    monkeypatch.setattr(dense, "ROUND", spared)
+    settings = config(blocks, wire)
+    result = simulate_crossing(settings, [size])
+    (found,) = result["ranks"]
+    sent = sent_by_training(size, settings)
+    for kind, told in found["bytes"].items():
+        mean = sum(getattr(one, kind) for one in sent) / result["batches"] / size
+        assert told == pytest.approx(mean, rel=0.25 if kind == "headers" else 1e-9), kind
+
+
+@pytest.mark.parametrize("blocks", [None, 5])
+def test_rows_and_owners_are_those_of_the_slow_twin(blocks: int | None) -> None:
+    result = simulate_crossing(config(blocks), [2, 5])
+    for one in result["ranks"]:
+        size, batches = one["ranks"], list(DATA.train(64))
+        asked = [np.array(asked_rows(batch, list(SIZES), blocks or size, size)) for batch in batches]
+        crossing = sum(int(found.sum() - np.trace(found)) for found in asked)
+        assert one["bytes"]["vectors"] == one["bytes"]["gradients"]
+        assert one["bytes"]["vectors"] == pytest.approx(4 * 4 * crossing / len(batches) / size)
+        assert one["distinct_rows_per_rank"] == pytest.approx(
+            sum(int(found.sum()) for found in asked) / len(batches) / size
+        )
+        loads = [found.sum(axis=0) for found in asked]
+        assert one["owner_load"] == pytest.approx(np.mean([load.max() / load.mean() for load in loads]))
+
+
+def test_what_saturated_rows_save_and_what_pooling_would_take() -> None:
+    none, half = (simulate_crossing(config(), [2], saturated=share)["ranks"][0] for share in (0.0, 0.5))
+    assert none["bytes_in_all"] == none["bytes_saturated"] == half["bytes_in_all"]
+    saved = half["bytes_in_all"] - half["bytes_saturated"]
+    assert saved == pytest.approx(half["bytes"]["gradients"] / 2)
+    samples = DATA.num_train_samples() / 6 / 2  # of a rank and step
+    assert half["pooled_table_wise_bytes"] == pytest.approx(samples * 3 * 4 * 4)
+    assert half["pooled_row_wise_bytes"] == pytest.approx(2 * samples * 3 * 4 * 4)
+
+
+def test_the_text_names_all_and_says_where_whole_tables_would_pay() -> None:
+    result = simulate_crossing(config(), [2, 4])
+    text = crossing_document(result).to_text()
+    assert "50.0 % saturated" in text and "379 samples" not in text
+    assert crossing_document(result).to_markdown().count("\n| ") == 4
+    assert ("placement=whole" in text) == any(one["whole_tables_would_pay"] for one in result["ranks"])
+    assert (
+        "placement=whole"
+        in crossing_document({**result, "ranks": [{**result["ranks"][0], "whole_tables_would_pay": 1}]}).to_text()
+    )
+
+
+def test_numbers_of_ranks_that_cannot_be() -> None:
+    for blocks, size, told in ((None, 1, "2 ranks or more"), (2, 3, "ranks.blocks=2"), (None, 400, "would own none")):
+        with pytest.raises(ConfigError, match=told):
+            simulate_crossing(config(blocks), [size])
+
+
+def test_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        adaptive.studies.simulate.rank_traffic, "open_data", lambda config: by_table(ToyData(num_train=0))
+    )
+    with pytest.raises(InputError, match="no training samples"):
+        simulate_crossing(config(), [2])
+
+
+def test_dense_weights_are_those_of_the_model() -> None:
+    model = DLRM(DLRMConfig(**SMALL_DLRM), num_dense=2, num_features=3)
+    assert simulate_crossing(config(), [2])["dense_weights"] == sum(w.numel() for w in model.parameters())

@@ -1,0 +1,550 @@
+"""A simulation counts what training counts; Belady's bound is the best there is; times follow from the formulas."""
+
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cache_twins import belady_hits as belady_twin
+from contract import POLICIES, policy_id
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import SIZES, ToyData, toy_config
+from variants import both
+
+import adaptive.studies.simulate.simulation
+from adaptive.batch import Batch
+from adaptive.config import TrainConfig
+from adaptive.counters import Counter
+from adaptive.data.dataset import Dataset
+from adaptive.data.tables import by_table
+from adaptive.embeddings.planning.use_trace import Trace
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError
+from adaptive.kernels.planning import belady
+from adaptive.optim import row_optimizer
+from adaptive.plugins import make_policy
+from adaptive.policy import Policy, RowStats, SkipRule
+from adaptive.studies.simulate.machine import Machine, Traffic, parse_rate, step_ms
+from adaptive.studies.simulate.report import need_matplotlib, simulation_document
+from adaptive.studies.simulate.result import _recommended
+from adaptive.studies.simulate.simulation import simulate
+from adaptive.training.build import build_tables, prepare
+
+WIDTH, DEPTH, BATCH = 4, 2, 32
+MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
+
+
+class Ragged(ToyData):
+    """Bags of 0 to 3 look-ups; the features `site` and `hour` share a table and do not stand side by side."""
+
+    tables = ("site", "user", "site")
+
+    def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+        rng = np.random.default_rng(epoch)
+        for batch in super().train(batch_size, epoch=epoch):
+            sizes = rng.integers(0, 4, len(batch.offsets) - 1)
+            bags = np.repeat(np.arange(len(sizes)), sizes)
+            limits = np.repeat(list(SIZES.values()), batch.num_samples)[bags]
+            ids = (rng.power(0.3, len(bags)) * limits).astype(np.int64)
+            offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            yield Batch(batch.dense, ids, offsets, batch.labels)
+
+
+@pytest.fixture
+def dataset(monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    found = by_table(Ragged())
+    monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: found)
+    return found
+
+
+def spec(cls: type[Policy]) -> str:
+    return f"{cls.__module__}:{cls.__name__}"
+
+
+def trained_counts(dataset: Dataset, config: TrainConfig, device_rows: str) -> Any:
+    """What training counts per table, and its device rows."""
+    tier = config.tier.model_copy(update={"device_rows": device_rows})
+    policy = make_policy(config.policy, config.policy_options)
+    optimizer, tables = row_optimizer(config.optimizer), build_tables(dataset, WIDTH)
+    with TieredEmbeddingBag(tables, tier, policy=policy, optimizer=optimizer, skip=config.skip) as embeddings:
+        embeddings.calibrate(prepare([policy], config, dataset))
+        for epoch in range(config.epochs):
+            for planned in embeddings.look_ahead(dataset.train(config.batch_size, epoch=epoch), depth=config.depth):
+                embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
+                embeddings.step()
+        return embeddings.take_statistics().counts.sum(0), embeddings.view.device_rows
+
+
+# --- the same counts as training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", POLICIES, ids=policy_id)
+@pytest.mark.parametrize("depth", [0, DEPTH])
+def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy], dict[str, Any]], depth: int) -> None:
+    cls, options = case
+    size = cls.device_rows or "75%"
+    tier = {"device": "cpu", "when_full": "shallower", "release_share": 0.05}
+    config = toy_config(
+        policy=spec(cls), policy_options=options, depth=depth, tier=tier, epochs=2, batch_size=16, skip=None
+    )
+    counts, slots = trained_counts(dataset, config, size)
+    (run,) = simulate([("p", config)], [size], MACHINE, embedding_dim=WIDTH)["runs"]
+    assert run["error"] is None
+    assert run["device_rows"] == slots
+    assert counts[Counter.LOOKUPS] > 0
+    found = {
+        "hit_rate": counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS],
+        "row_hit_rate": counts[Counter.ROW_HITS] / counts[Counter.UNIQUE_ROWS],
+        "fetched_rows": counts[Counter.FETCHED],
+        "written_back_rows": counts[Counter.WRITTEN_BACK],
+        "bytes_h2d": counts[Counter.BYTES_H2D],
+        "bytes_d2h": counts[Counter.BYTES_D2H],
+    }
+    assert {name: run[name] for name in found} == found
+    assert run["belady_row_hit_rate"] is None or run["belady_row_hit_rate"] >= run["row_hit_rate"]
+    assert run["belady_hit_rate"] == run["belady_row_hit_rate"] and run["plan_ms"] > 0
+
+
+class RareVisits(SkipRule):
+    """By counts and visits alone, some updates left out."""
+
+    watches, leaves_out, warmup, at_most = False, True, 8, 5
+
+    def visits(self, rows: RowStats) -> Any:
+        return np.minimum(rows.visits // 4, rows.rows % 6)
+
+
+DEFERRALS: list[tuple[str, dict[str, Any], str | None]] = [
+    ("slipstream", {"by": "visits", "every": 3, "warmup": 6}, None),
+    ("lru", {}, "defer+by=visits+every=2+warmup=5"),
+    ("contract:LRUOnHost", {}, "defer+by=visits+every=2+warmup=5+at_most=3"),
+    ("hybrid", {}, "defer+by=visits+every=2+warmup=5"),
+    ("lfu", {}, "test_simulate:RareVisits"),
+]
+
+
+@pytest.mark.parametrize(("policy", "options", "rule"), DEFERRALS, ids=lambda value: str(value))
+@pytest.mark.parametrize("depth", [0, DEPTH])
+def test_deferral_by_visits_is_that_of_training(
+    dataset: Dataset, policy: str, options: dict[str, Any], rule: str | None, depth: int
+) -> None:
+    """Rows whose gradient waits stay clean, so they cost nothing when they leave."""
+    size = make_policy(policy, options).device_rows or "60%"
+    tier = {"device": "cpu", "when_full": "shallower", "release_share": 0.05}
+    skip = {"rule": rule, "interval": 4, "min_accesses": 3}
+    given = {"policy": policy, "policy_options": options, "depth": depth, "tier": tier, "epochs": 2, "batch_size": 8}
+    config, plain = toy_config(**given, skip=skip), toy_config(**given, skip=None)
+    counts, _ = trained_counts(dataset, config, size)
+    run, same = simulate([("p", config), ("q", plain)], [size], MACHINE, embedding_dim=WIDTH)["runs"]
+    found = {
+        "written_back_rows": counts[Counter.WRITTEN_BACK],
+        "fetched_rows": counts[Counter.FETCHED],
+        "bytes_h2d": counts[Counter.BYTES_H2D],
+        "bytes_d2h": counts[Counter.BYTES_D2H],
+        "skipped_update_share": counts[Counter.SKIPPED_UPDATES] / counts[Counter.UNIQUE_ROWS],
+        "deferred_update_share": counts[Counter.DEFERRED_UPDATES] / counts[Counter.UNIQUE_ROWS],
+        "skips_unknown": False,
+        "skips_at_most": False,
+    }
+    assert {name: run[name] for name in found} == found
+    assert run["deferred_update_share"] > 0.02 and same["deferred_update_share"] == 0
+    assert run["written_back_rows"] <= same["written_back_rows"]
+
+
+def test_what_goes_by_movement_is_said_to_be_unknown(dataset: Dataset) -> None:
+    names = {
+        "slipstream": {"policy": "slipstream", "policy_options": {"skip": "updates"}},
+        "lru+skip=defer+by=movement": {"policy": "lru", "skip": {"rule": "defer+by=movement"}},
+        "lru": {"policy": "lru"},
+        "off": {"policy": "slipstream", "policy_options": {"skip": "updates"}, "skip": {"rule": "off"}},
+    }
+    cases = [(name, toy_config(**given)) for name, given in names.items()]
+    result = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)
+    shares = {run["policy"]: (run["deferred_update_share"], run["skips_unknown"]) for run in result["runs"]}
+    assert shares == {
+        "slipstream": (None, True), "lru+skip=defer+by=movement": (None, True), "lru": (0, False), "off": (0, False),
+    }  # fmt: skip
+    text = simulation_document(result).to_text()
+    assert "slipstream, lru+skip=defer+by=movement: what is skipped or deferred follows from how far rows move" in text
+    assert text.count("unknown") == 2
+    json.dumps(result, allow_nan=False)
+
+
+def test_what_movement_can_only_lessen_is_told_as_a_bound(dataset: Dataset) -> None:
+    """By the smaller of visits and movement no more waits than by visits."""
+    cases = [
+        (name, toy_config(policy="lru", skip={"rule": f"defer+by={name}+every=3+warmup=6", "min_accesses": 3}))
+        for name in ("least", "visits")
+    ]
+    least, visits = simulate(cases, ["80%"], MACHINE, embedding_dim=WIDTH)["runs"]
+    assert (least["skips_at_most"], visits["skips_at_most"]) == (True, False)
+    assert least["deferred_update_share"] == visits["deferred_update_share"] > 0.02
+    text = simulation_document(simulate(cases[:1], ["80%"], MACHINE, embedding_dim=WIDTH)).to_text()
+    assert f"<= {100 * least['deferred_update_share']:.1f} %" in text and "unknown" not in text
+
+
+def timeless(run: dict[str, Any]) -> dict[str, Any]:
+    """Without what is measured, and what is modelled from that."""
+    return {key: value for key, value in run.items() if key not in ("lookups_per_s", "plan_ms", "read_ms", "step_ms")}
+
+
+def test_several_policies_and_sizes_in_one_go_are_each_as_if_alone(dataset: Dataset) -> None:
+    labels = ["lru", "lfu", "scratchpipe", "hybrid", "contract:Regrouping"]
+    cases = [(label, toy_config(policy=label, depth=1)) for label in labels]
+    together = simulate(cases, ["60%", "90%"], MACHINE, embedding_dim=WIDTH)["runs"]
+    alone = [
+        run
+        for case in cases
+        for size in ["60%", "90%"]
+        for run in simulate([case], [size], MACHINE, embedding_dim=WIDTH)["runs"]
+    ]
+    for run in together:
+        assert timeless(run) in [timeless(one) for one in alone]
+    assert [(run["policy"], run["size"]) for run in together if run["policy"] == "hybrid"] == [("hybrid", "0")]
+
+
+def test_totals_and_steps(dataset: Dataset) -> None:
+    config = toy_config(policy="lru", steps=3)
+    result = simulate([("lru", config)], ["100%"], MACHINE, embedding_dim=WIDTH)
+    batches = list(itertools.islice(dataset.train(BATCH), 3))
+    assert result["batches"] == 3
+    assert result["lookups"] == sum(len(batch.ids) for batch in batches)
+    assert (result["rows"], result["row_bytes"]) == (40 + 300, 4 * WIDTH + 4)
+    assert result["lookups_per_s"] > 0
+    json.dumps(result, allow_nan=False)
+
+
+def test_popular_inputs_of_the_second_batch_are_those_seen_in_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = ToyData(num_train=64)
+    monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: toy)
+    (run,) = simulate([("d", toy_config(policy="device", depth=0))], ["100%"], MACHINE, embedding_dim=WIDTH)["runs"]
+    first, second = (batch.ids.reshape(3, -1) for batch in toy.train(BATCH))
+    seen = [all(second[f, b] in first[f] for f in range(3)) for b in range(BATCH)]
+    assert run["popular_input_share"] == sum(seen) / 64 > 0
+
+
+# --- what does not work --------------------------------------------------------------------------------------------
+
+
+def test_a_size_that_does_not_fit_is_told_and_the_others_go_on(dataset: Dataset) -> None:
+    config = toy_config(policy="lru")
+    result = simulate([("lru", config)], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
+    small, whole = result["runs"]
+    assert "device rows of width 4 are needed" in small["error"] and small["hit_rate"] is None
+    assert whole["error"] is None and whole["hit_rate"] > 0.5
+    assert "lru with 5 device rows: batch 0:" in simulation_document(result).to_text()
+    both_small = simulate([(name, config) for name in ("a", "b")], ["5", "100%"], MACHINE, embedding_dim=WIDTH)
+    assert "a with 5, b with 5 device rows: batch 0:" in simulation_document(both_small).to_text()
+
+
+def test_if_nothing_fits_it_is_an_error(dataset: Dataset) -> None:
+    with pytest.raises(DeviceMemoryError, match="batch 0"):
+        simulate([("lru", toy_config(policy="lru"))], ["5", "6"], MACHINE, embedding_dim=WIDTH)
+    with pytest.raises(DeviceMemoryError, match=r"none of the 2 runs .* lru with 6: batch \d.* 6 are there"):
+        simulate([("lru", toy_config(policy="lru"))], ["6", "5"], MACHINE, embedding_dim=WIDTH)
+    with pytest.raises(DeviceMemoryError, match=r"^batch 0: .* 5 are there"):
+        simulate([("lru", toy_config(policy="lru"))], ["5"], MACHINE, embedding_dim=WIDTH)
+
+
+def test_a_policy_that_fails_stops_its_own_run_only(dataset: Dataset, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "from adaptive.policies.lru import LRU\n"
+        "class Scores(LRU):\n    def score(self, rows):\n        raise RuntimeError('no idea')\n"
+        "class Arranges(LRU):\n    def arrange(self, batches, view):\n        yield next(batches)\n        1 / 0\n"
+        "import pathlib, time\n"
+        "def wait():\n    while not pathlib.Path(__file__).with_suffix('.end').exists():\n        time.sleep(0.01)\n"
+        "class Hangs(LRU):\n    def score(self, rows):\n        wait()\n"
+        "class Counts(LRU):\n    def calibrate(self, sample, view):\n        wait()\n"
+    )
+    tier = {"policy_timeout_s": 2}  # of all: a busy machine has to answer in it
+    names = ("Scores", "Arranges", "Hangs", "Counts")
+    cases = [(name, toy_config(policy=f"{bad}:{name}", depth=0, tier=tier)) for name in names]
+    result = simulate(
+        [*cases, ("lru", toy_config(policy="lru", depth=0, tier=tier))], ["50%"], MACHINE, embedding_dim=WIDTH
+    )
+    errors = {run["policy"]: run["error"] for run in result["runs"]}
+    assert "Scores.score at batch" in errors["Scores"] and "no idea" in errors["Scores"]
+    assert "Arranges.arrange raised ZeroDivisionError" in errors["Arranges"]
+    assert "Hangs.score at batch" in errors["Hangs"] and "has not returned for 2 s" in errors["Hangs"]
+    assert "Counts.calibrate has not returned for 2 s" in errors["Counts"]
+    assert errors["lru"] is None
+    bad.with_suffix(".end").touch()
+    for thread in threading.enumerate():
+        if thread.name == "adaptive-policy":
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [(["10"], None), (["abc"], "size 'abc' is not"), (["101%"], "more than 100%"), ([], "needed at")],
+)
+def test_bad_sizes_are_named(dataset: Dataset, sizes: list[str], message: str | None) -> None:
+    with pytest.raises(ConfigError if message else DeviceMemoryError, match=message):
+        simulate([("lru", toy_config(policy="lru"))], sizes, MACHINE, embedding_dim=WIDTH)
+
+
+def test_no_data_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive.studies.simulate.simulation, "open_data", lambda config: ToyData(num_train=0))
+    with pytest.raises(InputError, match="no training samples"):
+        simulate([("lru", toy_config(policy="lru"))], ["50%"], MACHINE)
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"adaptive-train\[report\]"):
+        need_matplotlib()
+
+
+def test_what_is_drawn(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every policy as a curve in both pictures, the common bound once; runs that did not fit are left out."""
+    drawn: list[tuple[int, int, str]] = []  # picture, points, label
+
+    class Axes(SimpleNamespace):
+        def plot(self, x: Sequence[float], y: Sequence[float], *style: str, label: str, **options: Any) -> list[Any]:
+            assert len(x) == len(y) and all(0 <= value <= 100 for value in x)
+            drawn.append((self.number, len(x), label))
+            return [SimpleNamespace(get_color=lambda: "red")]
+
+    class Figure:
+        def __init__(self, **options: Any) -> None:
+            nothing = dict.fromkeys(("set", "grid", "legend"), lambda **options: None)
+            self.subplots = lambda rows, columns: [Axes(number=number, **nothing) for number in range(columns)]
+
+        def savefig(self, file: Any, **options: Any) -> None:
+            file.write(b"picture")
+
+    module: Any = ModuleType("matplotlib.figure")
+    module.Figure = Figure
+    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
+    from adaptive.studies.simulate.report import draw
+
+    cases = [(name, toy_config(policy=name)) for name in ("lru", "lfu")]
+    result = simulate(cases, ["80%", "5", "100%"], MACHINE, embedding_dim=WIDTH)
+    need_matplotlib()
+    draw(result, tmp_path / "curve.png")
+    expected = [
+        (number, 2, f"{policy}{what}")
+        for policy in ("lru", "lfu")
+        for number, what in ((0, ""), (1, ", look-ahead"), (1, ", serial"))
+    ]
+    assert drawn == [*expected, (0, 2, "Belady's bound of row hits")]
+    assert (tmp_path / "curve.png").read_bytes() == b"picture"
+    with pytest.raises(OutputError, match="could not be written"):
+        draw(result, tmp_path / "none" / "curve.png")
+
+
+def test_the_picture_is_a_png(dataset: Dataset, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'report' is not installed")
+    from adaptive.studies.simulate.report import draw
+
+    cases = [(name, toy_config(policy=name)) for name in ("lru", "hybrid")]
+    draw(simulate(cases, ["60%", "5", "100%"], MACHINE, embedding_dim=WIDTH), tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- Belady --------------------------------------------------------------------------------------------------------
+
+BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+def best_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool, choose: Any = None) -> int | None:
+    """The fast bound; with `choose`, by kernels run as plain Python."""
+    if choose is None:
+        trace = Trace(10)
+        for batch in batches:
+            trace.add(np.array(list(dict.fromkeys(batch))))
+        rate = trace.best_hit_rate(num_slots, bypass=bypass)
+        return None if rate is None else round(rate * trace.num_uses)
+    link, count = choose(belady.link_uses), choose(belady.belady_hits)
+    latest, following = np.zeros(10, np.int64), np.empty(200, np.int32)
+    ends: list[int] = []
+    for number, batch in enumerate(batches):
+        rows = np.array(list(dict.fromkeys(batch)))
+        link(rows, number, ends[-1] if ends else 0, latest, following)
+        ends.append((ends[-1] if ends else 0) + len(rows))
+    hits, waiting = np.zeros(len(ends), np.int64), np.zeros(len(ends) + 1, np.int64)
+    unfit = count(np.array(ends), following, num_slots, bypass, waiting, hits)
+    return int(hits.sum()) if unfit < 0 else None
+
+
+def most_hits(batches: Sequence[Sequence[int]], num_slots: int, *, bypass: bool) -> int:
+    """All ways to fill the slots tried out."""
+    best: dict[frozenset[int], int] = {frozenset(): 0}
+    for batch in batches:
+        after: dict[frozenset[int], int] = {}
+        for resident, hits in best.items():
+            here, now = hits + len(resident & set(batch)), resident | set(batch)
+            must = frozenset() if bypass else frozenset(batch)
+            for size in range(min(len(now), num_slots) + 1):
+                for kept in map(frozenset, itertools.combinations(now, size)):
+                    if must <= kept:
+                        after[kept] = max(after.get(kept, 0), here)
+        best = after
+    return max(best.values())
+
+
+@both
+def test_belady_by_hand(choose: Any) -> None:
+    """Two slots: 3 comes, 1 is needed before 2, so 2 goes; if 3 need not come in, both stay."""
+    assert best_hits([[1], [2], [3], [1], [2]], 2, bypass=False, choose=choose) == 1
+    assert best_hits([[1], [2], [3], [1], [2]], 2, bypass=True, choose=choose) == 2
+    assert best_hits([[1, 2], [3, 4], [1, 2]], 2, bypass=False, choose=choose) == 0
+    assert best_hits([[1, 2], [3, 4], [1, 2]], 2, bypass=True, choose=choose) == 2
+    assert best_hits([[1, 2], [1, 2]], 1, bypass=False, choose=choose) is None
+    assert best_hits([[1, 2], [1, 2]], 1, bypass=True, choose=choose) == 1
+    assert best_hits([[1], [1]], 0, bypass=True, choose=choose) == 0
+
+
+def held_twin(batches: Sequence[Sequence[int]], depth: int) -> int:
+    return max(len(set().union(*batches[max(0, k - depth) : k + 1])) for k in range(len(batches)))
+
+
+@settings(deadline=None)
+@given(BATCHES, st.integers(0, 5))
+def test_rows_that_batches_in_flight_hold_are_those_of_the_twin(batches: list[list[int]], depth: int) -> None:
+    trace = Trace(10)
+    for batch in batches:
+        trace.add(np.array(list(dict.fromkeys(batch))))
+    assert trace.most_held(depth) == held_twin(batches, depth)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_the_least_size_works_and_one_row_less_does_not(dataset: Dataset, depth: int) -> None:
+    cases = [("lru", toy_config(policy="lru", depth=depth))]
+    least = simulate(cases, ["100%"], MACHINE, embedding_dim=WIDTH)["least_device_rows"]
+    assert simulate(cases, [str(least)], MACHINE, embedding_dim=WIDTH)["runs"][0]["error"] is None
+    with pytest.raises(DeviceMemoryError, match=rf"; {least} device rows are enough for all batches$"):
+        simulate(cases, [str(least - 1)], MACHINE, embedding_dim=WIDTH)
+
+
+def test_advice_on_the_size(dataset: Dataset) -> None:
+    config = toy_config(policy="lru")
+    result = simulate([("lru", config)], ["60%", "100%"], MACHINE, embedding_dim=WIDTH)
+    assert "least device rows for policies that fetch what is missing:" in simulation_document(result).to_text()
+    steps = {"look_ahead": 1.0, "device_only": 1.0}
+    runs = [{**run, "step_ms": {**run["step_ms"], **steps}} for run in result["runs"]]
+    assert _recommended(runs)["size"] == "60%"
+    runs[0]["step_ms"]["look_ahead"] = 1.02
+    assert _recommended(runs)["size"] == "100%"
+    runs[1]["step_ms"]["look_ahead"] = 1.02
+    assert _recommended(runs) is None
+    assert (
+        "none; the link, or planning, is what a step waits for"
+        in simulation_document({**result, "recommended": None}).to_text()
+    )
+    hybrid = simulate([("hybrid", toy_config(policy="hybrid"))], ["60%"], MACHINE, embedding_dim=WIDTH)
+    assert hybrid["least_device_rows"] is None and "least device rows" not in simulation_document(hybrid).to_text()
+
+
+@settings(deadline=None)
+@given(BATCHES, st.integers(6, 10))
+def test_the_bound_is_that_of_the_twin(batches: list[list[int]], num_slots: int) -> None:
+    assert best_hits(batches, num_slots, bypass=False) == belady_twin(batches, num_slots)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=2), min_size=1, max_size=7),
+    st.integers(2, 4),
+    st.booleans(),
+)
+def test_nothing_is_better_than_the_bound_and_the_bound_is_reached(
+    batches: list[list[int]], num_slots: int, bypass: bool
+) -> None:
+    assert best_hits(batches, num_slots, bypass=bypass) == most_hits(batches, num_slots, bypass=bypass)
+
+
+def test_a_long_trace_grows() -> None:
+    trace = Trace(100)
+    for _ in range(200):
+        trace.add(np.arange(100))
+    assert trace.num_uses == 20_000
+    assert trace.best_hit_rate(100, bypass=False) == 199 / 200
+
+
+@both
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_popular_inputs(choose: Any, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 3), min_size=6, max_size=6))  # 2 features, 3 samples
+    inverse = np.array(data.draw(st.lists(st.integers(0, 3), min_size=sum(sizes), max_size=sum(sizes))), np.int32)
+    locations = np.array(data.draw(st.lists(st.sampled_from([-1, 0, 5]), min_size=4, max_size=4)), np.int64)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    bags = [locations[inverse[first:last]] for first, last in itertools.pairwise(offsets)]
+    there = [bool((np.concatenate([bags[b], bags[b + 3]]) >= 0).all()) for b in range(3)]
+    cold = np.ones(3, np.bool_)
+    assert choose(belady.popular_inputs)(offsets, inverse, locations, cold) == sum(there)
+    assert cold.tolist() == [not one for one in there]
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+def traffic(**changed: Any) -> Traffic:
+    given: dict[str, Any] = {
+        **{"lookups": 1000, "lookup_hits": 900, "rows": 400, "row_hits": 300, "vectors": 500, "host_vectors": 0},
+        **{"fetched": 100, "written_back": 80, "value_bytes": 64, "row_bytes": 68},
+    }
+    return Traffic(**given | changed)
+
+
+def test_times_by_hand() -> None:
+    machine = Machine(link=1e6, device=1e9, host=2e6, dense_ms=0.5)
+    times = step_ms(traffic(), machine, staged=True, plan_ms=2.0)
+    work = 1000 * 64 + 2 * 500 * 64 + 2 * 400 * 68  # 182,400 bytes
+    assert times["device_only"] == pytest.approx(work / 1e9 * 1e3 + 0.5)
+    assert times["hybrid"] == pytest.approx(work / 2e6 * 1e3 + 2 * 500 * 64 / 1e6 * 1e3 + 0.5)
+    link, host = 100 * 68 / 1e6 * 1e3, 180 * 68 / 2e6 * 1e3
+    assert times["serial"] == pytest.approx(2.0 + work / 1e9 * 1e3 + 0.5 + link + host)
+    assert times["look_ahead"] == pytest.approx(max(link, host))
+
+
+def test_planning_may_be_what_a_step_waits_for() -> None:
+    for staged in (True, False):
+        times = step_ms(traffic(), MACHINE, staged=staged, plan_ms=1000.0)
+        without = step_ms(traffic(), MACHINE, staged=staged, plan_ms=0.0)
+        assert times["look_ahead"] == 1000.0 > without["look_ahead"]
+        assert times["serial"] == pytest.approx(1000.0 + without["serial"])
+        assert times["device_only"] == without["device_only"] and times["hybrid"] == without["hybrid"]
+
+
+def test_look_ahead_is_the_floor_where_it_hides_everything() -> None:
+    times = step_ms(traffic(), MACHINE, staged=True, plan_ms=1e-6)
+    assert times["look_ahead"] == times["device_only"]
+    names = ["device_only", "serial", "hybrid"]
+    assert names == sorted(names, key=lambda name: times[name])
+    assert len({times[name] for name in names}) == 3
+
+
+def test_with_all_misses_on_the_host_a_step_is_the_hybrid_one() -> None:
+    nothing = traffic(lookup_hits=0, row_hits=0, host_vectors=500, fetched=0, written_back=0)
+    times = step_ms(nothing, MACHINE, staged=False, plan_ms=1e-3)
+    assert "xdl" not in times
+    told = step_ms(nothing, replace(MACHINE, dense_bytes=25_000_000), staged=False, plan_ms=1e-3)
+    assert told == times | {"xdl": pytest.approx(told["hybrid"] + 1.0)}  # 2 * 25 MB at 50 GB/s
+    assert times["look_ahead"] == pytest.approx(times["hybrid"])
+    assert times["serial"] == pytest.approx(1e-3 + times["hybrid"])
+    everything = traffic(lookup_hits=1000, row_hits=400, fetched=0, written_back=0)
+    times = step_ms(everything, MACHINE, staged=False, plan_ms=1e-3)
+    assert times["look_ahead"] == pytest.approx(times["device_only"])
+
+
+@pytest.mark.parametrize(("text", "rate"), [("50GB/s", 50e9), ("1.5 TB/s", 1.5e12), ("900MiB/s", 900 * 2**20)])
+def test_rates(text: str, rate: float) -> None:
+    assert parse_rate(text, name="--link") == rate
+
+
+@pytest.mark.parametrize("text", ["50", "50GB", "fast", "0GB/s", "-1GB/s", "10%/s", "50Gb/s", ""])
+def test_bad_rates_are_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--link .* needed a rate above 0, such as 50GB/s"):
+        parse_rate(text, name="--link")

@@ -1,0 +1,134 @@
+"""Ctrl-C in a simulation: what is read by then is told as if nobody had asked for more, the rest is named."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import ToyData, toy_config
+
+import adaptive.studies.simulate.rank_traffic
+import adaptive.studies.simulate.simulation
+from adaptive.config import TrainConfig
+from adaptive.data.tables import by_table
+from adaptive.errors import DeviceMemoryError
+from adaptive.studies.report.load import Loaded
+from adaptive.studies.report.simulation_sections import simulation_sections
+from adaptive.studies.simulate.crossing_report import crossing_document
+from adaptive.studies.simulate.machine import Machine
+from adaptive.studies.simulate.rank_traffic import simulate_crossing
+from adaptive.studies.simulate.report import simulation_document
+from adaptive.studies.simulate.simulation import simulate
+from adaptive.system import StopRequest
+from adaptive.training.telemetry.document import Items
+
+MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
+MEASURED = ("lookups_per_s", "plan_ms", "read_ms", "step_ms")
+BATCHES = 80  # an epoch's: two chunks and a half
+
+
+@pytest.fixture(autouse=True)
+def _data(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = by_table(ToyData(num_train=8 * BATCHES))
+    for module in (adaptive.studies.simulate.simulation, adaptive.studies.simulate.rank_traffic):
+        monkeypatch.setattr(module, "open_data", lambda config: data)
+
+
+def cases(*labels: str, **more: Any) -> list[tuple[str, TrainConfig]]:
+    return [(label, toy_config(policy=label, batch_size=8, depth=1, **more)) for label in labels]
+
+
+def interrupted_at(number: int) -> Callable[[int, int | None], None]:
+    """The process gets Ctrl-C when the `number`th line of progress is told."""
+    told: list[int] = []
+
+    def tell(done: int, total: int | None) -> None:
+        told.append(done)
+        if len(told) == number:
+            signal.raise_signal(signal.SIGINT)
+
+    return tell
+
+
+def counted(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs without what is measured, and what is modelled from that."""
+    return [{key: value for key, value in run.items() if key not in MEASURED} for run in result["runs"]]
+
+
+@pytest.mark.parametrize(("number", "batches"), [(1, 32), (2, 64), (4, 112)])
+def test_what_is_read_is_told_as_if_no_more_had_been_asked(number: int, batches: int) -> None:
+    sizes, labels, stop = ["60%", "90%"], ["lru", "lfu", "scratchpipe", "hybrid"], StopRequest()
+    found = simulate(cases(*labels, epochs=2), sizes, MACHINE, embedding_dim=4, told=interrupted_at(number), stop=stop)
+    assert stop.signal == signal.SIGINT
+    short = simulate(cases(*labels, epochs=2, steps=batches), sizes, MACHINE, embedding_dim=4)
+    assert counted(found) == counted(short) and len(found["runs"]) == 7
+    assert {name: found[name] for name in ("batches", "lookups", "distinct_rows", "least_device_rows")} == {
+        name: short[name] for name in ("batches", "lookups", "distinct_rows", "least_device_rows")
+    }
+    assert (found["was_stopped"], found["asked_batches"], found["missing"]) == (True, 160, [])
+    said = f"stopped after {batches} of 160 batches: all numbers are of these; the same command again gives all"
+    assert said in simulation_document(found).to_text() and said in simulation_document(found).to_markdown()
+    page = simulation_sections([Loaded("simulation", "s", Path("s.json"), found)])
+    assert any(said in block.lines for block in page[0].blocks if isinstance(block, Items))
+    assert "stopped" not in simulation_document(short).to_text() and not short["was_stopped"]
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_policies_with_batches_of_their_own_are_whole_or_missing(number: int) -> None:
+    """Three lines of progress are of the stream that `lru` and `lfu` share; the next is of Regrouping at 60%."""
+    labels, stop = ["contract:Regrouping", "lru", "lfu"], StopRequest()
+    found = simulate(cases(*labels), ["60%", "90%"], MACHINE, embedding_dim=4, told=interrupted_at(number), stop=stop)
+    assert [(run["policy"], run["size"]) for run in found["runs"]] == [
+        (policy, size) for policy in ("lru", "lfu") for size in ("60%", "90%")
+    ]
+    assert found["was_stopped"] and found["batches"] == (32 if number == 1 else BATCHES)
+    assert found["missing"] == [{"policy": "contract:Regrouping", "size": size} for size in ("60%", "90%")]
+    text = simulation_document(found).to_text()
+    assert ("missing are contract:Regrouping with 60%, 90%; the same command again gives all" in text) == (number == 1)
+    again = "the same command with --policy contract:Regrouping --device-rows 60%,90% gives them"
+    assert (again in text) == (number == 4)
+
+
+def test_a_policy_with_batches_of_its_own_is_told_when_it_is_alone() -> None:
+    stop = StopRequest()
+    found = simulate(
+        cases("contract:Regrouping"), ["60%", "90%"], MACHINE, embedding_dim=4, told=interrupted_at(5), stop=stop
+    )
+    assert [run["size"] for run in found["runs"]] == ["60%"] and found["batches"] == 5
+    assert found["missing"] == [{"policy": "contract:Regrouping", "size": "90%"}]
+
+
+def test_a_stop_at_the_last_batch_is_none() -> None:
+    stop = StopRequest()
+    found = simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, told=interrupted_at(3), stop=stop)
+    assert stop and (found["was_stopped"], found["batches"]) == (False, BATCHES)
+
+
+def test_runs_that_failed_before_the_stop_are_told() -> None:
+    found = simulate(cases("lru"), ["5", "100%"], MACHINE, embedding_dim=4, told=interrupted_at(1), stop=StopRequest())
+    assert [run["error"] is None for run in found["runs"]] == [False, True]
+    with pytest.raises(DeviceMemoryError):
+        simulate(cases("lru"), ["5"], MACHINE, embedding_dim=4, told=interrupted_at(1), stop=StopRequest())
+
+
+def test_signals_are_as_before_afterwards() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, told=interrupted_at(1), stop=StopRequest())
+    assert signal.getsignal(signal.SIGINT) == before
+    with pytest.raises(KeyboardInterrupt):  # without a request nobody is in its way
+        simulate(cases("lru"), ["60%"], MACHINE, embedding_dim=4, told=interrupted_at(1))
+
+
+def test_bytes_between_ranks_are_those_of_the_batches_that_were_read() -> None:
+    settings = toy_config(batch_size=8, epochs=2)
+    found = simulate_crossing(settings, [2, 3], told=interrupted_at(90), stop=StopRequest())
+    short = simulate_crossing(settings.model_copy(update={"steps": 90}), [2, 3])
+    same = {name for name in short if name not in ("was_stopped", "asked_batches")}
+    assert {name: found[name] for name in same} == {name: short[name] for name in same}
+    assert (found["was_stopped"], found["asked_batches"], found["batches"]) == (True, 160, 90)
+    for text in (crossing_document(found).to_text(), crossing_document(found).to_markdown()):
+        assert "stopped after 90 of 160 batches: means are over these; the same command again reads all" in text
+    assert (
+        "stopped" not in crossing_document(short).to_text() and "stopped" not in crossing_document(short).to_markdown()
+    )

@@ -1,0 +1,133 @@
+"""What the report says was left out: what was undone is not among it, and equal tables are said to be equal."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from guarded import LAX, STRICT, Outcome, assert_same_numbers, plain_run, run, toy_data  # noqa: F401 (fixtures)
+from guarded_policies import Defer, DeferOne, DropHalf, Freeze, FreezeLate, Plain
+from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
+
+from adaptive.batch import Batch
+from adaptive.errors import NonFiniteError
+from adaptive.policy import Policy
+from adaptive.training.guard.account import Account, GuardState, SkipCounts, shares
+from adaptive.training.guard.fork import Fork
+from adaptive.training.telemetry.record import IntervalRecord
+
+SAME = "not written: nothing. The trained tables are those of a run that skips nothing\n"
+OTHER = "The trained tables differ from a run that skips nothing\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "guard", "depth", "undone", "same"),
+    [
+        (Defer, {"budget": STRICT}, 3, (20, 56), True),  # stopped at the first check
+        (Freeze, {"budget": STRICT}, 0, (20, 56), True),
+        (Freeze, {"budget": STRICT, "warmup": 145, "steps": 25, "holdout": 100}, 2, (145, 180), True),  # at the end
+        (FreezeLate, {"budget": 0.02, "steps": 20, "holdout": 320, "every": 20}, 0, (100, 126), True),  # after others
+        (Freeze, {"budget": 0.05}, 3, (20, 56), False),  # reduced, then kept
+        (Freeze, {"budget": LAX}, 0, None, False),  # kept
+        (Freeze, {"budget": LAX, "warmup": 150}, 3, None, True),  # too short
+        (DeferOne, {"budget": STRICT}, 0, None, True),  # idle
+    ],
+)
+def test_what_was_undone_is_told_apart_from_what_was_kept(
+    tmp_path: Path,
+    policy: type[Policy],
+    guard: dict[str, Any],
+    depth: int,
+    undone: tuple[int, int] | None,
+    same: bool,
+    plain: Outcome,
+) -> None:
+    found = run(tmp_path, policy, guard, depth=depth, log_every=1)
+    updates = sum(t.unique_rows for r in found.records if isinstance(r, IntervalRecord) for t in r.tables.values())
+    expected = found.skipped_between(*undone) if undone else 0
+    assert found.summary["guard_undone"]["skipped_update_share"] * updates == pytest.approx(expected)
+    skipped = found.skipped_between(0, 180)
+    assert found.summary["guard_kept"]["skipped_update_share"] * updates == pytest.approx(skipped - expected)
+    assert found.summary["skipped_update_share"] * updates == pytest.approx(skipped)  # as training went on
+    assert found.summary["guard_exact"] == same == (skipped == expected)
+    text = found.summary["table"]
+    assert ((SAME in text), (OTHER in text)) == (same, not same)
+    assert ("skipped and then undone by the guard: " in text) == bool(undone)
+    assert ("  skipped\n" in text, "  not written\n" in text) == (bool(undone), not undone and skipped > 0)
+    if same:
+        assert_same_numbers(found, plain)
+    else:
+        assert any(not np.array_equal(found.numbers[name], value) for name, value in plain.numbers.items())
+
+
+def test_of_dropped_inputs_nobody_says_that_nothing_differs(tmp_path: Path) -> None:
+    """They fill batches up, so that later batches hold other samples."""
+    found = run(tmp_path / "a", "random_drop", {"budget": STRICT}, policy_options={"share": 0.5})
+    assert found.verdicts == ["stop"] and not found.summary["guard_exact"]
+    undone, left = (found.summary[name]["skipped_input_share"] for name in ("guard_undone", "guard_kept"))
+    assert undone > 0.2 and undone + left == found.summary["skipped_input_share"]
+    assert "of the inputs\n" in found.summary["table"] and SAME not in found.summary["table"]
+    whole = run(tmp_path / "b", DropHalf, {"budget": STRICT})
+    assert whole.summary["guard_kept"]["skipped_input_share"] == 0 and not whole.summary["guard_exact"]
+    assert "dropped: no inputs in the end, but batches may have come to hold other samples" in whole.summary["table"]
+    kept = run(tmp_path / "c", DropHalf, {"budget": LAX})
+    assert "skipped and then undone" not in kept.summary["table"]
+    assert kept.summary["guard_kept"]["skipped_input_share"] == kept.summary["skipped_input_share"] > 0.4
+
+
+def test_a_fork_that_failed_has_undone_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: Outcome) -> None:
+    def fail(fork: Fork, batch: Batch) -> None:
+        raise NonFiniteError("step 3: the loss is nan")
+
+    monkeypatch.setattr(Fork, "train", fail)
+    found = run(tmp_path, Freeze, {"budget": LAX})
+    assert found.summary["guard_kept"]["skipped_update_share"] == found.summary["skipped_update_share"] > 0
+    assert not found.summary["guard_exact"] and OTHER in found.summary["table"]
+
+
+# -- the books ----------------------------------------------------------------------------------------------------
+
+
+def counted(skipped: int, dropped: int = 0) -> SkipCounts:
+    return SkipCounts(updates=10 * skipped, skipped=skipped, lookups=100 * skipped, inputs=1000, dropped=dropped)
+
+
+def test_rows_are_counted_a_step_late_and_inputs_at_once() -> None:
+    """Of 7 skipped updates one came before the check, 4 in it, of which one is counted late, and 2 afterwards."""
+    account, now = Account(), GuardState()
+    account.read(now, counted(0))
+    account.begin(counted(0, dropped=3))
+    account.read(now, counted(1, dropped=5))
+    account.read(now, counted(4, dropped=6))
+    account.undo(counted(4, dropped=9))
+    account.read(now, counted(5, dropped=12))
+    account.read(now, counted(7, dropped=12))
+    assert now.undone["skipped"] == 4 and now.undone["dropped"] == 6
+    assert now.left_out["skipped"] == 7 and now.left_out["dropped"] == 12
+    told = shares(now, Plain())
+    assert told["guard_kept"]["skipped_update_share"] == 3 / 70
+    assert told["guard_undone"]["skipped_lookup_share"] == 0 and not told["guard_exact"]
+
+
+def test_after_an_undoing_what_follows_may_be_undone_too() -> None:
+    account, now = Account(), GuardState()
+    account.read(now, counted(0))
+    account.begin(counted(0))
+    account.read(now, counted(0))
+    account.undo(counted(4))
+    account.read(now, counted(5))
+    account.undo(counted(8))
+    account.read(now, counted(9))
+    assert now.undone["skipped"] == now.left_out["skipped"] == 9 and shares(now, Plain())["guard_exact"]
+
+
+def test_a_run_that_goes_on_counts_on() -> None:
+    """Counters begin at 0 or where they were, as the case may be; both are the same run."""
+    for start in (0, 50):
+        now = GuardState(left_out={"updates": 50, "skipped": 5}, undone={"skipped": 5})
+        account = Account()
+        account.read(now, counted(start))
+        assert shares(now, Plain())["guard_exact"]
+        account.read(now, counted(start + 1))
+        assert now.left_out["skipped"] == 6 and now.left_out["updates"] == 60
+        assert not shares(now, Plain())["guard_exact"]

@@ -1,0 +1,146 @@
+"""The allowance: of what a policy would skip only that share is skipped, at once, and whatever the policy does."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import View, batch_of
+from guarded_policies import Freeze, Plain
+from helpers import planner_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptive.batch import Batch
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.counters import Counter
+from adaptive.embeddings.planning.deferral import DeferralBook
+from adaptive.embeddings.planning.hot_set import WatchedRows
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.kernels.planning.books import WAITS
+from adaptive.optim import SGD
+from adaptive.policies.random_drop import RandomDrop
+from adaptive.policies.rules.inputs import Inputs
+from adaptive.policy import Deferral, Policy
+
+NUM_ROWS = 400
+SKIP = SkipConfig(interval=16, min_visits=1, hot_rows="100%", min_accesses=1, lag=2)
+TABLES = [
+    TableConfig(name="a", num_embeddings=NUM_ROWS, embedding_dim=4),
+    TableConfig(name="b", num_embeddings=NUM_ROWS, embedding_dim=2),  # a group of its own, rows from 400 on
+]
+
+
+def allowing(allowance: float) -> Policy:
+    policy = Plain()
+    policy.allowance = allowance
+    return policy
+
+
+numbers = np.concatenate([np.arange(5000), 2**40 + 7 * np.arange(5000)])
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_a_lower_allowance_chooses_among_the_numbers_of_a_higher_one(one: float, other: float) -> None:
+    low, high = (allowing(allowance).allows(numbers) for allowance in sorted((one, other)))
+    assert not (low & ~high).any()
+    assert abs(high.mean() - max(one, other)) < 0.03
+    assert np.array_equal(high[::-1], allowing(max(one, other)).allows(numbers[::-1]))
+
+
+def test_all_or_nothing() -> None:
+    assert allowing(1.0).allows(numbers).all() and not allowing(0.0).allows(numbers).any()
+    assert Plain().allowance == 1
+
+
+def all_rows(num: int) -> list[Batch]:
+    ids = np.stack([np.arange(NUM_ROWS)] * 2, axis=1)
+    return [batch_of(ids)] * num
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_saturated_rows_are_cut_when_the_allowance_changes(depth: int) -> None:
+    """Batches 16 to 63 are planned under the verdicts of batches 16, 32 and 48; no question comes at 24 and 40."""
+    policy = Freeze()
+
+    def batches() -> Any:
+        for number, batch in enumerate(all_rows(64)):
+            policy.allowance = 1.0 if number < 24 else 0.25 if number < 40 else 0.0
+            yield batch
+
+    shares: list[list[float]] = []
+    with TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=SKIP) as embeddings:
+        for planned in embeddings.look_ahead(batches(), depth=depth):
+            vectors = embeddings(planned)
+            (vectors["a"].sum() + vectors["b"].sum()).backward()
+            embeddings.step()
+            if planned.number:
+                counts = embeddings.take_statistics().counts  # of the batch before
+                shares.append((counts[:, Counter.SKIPPED_UPDATES] / NUM_ROWS).tolist())
+        saturated = embeddings.take_statistics().saturated_rows
+    assert all(share == [0, 0] for share in shares[:16] + shares[40:])
+    assert all(share == [1, 1] for share in shares[16:24])
+    allowed = [allowing(0.25).allows(np.arange(first, first + NUM_ROWS)).mean() for first in (0, NUM_ROWS)]
+    assert all(share == allowed for share in shares[24:40]) and 0.15 < allowed[0] != allowed[1] < 0.35
+    assert saturated.tolist() == [0, 0]
+
+
+def test_verdicts_that_are_cut_are_counted() -> None:
+    policy = Freeze()
+    with TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=SKIP) as embeddings:
+        list(embeddings.look_ahead(all_rows(20), depth=0))
+        assert planner_of(embeddings).watched_counts().saturated.tolist() == [NUM_ROWS]
+        policy.allowance = 0.5
+        list(embeddings.look_ahead(all_rows(1), depth=0))
+        found = [int(planner_of(embeddings, group).watched_counts().saturated[0]) for group in (0, 1)]
+        assert found == [allowing(0.5).allows(np.arange(first, first + NUM_ROWS)).sum() for first in (0, NUM_ROWS)]
+
+
+@pytest.mark.parametrize(("allowance", "longest"), [(1.0, 8), (0.99, 7), (0.5, 4), (0.2, 2), (0.1, 1), (0.0, 1)])
+def test_deferral_waits_for_fewer_visits(allowance: float, longest: int) -> None:
+    book = DeferralBook(1, Deferral(every=1, at_most=8, warmup=0), SGD())
+    watched, due = WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)), []
+    for number in range(40):
+        fates = np.zeros(1, np.uint8)
+        book.decide(
+            number, watched, np.zeros(1, np.int64), np.ones(1, np.int32), np.full(1, 1000, np.uint32), fates, allowance
+        )
+        due.append(fates[0] != WAITS)
+    assert np.diff(np.flatnonzero(due[20:])).max() == longest
+
+
+def samples(num: int) -> list[Batch]:
+    ids = np.arange(num * 50).reshape(num, 50, 1) % 20
+    return [batch_of(one) for one in ids]
+
+
+class AllAtRest(Inputs):
+    """Every row is watched and known to stand still."""
+
+    def __init__(self) -> None:
+        super().__init__(threshold=0.1, warmup=0, probe_every=0)
+        self._moved[np.arange(20)] = 1.0
+
+    allowance = 1.0
+
+    def arrange(self, batches: Any, view: Any, allows: Any = None) -> Any:
+        policy = Plain()
+        policy.allowance = self.allowance
+        return super().arrange(batches, view, policy.allows)
+
+
+@pytest.mark.parametrize(
+    ("make", "share"), [(lambda: RandomDrop(share=0.6), 0.6), (AllAtRest, 0.9)], ids=["random", "inputs"]
+)
+def test_policies_that_drop_inputs_drop_the_allowed_share(make: Any, share: float) -> None:
+    dropped = {}
+    for allowance in (1.0, 0.5, 0.1, 0.0):
+        policy = make()
+        policy.allowance = allowance
+        arranged = list(policy.arrange(iter(samples(100)), View(sizes=(20,))))
+        dropped[allowance] = policy.dropped_inputs / policy.seen_inputs
+        if not allowance:  # not even regrouped
+            assert [batch.ids.tolist() for batch in arranged] == [batch.ids.tolist() for batch in samples(100)]
+    assert dropped[0.0] == 0
+    assert dropped[1.0] == pytest.approx(share, abs=0.03)
+    assert dropped[0.5] == pytest.approx(0.5 if share == 0.9 else 0.3, abs=0.03)
+    assert dropped[0.1] == pytest.approx(0.1 if share == 0.9 else 0.06, abs=0.02)

@@ -1,0 +1,252 @@
+"""From two models' predictions to what a policy may skip: evidence, outlook, and the allowance that remains."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from guarded import Floats, Outcome, assert_same_numbers, run, toy_data  # noqa: F401 (fixtures)
+from guarded_policies import Defer, DeferOne, Freeze, Plain
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
+
+from adaptive.config import SkipConfig, TableConfig, TierConfig
+from adaptive.embeddings.planning.deferral import DeferralBook, longest
+from adaptive.embeddings.planning.hot_set import WatchedRows
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.kernels.planning.books import WAITS
+from adaptive.optim import SGD, Adagrad, RowOptimizer
+from adaptive.policies.random_drop import RandomDrop
+from adaptive.policies.slipstream import Slipstream
+from adaptive.policy import Deferral, Policy
+from adaptive.training.guard.judge import (
+    LEAST,
+    REACH,
+    Evidence,
+    Outlook,
+    compare,
+    explain,
+    interval,
+    least_allowance,
+    look_out,
+    lower,
+)
+from adaptive.training.quality import exact_auc
+
+
+def evidence(auc: float, error: float = 0.0) -> Evidence:
+    return Evidence(samples=1000, auc=auc, auc_error=error, log_loss=0.0, log_loss_error=0.0)
+
+
+def test_dropping_is_paid_again_for_every_stretch_that_is_left() -> None:
+    """100 batches cost 0.001; with 400 to come the run loses 5 times as much, and what it lost before."""
+    found = look_out(evidence(-0.001, 0.0002), steps=100, left=400, spent=0.0003)
+    assert found.change == pytest.approx(-0.0053)
+    assert found.interval == pytest.approx((-0.0053 - REACH * 0.001, -0.0053 + REACH * 0.001))
+    assert look_out(evidence(-0.001), steps=100, left=0, spent=0).change == -0.001
+
+
+def test_deferral_does_not_grow() -> None:
+    found = look_out(evidence(-0.001, 0.0002), steps=100, left=None, spent=0.0)
+    assert found.change == -0.001 and found.interval == evidence(-0.001, 0.0002).auc_interval
+
+
+@pytest.mark.parametrize(("low", "kept"), [(-0.0004, True), (-0.0005, True), (-0.0006, False), (0.1, True)])
+def test_within_the_budget_means_all_of_the_interval(low: float, kept: bool) -> None:
+    assert Outlook(low + 0.01, (low, low + 0.02)).within(0.0005) == kept
+
+
+@pytest.mark.parametrize(
+    ("allowance", "low", "expected"),
+    [
+        (1.0, -0.002, 0.25),  # a quarter would have kept the budget
+        (1.0, -0.00051, 0.5),  # at most half
+        (0.5, -0.002, 0.125),
+        (1.0, -0.007, 1 / 14),
+        (1.0, -0.01, 0.0),  # a twentieth: stop
+        (0.1, -0.001, 0.0),
+    ],
+)
+def test_what_remains_of_an_allowance(allowance: float, low: float, expected: float) -> None:
+    assert lower(allowance, Outlook(low, (low, low)), 0.0005) == pytest.approx(expected)
+
+
+@given(st.floats(LEAST, 1), st.floats(1e-6, 0.1), st.floats(1e-5, 1))
+def test_it_always_falls_and_ends(allowance: float, budget: float, harm: float) -> None:
+    found = lower(allowance, Outlook(-harm - budget, (-harm - budget, 0.0)), budget)
+    assert found == 0 or LEAST <= found <= allowance / 2
+
+
+def test_the_reason_says_what_is_known() -> None:
+    assert explain(Outlook(-0.0002, (-0.0004, 0.0)), 0.0005) == (
+        "expected change of AUC by the end -0.00020 (-0.00040 to +0.00000 with 95%): within the budget of 0.0005"
+    )
+    assert explain(Outlook(-0.02, (-0.03, -0.01)), 0.0005).endswith("breaks the budget of 0.0005")
+    assert explain(Outlook(-0.0002, (-0.003, 0.002)), 0.0005).endswith("not shown to be within the budget of 0.0005")
+
+
+def order(positive: float, negative: float) -> float:
+    return 1.0 if positive > negative else 0.5 if positive == negative else 0.0
+
+
+def twin(run: Floats, fork: Floats, labels: Floats) -> tuple[float, float]:
+    """DeLong's difference of two AUCs and its error, from all pairs."""
+    gained = np.array(
+        [
+            [order(run[p], run[n]) - order(fork[p], fork[n]) for n in np.flatnonzero(labels == 0)]
+            for p in np.flatnonzero(labels == 1)
+        ]
+    )
+    by_positive, by_negative = gained.mean(axis=1), gained.mean(axis=0)
+    variance = by_positive.var(ddof=1) / len(by_positive) + by_negative.var(ddof=1) / len(by_negative)
+    return gained.mean(), math.sqrt(variance)
+
+
+def test_by_hand() -> None:
+    """Positives score 2 and 1, negatives 0 and 1.5; the fork swaps the two in the middle, and wins one pair of four."""
+    labels = np.array([1, 1, 0, 0], np.float32)
+    run, fork = np.array([2, 1, 0, 1.5], np.float32), np.array([2, 1.5, 0, 1], np.float32)
+    found = compare(run, fork, labels)
+    assert found is not None and found.samples == 4
+    assert found.auc == -0.25
+    # of the positives one wins half its pairs, of the negatives one: variances of (0, -1/2), twice
+    assert found.auc_error == pytest.approx(math.sqrt(0.125 / 2 + 0.125 / 2))
+    expected = [math.log1p(math.exp(z)) for z in (-1, -1.5, 1.5, 1)]  # losses of the two that were swapped
+    assert found.log_loss == pytest.approx((expected[0] - expected[1] + expected[2] - expected[3]) / 4)
+    reach = 1.959964 * found.auc_error
+    assert found.auc_interval == pytest.approx((-0.25 - reach, -0.25 + reach))
+
+
+scores = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 3.0])
+
+
+@given(st.integers(4, 25).flatmap(lambda n: st.tuples(*[arrays.arrays(np.float32, n, elements=scores)] * 2)), st.data())
+def test_against_all_pairs(models: tuple[Floats, Floats], data: st.DataObject) -> None:
+    run, fork = models
+    labels = data.draw(arrays.arrays(np.float32, len(run), elements=st.sampled_from([0.0, 1.0])))
+    found = compare(run, fork, labels)
+    if min(labels.sum(), len(labels) - labels.sum()) < 2:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.auc, found.auc_error) == pytest.approx(twin(run, fork, labels), abs=1e-9)
+    auc = exact_auc(run, labels), exact_auc(fork, labels)
+    assert auc[0] is not None and auc[1] is not None
+    assert found.auc == pytest.approx(auc[0] - auc[1])
+
+
+def test_the_interval_covers_what_other_samples_would_have_shown() -> None:
+    """Of 400 draws of held-back samples about 95 % have the true difference in their interval."""
+    rng = np.random.default_rng(0)
+
+    def draw(n: int) -> Evidence:
+        labels = (rng.random(n) < 0.3).astype(np.float32)
+        common = labels + rng.normal(size=n)
+        run, fork = common + 0.4 * rng.normal(size=n), common + 0.3 * rng.normal(size=n)
+        found = compare(run, fork, labels)
+        assert found is not None
+        return found
+
+    truth = draw(200_000)
+    draws = [draw(500) for _ in range(400)]
+    for value, name in ((truth.auc, "auc_interval"), (truth.log_loss, "log_loss_interval")):
+        inside = [getattr(one, name)[0] <= value <= getattr(one, name)[1] for one in draws]
+        assert 0.91 < np.mean(inside) < 0.985, name
+
+
+def test_equal_models_are_told_from_models_that_happen_to_be_as_good() -> None:
+    labels = np.array([1, 0, 1, 0], np.float32)
+    run = np.array([2, 1, 0, 3], np.float32)
+    same, other = compare(run, run, labels), compare(run, run + 1, labels)
+    assert same is not None and same.equal and same.auc_interval == (0, 0)
+    assert other is not None and not other.equal and other.auc == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_no_evidence(bad: float) -> None:
+    labels = np.array([1, 0, 1, 0], np.float32)
+    logits = np.zeros(4, np.float32)
+    assert compare(np.array([0, bad, 0, 0], np.float32), logits, labels) is None
+    assert compare(logits, np.array([0, bad, 0, 0], np.float32), labels) is None
+
+
+def test_an_interval_is_symmetric() -> None:
+    assert interval(1.0, 0.5) == (1 - 0.5 * REACH, 1 + 0.5 * REACH)
+
+
+def deferred(deferral: Deferral, optimizer: RowOptimizer, allowance: float) -> bool:
+    """Whether any of 40 visits of a popular row waits."""
+    book = DeferralBook(1, deferral, optimizer)
+    watched, fates = WatchedRows(np.zeros(1, np.int32), np.zeros(1, np.int32)), np.zeros(1, np.uint8)
+    for number in range(40):
+        fates[0] = 0
+        accesses = np.full(1, 10**6, np.uint32)
+        book.decide(number, watched, np.zeros(1, np.int64), np.ones(1, np.int32), accesses, fates, allowance)
+        if fates[0] == WAITS:
+            return True
+    return False
+
+
+TABLES = [TableConfig(name="a", num_embeddings=100, embedding_dim=2)]
+
+
+def embeddings_of(policy: Policy, *, skip: SkipConfig | None = SkipConfig(hot_rows="100%")) -> TieredEmbeddingBag:  # noqa: B008
+    return TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=skip)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), Adagrad()], ids=["sgd", "adagrad"])
+@pytest.mark.parametrize("at_most", [None, 1, 2, 4, 8, 16, 17, 255])
+def test_from_the_least_allowance_on_something_is_deferred(at_most: int | None, optimizer: RowOptimizer) -> None:
+    deferral = Deferral(every=1, at_most=at_most, warmup=0)
+    policy = Plain()
+    policy.deferral = deferral
+    with embeddings_of(policy) as embeddings:
+        least = least_allowance(embeddings, optimizer)
+    if at_most == 1:
+        assert least is None and not deferred(deferral, optimizer, 1.0)
+        return
+    assert least is not None and deferred(deferral, optimizer, least)
+    assert not deferred(deferral, optimizer, float(np.nextafter(least, 0)) - 1e-12)
+    assert longest(deferral, optimizer) == round(1 / least) + 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "least"),
+    [
+        (Plain(), None),
+        (Slipstream(skip="off"), None),
+        (Slipstream(skip="defer", at_most=5), 0.25),
+        (Slipstream(skip="updates"), 0.0),
+        (Slipstream(skip="inputs"), 0.0),
+        (RandomDrop(), 0.0),
+        (Freeze(), 0.0),
+    ],
+    ids=["plain", "off", "defer", "updates", "inputs", "random", "freeze"],
+)
+def test_shares_may_be_as_small_as_one_likes(policy: Policy, least: float | None) -> None:
+    with embeddings_of(policy) as embeddings:
+        assert least_allowance(embeddings, SGD()) == least
+    with embeddings_of(policy, skip=None) as embeddings:  # skipping is switched off
+        assert least_allowance(embeddings, SGD()) == (least if policy.drops_inputs else None)
+
+
+def test_deferral_that_would_defer_nothing_is_not_checked(tmp_path: Path) -> None:
+    """k is at most 4: an allowance below a third leaves k = 1. The first check finds -0.0016 at worst."""
+    found = run(tmp_path / "a", Defer, {"budget": 0.0005}, log_every=1)
+    (stop,) = found.decisions
+    assert (stop.verdict, stop.allowance, stop.allowance_before) == ("stop", 0.0, 1.0)
+    assert stop.reason.endswith(
+        "not shown to be within the budget of 0.0005; at 30.6% of what it asks for the policy defers nothing: nothing "
+        "is skipped any more"
+    )
+    assert found.summary["guard_fork_batches"] == stop.from_step - 20 and found.summary["guard_judged_batches"] == 19
+    plain: Outcome = run(tmp_path / "b", Plain)
+    assert_same_numbers(found, plain)
+
+
+def test_a_policy_that_defers_by_one_is_not_guarded(tmp_path: Path) -> None:
+    found = run(tmp_path, DeferOne, {"budget": 0.0005})
+    assert found.verdicts == ["idle"] and found.summary["guard_fork_batches"] == 0
+    assert found.summary["skipped_update_share"] == 0

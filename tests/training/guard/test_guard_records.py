@@ -1,0 +1,180 @@
+"""What a guard tells: records, TensorBoard, summary, and what is said of runs that cannot be guarded."""
+
+import json
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from guarded import GUARD, SKIP, run, spec, toy_data  # noqa: F401 (fixtures)
+from guarded_policies import Freeze
+from toy import toy_config
+from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
+
+from adaptive.config import GuardConfig
+from adaptive.training.guard.adapters import TrainedRun
+from adaptive.training.guard.guard import Guard
+from adaptive.training.telemetry.formatting import guard_text
+from adaptive.training.telemetry.jsonl import MetricsFile, read_metrics
+from adaptive.training.telemetry.progress import Progress
+from adaptive.training.telemetry.record import GuardRecord, Record, RunRecord
+from adaptive.training.telemetry.recorder import Recorder
+from adaptive.training.telemetry.tensorboard import view_from_metrics
+
+RUN = RunRecord(policy="slipstream", table_rows={"site": 10})
+REDUCED = GuardRecord(
+    step=800,
+    verdict="reduce",
+    reason="it costs too much",
+    trigger="the warm-up is over",
+    budget=0.0005,
+    allowance_before=1.0,
+    allowance=0.25,
+    from_step=810,
+    fork_steps=400,
+    steps_left=2200,
+    samples=100_352,
+    skipped_share=0.2,
+    auc_difference=-0.0004,
+    auc_difference_ci=(-0.0006, -0.0002),
+    log_loss_difference=0.0001,
+    log_loss_difference_ci=(-0.0001, 0.0003),
+    auc_change=-0.0026,
+    auc_change_ci=(-0.0039, -0.0013),
+    fork_bytes=1 << 20,
+    fork_batches=400,
+    judged_batches=196,
+)
+IDLE = GuardRecord(
+    step=0, verdict="idle", reason="nothing", trigger="", budget=0.1, allowance_before=1, allowance=1, from_step=0
+)
+
+
+def written(path: Path, *records: Record) -> Path:
+    file = MetricsFile(path / "metrics.jsonl")
+    for record in (RUN, *records):
+        file.write(record)
+    file.close()
+    return path / "metrics.jsonl"
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    found = read_metrics(written(tmp_path, REDUCED, IDLE))
+    assert found == [RUN, REDUCED, IDLE]
+    assert [record.wall_time for record in found] == [RUN.wall_time, REDUCED.wall_time, IDLE.wall_time]
+    assert isinstance(found[1], GuardRecord) and found[1].fork_bytes == 1 << 20
+    assert found[1].auc_difference_ci == (-0.0006, -0.0002)
+
+
+def test_tensorboard_shows_what_there_is(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert view_from_metrics(written(tmp_path, REDUCED, IDLE), tmp_path / "view") == 3
+    events = EventAccumulator(str(tmp_path / "view")).Reload()
+    shown = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert shown["7_guard/allowance"] == [(800, 0.25), (0, 1)]
+    expected = {
+        "auc_difference": -0.0004, "auc_difference_low": -0.0006, "auc_difference_high": -0.0002,
+        "auc_change": -0.0026, "auc_change_low": -0.0039, "auc_change_high": -0.0013, "skipped_share": 0.2,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert shown[f"7_guard/{name}"] == [(800, pytest.approx(value))], name
+
+
+@pytest.mark.parametrize(
+    ("verdict", "allowance", "expected"),
+    [
+        ("keep", 0.5, "keep skipping at 50.0 % of what the policy asks for: why"),
+        ("reduce", 0.25, "reduce skipping to 25.0 % from batch 810 on: why"),
+        ("stop", 0.0, "stop skipping from batch 810 on: why"),
+        ("idle", 1.0, "idle: why"),
+    ],
+)
+def test_a_line_for_people(verdict: str, allowance: float, expected: str) -> None:
+    record = GuardRecord(
+        step=800, verdict=verdict, reason="why", trigger="", budget=0.1, allowance_before=1, allowance=allowance,
+        from_step=810,
+    )  # fmt: skip
+    assert guard_text(record) == expected
+    stream = StringIO()
+    Progress(stream, 1000).write(record)
+    assert stream.getvalue() == f"guard after step 800: {expected}\n"
+
+
+def test_every_decision_is_in_every_view(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    stream = StringIO()
+    found = run(tmp_path, Freeze, {"budget": 0.05}, tensorboard=True, stream=stream)
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("guard")]
+    assert len(lines) == len(found.decisions) == 2
+    about = "reduce skipping to 21.9 % from batch 56 on: expected change of AUC by the end -0.13"
+    assert lines[0].startswith(f"guard after step 50: {about}")
+    assert [json.loads(json.dumps(asdict(r))) for r in found.decisions] == found.summary["guard_decisions"]
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    for tag, name in (("allowance", "allowance"), ("auc_difference", "auc_difference"), ("auc_change", "auc_change")):
+        shown = [(event.step, event.value) for event in events.Scalars(f"7_guard/{tag}")]
+        assert shown == [(r.step, pytest.approx(getattr(r, name))) for r in found.decisions]
+    low = [event.value for event in events.Scalars("7_guard/auc_difference_low")]
+    assert low == [pytest.approx(r.auc_difference_ci[0]) for r in found.decisions if r.auc_difference_ci]
+    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("7_guard/decision")]
+    assert texts[0].startswith(about) and texts[1].startswith("keep skipping at 21.9 % of what the policy asks for")
+
+
+def test_the_account_of_what_a_guard_costs(tmp_path: Path) -> None:
+    found = run(tmp_path, Freeze, {"budget": 0.05})
+    reduced, kept = found.decisions
+    assert (reduced.fork_batches, reduced.judged_batches) == (30, 19)  # 600 samples held back
+    assert (kept.fork_batches, kept.judged_batches) == (66, 38)  # the same fork went on
+    assert (found.summary["guard_fork_batches"], found.summary["guard_judged_batches"]) == (66, 38)
+    assert found.summary["guard_undone_batches"] == 36
+    assert reduced.fork_bytes > 4 * 4 * 250  # most of 347 rows of width 4
+    assert found.summary["time_ms"]["guard"] > 0
+    assert (
+        "guard: decisions reduce, keep; skipping is allowed at 21.9 % of what the policy asks for; forks trained 66 "
+        "batches more (36.7 %), 38 were judged; what was skipped in 36 batches has been undone\n"
+    ) in found.summary["table"]
+
+
+def test_a_run_without_a_guard_says_nothing_of_one(tmp_path: Path) -> None:
+    found = run(tmp_path, Freeze)
+    assert found.decisions == [] and not [name for name in found.summary if name.startswith("guard")]
+    assert "guard" not in found.saved.meta and "guard: " not in found.summary["table"]
+
+
+# -- going on -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_guard_knows_is_saved_and_restored(tmp_path: Path) -> None:
+    found = run(tmp_path, Freeze, {"budget": 0.05})
+    state = json.loads(json.dumps(found.saved.meta["guard"]))
+    assert state["allowance"] == found.summary["guard_allowance"] and state["place"] == 180
+    parts, _ = parts_of(policy=spec(Freeze), skip=SKIP)
+    settings = GuardConfig(**(GUARD | {"budget": 0.05}))
+    guard = Guard(
+        settings, toy_config(policy=spec(Freeze), skip=SKIP), TrainedRun(parts), Recorder(parts.embeddings), 1000
+    )
+    guard.restore(state)
+    assert guard.state() == state
+    with parts.embeddings:
+        guard.guarded(iter([]))
+        assert parts.embeddings.policy.allowance == state["allowance"]
+        guard.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_stopped_run_that_goes_on_skips_nothing(begun: bool) -> None:
+    """Stopped by a check, or because it was too short."""
+    parts, _ = parts_of(policy=spec(Freeze), skip=SKIP)
+    guard = Guard(
+        GuardConfig(**GUARD),
+        toy_config(policy=spec(Freeze), skip=SKIP),
+        TrainedRun(parts),
+        Recorder(parts.embeddings),
+        1000,
+    )
+    guard.restore({**guard.state(), "active": False, "allowance": 0.0, "begun": begun})
+    with parts.embeddings:
+        guard.guarded(iter([]))
+        assert parts.embeddings.policy.allowance == 0
+        guard.close()

@@ -1,0 +1,163 @@
+"""Runs with `model.feature_norm`: the same bits, running statistics included, wherever rows lie, however often a batch
+is tried; saved and gone on with, guarded, in parts."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from guarded import GUARD, SAMPLES, STRICT
+from guarded import run as guarded_run
+from guarded_policies import Freeze, Plain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interrupted import assert_equal, config_of, interrupted, numbers, run, small_world
+from numpy.typing import NDArray
+from torch import Tensor
+from toy import SMALL_DLRM, ToyData, toy_config
+from toy_runs import Hooked, data_fixture, everything, in_model, nothing_is_left_behind, parts_of  # noqa: F401
+
+from adaptive.errors import NonFiniteError
+from adaptive.training.build import build
+from adaptive.training.runs import evaluate_run, resume_run, train_run
+from adaptive.training.trainer import Trainer
+
+KINDS = ["batch", "layer"]
+
+
+def model(kind: str) -> dict[str, Any]:
+    return {"model_options": SMALL_DLRM | {"feature_norm": kind}}
+
+
+def trained(kind: str, policy: str, depth: int, **changed: Any) -> dict[str, NDArray[Any]]:
+    parts, toy = parts_of(policy=policy, **model(kind), **changed)
+    with parts.embeddings:
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=depth)
+        return everything(parts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_placement_changes_no_number(kind: str) -> None:
+    expected = trained(kind, "device", 0)
+    assert (kind == "layer") or expected["dense feature_norm.batches"] == 20
+    for policy, depth in (("lru", 3), ("hybrid", 1), ("scratchpipe", 2)):
+        found = trained(kind, policy, depth)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values, strict=True, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=4)
+@given(at=st.integers(2, 20), save_every=st.integers(2, 7))
+def test_an_interrupted_run_goes_on_bit_for_bit(kind: str, at: int, save_every: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, small_world() as patch:
+        whole, cut = Path(folder, "whole"), Path(folder, "cut")
+        config = config_of("lru", depth=2, save_every=save_every, dense_optimizer={"name": "adam"}, **model(kind))
+        run(whole, config)
+        with interrupted(patch, "stop", at):
+            run(cut, config)
+        if '"status": "finished"' not in (cut / "run.json").read_text():
+            resume_run(cut)
+        found = numbers(cut, placement=False)
+        assert_equal(found, numbers(whole, placement=False))
+        assert (kind == "layer") or found["dense feature_norm.batches"] == 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("data")
+def test_saved_weights_evaluate_to_the_last_digit(tmp_path: Path, kind: str) -> None:
+    summary = train_run(toy_config(out=str(tmp_path), **model(kind)))
+    found = evaluate_run(tmp_path)
+    assert {name: found[name] for name in ("auc", "log_loss")} == {n: summary[n] for n in ("auc", "log_loss")}
+
+
+# --- a batch that is tried again, or not trained -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_batch_that_is_run_again_counts_once(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Memory runs out before, or after, it entered the running statistics."""
+    tier, toy = {"device_rows": "100%", "held_rows": 9}, ToyData()
+
+    def train() -> tuple[dict[str, NDArray[Any]], int]:
+        parts = build(toy_config(tier=tier, **model("batch")), toy)
+        with parts.embeddings:
+            Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=1)
+            return everything(parts), parts.embeddings.view.device_rows
+
+    expected, before = train()
+    failed: list[int] = []
+
+    def run_out(net: Hooked, dense: Tensor, pooled: Tensor) -> None:
+        if net.calls == 8 and not failed:
+            failed.append(net.calls)
+            if where == "after":
+                net.feature_norm(pooled)
+            raise torch.OutOfMemoryError("no room")
+
+    in_model(monkeypatch, run_out)
+    found, rows = train()
+    assert failed and rows < before
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, strict=True, err_msg=name)
+
+
+def test_a_batch_that_is_not_trained_leaves_no_trace_in_the_statistics() -> None:
+    parts, toy = parts_of(policy="lru", **model("batch"))
+    with parts.embeddings:
+        trainer = Trainer(parts.embeddings, parts.model, parts.optimizer)
+        with pytest.raises(NonFiniteError, match="step 5"):
+            trainer.train(ToyData(spoil={150: float("nan")}).train(32), depth=2)
+        found = everything(parts)
+    parts, _ = parts_of(policy="lru", **model("batch"))
+    with parts.embeddings:
+        batches = [batch for number, batch in enumerate(toy.train(32)) if number < 4]
+        Trainer(parts.embeddings, parts.model, parts.optimizer).train(batches, depth=2)
+        expected = everything(parts)
+    assert expected["dense feature_norm.batches"] == 4
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, strict=True, err_msg=name)
+
+
+# --- parts of a batch ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_statistics_are_of_whole_batches_whatever_parts_they_have(depth: int) -> None:
+    """To the bit: the batch is trained whole."""
+    found, expected = trained("batch", "contract:InParts", depth), trained("batch", "lru", depth)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, strict=True, err_msg=name)
+
+
+def test_with_layer_parts_are_trained_apart() -> None:
+    found, expected = trained("layer", "contract:InParts", 2), trained("layer", "lru", 2)
+    assert any(not np.array_equal(found[name], values) for name, values in expected.items())
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("data")
+def test_hotline_trains_with_it(tmp_path: Path, kind: str) -> None:
+    options = {"learn": 2, "capacity": 0.3}
+    summary = train_run(toy_config(policy="hotline", policy_options=options, out=str(tmp_path), depth=2, **model(kind)))
+    assert summary["steps"] == 20 and summary["policy_numbers"]["in_parts_share"] > 0
+
+
+# --- the guard -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_guard_undoes_includes_the_statistics(tmp_path: Path, data: Any, kind: str) -> None:
+    data(SAMPLES)
+    plain = guarded_run(tmp_path / "plain", Plain, **model(kind))
+    found = guarded_run(tmp_path / "guarded", Freeze, {"budget": STRICT}, depth=2, **model(kind))
+    assert found.verdicts == ["stop"] and found.summary["guard_undone_batches"] > 0
+    assert (kind == "layer") or "feature_norm.variance" in found.numbers
+    assert found.numbers.keys() == plain.numbers.keys()
+    for name, value in plain.numbers.items():
+        np.testing.assert_array_equal(found.numbers[name], value, strict=True, err_msg=name)
+    assert found.summary["steps"] == SAMPLES // 32 > GUARD["warmup"]

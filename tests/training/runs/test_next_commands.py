@@ -1,0 +1,91 @@
+"""The commands that a run's report ends with, and warnings of runs that can hardly learn."""
+
+import shlex
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import write_csv
+
+from adaptive.config import TrainConfig
+from adaptive.training.runs import train_run
+from adaptive.training.runs.next_commands import model_hint, next_commands, steps_hint
+
+ALL: dict[str, Any] = {"has_evaluation": True, "which": lambda name: f"/bin/{name}", "is_installed": lambda name: True}
+
+
+def test_each_names_the_run_as_a_shell_takes_it() -> None:
+    text = next_commands(Path("runs/my run"), TrainConfig(policy="lfu"), **ALL)
+    assert [shlex.split(line) for line in text.splitlines()[1:-2]] == [
+        ["tensorboard", "--logdir", "runs"],
+        ["adaptive-train", "eval", "runs/my run"],
+        ["adaptive-train", "report", "runs/my run"],
+        ["adaptive-train", "compare", "--config", "runs/my run/run.json", "--policies", "lru,lfu,slipstream"],
+    ]
+    assert text.splitlines()[-2:] == [
+        "in TensorBoard, curves: http://localhost:6006/#custom_scalars",
+        "in TensorBoard, rows by table: http://localhost:6006/#adaptive_rows",
+    ]
+
+
+def test_what_the_run_did_not_write_is_not_named_and_its_policy_is_compared() -> None:
+    config = TrainConfig(policy="fae", save=False, tensorboard=False)
+    text = next_commands(Path("runs/a"), config, **ALL)
+    assert text.splitlines()[1:] == [
+        "  adaptive-train report runs/a",
+        "  adaptive-train compare --config runs/a/run.json --policies lru,lfu,slipstream,fae",
+    ]
+
+
+def test_only_commands_that_work_are_named() -> None:
+    """No `eval` of data without an evaluation part, no `report` without matplotlib."""
+    text = next_commands(Path("runs/a"), TrainConfig(), **{**ALL, "has_evaluation": False})
+    assert "report" in text and "eval" not in text
+    text = next_commands(Path("runs/a"), TrainConfig(), **{**ALL, "is_installed": lambda name: False})
+    assert "eval" in text and "report" not in text
+
+
+def test_where_programs_are_not_on_the_path_it_says_how_they_get_there() -> None:
+    text = next_commands(Path("a"), TrainConfig(), has_evaluation=True, which=lambda name: None)
+    assert text.splitlines()[1] == f"  source {shlex.quote(sys.prefix)}/bin/activate"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
+def test_the_package_can_be_run_as_a_module(words: list[str]) -> None:
+    found = subprocess.run([sys.executable, "-m", "adaptive", *words], capture_output=True, text=True, check=True)
+    assert "Usage: adaptive-train" in found.stdout
+
+
+def test_few_steps_propose_a_batch_size() -> None:
+    config = TrainConfig(data="csv:small.csv", batch_size=2048)
+    assert "an epoch has 17 steps (33,000 samples, batch size 2,048)" in steps_hint(config, 33_000)
+    assert "--batch-size 256" in steps_hint(config, 33_000)
+    epochs = config.model_copy(update={"epochs": 3})
+    assert steps_hint(epochs, 3 * 33_000) == steps_hint(config, 33_000)
+    for enough in ({"batch_size": 256}, {"steps": 5}, {"data": "synthetic"}):
+        assert steps_hint(config.model_copy(update=enough), 33_000) == "", enough
+    assert steps_hint(config, 900) == "", "too few for any batch size"
+
+
+def test_one_dot_product_proposes_other_models() -> None:
+    config, names = TrainConfig(), ["user", "item"]
+    assert "--model deepfm or --model dcn" in model_hint(config, names, 0)
+    assert model_hint(config, names, 1) == "" and model_hint(config, [*names, "shop"], 0) == ""
+    assert model_hint(config.model_copy(update={"model": "dcn"}), names, 0) == ""
+    assert model_hint(config.model_copy(update={"model_options": {"interaction": "cat"}}), names, 0) == ""
+
+
+def test_a_run_says_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_csv(Path("a.csv"), [f"{n % 2},{n % 7},{n % 5}" for n in range(3200)], header="click,user,item")
+    Path("s.toml").write_text(
+        'label = { column = "click" }\ncategorical = [{ columns = ["user", "item"], hash_rows = 9 }]\n'
+    )
+    stream = StringIO()
+    config = TrainConfig(data="csv:a.csv", data_options={"schema_path": "s.toml"}, out="run", tensorboard=False)
+    summary = train_run(config, stream=stream)
+    assert "warning: the model dlrm sees user and item as one number" in stream.getvalue()
+    assert "warning: an epoch has 2 steps" in summary["table"] and "--batch-size 32" in summary["table"]

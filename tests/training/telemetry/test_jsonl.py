@@ -1,0 +1,231 @@
+"""`metrics.jsonl`: what is written can be read, nothing is NaN, and a disk that fails stops nothing."""
+
+import io
+import json
+import logging
+import math
+import resource
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adaptive.errors import InputError
+from adaptive.training.telemetry import jsonl
+from adaptive.training.telemetry.jsonl import MetricsFile, read_metrics, to_line
+from adaptive.training.telemetry.record import (
+    EvalRecord,
+    Histogram,
+    IntervalRecord,
+    ResumeRecord,
+    RunRecord,
+    TableCounts,
+)
+
+RUN = RunRecord(policy="lru", table_rows={"site": 1000, "user": 50}, config="[tier]\ndevice_rows = '10%'\n")
+EVAL = EvalRecord(step=20, samples=1000, auc=0.75, log_loss=0.4, accuracy=0.8)
+
+
+def interval(step: int = 10, **changes) -> IntervalRecord:
+    record = IntervalRecord(
+        step=step,
+        samples=step * 8,
+        loss=0.5,
+        auc=0.7,
+        log_loss=0.45,
+        accuracy=0.75,
+        samples_per_s=1000.0,
+        time_ms={"plan": 0.25, "wait": 0.0},
+        hit_rate=0.9,
+        row_hit_rate=0.8,
+        tables={"site": TableCounts(lookups=80, lookup_hits=72), "user": TableCounts(resident_rows=2**40)},
+        policy={"score_ms": 1.5},
+    )
+    return replace(record, **changes)
+
+
+def fail(*_args, **_kwargs):
+    raise OSError("a disk that gives no error number")
+
+
+def test_what_is_written_is_read(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    histogram = Histogram(np.array([0.0, 1e-3, 1.0]), np.array([5, 7]), sum=3.5, sum_squares=2.25)
+    resumed = ResumeRecord(step=10, dropped=2)
+    records = [RUN, interval(10, update_norms=histogram), EVAL, resumed, interval(20, auc=None)]
+    for record in records:
+        file.write(record)
+    file.close()
+    found = read_metrics(tmp_path / "metrics.jsonl")
+    assert found == records
+    assert [record.wall_time for record in found] == [record.wall_time for record in records]
+    stored = found[1].update_norms
+    assert stored.edges.tolist() == [0.0, 1e-3, 1.0]
+    assert stored.counts.tolist() == [5, 7]
+    assert (stored.counts.dtype, stored.sum, stored.sum_squares) == (np.int64, 3.5, 2.25)
+
+
+def test_a_line_by_hand():
+    line = to_line(EvalRecord(step=20, samples=8, auc=None, log_loss=0.5, wall_time=1.5))
+    quality = b'"auc":null,"log_loss":0.5,"accuracy":null,"calibration":null,"gauc":null,"labels":{}'
+    assert line == b'{"kind":"eval","step":20,"samples":8,' + quality + b',"wall_time":1.5}\n'
+    assert json.loads(to_line(RUN))["schema"] == 1
+
+
+def test_stages_of_earlier_versions_are_read(tmp_path):
+    """`track` was a stage, `update` held the rows' update, and there was no accuracy."""
+    old = [
+        json.loads(to_line(record)) for record in (interval(time_ms={"plan": 1.0, "update": 2.0, "track": 0.5}), EVAL)
+    ]
+    for record in old:
+        record.pop("accuracy")
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in old))
+    found, evaluation = read_metrics(path)
+    assert found.accuracy is None and evaluation == replace(EVAL, accuracy=None)
+    assert found.time_ms == {"plan": 1.0, "update": 2.0, "track": 0.5}
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    bad = interval(loss=math.nan, samples_per_s=math.inf, policy={"x": -math.inf}, hit_rate=math.nan)
+    data = json.loads(to_line(bad), parse_constant=fail)
+    assert (data["loss"], data["samples_per_s"], data["policy"]["x"], data["hit_rate"]) == (None,) * 4
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(to_line(bad))
+    (found,) = read_metrics(path)
+    assert math.isnan(found.loss)
+    assert math.isnan(found.policy["x"])
+    assert found.hit_rate is None
+
+
+def test_numpy_numbers_become_plain_ones():
+    data = json.loads(to_line(interval(loss=np.float32(0.5), samples=np.int64(2**40), auc=np.float32(np.nan))))
+    assert (data["loss"], data["samples"], data["auc"]) == (0.5, 2**40, None)
+
+
+def test_every_record_is_on_disk_at_once(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for count in (1, 2, 3):
+        file.write(EVAL)
+        assert len(read_metrics(file.path)) == count
+
+
+def test_removed_directory_warns_once_and_recovers(tmp_path, caplog):
+    """Records written while the directory was away are there when it is back."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    file = MetricsFile(directory / "metrics.jsonl")
+    file.write(RUN)
+    shutil.rmtree(directory)
+    for step in (10, 20, 30):
+        file.write(interval(step))
+    assert file.failures == 3
+    directory.mkdir()
+    file.write(interval(40))
+    file.close()
+    assert [record.step for record in read_metrics(file.path)] == [10, 20, 30, 40]
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert "metrics.jsonl" in warning.message
+    assert "training goes on" in warning.message
+    assert file.lost == 0
+
+
+def test_an_error_without_errno_is_survived(tmp_path, caplog, monkeypatch):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsFile, "_append", fail)
+        file.write(interval(10))
+    file.write(interval(20))
+    assert [record.step for record in read_metrics(file.path)] == [10, 20]
+    assert file.failures == len(caplog.records) == 1
+
+
+def test_a_line_written_in_part_is_cut_off(tmp_path, monkeypatch):
+    """A full disk takes the first bytes of a line; the next try must not append to them."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.write(RUN)
+
+    class FullDisk(io.BufferedWriter):
+        def write(self, data):
+            super().write(data[:20])
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl, "open", lambda path, mode: FullDisk(io.FileIO(path, mode)), raising=False)
+        file.write(interval(10))
+    assert not file.path.read_bytes().endswith(b"\n")
+    assert read_metrics(file.path) == [RUN]  # the part of a line is no record
+    file.write(interval(20))
+    assert [type(record) for record in read_metrics(file.path)] == [RunRecord, IntervalRecord, IntervalRecord]
+
+
+def test_a_file_that_exists_is_continued_after_its_last_whole_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(to_line(RUN) + to_line(interval(10))[:-30])
+    MetricsFile(path).write(EVAL)
+    assert read_metrics(path) == [RUN, EVAL]
+
+
+def test_only_so_many_lines_wait(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(jsonl, "MAX_WAITING", 3)
+    file = MetricsFile(tmp_path / "gone" / "metrics.jsonl")
+    for step in range(5):
+        file.write(interval(step))
+    assert (file.failures, file.lost) == (5, 2)
+    (tmp_path / "gone").mkdir()
+    file.close()
+    assert [record.step for record in read_metrics(file.path)] == [2, 3, 4]
+    assert "2 record(s) could not" in caplog.messages[-1]
+
+
+def test_records_that_never_made_it_are_counted(tmp_path, caplog):
+    file = MetricsFile(tmp_path / "gone" / "metrics.jsonl")
+    file.write(EVAL)
+    file.close()
+    assert (file.failures, file.lost) == (2, 1)
+    assert "1 record(s) could not" in caplog.messages[-1]
+
+
+def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path, caplog):
+    """A limit on the size of files stands for a full disk: it takes a part of a line and then no more."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        for step in range(10):
+            file.write(interval(step))
+        on_disk = file.path.read_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(on_disk) == 2000
+    assert not on_disk.endswith(b"\n")
+    file.write(interval(10))
+    assert [record.step for record in read_metrics(file.path)] == list(range(11))
+    assert file.failures > 1
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"nonsense",
+        b"[]",
+        b"{}",
+        b'{"kind":"other"}',
+        b'{"kind":"eval","step":1}',
+        b'{"kind":"run","schema":2}',
+        b"\xff",
+    ],
+)
+def test_lines_that_are_no_record_are_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(to_line(RUN) + line + b"\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl:2: not a record of a run"):
+        read_metrics(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: expected a plain file, found: No such file"):
+        read_metrics(tmp_path / "metrics.jsonl")

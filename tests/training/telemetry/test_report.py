@@ -1,0 +1,250 @@
+"""Totals, the `--json` object, and the text at the end of a run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from adaptive.training.telemetry.formatting import (
+    accuracy_text,
+    bytes_text,
+    count_text,
+    duration_text,
+    number_text,
+    percent_text,
+    score_text,
+)
+from adaptive.training.telemetry.record import IntervalRecord, TableCounts
+from adaptive.training.telemetry.report import RunTotals, run_summary, summary_text
+
+SITE = TableCounts(
+    lookups=1000,
+    lookup_hits=900,
+    unique_rows=400,
+    row_hits=200,
+    resident_rows=50,
+    promoted=20,
+    demoted=10,
+    fetched=20,
+    written_back=8,
+    bytes_h2d=2048,
+    bytes_d2h=1024,
+)
+USER = TableCounts(lookups=1000, lookup_hits=500, unique_rows=600, row_hits=200, resident_rows=70)
+
+
+def interval(step: int, **changes) -> IntervalRecord:
+    record = IntervalRecord(
+        step=step,
+        samples=step * 100,
+        loss=0.5,
+        auc=0.7,
+        log_loss=0.5,
+        samples_per_s=1000.0,
+        time_ms={"plan": 1.0, "wait": 0.5},
+        hit_rate=0.9,
+        row_hit_rate=0.8,
+        tables={"site": SITE, "user": USER},
+    )
+    return replace(record, **changes)
+
+
+def totals_of(*records: IntervalRecord, **start: int) -> RunTotals:
+    totals = RunTotals(**start)
+    for record in records:
+        totals.add(record)
+    return totals
+
+
+def test_summary_of_two_intervals():
+    """10 steps at 1,000 samples/s and 30 at 3,000 take one second each; the second's plan takes three times as long."""
+    later = interval(40, samples_per_s=3000.0, time_ms={"plan": 3.0, "wait": 0.5})
+    totals = totals_of(interval(10), later)
+    assert run_summary("lru", totals, auc=0.75, log_loss=0.4, accuracy=0.9) == {
+        "schema": 1,
+        "policy": "lru",
+        "steps": 40,
+        "samples": 4000,
+        "samples_per_s": 2000.0,
+        "samples_per_s_later": 3000.0,
+        "auc": 0.75,
+        "log_loss": 0.4,
+        "accuracy": 0.9,
+        "hit_rate": 0.7,
+        "row_hit_rate": 0.4,
+        "fetched_rows": 40,
+        "written_back_rows": 16,
+        "bytes_h2d": 4096,
+        "bytes_d2h": 2048,
+        "promoted": 40,
+        "demoted": 20,
+        "watched_rows": 0,
+        "judged_row_share": None,
+        "saturated_rows": 0,
+        "skipped_update_share": 0.0,
+        "deferred_update_share": 0.0,
+        "skipped_lookup_share": 0.0,
+        "time_ms": {"plan": 3.0, "wait": 0.5},
+        "policy_numbers": {},
+    }
+
+
+def test_a_continued_run_counts_its_own_steps():
+    totals = totals_of(interval(60), interval(70), first_step=50, first_samples=5000)
+    assert (totals.steps, totals.samples, totals.seconds) == (20, 2000, 2.0)
+
+
+def test_what_is_now_is_of_the_latest_interval():
+    totals = totals_of(interval(10), interval(20, tables={"site": replace(SITE, resident_rows=3)}))
+    assert (totals.tables["site"].resident_rows, totals.tables["user"].resident_rows) == (3, 70)
+    assert totals.tables["site"].lookups == 2000
+
+
+def test_a_run_without_a_step_has_a_summary():
+    totals = RunTotals()
+    summary = run_summary("lru", totals, auc=None, log_loss=float("nan"))
+    assert json.loads(json.dumps(summary, allow_nan=False))["log_loss"] is None
+    assert (summary["steps"], summary["samples_per_s"], summary["hit_rate"], summary["time_ms"]) == (0, None, None, {})
+    assert "0 steps" in summary_text(summary, totals)
+
+
+def test_text_written_out():
+    totals = totals_of(interval(10))
+    summary = run_summary("lru", totals, auc=0.75, log_loss=0.4, accuracy=0.78864)
+    assert summary_text(summary, totals) == (
+        "policy lru: 10 steps, 1,000 samples, 1,000 samples/s\n"
+        "auc 0.7500, log loss 0.4000, accuracy 78.86 %\n"
+        "hit rate: 70.0 % of look-ups, 40.0 % of each batch's rows\n"
+        "moved: 20 rows (2.0 KiB) to the device, 8 rows (1.0 KiB) to the host\n"
+        "ms per step: plan 1.00, wait 0.50\n"
+        "\n"
+        "table  look-ups  hit rate  resident  to device  to host\n"
+        "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB\n"
+        "user      1,000    50.0 %        70        0 B      0 B\n"
+    )
+
+
+def test_the_speed_without_the_first_interval_which_compiles():
+    """Times, too: means over the 20 later steps."""
+    compiling = interval(10, samples_per_s=100.0, time_ms={"plan": 35.0, "wait": 47.0})
+    totals = totals_of(compiling, interval(20), interval(30, time_ms={"plan": 2.0, "wait": 0.5}))
+    text = summary_text(run_summary("lru", totals, auc=0.75, log_loss=0.4), totals)
+    assert "3,000 samples, 250 samples/s (1,000 after the first interval, which compiles)\n" in text
+    assert "\nms per step after the first interval: plan 1.50, wait 0.50\n" in text
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"auc_of": "evaluation", "eval_samples": 4096}, ", on 4,096 samples held out of training\n"),
+        ({"auc_of": "training"}, ", of training's own predictions, each made before its batch was learnt\n"),
+    ],
+)
+def test_it_is_said_on_what_quality_was_measured(found, expected):
+    summary = run_summary("lru", totals_of(interval(10)), auc=0.75, log_loss=0.4, accuracy=0.5)
+    assert f"accuracy 50.00 %{expected}" in summary_text({**summary, **found}, totals_of(interval(10)))
+
+
+def test_skipping_is_said_when_it_happened():
+    skipping = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_rows=7)
+    totals = totals_of(interval(10, tables={"site": skipping, "user": USER}))
+    text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
+    assert (
+        "not written: 10.0 % of row updates (25.0 % of look-ups): 10.0 % dropped, because their rows were saturated. "
+        "The trained tables differ from a run that skips nothing\n"
+    ) in text
+    assert (
+        "table  look-ups  hit rate  resident  to device  to host  saturated  not written\n"
+        "site      1,000    90.0 %        50    2.0 KiB  1.0 KiB          7       25.0 %\n"
+        "user      1,000    50.0 %        70        0 B      0 B          0        0.0 %\n"
+    ) in text
+    assert "last interval" not in text, "there is one"
+
+
+def test_skipping_that_began_late_is_said_of_the_last_interval():
+    skipping = replace(SITE, skipped_updates=100, skipped_lookups=500, saturated_rows=7)
+    totals = totals_of(interval(10), interval(20, tables={"site": skipping, "user": USER}))
+    text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
+    assert "not written: 5.0 % of row updates" in text and "not written in the last interval: 10.0 %;" in text
+
+
+def test_dropped_inputs_are_said():
+    totals = totals_of(interval(10, tables={"site": SITE, "user": USER}))
+    summary = run_summary("random_drop", totals, auc=0.75, log_loss=0.4)
+    files = {"host_bytes_read": 2048, "host_bytes_written": 0}
+    assert "files:" not in summary_text(summary, totals)
+    assert "files: 2.0 KiB read, 0 B written while training\n" in summary_text({**summary, **files}, totals)
+    assert "dropped:" not in summary_text(summary, totals)
+    assert "dropped: 12.5 % of the inputs; compare" in summary_text({**summary, "skipped_input_share": 0.125}, totals)
+
+
+def test_deferral_is_told_apart_from_dropping():
+    both = replace(SITE, skipped_updates=100, deferred_updates=60, skipped_lookups=500)
+    totals = totals_of(interval(10, tables={"site": both, "user": USER}))
+    text = summary_text(run_summary("slipstream", totals, auc=0.75, log_loss=0.4), totals)
+    assert "6.0 % deferred, their gradients applied with a later one; 4.0 % dropped, because" in text
+
+
+def test_what_a_policy_reports_stands_at_the_end():
+    """Its own numbers as it said them last; batches in parts over the whole run: (0.5 * 10 + 1 * 30) / 40."""
+    first = interval(10, policy={"hot_rows": 3.0, "in_parts_share": 0.5, "waited_share": 1.0})
+    later = interval(40, policy={"hot_rows": 12345.0, "rate": 12.5, "in_parts_share": 1.0, "waited_share": 0.0})
+    totals = totals_of(first, later)
+    summary = run_summary("hotline", totals, auc=0.75, log_loss=0.4)
+    assert summary["policy_numbers"] == {
+        "hot_rows": 12345.0, "rate": 12.5, "in_parts_share": 0.875, "waited_share": 5 / 35,
+    }  # fmt: skip
+    expected = "policy reports: hot_rows 12,345, rate 12.5, in_parts_share 87.5 %, waited_share 14.3 %\n"
+    assert expected in summary_text(summary, totals)
+    nothing = run_summary("lru", totals_of(interval(10)), auc=0.75, log_loss=0.4)
+    assert "policy reports" not in summary_text(nothing, totals_of(interval(10)))
+
+
+def test_ten_largest_tables_and_the_rest_in_one_line():
+    tables = {f"t{i}": replace(USER, lookups=i, lookup_hits=0, resident_rows=1) for i in range(1, 15)}
+    totals = totals_of(interval(10, tables=tables))
+    summary = run_summary("lru", totals, auc=None, log_loss=None)
+    lines = summary_text(summary, totals).splitlines()
+    assert [line.split()[0] for line in lines[-11:-1]] == [f"t{i}" for i in range(14, 4, -1)]
+    assert lines[-1].split() == ["4", "other", "tables", "10", "0.0", "%", "4", "0", "B", "0", "B"]
+    by_size = summary_text(summary, totals, table_rows={f"t{i}": -i for i in range(1, 15)}).splitlines()
+    assert [line.split()[0] for line in by_size[-11:-1]] == [f"t{i}" for i in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (count_text(1234567), "1,234,567"),
+        (count_text(float("nan")), "-"),
+        (count_text(None), "-"),
+        (score_text(0.73126), "0.7313"),
+        (score_text(None), "-"),
+        (percent_text(0.9116), "91.2 %"),
+        (percent_text(0.0), "0.0 %"),
+        (percent_text(1.0), "100.0 %"),
+        (percent_text(1e-6), "<0.1 %"),
+        (percent_text(0.99999), ">99.9 %"),
+        (percent_text(None), "-"),
+        (accuracy_text(0.78864), "78.86 %"),
+        (accuracy_text(None), "-"),
+        (number_text("swaps", 1234.0), "1,234"),
+        (number_text("rate", 0.12345678), "0.1235"),
+        (number_text("waited_share", 0.5), "50.0 %"),
+        (number_text("two_home_bytes", 1536.0), "1.5 KiB"),
+        (number_text("rate", float("nan")), "-"),
+        (bytes_text(0), "0 B"),
+        (bytes_text(1000), "1000 B"),
+        (bytes_text(1023.99), "1.0 KiB"),
+        (bytes_text(1536), "1.5 KiB"),
+        (bytes_text(1 << 20), "1.0 MiB"),
+        (bytes_text((1 << 30) - 1), "1.0 GiB"),
+        (bytes_text(5 << 50), "5120.0 TiB"),
+        (bytes_text(None), "-"),
+        (duration_text(0.4), "0:00:00"),
+        (duration_text(59.6), "0:01:00"),
+        (duration_text(360125), "100:02:05"),
+        (duration_text(None), "-"),
+    ],
+)
+def test_numbers_as_people_read_them(text, expected):
+    assert text == expected

@@ -1,0 +1,467 @@
+"""The TensorBoard view, read back with TensorBoard's own reader."""
+
+import itertools
+import logging
+import resource
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+
+from adaptive.errors import InputError, OutputError
+from adaptive.training.telemetry import events
+from adaptive.training.telemetry.jsonl import MetricsFile
+from adaptive.training.telemetry.record import (
+    EvalRecord,
+    Histogram,
+    IntervalRecord,
+    ResumeRecord,
+    RunRecord,
+    TableCounts,
+)
+from adaptive.training.telemetry.tensorboard import TensorBoardView, view_from_metrics
+
+COUNTS = TableCounts(
+    lookups=100,
+    lookup_hits=75,
+    unique_rows=40,
+    row_hits=10,
+    resident_rows=500,
+    promoted=30,
+    demoted=20,
+    fetched=29,
+    written_back=19,
+    bytes_h2d=2900,
+    bytes_d2h=1900,
+    watched_rows=8,
+    judged_rows=4,
+    saturated_rows=3,
+    skipped_updates=10,
+    deferred_updates=4,
+    skipped_lookups=20,
+)
+EMPTY = TableCounts()
+TIER_TAGS = {
+    "3_tiers/hit_rate": 0.75,
+    "3_tiers/row_hit_rate": 0.25,
+    "3_tiers/resident_rows": 500,
+    "3_tiers/device_rows": 600,
+    "3_tiers/promoted_rows_per_step": 3,
+    "3_tiers/demoted_rows_per_step": 2,
+    "3_tiers/fetched_rows_per_step": 2.9,
+    "3_tiers/written_back_rows_per_step": 1.9,
+    "3_tiers/kib_to_device_per_step": 290 / 1024,
+    "3_tiers/kib_to_host_per_step": 190 / 1024,
+}
+SKIPPING_TAGS = {
+    "4_skipping/watched_rows": 8,
+    "4_skipping/saturated_rows": 3,
+    "4_skipping/judged_row_share": 0.5,
+    "4_skipping/skipped_update_share": 0.25,
+    "4_skipping/deferred_update_share": 0.1,
+}
+TABLE_TAGS = {
+    "8_tables/{}/hit_rate": 0.75,
+    "8_tables/{}/row_hit_rate": 0.25,
+    "8_tables/{}/resident_rows": 500,
+    "8_tables/{}/promoted_rows_per_step": 3,
+    "8_tables/{}/saturated_rows": 3,
+    "8_tables/{}/skipped_update_share": 0.25,
+}
+
+
+def interval(step: int = 10, **changes) -> IntervalRecord:
+    record = IntervalRecord(
+        step=step,
+        samples=step * 8,
+        loss=0.5,
+        auc=0.75,
+        log_loss=0.25,
+        accuracy=0.625,
+        samples_per_s=1000.0,
+        time_ms={"plan": 0.25, "wait": 2.0},
+        hit_rate=0.75,
+        row_hit_rate=0.25,
+        tables={"site": COUNTS, "user": EMPTY},
+        policy={"score_ms": 1.5},
+        device_rows=600,
+    )
+    return replace(record, **changes)
+
+
+def read(directory: Path) -> EventAccumulator:
+    # every event file of the directory, as TensorBoard itself does
+    return EventAccumulator(str(directory)).Reload()
+
+
+def latest(directory: Path) -> dict[str, float]:
+    accumulator = read(directory)
+    return {tag: accumulator.Scalars(tag)[-1].value for tag in accumulator.Tags()["scalars"]}
+
+
+def steps(directory: Path, tag: str = "1_training/loss") -> list[int]:
+    return [event.step for event in read(directory).Scalars(tag)]
+
+
+def write_all(view, *records) -> None:
+    for record in records:
+        view.write(record)
+    view.close()
+
+
+def test_tags_and_values(tmp_path):
+    write_all(
+        TensorBoardView(tmp_path, ["site", "user"]),
+        interval(10),
+        EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, accuracy=0.375),
+    )
+    found = latest(tmp_path)
+    expected = {
+        "1_training/loss": 0.5,
+        "1_training/auc_so_far": 0.75,
+        "1_training/log_loss_so_far": 0.25,
+        "1_training/accuracy_so_far": 0.625,
+        "1_training/samples_per_s": 1000,
+        "2_evaluation/auc": 0.5,
+        "2_evaluation/log_loss": 0.125,
+        "2_evaluation/accuracy": 0.375,
+        "5_time/plan_ms": 0.25,
+        "5_time/wait_ms": 2,
+        "6_policy/score_ms": 1.5,
+        **TIER_TAGS,
+        **SKIPPING_TAGS,
+        **{tag.format("site"): value for tag, value in TABLE_TAGS.items()},
+    }
+    assert {tag: found[tag] for tag in expected} == pytest.approx(expected)
+    assert found["8_tables/user/promoted_rows_per_step"] == 0
+    assert "8_tables/user/hit_rate" not in found  # no look-ups: unknown, not 0
+    spread = {f"3_tiers/{rate}_of_tables_p{p}" for rate in ("hit_rate", "row_hit_rate") for p in (5, 50, 95)}
+    assert set(found) - set(expected) - spread == {
+        tag.format("user") for tag in TABLE_TAGS if not tag.endswith(("_rate", "_share"))
+    }
+
+
+def test_what_a_newcomer_looks_for_comes_first_and_single_tables_last(tmp_path):
+    """TensorBoard sorts groups by name."""
+    write_all(TensorBoardView(tmp_path, ["site"]), interval(), EvalRecord(step=10, samples=1, auc=0.5, log_loss=0.1))
+    groups = sorted({tag.split("/")[0] for tag in latest(tmp_path)})
+    expected = "1_training 2_evaluation 3_tiers 4_skipping 5_time 6_policy 8_tables"
+    assert " ".join(groups) == expected
+
+
+def test_counts_are_per_step_also_in_a_shorter_last_interval_and_after_a_resume(tmp_path):
+    short = replace(COUNTS, promoted=12)
+    view = TensorBoardView(tmp_path, ["site"])
+    write_all(view, interval(10), interval(14, tables={"site": short}))
+    assert [event.value for event in read(tmp_path).Scalars("3_tiers/promoted_rows_per_step")] == [3, 3]
+    resumed = TensorBoardView(tmp_path / "resumed", ["site"])
+    write_all(resumed, ResumeRecord(step=1000, dropped=0), interval(1004, tables={"site": short}))
+    assert latest(tmp_path / "resumed")["8_tables/site/promoted_rows_per_step"] == 3
+
+
+def test_a_run_that_skips_nothing_has_no_zeros_of_skipping(tmp_path):
+    """Once something is watched or skipped, its numbers stay, whatever they are."""
+    plain = replace(COUNTS, watched_rows=0, judged_rows=0, saturated_rows=0, skipped_updates=0, deferred_updates=0)
+    view = TensorBoardView(tmp_path, ["site"])
+    view.write(interval(10, tables={"site": plain}))
+    assert not [tag for tag in latest(tmp_path) if "skip" in tag or "satur" in tag]
+    view.write(interval(20))
+    write_all(view, interval(30, tables={"site": plain}))
+    assert [event.step for event in read(tmp_path).Scalars("4_skipping/saturated_rows")] == [20, 30]
+    assert latest(tmp_path)["8_tables/site/skipped_update_share"] == 0
+
+
+def test_spread_over_tables(tmp_path):
+    tables = {f"t{i}": TableCounts(lookups=100, lookup_hits=i) for i in range(101)}
+    write_all(TensorBoardView(tmp_path, list(tables)), interval(tables=tables))
+    found = latest(tmp_path)
+    assert [found[f"3_tiers/hit_rate_of_tables_p{p}"] for p in (5, 50, 95)] == pytest.approx([0.05, 0.5, 0.95])
+
+
+def test_steps_and_wall_times(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["site"]), interval(10, wall_time=1e9), interval(20, wall_time=1e9 + 5))
+    found = read(tmp_path).Scalars("1_training/loss")
+    assert [(event.step, event.wall_time) for event in found] == [(10, 1e9), (20, 1e9 + 5)]
+
+
+def test_unknown_auc_is_left_out(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["site"]), interval(auc=None))
+    assert "1_training/auc_so_far" not in latest(tmp_path)
+
+
+def page_of(directory):
+    """The page that TensorBoard shows: that of the last layout."""
+    event = read(directory).Tensors("custom_scalars__config__")[-1]
+    (page,) = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0]).category
+    return page
+
+
+def test_charts_of_skipping_come_with_the_first_skipping(tmp_path):
+    """They would be empty before; a run that is gone on with has them if it skipped before."""
+    plain = replace(COUNTS, watched_rows=0, saturated_rows=0, skipped_updates=0)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    view = TensorBoardView(tmp_path / "view", ["site"])
+    for record in (interval(10, tables={"site": plain}), interval(20, wall_time=1e9), interval(30)):
+        metrics.write(record)
+        view.write(record)
+        titles = [chart.title for chart in page_of(tmp_path / "view").chart]
+        assert ("share of row updates not written" in titles) == (record.step > 10)
+        assert len(titles) == len(set(titles)) == (10 if record.step == 10 else 12)
+    view.close()
+    for step, charts in ((10, 10), (30, 12)):
+        again = TensorBoardView.resumed(tmp_path / f"from-{step}", {"site": 4}, metrics.path, step)
+        write_all(again, ResumeRecord(step=step, dropped=0))
+        assert len(page_of(tmp_path / f"from-{step}").chart) == charts
+
+
+def test_layout_has_one_page_whose_tags_exist(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["site", "user"]), interval())
+    accumulator = read(tmp_path)
+    page = page_of(tmp_path)
+    assert page.title == "Tier movement"
+    lines = {chart.title: list(chart.multiline.tag) for chart in page.chart if chart.HasField("multiline")}
+    assert all(len(tags) == 1 for tags in lines.values())  # two lines of a run would have one colour
+    assert lines["loss (equal runs share one line)"] == ["^1_training/loss$"]
+    assert lines["rows promoted to the device, per step"] == ["^3_tiers/promoted_rows_per_step$"]
+    bands = {chart.title: [(s.lower, s.value, s.upper) for s in chart.margin.series] for chart in page.chart}
+    assert bands["rows on the device; band: free room"] == [
+        ("3_tiers/resident_rows", "3_tiers/resident_rows", "3_tiers/device_rows")
+    ]
+    assert bands["hit rate: median table; band: 5% to 95%"] == [
+        tuple(f"3_tiers/hit_rate_of_tables_p{p}" for p in (5, 50, 95))
+    ]
+    margins = [series for chart in page.chart for series in chart.margin.series]
+    assert len(lines) + len(margins) == len(page.chart)
+    used = {tag.strip("^$") for tags in lines.values() for tag in tags}
+    used |= {tag for s in margins for tag in (s.lower, s.value, s.upper)}
+    assert used <= set(accumulator.Tags()["scalars"])
+
+
+def test_config_is_shown_as_it_stands(tmp_path):
+    run = RunRecord(policy="lru", table_rows={"site": 9}, config="[tier]\ndepth = 4\n")
+    write_all(TensorBoardView(tmp_path, ["site"]), run)
+    (event,) = read(tmp_path).Tensors("config")
+    assert event.tensor_proto.string_val[0] == b"    [tier]\n    depth = 4\n"
+    assert read(tmp_path).SummaryMetadata("config").plugin_data.plugin_name == "text"
+
+
+def test_histogram_of_update_sizes(tmp_path):
+    """Empty bins at both ends are left out; what TensorBoard shows begins and ends where something is."""
+    bins = Histogram(np.array([0, 1, 2, 4, 8.0]), np.array([0, 3, 5, 0]), sum=20.0, sum_squares=55.0)
+    nothing = Histogram(np.array([0, 1.0]), np.array([0]), sum=0.0, sum_squares=0.0)
+    write_all(TensorBoardView(tmp_path, ["site"]), interval(10, update_norms=bins), interval(20, update_norms=nothing))
+    (event,) = read(tmp_path).Histograms("update_norm")
+    found = event.histogram_value
+    assert (event.step, found.min, found.max, found.num) == (10, 1, 4, 8)
+    assert (found.sum, found.sum_squares) == (20, 55)
+    assert (list(found.bucket_limit), list(found.bucket)) == ([2, 4], [3, 5])
+
+
+def test_many_tables_show_the_largest_and_the_rest_as_one(tmp_path):
+    names = [f"t{i}" for i in range(40)]
+    tables = {name: replace(EMPTY, promoted=1, lookups=10, lookup_hits=index) for index, name in enumerate(names)}
+    sizes = [1000 - i if i % 5 else 1 for i in range(40)]  # t0, t5, ... t35 are the smallest eight
+    write_all(TensorBoardView(tmp_path, names, sizes), interval(tables=tables))
+    found = latest(tmp_path)
+    shown = {tag.split("/")[1] for tag in found if tag.startswith("8_tables/")} - {"other"}
+    assert shown == {name for index, name in enumerate(names) if index % 5}
+    assert found["8_tables/other/promoted_rows_per_step"] == pytest.approx(0.8)
+    assert found["3_tiers/promoted_rows_per_step"] == 4
+    assert found["8_tables/other/hit_rate"] == pytest.approx(sum(range(0, 40, 5)) / 80)
+
+
+def test_without_sizes_the_first_tables_are_shown(tmp_path):
+    tables = {f"t{i}": EMPTY for i in range(33)}
+    write_all(TensorBoardView(tmp_path, list(tables)), interval(tables=tables))
+    found = latest(tmp_path)
+    assert "8_tables/t31/resident_rows" in found
+    assert "8_tables/t32/resident_rows" not in found
+
+
+def test_a_table_may_be_called_other(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["all", "other"]), interval(tables={"all": COUNTS, "other": COUNTS}))
+    found = latest(tmp_path)
+    assert found["8_tables/other_table/promoted_rows_per_step"] == found["8_tables/all/promoted_rows_per_step"] == 3
+    assert not [tag for tag in found if tag.startswith("8_tables/other/")]
+
+
+def test_removed_directory_is_made_again_and_warned_of_once(tmp_path, caplog):
+    """A removed file goes on taking writes on Linux; nobody would see them."""
+    directory = tmp_path / "tensorboard"
+    view = TensorBoardView(directory, ["site"])
+    view.write(interval(10))
+    for step in (20, 40):
+        shutil.rmtree(directory)
+        view.write(interval(step))  # found out here
+        view.write(interval(step + 10))
+    assert steps(directory) == [50]
+    assert view.failures == 2
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "training goes on" in caplog.text
+    assert read(directory).Tags()["tensors"] == ["custom_scalars__config__"]  # the new file has the layout too
+    view.close()
+    assert "lacks 2 event(s)" in caplog.messages[-1]
+
+
+def test_a_directory_that_cannot_be_made_stops_nothing(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    view = TensorBoardView(tmp_path / "file", ["site"])
+    write_all(view, interval(10), interval(20))
+    assert view.failures == 2
+    assert "training goes on" in caplog.messages[0]
+
+
+def test_tries_again_less_and_less_often(tmp_path, monkeypatch, caplog):
+    """After failures 1, 2, 3, ... the next 0, 1, 3, ... and at most 63 events are left out before the next try."""
+    tried = []
+
+    def full(_file, event):
+        tried.append(event.step)
+        raise OSError("a full disk, without an error number")
+
+    file = events.EventFile(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(events.EventFile, "_write", lambda self, event, _time: full(self, event))
+        for step in range(300):
+            file.add(events.scalars({"x": 1.0}), step=step, wall_time=0.0)
+    assert tried == [0, 1, 3, 7, 15, 31, 63, 127, 191, 255]
+    assert (file.failures, file.lost, len(caplog.records)) == (10, 300, 1)
+    for step in range(300, 330):
+        file.add(events.scalars({"x": 1.0}), step=step, wall_time=0.0)
+    file.close()
+    assert steps(tmp_path, "x") == list(range(319, 330))  # 64 after 255; from then on all
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100])
+def test_a_write_that_fails_half_way_goes_on_in_a_new_file(tmp_path, monkeypatch, kept):
+    """What stands in the first file stays readable, also behind a record that was written in part."""
+    view = TensorBoardView(tmp_path, ["site"])
+    view.write(interval(10))
+
+    def torn(self, event):
+        self._file.write(event.SerializeToString()[:kept])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(events.EventFile, "_put", torn)
+        view.write(interval(20))
+    view.write(interval(30))
+    view.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert steps(tmp_path) == [10, 30]
+    assert view.failures == 1
+
+
+def test_a_full_disk_stops_nothing(tmp_path, caplog):
+    """A limit on the size of files stands for the full disk."""
+    view = TensorBoardView(tmp_path, ["site", "user"])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+    try:
+        for step in range(10):
+            view.write(interval(step))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    view.write(interval(10))
+    view.close()
+    assert 0 in steps(tmp_path)
+    assert 10 in steps(tmp_path)
+    assert view.failures >= 1
+    assert len(caplog.records) == 2  # the first failure, and at the end how many are missing
+
+
+def test_files_are_closed(tmp_path):
+    view = TensorBoardView(tmp_path, ["site"])
+    view.write(interval(10))
+    file = view._file._file
+    view.close()
+    view.close()
+    assert file.closed
+
+
+@pytest.fixture
+def metrics(tmp_path) -> Path:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    tables = {"site": COUNTS, "user": EMPTY}
+    histogram = Histogram(np.array([0, 1.0, 2.0]), np.array([1, 2]), sum=3.5, sum_squares=4.5)
+    file.write(RunRecord(policy="lru", table_rows={"site": 5, "user": 9}, config="depth = 4", wall_time=1e9))
+    file.write(interval(10, tables=tables, update_norms=histogram, wall_time=1e9 + 1))
+    file.write(EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, accuracy=0.375, wall_time=1e9 + 2))
+    file.close()
+    return file.path
+
+
+def test_view_is_made_again_from_the_record(tmp_path, metrics):
+    assert view_from_metrics(metrics, tmp_path / "view") == 3
+    write_all(
+        TensorBoardView(tmp_path / "direct", ["site", "user"], [5, 9]),
+        RunRecord(policy="lru", table_rows={"site": 5, "user": 9}, config="depth = 4", wall_time=1e9),
+        interval(
+            10,
+            wall_time=1e9 + 1,
+            update_norms=Histogram(np.array([0, 1.0, 2.0]), np.array([1, 2]), sum=3.5, sum_squares=4.5),
+        ),
+        EvalRecord(step=10, samples=64, auc=0.5, log_loss=0.125, accuracy=0.375, wall_time=1e9 + 2),
+    )
+    (made,), (direct,) = ((tmp_path / name).iterdir() for name in ("view", "direct"))
+    assert made.read_bytes() == direct.read_bytes()
+
+
+def test_view_is_not_made_twice(tmp_path, metrics):
+    view_from_metrics(metrics, tmp_path / "view")
+    with pytest.raises(OutputError, match="already holds event files"):
+        view_from_metrics(metrics, tmp_path / "view")
+
+
+def test_view_that_cannot_be_written_is_an_error(tmp_path, metrics):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match="could not be written in full"):
+        view_from_metrics(metrics, tmp_path / "file")
+
+
+def test_view_needs_the_run_record(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.write(EvalRecord(step=1, samples=1, auc=None, log_loss=None))
+    with pytest.raises(InputError, match=r"metrics\.jsonl:1: the first record must be of kind 'run'"):
+        view_from_metrics(file.path, tmp_path / "view")
+
+
+def test_a_run_that_is_gone_on_with_shows_each_step_once(tmp_path):
+    write_all(TensorBoardView(tmp_path, ["site"]), *(interval(step, wall_time=1e9 + step) for step in (10, 20, 30)))
+    view = TensorBoardView(tmp_path, ["site"], purge_from=21)
+    write_all(
+        view,
+        ResumeRecord(step=20, dropped=1, wall_time=1e9 + 40),
+        *(interval(step, loss=0.25, wall_time=1e9 + step) for step in (50, 60)),
+    )
+    shown = read(tmp_path)
+    assert [event.step for event in shown.Scalars("1_training/loss")] == [10, 20, 50, 60]
+    (text,) = shown.Tensors("resumed")
+    assert text.tensor_proto.string_val == [b"resumed after step 20"] and text.step == 20
+
+
+def test_the_last_step_is_shown_anew_with_the_next_record(tmp_path):
+    """An earlier file may lack it. Until then there is no file, which a run that cannot begin would leave open."""
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (10, 20):
+        metrics.write(interval(step, wall_time=1e9 + step))
+    write_all(TensorBoardView(tmp_path / "view", ["site"]), interval(10, wall_time=1e9 + 10))
+    view = TensorBoardView.resumed(tmp_path / "view", {"site": 4}, metrics.path, 20)
+    assert steps(tmp_path / "view") == [10] and len(list((tmp_path / "view").iterdir())) == 1
+    write_all(view, ResumeRecord(step=20, dropped=0, wall_time=1e9 + 40), interval(30, wall_time=1e9 + 50))
+    assert steps(tmp_path / "view") == [10, 20, 30]
+
+
+def test_files_of_one_second_are_read_in_the_order_in_which_they_were_begun(tmp_path, monkeypatch):
+    """TensorBoard sorts them by name, as text: 10 would come before 9."""
+    monkeypatch.setattr(events, "_file_numbers", itertools.count(9))
+    monkeypatch.setattr(events.time, "time", lambda: 1_000_000_000.0)
+    for step in (10, 20):
+        view = TensorBoardView(tmp_path, ["site"])
+        view.write(interval(step))
+        view.close()
+    assert steps(tmp_path) == [10, 20]
