@@ -218,11 +218,11 @@ class TierConfig(Config):
     held_rows: int = Field(
         default=0, ge=0, le=2**41, description="rows the look-ahead must hold, as far as known; auto is at least that"
     )
-    when_full: Literal["error", "shallower"] = Field(
+    when_full: Literal["error", "reduce_lookahead"] = Field(
         default="error", description="if held rows do not fit: stop, or look less far ahead for that batch"
     )
-    release_share: float = Field(
-        default=0.02, ge=0, le=1, description="share of the device rows released at once when slots run short"
+    eviction_share: float = Field(
+        default=0.02, ge=0, le=1, description="share of the device rows evicted at once when slots run short"
     )
     max_candidates: int = Field(
         default=1 << 14,

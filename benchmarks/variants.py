@@ -125,7 +125,7 @@ class Ours(Embeddings):
         plan_threads: int = 1,
     ) -> None:
         tier = TierConfig(
-            device_rows=device_rows, device="cpu", host=host, when_full="shallower", plan_threads=plan_threads
+            device_rows=device_rows, device="cpu", host=host, when_full="reduce_lookahead", plan_threads=plan_threads
         )
         optimizer = row_optimizer(setup.optimizer)
         self.bag = TieredEmbeddingBag(setup.tables, tier, policy=policy, optimizer=optimizer, skip=skip)

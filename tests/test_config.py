@@ -172,7 +172,7 @@ def test_settings_do_not_change(model: type[Config]) -> None:
         (TierConfig, {"host": "mmap:"}),
         (TierConfig, {"host": "disk"}),
         (TierConfig, {"device": "tpu"}),
-        (TierConfig, {"release_share": 1.1}),
+        (TierConfig, {"eviction_share": 1.1}),
         (TierConfig, {"max_candidates": 0}),
         (SkipConfig, {"interval": 0}),
         (SkipConfig, {"min_accesses": 0}),

@@ -312,7 +312,7 @@ def slow_counts(tables: Sequence[TableConfig], batches: Sequence[Batch]) -> dict
 @pytest.mark.parametrize("depth", [0, 3])
 def test_statistics_equal_a_slow_count(depth: int) -> None:
     tables = (WORDS, SHARED, USERS)
-    embeddings, batches = several(*tables, device_rows="70%", when_full="shallower"), random_batches(tables, 12)
+    embeddings, batches = several(*tables, device_rows="70%", when_full="reduce_lookahead"), random_batches(tables, 12)
     for first, last in [(0, 5), (5, 5), (5, 12)]:
         step_all(embeddings, batches[first:last], depth=depth)
         statistics = embeddings.take_statistics()

@@ -98,13 +98,17 @@ def cases(draw: st.DrawFn, num_batches: int = 8) -> Case:
     batches = random_batches(tables, num_batches, seed=seed, samples=samples, max_bag=max_bag, weighted=weighted)
     policy = draw(st.sampled_from([*STAGED, *ON_HOST, Hybrid, Device]))
     depth = draw(st.integers(0, 5))
-    when_full = draw(st.sampled_from(["error", "shallower"]))
-    least = 0.0 if policy.misses == "host" else least_share(tables, batches, 0 if when_full == "shallower" else depth)
+    when_full = draw(st.sampled_from(["error", "reduce_lookahead"]))
+    least = (
+        0.0
+        if policy.misses == "host"
+        else least_share(tables, batches, 0 if when_full == "reduce_lookahead" else depth)
+    )
     share = least + (100 - least) * draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
     tier = TierConfig(
         device_rows=policy.device_rows or f"{min(share, 100):.6f}%",
         when_full=when_full,
-        release_share=draw(st.sampled_from([0.0, 0.02, 0.5])),
+        eviction_share=draw(st.sampled_from([0.0, 0.02, 0.5])),
         max_candidates=draw(st.sampled_from([1, 3, 1 << 18])),
         poison=True,
     )

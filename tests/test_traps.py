@@ -60,7 +60,7 @@ def test_trap_01_later_prefetch_does_not_evict_what_an_earlier_one_staged(depth:
     exactly the rows in flight, and every batch is trained as late as possible."""
     batches = random_batches(TABLE, 20, seed=1, samples=3)
     needed = rows_held(TABLE, batches, depth)[4]
-    embeddings, trainee = build(device_rows=str(needed), when_full="error", release_share=1.0), Trainee(TABLE)
+    embeddings, trainee = build(device_rows=str(needed), when_full="error", eviction_share=1.0), Trainee(TABLE)
     for planned in embeddings.look_ahead(batches, depth=depth):
         wait_for_look_ahead(embeddings, planned, depth, len(batches))
         trainee.learn(embeddings(planned), planned.batch)
@@ -77,7 +77,7 @@ def test_trap_02_update_goes_to_the_copy_that_is_valid(policy: type[Policy]) -> 
     for _ in range(3):
         batches += crowd + [bags([row for row in range(1, 8) if row >> j & 1]) for j in range(3)]
     for depth in (1, 2):
-        embeddings = one_table(14, "10" if policy is Scattered else "3", policy, when_full="shallower")
+        embeddings = one_table(14, "10" if policy is Scattered else "3", policy, when_full="reduce_lookahead")
         initial = embeddings.table_weights("t")
         for planned in embeddings.look_ahead(batches, depth=depth):
             wait_for_look_ahead(embeddings, planned, 1, len(batches))
@@ -166,7 +166,7 @@ def test_trap_08_fewer_slots_than_rows_is_an_error_or_falls_back(depth: int) -> 
 def test_trap_09_rows_written_back_are_there_before_they_are_read_or_flushed(tmp_path: Path) -> None:
     """A host store freed a row before it was unlinked; background eviction ran against writes. Here rows leave and
     come back in neighbouring batches while the store on disk is flushed."""
-    embeddings = one_table(12, "7", Scattered, release_share=1.0, host=f"mmap:{tmp_path}")
+    embeddings = one_table(12, "7", Scattered, eviction_share=1.0, host=f"mmap:{tmp_path}")
     rng = np.random.default_rng(2)
     batches = [bags(rng.integers(0, 12, 3).tolist()) for _ in range(60)]
     initial = embeddings.table_weights("t")
@@ -362,7 +362,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 def train_beside_a_busy_gpu(depth: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """A table trained on the GPU while other streams allocate, free and work; and what it should be."""
-    embeddings = one_table(40, "50%", Scattered, device="cuda", when_full="shallower")
+    embeddings = one_table(40, "50%", Scattered, device="cuda", when_full="reduce_lookahead")
     rng = np.random.default_rng(4)
     batches = [bags(rng.integers(0, 40, 6).tolist()) for _ in range(50)]
     initial, stop = embeddings.table_weights("t"), threading.Event()

@@ -71,7 +71,7 @@ def test_trap_21_state_is_loaded_into_a_smaller_device(optimizer: RowOptimizer) 
 def test_trap_22_saving_while_rows_move_sees_every_row_once() -> None:
     """A checkpoint taken while memory was on its way held zeros. Here the look-ahead moves rows during every save."""
     batches = random_batches(TABLE, 20, samples=3)
-    embeddings, trainee = build(device_rows="40%", release_share=1.0), Trainee(TABLE)
+    embeddings, trainee = build(device_rows="40%", eviction_share=1.0), Trainee(TABLE)
     for planned in embeddings.look_ahead(batches, depth=3):
         trainee.learn(embeddings(planned), planned.batch)
         embeddings.step()

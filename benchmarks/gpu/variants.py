@@ -145,7 +145,7 @@ class Tiers(Ours):
         tier = TierConfig(
             device_rows=wanted,
             device=accelerator.tier,
-            when_full="shallower",
+            when_full="reduce_lookahead",
             transfer=transfer_of(spec, setup, accelerator),
             lookups=spec.lookups,
         )

@@ -53,7 +53,7 @@ def test_a_dry_run_tells_that_the_device_tier_is_too_small_as_the_run_does(cli: 
     assert dry.code == cli(*words, str(needed - 1)).code == 7
     assert f"{needed:,} device rows are needed" in dry.err and f"raise device_rows to at least {needed}" in dry.err
     assert cli(*words, str(needed), "--dry-run").code == cli(*words, str(needed)).code == 0
-    assert cli(*words, str(needed - 1), "--dry-run", "--set", "tier.when_full=shallower").code == 0
+    assert cli(*words, str(needed - 1), "--dry-run", "--set", "tier.when_full=reduce_lookahead").code == 0
 
 
 def test_dry_run_writes_nothing(cli: Cli) -> None:

@@ -112,7 +112,7 @@ def test_frozen_hits_equal_those_of_the_twin(name: str, rows: int, depth: int) -
     assert counted == json.loads(HITS.read_text())[name][f"{rows} rows, depth {depth}"]
 
 
-def sieve_hits(num_slots: int, depth: int, release_share: float = 0.02) -> int:
+def sieve_hits(num_slots: int, depth: int, eviction_share: float = 0.02) -> int:
     """Hits of SIEVE: a list, a set of marks and a hand, one row at a time."""
     queue: list[int] = []  # oldest first
     marked: set[int] = set()
@@ -123,7 +123,7 @@ def sieve_hits(num_slots: int, depth: int, release_share: float = 0.02) -> int:
         hits += len(set(batch)) - len(coming)
         marked |= set(batch) - set(coming)
         shortage = len(queue) + len(coming) - num_slots
-        leaving = min(max(shortage, int(release_share * num_slots)), len(set(queue) - held)) if shortage > 0 else 0
+        leaving = min(max(shortage, int(eviction_share * num_slots)), len(set(queue) - held)) if shortage > 0 else 0
         while leaving:
             hand = hand if hand < len(queue) else 0
             if queue[hand] in held:

@@ -50,7 +50,7 @@ def test_any_width(device: str, width: int, optimizer: RowOptimizer) -> None:
     batches = random_batches(tables, 5, samples=6)
 
     def run(policy: type[Policy], share: str, depth: int) -> Trained:
-        tier = TierConfig(device_rows=share, poison=True, when_full="shallower")
+        tier = TierConfig(device_rows=share, poison=True, when_full="reduce_lookahead")
         return train_on(device, tables, batches, optimizer, policy, tier, depth)
 
     single = run(Device, "100%", 0)

@@ -29,7 +29,13 @@ def test_placement_never_changes_the_numbers_of_long_bags(device: str, optimizer
     ]
 
     def run(lookups: str, share: str, depth: int) -> Trained:
-        tier = {"device": device, "lookups": lookups, "device_rows": share, "when_full": "shallower", "poison": True}
+        tier = {
+            "device": device,
+            "lookups": lookups,
+            "device_rows": share,
+            "when_full": "reduce_lookahead",
+            "poison": True,
+        }
         return train_on(device, TABLES, batches, optimizer, LRU, TierConfig.model_validate(tier), depth)
 
     single = run("host", "100%", 0)

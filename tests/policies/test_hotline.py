@@ -204,7 +204,7 @@ def weights(policy: Policy, scale: float) -> NDArray[np.float32]:
             yield batch_of(ids, ids[:, 0] % 4)
 
     table = TableConfig(name="t", num_embeddings=100, embedding_dim=4, features=("a", "b"), init_bound=0.0)
-    tier = TierConfig(device_rows="80%", device="cpu", when_full="shallower")
+    tier = TierConfig(device_rows="80%", device="cpu", when_full="reduce_lookahead")
     embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=SGD(lr=0.5))
     for planned in embeddings.look_ahead(batches(), depth=2):
         for part in planned.parts():

@@ -79,7 +79,7 @@ def run(
     if isinstance(rule, SkipRule):
         policy = policy()
         policy.rule, rule = rule, SKIP
-    tier = TierConfig(device_rows=rows, poison=True, when_full="shallower")
+    tier = TierConfig(device_rows=rows, poison=True, when_full="reduce_lookahead")
     embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=rule)
     trained = train(embeddings, TABLES, BATCHES, depth)
     return trained, embeddings.counts(), embeddings

@@ -73,7 +73,7 @@ class Queues:
 
 def hits(batches: Sequence[Sequence[int]], size: int, small: float = 0.34, depth: int = 0) -> tuple[int, list[int]]:
     """Hits of the planner, and the rows that are on the device at the end."""
-    tier = TierConfig(device_rows=str(size), device="cpu", release_share=0)
+    tier = TierConfig(device_rows=str(size), device="cpu", eviction_share=0)
     table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=1)
     with TieredEmbeddingBag([table], tier, policy=S3FIFO(small=small)) as embeddings:
         for planned in embeddings.look_ahead((batch_of(ids) for ids in batches), depth=depth):

@@ -53,7 +53,7 @@ class Queue:
 
 def hits(batches: Sequence[Sequence[int]], size: int, depth: int = 0) -> tuple[int, list[int]]:
     """Hits of the planner, and the rows that are on the device at the end."""
-    tier = TierConfig(device_rows=str(size), device="cpu", release_share=0)
+    tier = TierConfig(device_rows=str(size), device="cpu", eviction_share=0)
     table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=1)
     with TieredEmbeddingBag([table], tier, policy=Sieve()) as embeddings:
         for planned in embeddings.look_ahead((batch_of(ids) for ids in batches), depth=depth):

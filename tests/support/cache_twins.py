@@ -68,11 +68,11 @@ Score = Callable[[History, int], float]
 
 
 def staged_hits(
-    batches: Batches, num_slots: int, score: Score, *, depth: int = 0, window: int = 0, release_share: float = 0.02
+    batches: Batches, num_slots: int, score: Score, *, depth: int = 0, window: int = 0, eviction_share: float = 0.02
 ) -> int:
     """Hits of `score` where missing rows are staged.
 
-    When slots run short, the lowest idle rows leave, at least `release_share` of the slots at once. Among equal scores
+    When slots run short, the lowest idle rows leave, at least `eviction_share` of the slots at once. Among equal scores
     the lowest slot is vacated, and the slot vacated last is filled first.
     """
     history = History(batches, window)
@@ -93,7 +93,7 @@ def staged_hits(
             ]
             assert len(idle) >= shortage, "the held rows do not fit"
             lowest = sorted(idle, key=lambda slot: score(history, slots[slot] or 0))
-            for slot in sorted(lowest[: max(shortage, int(release_share * num_slots))]):
+            for slot in sorted(lowest[: max(shortage, int(eviction_share * num_slots))]):
                 slots[slot] = None
                 free.append(slot)
         for row in missing:

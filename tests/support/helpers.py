@@ -158,7 +158,7 @@ def one_table(
     **tier: Any,
 ) -> TieredEmbeddingBag:
     """One table `t` of width 4 with slots poisoned; released rows are as few as possible, so plans can be foretold."""
-    settings = TierConfig(**{"device_rows": device_rows, "poison": True, "release_share": 0.0} | tier)
+    settings = TierConfig(**{"device_rows": device_rows, "poison": True, "eviction_share": 0.0} | tier)
     tables = [TableConfig(name="t", num_embeddings=num_embeddings, embedding_dim=4, init_bound=1.0)]
     return TieredEmbeddingBag(tables, settings, policy=policy, optimizer=optimizer, skip=skip)
 

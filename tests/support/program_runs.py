@@ -272,7 +272,7 @@ class Tiered(Tables):
             device_rows=place.device_rows,
             device=place.device,  # type: ignore[arg-type]
             host=f"mmap:{self._folder / str(self._made)}" if place.host_files else "memory",
-            when_full="shallower",
+            when_full="reduce_lookahead",
             plan_threads=place.plan_threads,
             poison=True,
         )

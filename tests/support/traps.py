@@ -20,5 +20,5 @@ def build(
     optimizer: RowOptimizer = SGD(lr=0.5),  # noqa: B008 (immutable)
     **tier: object,
 ) -> TieredEmbeddingBag:
-    settings = {"device_rows": "100%", "poison": True, "when_full": "shallower", "device": "cpu"} | tier
+    settings = {"device_rows": "100%", "poison": True, "when_full": "reduce_lookahead", "device": "cpu"} | tier
     return TieredEmbeddingBag(tables, TierConfig.model_validate(settings), policy=policy, optimizer=optimizer)

@@ -179,7 +179,7 @@ class Pipeline:
 
     @property
     def may_look_less_far(self) -> bool:
-        return self._tier.when_full == "shallower"
+        return self._tier.when_full == "reduce_lookahead"
 
     def begin(self, depth: int) -> None:
         """A look-ahead starts: every batch so far counts as trained.

@@ -67,7 +67,7 @@ def too_few(pipeline: Pipeline, coming: Coming, depth: int) -> DeviceMemoryError
     enough = sum(map(min, rows, map(max, needed, pipeline.asked)))
     advice = f"set device_rows to {enough} (at least {sum(needed)}), or lower the batch size"
     if depth > 0:
-        advice += f", or lower depth (now {depth}), or set tier.when_full=shallower"
+        advice += f", or lower depth (now {depth}), or set tier.when_full=reduce_lookahead"
     policy = type(pipeline.policy_caller.policy).__name__
     return DeviceMemoryError(
         f"batch {pipeline.next_number}: {sum(needed):,} device rows are needed to hold the rows of the "

@@ -193,7 +193,7 @@ class Planner:
         idle = self.slots.idle(question.oldest_held, max(self._tier.max_candidates, CANDIDATES_PER_SLOT * shortage))
         if len(idle) < shortage:
             raise self._does_not_fit(question, shortage - len(idle))
-        count = min(len(idle), max(shortage, int(self._tier.release_share * len(self.slots))))
+        count = min(len(idle), max(shortage, int(self._tier.eviction_share * len(self.slots))))
         order = self._policy_caller.order
         if order is not None:
             return question.missing, idle[self.slots.lowest(idle, order, count)]
@@ -204,7 +204,7 @@ class Planner:
         have, depth = len(self.slots), question.depth
         advice = f"raise device_rows to at least {have + lacking}, or lower the batch size"
         if depth > 0:
-            advice += f", or lower depth (now {depth}), or set tier.when_full=shallower"
+            advice += f", or lower depth (now {depth}), or set tier.when_full=reduce_lookahead"
         policy, width = type(self._policy_caller.policy).__name__, self.group.embedding_dim
         assert self._entered is not None
         largest = largest_table(self.group, self._entered[0])

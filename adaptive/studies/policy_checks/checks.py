@@ -220,7 +220,7 @@ def train_tables(
     tier = TierConfig(
         device_rows=policy.device_rows or device_rows,
         device="cpu",
-        when_full="shallower",
+        when_full="reduce_lookahead",
         poison=True,
         policy_timeout_s=timeout,
     )

@@ -95,7 +95,7 @@ class SimulatedRun:
         self.seconds = 0.0
         self.plan_seconds: list[float] = []
         self.error: DeviceMemoryError | PolicyError | None = None
-        self._shallower = tier.when_full == "shallower"
+        self._reduces_lookahead = tier.when_full == "reduce_lookahead"
         self._ahead: deque[tuple[Batch, Distinct]] = deque()
 
     def _begin_skipping(self, skip: SkipConfig | None) -> bool:
@@ -179,7 +179,7 @@ class SimulatedRun:
             try:
                 return self._follower.prepare([distinct], self.batches, depth, [window])[0]
             except DeviceMemoryError:
-                if not self._shallower or depth == 0:
+                if not self._reduces_lookahead or depth == 0:
                     raise
                 depth -= 1
 

@@ -36,12 +36,12 @@ def refuse_too_few(config: TrainConfig, components: ComponentsOutline, batches: 
     """
     embeddings = components.embeddings
     there, policy = embeddings.device_rows, embeddings.policy
-    may_do = arranges(policy) or policy.misses == "host" or config.tier.when_full == "shallower"
+    may_do = arranges(policy) or policy.misses == "host" or config.tier.when_full == "reduce_lookahead"
     if may_do or needed <= there:
         return
     raise DeviceMemoryError(
         f"{needed:,} device rows are needed to hold the rows of {config.depth + 1} of the first {len(batches)} "
         f"batches, {there:,} are there: raise device_rows to at least {needed}, or lower the batch size, or lower "
-        f"depth (now {config.depth}), or set tier.when_full=shallower; adaptive-train simulate tells what all "
+        f"depth (now {config.depth}), or set tier.when_full=reduce_lookahead; adaptive-train simulate tells what all "
         "batches need"
     )

@@ -209,7 +209,7 @@ def test_a_late_row_that_is_fetched_earlier_loses_updates(depth: int, early: int
 
 def train_eagerly(batches: list[Batch], depth: int) -> bool:
     """Train with the look-ahead as far ahead as it gets; whether the table is what it should be."""
-    embeddings = one_table(NUM_ROWS, str(NUM_ROWS - 1), Scattered, when_full="shallower", release_share=0.5)
+    embeddings = one_table(NUM_ROWS, str(NUM_ROWS - 1), Scattered, when_full="reduce_lookahead", eviction_share=0.5)
     initial = embeddings.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=depth):
         if planned.number % 3:

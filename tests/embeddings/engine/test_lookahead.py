@@ -329,7 +329,7 @@ def test_gradients_of_an_abandoned_batch_are_forgotten(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_batches_without_forward_backward_or_step_hold_nothing(depth: int) -> None:
-    embeddings = one_table(device_rows="5", when_full="shallower")
+    embeddings = one_table(device_rows="5", when_full="reduce_lookahead")
     initial, batches, stepped = embeddings.table_weights("t"), [bags([n, (n + 1) % 10]) for n in range(10)] * 3, []
     for planned in embeddings.look_ahead(batches, depth=depth):
         kind = planned.number % 4

@@ -51,7 +51,7 @@ def exactly_trained(policy: type[Policy], depth: int) -> list[NDArray[np.float32
             yield one_hot_batch(random.integers(-4, 5, (16, 4)).astype(np.float32), ids, labels)
 
     table = TableConfig(name="t", num_embeddings=100, embedding_dim=4, features=("a", "b"))
-    tier = TierConfig(device_rows="80%", device="cpu", when_full="shallower", poison=True)
+    tier = TierConfig(device_rows="80%", device="cpu", when_full="reduce_lookahead", poison=True)
     model = WholeNumbers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     embeddings = TieredEmbeddingBag([table], tier, policy=policy, optimizer=SGD(lr=0.3))

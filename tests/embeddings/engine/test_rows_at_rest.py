@@ -51,7 +51,7 @@ def build(
     optimizer: RowOptimizer = Adagrad(lr=0.1),  # noqa: B008 (immutable)
     host: str = "memory",
 ) -> TieredEmbeddingBag:
-    tier = TierConfig(device_rows=device_rows, poison=True, when_full="shallower", host=host)
+    tier = TierConfig(device_rows=device_rows, poison=True, when_full="reduce_lookahead", host=host)
     return TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer)
 
 

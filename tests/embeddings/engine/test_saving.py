@@ -67,7 +67,7 @@ def build(
     device: Any = "cpu",
     skip: SkipConfig | None = SKIP,
 ) -> TieredEmbeddingBag:
-    tier = TierConfig(device_rows=rows, device=device, poison=True, when_full="shallower")
+    tier = TierConfig(device_rows=rows, device=device, poison=True, when_full="reduce_lookahead")
     return TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=skip)
 
 

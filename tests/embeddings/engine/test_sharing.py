@@ -100,7 +100,7 @@ def test_what_is_told_when_all_slots_together_are_too_few() -> None:
         "batch 4: 600 device rows are needed to hold the rows of the 3 batches in flight, 400 of width 32 (most for "
         "table user, 200 a batch), 200 of width 8 (most for table category, 100 a batch); 300 are there "
         "(device_rows=300): set device_rows to 900 (at least 600), or lower the batch size, or lower depth (now 2), or "
-        "set tier.when_full=shallower (policy LRU)."
+        "set tier.when_full=reduce_lookahead (policy LRU)."
     )
     enough = TieredEmbeddingBag([USER, CATEGORY], TierConfig(device_rows="600"))
     step_all(enough, [batch, other], depth=2)
@@ -147,8 +147,8 @@ def test_as_many_slots_as_are_held_are_enough_however_widths_ask_for_them(
     assert embeddings.view.device_rows <= slots + 2, "each width has a slot at least"
 
 
-def test_shallower_comes_only_after_sharing() -> None:
-    embeddings = TieredEmbeddingBag([USER, CATEGORY], TierConfig(device_rows="600", when_full="shallower"))
+def test_lookahead_is_reduced_only_after_sharing() -> None:
+    embeddings = TieredEmbeddingBag([USER, CATEGORY], TierConfig(device_rows="600", when_full="reduce_lookahead"))
     ids = np.stack([np.arange(200), np.arange(200) // 2], axis=1)
     batch = one_hot_batch(np.zeros((200, 0), np.float32), ids, np.zeros(200, np.float32))
     others = [one_hot_batch(batch.dense, ids + 200 * k, batch.labels) for k in range(2)]

@@ -67,7 +67,7 @@ def with_diary(cls: type[Policy]) -> type[Policy]:
 
 
 def train(policy: Policy, given: list[Batch], depth: int, device_rows: str = "40%", **options: object) -> None:
-    tier = TierConfig(device_rows=policy.device_rows or device_rows, device="cpu", when_full="shallower")
+    tier = TierConfig(device_rows=policy.device_rows or device_rows, device="cpu", when_full="reduce_lookahead")
     with TieredEmbeddingBag(TABLES, tier, policy=policy, **options) as embeddings:  # type: ignore[arg-type]
         embeddings.calibrate(given[:3])
         for planned in embeddings.look_ahead(given, depth=depth):

@@ -132,8 +132,8 @@ def test_free_slots_are_used_before_anyone_leaves() -> None:
     assert fetched(plan_of(planned)) == {3: 2, 4: 3}
 
 
-def test_release_share_frees_more_slots_than_are_short() -> None:
-    embeddings = one_table(device_rows="4", policy=HighRowsStay, release_share=0.5)
+def test_eviction_share_frees_more_slots_than_are_short() -> None:
+    embeddings = one_table(device_rows="4", policy=HighRowsStay, eviction_share=0.5)
     *_, planned = step_all(embeddings, [bags([1, 2, 3, 4]), bags([5])])
     assert written_back(plan_of(planned)) == {1: 0, 2: 1}
     assert planner_of(embeddings).slots.num_free == 1
@@ -174,7 +174,7 @@ def test_a_row_in_any_choice_of_consecutive_batches(depth: int, num_slots: int) 
     sharing = [bags([r for r in range(1, 8) if r >> j & 1]) for j in range(3)]
     again = [bags([7, 1]), bags([1, 2, 4]), bags([3, 5, 6])]
     batches = [*crowd, *sharing, *crowd, *again, *sharing]
-    embeddings = one_table(11, str(num_slots), HighRowsStay, when_full="shallower")
+    embeddings = one_table(11, str(num_slots), HighRowsStay, when_full="reduce_lookahead")
     initial = embeddings.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=depth):
         if num_slots == 8:
@@ -192,7 +192,7 @@ def test_what_was_needed_what_there_was_and_what_to_do() -> None:
         "batch 2: 5 device rows of width 4 are needed to hold the rows of the 3 batches in flight (most for table t, "
         "2 a batch), 4 are there: "
         "raise device_rows to at least 5, or lower the batch size, or lower depth (now 2), "
-        "or set tier.when_full=shallower (policy LRU)."
+        "or set tier.when_full=reduce_lookahead (policy LRU)."
     )
     step_all(one_table(device_rows="5"), batches, depth=2)
     step_all(one_table(device_rows="4"), batches, depth=1)
@@ -205,8 +205,8 @@ def test_no_slots_at_all_is_said_as_well() -> None:
         step_all(one_table(device_rows="0"), [bags([1, 2])])
 
 
-def test_shallower_looks_less_far_ahead_for_the_batches_that_do_not_fit() -> None:
-    embeddings = one_table(device_rows="4", when_full="shallower")
+def test_reduced_lookahead_looks_less_far_ahead_for_the_batches_that_do_not_fit() -> None:
+    embeddings = one_table(device_rows="4", when_full="reduce_lookahead")
     batches = [bags([1, 2]), bags([3, 4]), bags([5, 6]), bags([5, 6]), bags([5, 6]), bags([6])]
     initial, ahead = embeddings.table_weights("t"), []
     for planned in embeddings.look_ahead(batches, depth=2):
@@ -219,11 +219,11 @@ def test_shallower_looks_less_far_ahead_for_the_batches_that_do_not_fit() -> Non
     assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
 
 
-def test_shallower_cannot_help_a_batch_that_does_not_fit_alone() -> None:
+def test_reduced_lookahead_cannot_help_a_batch_that_does_not_fit_alone() -> None:
     with pytest.raises(
         DeviceMemoryError, match=r"batch 1: 3 device rows .* the 1 batches in flight .most for table t.* 2 are there"
     ) as error:
-        step_all(one_table(device_rows="2", when_full="shallower"), [bags([1]), bags([2, 3, 4])], depth=3)
+        step_all(one_table(device_rows="2", when_full="reduce_lookahead"), [bags([1]), bags([2, 3, 4])], depth=3)
     assert "depth" not in str(error.value)
 
 
@@ -347,9 +347,9 @@ def test_swaps_are_those_of_two_rankings(coming: list[float], staying: list[floa
     st.sampled_from([0.0, 0.5]),
 )
 def test_books_agree_after_every_batch(
-    ids: list[list[int]], num_slots: int, policy: type[Policy], release_share: float
+    ids: list[list[int]], num_slots: int, policy: type[Policy], eviction_share: float
 ) -> None:
-    embeddings = one_table(10, str(num_slots), policy, release_share=release_share)
+    embeddings = one_table(10, str(num_slots), policy, eviction_share=eviction_share)
     slots, codes = planner_of(embeddings).slots, planner_of(embeddings).tracker.codes
     for planned in embeddings.look_ahead([bags(row_ids) for row_ids in ids], depth=0):
         sum_of(embeddings(planned)).backward()
@@ -404,7 +404,7 @@ def test_candidates_are_described_as_they_are() -> None:
 def test_rows_of_all_tables_are_numbered_through() -> None:
     policy = Listens()
     tables = [TableConfig(name=f"t{width}", num_embeddings=5, embedding_dim=width) for width in (4, 16)]
-    embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="20%", release_share=0), policy=policy)
+    embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="20%", eviction_share=0), policy=policy)
     step_all(embeddings, [featured([[1]], [[2]]), featured([[3]], [[4]])])
     assert [(told.rows.tolist(), told.table.tolist()) for told in policy.heard] == [([1], [0]), ([5 + 2], [1])]
 

@@ -78,7 +78,7 @@ def run(
     optimizer: RowOptimizer = Adagrad(lr=0.1),  # noqa: B008 (immutable)
 ) -> tuple[Trained, NDArray[np.int64]]:
     """What was trained, and the counts."""
-    tier = TierConfig(device_rows=device_rows, poison=True, when_full="shallower")
+    tier = TierConfig(device_rows=device_rows, poison=True, when_full="reduce_lookahead")
     embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=skip)
     trained = train(embeddings, TABLES, BATCHES, depth)
     return trained, embeddings.take_statistics().counts

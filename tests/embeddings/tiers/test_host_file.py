@@ -348,7 +348,7 @@ def test_training_on_a_file_equals_training_in_memory(
     share = policy.device_rows or share
     results = []
     for place in ("memory", f"mmap:{directory}"):
-        tier = TierConfig(device_rows=share, poison=True, when_full="shallower", host=place, device=device)
+        tier = TierConfig(device_rows=share, poison=True, when_full="reduce_lookahead", host=place, device=device)
         with TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer) as embeddings:
             results.append(train(embeddings, TABLES, batches, depth))
             assert (sum(embeddings.host_io().values()) == 0) == (place == "memory")
@@ -362,7 +362,7 @@ def test_a_checkpoint_of_rows_in_memory_loads_into_a_file_and_back(tmp_path: Pat
     for places in (("memory", "memory"), ("memory", f"mmap:{tmp_path}"), (f"mmap:{tmp_path}", "memory")):
         saved: dict[str, Any] = {}
         for place, part in zip(places, (batches[:6], batches[6:]), strict=True):
-            tier = TierConfig(device_rows="80%", host=place, when_full="shallower")
+            tier = TierConfig(device_rows="80%", host=place, when_full="reduce_lookahead")
             with TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=Adam()) as embeddings:
                 if saved:
                     embeddings.load_state_arrays(saved)

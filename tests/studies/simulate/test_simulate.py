@@ -91,7 +91,7 @@ def trained_counts(dataset: Dataset, config: TrainConfig, device_rows: str) -> A
 def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy], dict[str, Any]], depth: int) -> None:
     cls, options = case
     size = cls.device_rows or "75%"
-    tier = {"device": "cpu", "when_full": "shallower", "release_share": 0.05}
+    tier = {"device": "cpu", "when_full": "reduce_lookahead", "eviction_share": 0.05}
     config = toy_config(
         policy=spec(cls), policy_options=options, depth=depth, tier=tier, epochs=2, batch_size=16, skip=None
     )
@@ -138,7 +138,7 @@ def test_deferral_by_visits_is_that_of_training(
 ) -> None:
     """Rows whose gradient waits stay clean, so they cost nothing when they leave."""
     size = make_policy(policy, options).device_rows or "60%"
-    tier = {"device": "cpu", "when_full": "shallower", "release_share": 0.05}
+    tier = {"device": "cpu", "when_full": "reduce_lookahead", "eviction_share": 0.05}
     skip = {"rule": rule, "interval": 4, "min_accesses": 3}
     given = {"policy": policy, "policy_options": options, "depth": depth, "tier": tier, "epochs": 2, "batch_size": 8}
     config, plain = toy_config(**given, skip=skip), toy_config(**given, skip=None)

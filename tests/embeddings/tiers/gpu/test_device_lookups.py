@@ -40,7 +40,7 @@ BATCHES = random_batches(TABLES, 12, seed=3, samples=4)
 
 
 def make(lookups: str, rows: str = "80%", **more: Any) -> TieredEmbeddingBag:
-    tier = {"device": "cpu-torch", "device_rows": rows, "lookups": lookups, "when_full": "shallower", **more}
+    tier = {"device": "cpu-torch", "device_rows": rows, "lookups": lookups, "when_full": "reduce_lookahead", **more}
     return TieredEmbeddingBag(TABLES, TierConfig.model_validate(tier), policy=LRU)
 
 
@@ -271,7 +271,7 @@ def test_a_policy_that_looks_ahead_sees_the_rows_that_the_device_found() -> None
         window = 2
 
     def trained(lookups: str) -> Any:
-        tier = TierConfig(device="cpu-torch", device_rows="90%", lookups=lookups, when_full="shallower")  # type: ignore[arg-type]
+        tier = TierConfig(device="cpu-torch", device_rows="90%", lookups=lookups, when_full="reduce_lookahead")  # type: ignore[arg-type]
         with TieredEmbeddingBag(TABLES, tier, policy=Looks) as embeddings:
             step_all(embeddings, BATCHES, depth=2)
             return [embeddings.table_weights(table.name) for table in TABLES]
