@@ -282,7 +282,7 @@ class SkipConfig(Config):
     min_visits: int = Field(
         default=32, ge=1, lt=2**16, description="batches that look a row up between two snapshots of it, at least"
     )
-    lag: int = Field(
+    feedback_delay: int = Field(
         default=8,
         ge=0,
         le=2**20,

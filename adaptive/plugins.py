@@ -276,7 +276,7 @@ def _checked_attributes(policy: Policy) -> Policy:
         PolicyError: for an attribute that is none of the values it may have.
     """
     answers = {
-        "misses": ("'stage' or 'host'", policy.misses in ("stage", "host")),
+        "misses": ("'prefetch' or 'host'", policy.misses in ("prefetch", "host")),
         "device_rows": ("None, '0' or '100%'", policy.device_rows in (None, "0", "100%")),
         "window": ("a whole number from 0 on", isinstance(policy.window, int) and policy.window >= 0),
         "deferral": ("None or a Deferral", policy.deferral is None or isinstance(policy.deferral, Deferral)),

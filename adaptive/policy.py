@@ -211,8 +211,8 @@ class Policy(ABC):
     Parameters of `__init__` (keyword-only, annotated, with defaults) are the policy's settings.
     """
 
-    misses: ClassVar[Literal["stage", "host"]] = "stage"
-    """`stage`: missed rows are fetched ahead of time. `host`: they are looked up and updated where they lie, and
+    misses: ClassVar[Literal["prefetch", "host"]] = "prefetch"
+    """`prefetch`: missed rows are fetched ahead of time. `host`: they are looked up and updated where they lie, and
     come in only when scored above the lowest resident row."""
 
     device_rows: ClassVar[str | None] = None
@@ -276,7 +276,7 @@ class Policy(ABC):
 
     def came(self, number: int, rows: NDArray[np.int64]) -> None:  # noqa: B027 (optional)
         """These rows (n,) of batch `number`, ascending, come onto the device: after `left`, if there are any. With
-        `misses = "stage"` all that were not there. Default: nothing."""
+        `misses = "prefetch"` all that were not there. Default: nothing."""
 
     @abstractmethod
     def score(self, rows: RowStats) -> NDArray[Any]:

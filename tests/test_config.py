@@ -176,7 +176,7 @@ def test_settings_do_not_change(model: type[Config]) -> None:
         (TierConfig, {"max_candidates": 0}),
         (SkipConfig, {"interval": 0}),
         (SkipConfig, {"min_accesses": 0}),
-        (SkipConfig, {"lag": -1}),
+        (SkipConfig, {"feedback_delay": -1}),
         (OptimizerConfig, {"lr": 0.0}),
         (OptimizerConfig, {"lr": float("nan")}),
         (OptimizerConfig, {"beta1": 1.0}),

@@ -216,7 +216,7 @@ def test_annotations_written_as_text_are_checked_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("misses", "hots", "misses must be 'stage' or 'host', found 'hots'"),
+        ("misses", "hots", "misses must be 'prefetch' or 'host', found 'hots'"),
         ("device_rows", "50%", "device_rows must be None, '0' or '100%'"),
         ("window", -1, "window must be a whole number from 0 on, found -1"),
         ("window", 1.5, "window must be"),

@@ -73,12 +73,14 @@ def test_sizes(size: str) -> None:
 
 
 def test_file_as_toml_with_sections_and_as_json(tmp_path: Path) -> None:
-    toml = write(tmp_path / "a.toml", '[tier]\ndevice_rows = 5000\nhost = "mmap:/x"\n[skip]\nlag = 2\n')
+    toml = write(tmp_path / "a.toml", '[tier]\ndevice_rows = 5000\nhost = "mmap:/x"\n[skip]\nfeedback_delay = 2\n')
     config, origins = load_settings(file=toml)
     assert (config.tier.device_rows, config.tier.host) == ("5000", "mmap:/x")
-    assert config.skip == SkipConfig(lag=2)
-    assert origins["skip.lag"] == f"{toml}:skip.lag"
-    same = write(tmp_path / "a.json", '{"tier": {"device_rows": 5000, "host": "mmap:/x"}, "skip": {"lag": 2}}')
+    assert config.skip == SkipConfig(feedback_delay=2)
+    assert origins["skip.feedback_delay"] == f"{toml}:skip.feedback_delay"
+    same = write(
+        tmp_path / "a.json", '{"tier": {"device_rows": 5000, "host": "mmap:/x"}, "skip": {"feedback_delay": 2}}'
+    )
     assert load_settings(file=same)[0] == config
 
 

@@ -14,7 +14,7 @@ from benchmarks.study_skipping import main, run_blocks, wanted
 
 DEFER = Way("defer", options={"by": "visits", "warmup": 0, "every": 1})
 DROP = Way("inputs", options={"skip": "inputs", "hot_only": False, "threshold": 1e9, "warmup": 0, "probe_every": 0})
-SKIP: dict[str, Any] = {"interval": 2, "min_visits": 1, "min_accesses": 1, "lag": 0}
+SKIP: dict[str, Any] = {"interval": 2, "min_visits": 1, "min_accesses": 1, "feedback_delay": 0}
 
 
 def tiny(**config: Any) -> Setting:

@@ -57,7 +57,7 @@ def test_show(cli: Cli) -> None:
         "decay": {"type": "float", "default": "0.5"},
         "size": {"type": "int", "default": "none, must be given"},
     }
-    assert (found["misses"], found["device_rows"], found["decides"]) == ("stage", "any", ["score", "arrange"])
+    assert (found["misses"], found["device_rows"], found["decides"]) == ("prefetch", "any", ["score", "arrange"])
     text = cli("policies", "show", "mine.py:Mine").out
     assert text.startswith("Keeps what it likes.") and "decay: float = 0.5" in text
 

@@ -21,7 +21,7 @@ def test_a_drift_frees_the_rows_that_it_touches_and_no_others(by: str, optimizer
     table = TableConfig(name="t", num_embeddings=NUM_ROWS, embedding_dim=4, init_bound=1.0)
     batch = batch_of([[row] for row in range(NUM_ROWS)])
     rule = f"defer+by={by}+warmup=0"
-    skip = SkipConfig(rule=rule, interval=8, hot_rows="100%", min_accesses=LOOK_UPS, lag=4)
+    skip = SkipConfig(rule=rule, interval=8, hot_rows="100%", min_accesses=LOOK_UPS, feedback_delay=4)
     tier, drift_at, random = TierConfig(device_rows="100%", device="cpu"), 16 * LOOK_UPS, np.random.default_rng(0)
     scale = 0.001 if isinstance(optimizer, SGD) else 1.0
     waits = []

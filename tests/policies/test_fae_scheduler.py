@@ -145,8 +145,8 @@ def test_losses_come_late_by_a_fixed_number_of_batches(depth: int) -> None:
         embeddings.step()
         if planned.batch.held_back is not None:
             embeddings.report_loss(planned, planned.number / 4)
-    lag = max(depth, 8)
-    expected = [(n, n / 4, min(n + lag + 2, 20)) for n in range(0, 20, 3)]
+    delay = max(depth, 8)
+    expected = [(n, n / 4, min(n + delay + 2, 20)) for n in range(0, 20, 3)]
     assert policy.heard == expected, "the batch after the one that is being planned has not been asked for yet"
 
 

@@ -35,7 +35,7 @@ TABLES = (
     TableConfig(name="b", num_embeddings=30, embedding_dim=16, pooling="mean"),
 )
 BATCHES = random_batches(TABLES, 60, seed=3, samples=4)
-SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
 
 
 class EvenRowsWait(SkipRule):
@@ -193,7 +193,7 @@ def test_every_row_is_probed_again_and_again_each_at_its_own_questions(hashed: s
 
 
 def test_rows_that_wait_or_are_left_out_are_reported_as_saturated() -> None:
-    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
     policy = LRU()
     policy.rule = EvenRowsWait()
     policy.rule.warmup = 0

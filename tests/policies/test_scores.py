@@ -96,7 +96,7 @@ def test_scratchpipe_without_a_window_is_lru() -> None:
 
 def test_baselines_fix_their_tiers() -> None:
     assert (Hybrid.misses, Hybrid.device_rows) == ("host", "0")
-    assert (Device.misses, Device.device_rows) == ("stage", "100%")
+    assert (Device.misses, Device.device_rows) == ("prefetch", "100%")
     for cls in (Hybrid, Device):
         assert TierConfig(device_rows=str(cls.device_rows))
         assert cls().score(row_stats(2)).tolist() == [0, 0]

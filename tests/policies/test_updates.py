@@ -29,7 +29,7 @@ def skipped(rule: Updates, depth: int = 2) -> NDArray[np.float64]:
         offsets=np.arange(3 * BATCH_SIZE + 1) * NUM_ROWS,
         labels=np.zeros(BATCH_SIZE, np.float32),
     )
-    skip = SkipConfig(interval=INTERVAL, min_visits=INTERVAL, hot_rows="100%", min_accesses=1, lag=4)
+    skip = SkipConfig(interval=INTERVAL, min_visits=INTERVAL, hot_rows="100%", min_accesses=1, feedback_delay=4)
     found, policy = [], LFU()
     policy.rule = rule
     with TieredEmbeddingBag(

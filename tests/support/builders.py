@@ -19,7 +19,7 @@ def batch_of(ids: ArrayLike, labels: ArrayLike | None = None) -> Batch:
 
 
 FEW_ROWS = 100
-WATCH_EARLY = SkipConfig(interval=4, min_visits=1, hot_rows="50%", min_accesses=4, lag=4)
+WATCH_EARLY = SkipConfig(interval=4, min_visits=1, hot_rows="50%", min_accesses=4, feedback_delay=4)
 """For runs of few batches: half of the rows can be watched, from their fourth look-up on."""
 
 

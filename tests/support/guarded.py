@@ -21,7 +21,7 @@ Floats = NDArray[np.floating[Any]]
 
 SAMPLES, BATCH = 5760, 32  # 180 batches
 GUARD = {"budget": 0.0005, "warmup": 20, "steps": 30, "holdout": 600, "every": 60}
-SKIP = {"interval": 4, "min_visits": 1, "min_accesses": 2, "hot_rows": "100%", "lag": 4}
+SKIP = {"interval": 4, "min_visits": 1, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 4}
 LAX, STRICT = 1e6, 1e-9  # budgets that nothing breaks, and that everything breaks
 
 

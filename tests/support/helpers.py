@@ -111,7 +111,7 @@ class LFU(Policy):
 
 
 class LFUOnHost(LFU):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
 
 class Fixed(Policy):
@@ -129,7 +129,7 @@ class Scattered(Policy):
 
 
 class ScatteredOnHost(Scattered):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
 
 class Windowed(Policy):
@@ -142,7 +142,7 @@ class Windowed(Policy):
 
 
 class WindowedOnHost(Windowed):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
 
 # --- an embedding and its books ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from adaptive.training.telemetry.record import EvalRecord
 Numbers = dict[str, NDArray[Any]]
 How = Literal["kill", "stop"]
 
-SKIP = {"interval": 4, "min_visits": 4, "min_accesses": 2, "hot_rows": "100%", "lag": 4}
+SKIP = {"interval": 4, "min_visits": 4, "min_accesses": 2, "hot_rows": "100%", "feedback_delay": 4}
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lru": ("lru", {}),
     "hybrid": ("hybrid", {}),

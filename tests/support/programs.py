@@ -40,7 +40,7 @@ LOSSLESS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("lru", {}), ("lfu", {}), ("sieve", {}), ("s3fifo", {}), ("hybrid", {}), ("device", {}), ("static", {}),
     ("recshard", {}), ("scratchpipe", {"window": 2}), ("slipstream", {"skip": "off"}),
 )  # fmt: skip
-MOST_DEPTH: Final = 4  # and the lag of measurements: verdicts are equal up to there
+MOST_DEPTH: Final = 4  # and the feedback delay: verdicts are equal up to there
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def _lossy(rng: Rng) -> tuple[SkipConfig, tuple[str, dict[str, Any]]]:
             rule, policy = f"{options['skip']}+{own}", pick(rng, (*LOSSLESS[:4], *arranging[1:2]))
     skip = SkipConfig(
         rule=rule, interval=int(rng.integers(1, 4)), hot_rows="100%", min_accesses=2,
-        min_visits=int(rng.integers(1, 3)), lag=MOST_DEPTH,
+        min_visits=int(rng.integers(1, 3)), feedback_delay=MOST_DEPTH,
     )  # fmt: skip
     return skip, policy
 

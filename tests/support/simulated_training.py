@@ -37,7 +37,7 @@ TABLES = (
     TableConfig(name="c", num_embeddings=16, embedding_dim=4, pooling="mean"),
 )
 BATCHES = random_batches(TABLES, 20, seed=5, samples=2)
-SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, lag=5)
+SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=5)
 
 
 class Skips(Scattered):
@@ -50,7 +50,7 @@ class Skips(Scattered):
 
 
 class SkipsOnHost(Skips):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
 
 @dataclass(frozen=True)

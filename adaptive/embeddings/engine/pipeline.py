@@ -381,9 +381,9 @@ class Pipeline:
         Under the lock: if memory runs out, the training thread moves rows (`shrinking`), and a policy must not be asked
         in the middle of that.
         """
-        lag = max(self._depth, self._skip.lag if self._skip else 0)
+        delay = max(self._depth, self._skip.feedback_delay if self._skip else 0)
         with self.stopwatch.stage("learn"), self.lock:
-            self.learn_until(self.next_number - lag)
+            self.learn_until(self.next_number - delay)
             self.observe_until(self.next_number - max(self._depth, LOSS_LAG))
             if self._skip is not None and self.next_number and self.next_number % self._skip.interval == 0:
                 for lane in self.lanes:

@@ -98,8 +98,8 @@ class Planner:
         count = self.slots.enter(distinct, number, self._mark, locations, missing, before, tally)
         self._entered = distinct, locations, before
         question = _Question(number, depth, window, rows, missing[:count])
-        staged = self._policy_caller.policy.misses == "stage"
-        takers, victims = self._stage(question) if staged else self._promote(question)
+        prefetches = self._policy_caller.policy.misses == "prefetch"
+        takers, victims = self._prefetch(question) if prefetches else self._promote(question)
         return Arrival(number, question.oldest_held, distinct, locations, question.missing, takers, victims, tally)
 
     def slots_needed(self, distinct: Distinct, number: int, depth: int) -> int:
@@ -184,7 +184,7 @@ class Planner:
 
     # --- rows that are not on the device ---------------------------------------------------------------------
 
-    def _stage(self, question: "_Question") -> tuple[Int64s, Int64s]:
+    def _prefetch(self, question: "_Question") -> tuple[Int64s, Int64s]:
         """Bring in every missing row; the idle rows that score lowest make room. Returns (takers, victims)."""
         shortage = len(question.missing) - self.slots.num_free
         if shortage <= 0:

@@ -14,7 +14,7 @@ class Trace:
     The bound is Belady's (https://doi.org/10.1147/sj.52.0078), batch by batch: a hit is a distinct row of a batch that
     has a slot when the batch is planned, and when slots run short the row whose next use is farthest leaves.
 
-    Where misses are staged all rows of a batch need slots at once, so only rows that the batch does not use can
+    Where misses are prefetched all rows of a batch need slots at once, so only rows that the batch does not use can
     leave. Where misses are served on the host a row may be used without a slot and need not come in; the bound is
     then the higher one with this freedom.
     """

@@ -77,9 +77,9 @@ class Guard:
         self._counts = record is None
         self._embeddings, self._depth, self._heard = embeddings, depth, 0
         settings = _limits(limits)
-        lag = None if embeddings.skip is None else SkipConfig(lag=embeddings.skip.lag)
+        skip = None if embeddings.skip is None else SkipConfig(feedback_delay=embeddings.skip.feedback_delay)
         name = type(embeddings.policy).__name__.lower()
-        config = TrainConfig(policy=name, batch_size=batch_size, depth=depth, skip=lag, guard=settings)
+        config = TrainConfig(policy=name, batch_size=batch_size, depth=depth, skip=skip, guard=settings)
         self._guard = _Guard(settings, config, _OwnLoop(embeddings, parts, step, score), self._told, total)
 
     def look_ahead(self, batches: Iterable[Batch]) -> LookAhead:

@@ -187,7 +187,7 @@ def _trains(subject: Subject) -> None:
 
 
 def _trains_skipping(subject: Subject) -> None:
-    skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, lag=2)
+    skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, feedback_delay=2)
     _, tables = train_tables(subject.policy(), "60%", depth=2, skip=skip, timeout=subject.timeout)
     for name, table in tables.items():
         _require(bool(np.isfinite(table).all()), f"with skipping on, table {name} is not finite")

@@ -48,7 +48,7 @@ def _deterministic(make: Make) -> None:
 
 
 def _trains(make: Make, timeout_s: float) -> None:
-    skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, lag=4)
+    skip = SkipConfig(interval=2, min_visits=1, hot_rows="50%", min_accesses=1, feedback_delay=4)
     expected: dict[str, NDArray[np.float32]] = {}
     for depth, device_rows in [(0, "100%"), (1, "30%"), (3, "60%")]:
         policy = _Anywhere()

@@ -38,7 +38,7 @@ def measured_machine(
         ConfigError: if one of the two kinds is missing.
     """
     served = [one for one in policies if one["misses"] == "host" and not one["device_rows"]]
-    staged = [one for one in policies if one["misses"] == "stage"]
+    staged = [one for one in policies if one["misses"] == "prefetch"]
     _need_both(served=bool(served), staged=bool(staged))
     first = policies[0]
     moving = [one for one in staged if one["beside_ms"]["move"] > 0 and _moved(one)]
@@ -80,7 +80,7 @@ def check_measurable(cases: Sequence[tuple[str, TrainConfig]]) -> None:
     policies = [(make_policy(config.policy, config.policy_options), config.tier.device_rows) for _, config in cases]
     _need_both(
         served=any(one.misses == "host" and _is_nothing(one.device_rows or rows) for one, rows in policies),
-        staged=any(one.misses == "stage" for one, _ in policies),
+        staged=any(one.misses == "prefetch" for one, _ in policies),
     )
 
 

@@ -115,7 +115,7 @@ class SimulatedRun:
 
     @property
     def staged(self) -> bool:
-        return self.policy.misses == "stage"
+        return self.policy.misses == "prefetch"
 
     @property
     def arranges(self) -> bool:

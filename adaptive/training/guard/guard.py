@@ -36,7 +36,7 @@ class Guard:
         """
         Args:
             settings: of the guard.
-            config: of the run; policy, depth, lag and size of batches are read.
+            config: of the run; policy, depth, feedback delay and batch size are read.
             recorder: told of every step before `after_step`.
             total: batches of the whole run, or None if not known.
 

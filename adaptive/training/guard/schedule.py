@@ -36,7 +36,7 @@ class Timing:
     @classmethod
     def of(cls, settings: GuardConfig, config: TrainConfig, policy: Policy, total: int | None) -> "Timing":
         """The timing of a run."""
-        planned = max(config.depth, config.skip.lag if config.skip is not None else 0) + 2
+        planned = max(config.depth, config.skip.feedback_delay if config.skip is not None else 0) + 2
         return cls(
             warmup=max(settings.warmup, *_warmups(policy)),
             steps=settings.steps,

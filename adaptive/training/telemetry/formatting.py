@@ -86,7 +86,7 @@ def policy_text(spec: str, policy: Policy, *, defers: bool, drops_updates: bool)
         policy: as it was made.
         defers, drops_updates: as in `TieredEmbeddingBag`: whether the policy is let do so.
     """
-    misses = "are fetched ahead" if policy.misses == "stage" else "stay on the host"
+    misses = "are fetched ahead" if policy.misses == "prefetch" else "stay on the host"
     rule = skip_text(policy, defers=defers, drops_updates=drops_updates)
     return f"policy {spec}: missed rows {misses}; {rule}"
 

@@ -143,7 +143,9 @@ def watched_rows(embeddings: TieredEmbeddingBag) -> list[int]:
 @pytest.mark.parametrize("device", ["cpu", "cpu-torch"])
 def test_snapshots_and_verdicts_move_with_their_rows(device: str) -> None:
     """By movement, too: what is known of the rows that stay is what it was, at any depth."""
-    skip = SKIP.model_copy(update={"rule": "defer+by=movement+bound=2.0+warmup=3+at_most=5", "lag": 4, "min_visits": 1})
+    skip = SKIP.model_copy(
+        update={"rule": "defer+by=movement+bound=2.0+warmup=3+at_most=5", "feedback_delay": 4, "min_visits": 1}
+    )
     expected = train(LRU, Adagrad(lr=0.1), skip=skip)
     hot = planner_of(expected).skipper.hot  # type: ignore[union-attr]
     assert (hot.drift_visits[: hot.num_entries] > 0).any() and isinstance(expected.policy.rule, DeferRule)

@@ -40,7 +40,7 @@ def told(name: str, depth: int) -> list[Any]:
         if planned.number:
             one = embeddings.take_statistics()
             rows = (*one.watched_rows, *one.judged_rows, *one.saturated_rows)
-            sizes = (one.update_norm_counts.tolist(), one.update_norm_sum) if skip else ()  # else depth is their lag
+            sizes = (one.update_norm_counts.tolist(), one.update_norm_sum) if skip else ()  # else depth is their delay
             found.append((*map(int, rows), dict(one.policy), *sizes))
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
         embeddings.step()

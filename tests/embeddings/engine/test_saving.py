@@ -26,7 +26,7 @@ TABLES = (
     TableConfig(name="b", num_embeddings=30, embedding_dim=16, pooling="mean"),
 )
 BATCHES = random_batches(TABLES, 40, seed=3, samples=4)
-SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
 
 
 class Plain(Policy):
@@ -52,7 +52,7 @@ class Both(Freeze):
 
 
 class BothOnHost(Both):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
 
 POLICIES: list[type[Policy]] = [Plain, Defer, Freeze, Both, BothOnHost]

@@ -40,7 +40,7 @@ TABLES = (
     TableConfig(name="b", num_embeddings=50, embedding_dim=6, pooling="none"),
 )
 BATCHES = random_batches(TABLES, 16, seed=2, samples=3)
-SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=2, lag=3)
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=3)
 
 
 class Skips(LRU):

@@ -41,7 +41,7 @@ TABLES = (
     TableConfig(name="e", num_embeddings=3, embedding_dim=4),
 )
 BATCHES = random_batches(TABLES, 10, seed=3, samples=4)
-SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, lag=4)
+SKIP = SkipConfig(interval=3, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=4)
 
 
 class Skips(LRU):

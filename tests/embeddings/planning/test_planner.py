@@ -40,7 +40,7 @@ class HighRowsStay(Policy):
 
 
 class HighRowsComeIn(HighRowsStay):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
 
 def plan_of(planned: Planned, group: int = 0) -> GroupPlan:
@@ -268,7 +268,7 @@ def test_on_the_host_a_row_that_a_batch_in_flight_updates_is_late() -> None:
 
 
 class NewcomersWin(Policy):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
     def score(self, rows: RowStats) -> NDArray[np.bool_]:
         return ~rows.resident
@@ -379,7 +379,7 @@ class Listens(Policy):
 
 
 class ListensOnHost(Listens):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
 
 def test_candidates_are_described_as_they_are() -> None:

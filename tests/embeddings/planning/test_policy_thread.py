@@ -23,7 +23,7 @@ from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats, TierView
 
 TIMEOUT = 0.2
-SKIP = SkipConfig(interval=2, min_visits=1, hot_rows="100%", min_accesses=1, lag=2)
+SKIP = SkipConfig(interval=2, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=2)
 BATCHES = [bags([n % 10], [(3 * n) % 10]) for n in range(12)]
 
 

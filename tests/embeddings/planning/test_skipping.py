@@ -31,7 +31,7 @@ from adaptive.optim import Adagrad, Adam, RowOptimizer
 from adaptive.policies.lru import LRU
 from adaptive.policy import Policy, RowStats
 
-SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
 TABLES = (
     TableConfig(name="a", num_embeddings=12, embedding_dim=4, features=("x", "y")),
     TableConfig(name="b", num_embeddings=30, embedding_dim=16, pooling="mean"),
@@ -47,7 +47,7 @@ class EvenRows(LRU):
 
 
 class EvenRowsOnHost(EvenRows):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
 
 class Nobody(LRU):
@@ -66,7 +66,7 @@ class StandsStill(LRU):
 
 
 class StandsStillOnHost(StandsStill):
-    misses: Literal["stage", "host"] = "host"
+    misses: Literal["prefetch", "host"] = "host"
 
 
 def run(
@@ -137,7 +137,7 @@ def test_decisions_do_not_depend_on_depth_size_or_misses(policy: type[Policy], d
     assert sum(map(len, expected.skipped)) > 20
     woken = [row for earlier in expected.skipped for row in earlier if row not in expected.skipped[-1]]
     assert woken, "no row was let through again: the example shows nothing"
-    for depth in (0, 1, SKIP.lag):
+    for depth in (0, 1, SKIP.feedback_delay):
         trained, _ = run(policy, depth=depth, device_rows=device_rows)
         assert trained.skipped == expected.skipped
         trained.assert_equals(expected)
@@ -168,7 +168,7 @@ def test_skipped_updates_and_look_ups_are_counted_per_table() -> None:
 
 
 def test_a_row_whose_updates_were_all_skipped_leaves_without_being_copied() -> None:
-    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
     embeddings = one_table(6, "2", EverybodyRests, skip=skip)
     initial = embeddings.table_weights("t")
     batches = [bags([1, 2]), bags([3, 4])] * 3
@@ -191,7 +191,7 @@ class EverybodyRests(LRU):
 
 
 def test_the_view_knows_who_is_saturated() -> None:
-    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
     embeddings = one_table(6, policy=EvenRows, skip=skip)
     step_all(embeddings, [bags([1, 2]), bags([4, 1])])
     assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, True, False, False, False]
@@ -200,7 +200,7 @@ def test_the_view_knows_who_is_saturated() -> None:
 
 
 def test_only_so_many_rows_are_watched() -> None:
-    skip = SkipConfig(interval=1, min_visits=1, hot_rows="2", min_accesses=1, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="2", min_accesses=1, feedback_delay=0)
     embeddings = one_table(6, policy=EverybodyRests, skip=skip)
     step_all(embeddings, [bags([5, 3, 1]), bags([1, 3, 5])])
     assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, False, True, False, True]
@@ -230,7 +230,7 @@ class Listens(LRU):
 
 
 def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], skip: SkipConfig) -> list[Told]:
-    """The slow twin: snapshots at each row's own pace, known `lag` batches later."""
+    """The slow twin: snapshots at each row's own pace, known `feedback_delay` batches later."""
     accesses: dict[int, int] = {}
     since: dict[int, int] = {}  # watched row -> look-ups since its snapshot
     visits: dict[int, int] = {}  # and batches that looked it up
@@ -243,7 +243,7 @@ def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], 
     for number, (batch, table) in enumerate(zip(batches, tables_after, strict=True)):
         if number and number % skip.interval == 0:
             known: dict[int, tuple[float, int]] = {}
-            for earlier in measured[: max(0, number - skip.lag)]:
+            for earlier in measured[: max(0, number - skip.feedback_delay)]:
                 known |= earlier
             told = {row: (*known.get(row, (float("nan"), 0)), verdicts.get(row, False)) for row in since}
             questions.append(Told(number, told))
@@ -270,9 +270,9 @@ def movement(batches: Sequence[Batch], tables_after: list[NDArray[np.float32]], 
     return questions
 
 
-@pytest.mark.parametrize("lag", [0, 3])
-def test_movement_is_measured_as_the_slow_twin_measures_it(lag: int) -> None:
-    skip = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=lag)
+@pytest.mark.parametrize("delay", [0, 3])
+def test_movement_is_measured_as_the_slow_twin_measures_it(delay: int) -> None:
+    skip = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=delay)
     rng = np.random.default_rng(1)
     batches = [bags(rng.integers(0, 8, 5).tolist()) for _ in range(40)]
     policy = Listens()
@@ -293,7 +293,7 @@ def test_movement_is_measured_as_the_slow_twin_measures_it(lag: int) -> None:
 
 def test_a_batch_that_is_not_stepped_takes_no_snapshot() -> None:
     """Movement is measured from the last snapshot that was really taken, never from an empty one."""
-    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
     policy = Listens()
     embeddings = one_table(4, policy=policy, skip=skip)
     for planned in embeddings.look_ahead([bags([1])] * 4, depth=0):
@@ -305,7 +305,7 @@ def test_a_batch_that_is_not_stepped_takes_no_snapshot() -> None:
 
 def test_loading_forgets_who_was_watched() -> None:
     """Verdicts, snapshots and counts belong to the rows that were there; with others loaded, training starts anew."""
-    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=2, lag=0)
+    skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=0)
     used, fresh = (one_table(policy=EverybodyRests, skip=skip) for _ in range(2))
     blank = {name: array.copy() for name, array in used.state_arrays().items()}
     step_all(used, [bags([1, 2])] * 6)
@@ -318,7 +318,9 @@ def test_loading_forgets_who_was_watched() -> None:
 
 def test_a_checkpoint_keeps_what_was_counted_at_the_latest_question() -> None:
     """Between two questions rows become ready to wait; a run that goes on from there reports what it would have."""
-    skip = SkipConfig(rule="defer+by=visits+every=1", interval=4, min_visits=1, hot_rows="100%", min_accesses=1, lag=0)
+    skip = SkipConfig(
+        rule="defer+by=visits+every=1", interval=4, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0
+    )
     whole, resumed = (one_table(policy="lru", skip=skip) for _ in range(2))
     # asked before batch 4: row 1 may wait; row 2 may from batch 7 on
     step_all(whole, [bags([1])] * 6 + [bags([2])] * 2)

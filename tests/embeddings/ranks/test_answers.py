@@ -27,7 +27,7 @@ from adaptive.errors import RanksError
 from adaptive.optim import SGD, Adagrad
 from adaptive.policies.slipstream import Slipstream
 
-WATCHED = SkipConfig(interval=2, min_visits=1, hot_rows="100%", min_accesses=2, lag=4)
+WATCHED = SkipConfig(interval=2, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=4)
 POLICIES: dict[str, Callable[[], Any]] = {
     "defer": lambda: Slipstream(skip="defer", by="visits", every=1, warmup=2),
     "defer by movement": lambda: Slipstream(skip="defer", by="movement", bound=1.0, warmup=2),
@@ -60,8 +60,8 @@ def test_drawn_skipping(data: st.DataObject) -> None:
     draw = data.draw
     batches = tuple(random_batches(TABLES, draw(st.integers(5, 40)), seed=draw(st.integers(0, 99)), samples=7))
     hot = draw(st.sampled_from(["100%", "20", "5"]))  # of each rank: only a set that is not full sees the same rows
-    skip = replace_skip(hot_rows=hot, interval=draw(st.integers(1, 4)), lag=draw(st.integers(1, 6)))
-    deepest = min(skip.lag, 4)  # a deeper look-ahead learns later how far rows have moved
+    skip = replace_skip(hot_rows=hot, interval=draw(st.integers(1, 4)), feedback_delay=draw(st.integers(1, 6)))
+    deepest = min(skip.feedback_delay, 4)  # a deeper look-ahead learns later how far rows have moved
     blocks = draw(st.integers(2, 5)) if hot == "100%" else 2
     assert_equal_on(
         [draw(st.integers(2, blocks))] if hot == "100%" else [],
@@ -187,7 +187,7 @@ def test_half_of_the_rows_saturated_halves_the_gradients() -> None:
     ids = rng.integers(0, 200, (60, 2, 256))
 
     def work(ranks: Ranks) -> RankTraffic:
-        skip = replace_skip(min_accesses=1, interval=1, lag=2)
+        skip = replace_skip(min_accesses=1, interval=1, feedback_delay=2)
         embeddings = TieredEmbeddingBag(
             tables, policy=EagerlySaturating(), optimizer=SGD(lr=0.1), skip=skip, ranks=ranks
         )

@@ -36,7 +36,7 @@ from adaptive.storage.shards import PIECES, Part, write_part
 from adaptive.training.runs import distributed
 from adaptive.training.runs.distributed import CheckpointsOfRanks, checkpoints_of, readers_of, refuse_unseen
 
-SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, lag=5)
+SKIP = SkipConfig(interval=4, min_visits=1, hot_rows="100%", min_accesses=3, feedback_delay=5)
 BATCHES = tuple(random_batches(TABLES, 9, samples=9, max_bag=5))
 
 Work = Callable[[Ranks], Any]

@@ -20,7 +20,7 @@ TABLES = (
     TableConfig(name="a", num_embeddings=300, embedding_dim=4),
     TableConfig(name="b", num_embeddings=200, embedding_dim=4),
 )
-SKIP = SkipConfig(interval=2, min_visits=1, hot_rows="40", min_accesses=1, lag=4)
+SKIP = SkipConfig(interval=2, min_visits=1, hot_rows="40", min_accesses=1, feedback_delay=4)
 BATCHES = random_batches(TABLES, 12, samples=12)
 
 

@@ -23,7 +23,7 @@ from adaptive.training.settings import load_settings
 
 BUDGET = 0.0005
 EAGER = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
-SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
+SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
 
 
 @pytest.fixture(autouse=True)

@@ -90,7 +90,7 @@ def test_runs_that_failed_or_were_stopped_are_trained_anew(
 
 
 def test_the_control_of_a_policy_that_drops_inputs_is_kept_too(tmp_path: Path, trained: list[tuple[str, int]]) -> None:
-    rule = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
+    rule = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
     drop = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
     dropping = rivals("slipstream", skip=rule, policy_options=drop)
     first = train_all(dropping, 1, tmp_path)

@@ -186,7 +186,7 @@ def test_runs_of_a_comparison_keep_their_scores_and_are_compared_by_them(
     monkeypatch.setattr(adaptive.training.runs.training, "open_data", lambda config, run_directory=None: data)
     monkeypatch.setattr("adaptive.studies.compare.kept.open_data", lambda config, run_directory=None: data)
     eager = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
-    skip = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
+    skip = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
     rivals = [
         Contender("lru", toy_config(policy="lru", skip=skip, save=False)),
         Contender("slipstream", toy_config(policy="slipstream", policy_options=eager, skip=skip, save=False)),

@@ -23,7 +23,7 @@ from adaptive.studies.compare.runs import Outcome, train_all
 from adaptive.studies.compare.variations import Value, Variation, folders, title, values, variations
 
 BUDGET = 0.0005
-SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "lag": 1}
+SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
 DROP = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "probe_every": 0}
 
 

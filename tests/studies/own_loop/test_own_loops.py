@@ -149,7 +149,7 @@ def scored(*, seed: int, policy: str | type[Policy], skip: Any = None, **rest: A
 
 
 def test_a_comparison_checks_what_is_exact_and_judges_what_skips() -> None:
-    skip = SkipConfig(interval=2, min_visits=1, min_accesses=1, hot_rows="100%", lag=2)
+    skip = SkipConfig(interval=2, min_visits=1, min_accesses=1, hot_rows="100%", feedback_delay=2)
     told: list[str] = []
     found = compare_policies(
         scored,

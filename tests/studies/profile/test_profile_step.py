@@ -25,7 +25,7 @@ def test_every_policy_has_its_stages_and_rates() -> None:
     told: list[int] = []
     found = profile_step([case("hybrid", "auto"), case("lfu")], StepLength(1, 5), told=told.append)
     assert told == list(range(1, 25))
-    for one, misses in zip(found, ("host", "stage"), strict=True):
+    for one, misses in zip(found, ("host", "prefetch"), strict=True):
         assert one["misses"] == misses and one["batch_size"] == 64
         assert set(one["training_ms"]) == set(TRAINING) and set(one["beside_ms"]) == set(BESIDE)
         assert all(ms > 0 for ms in one["training_ms"].values())

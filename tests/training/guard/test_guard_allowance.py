@@ -23,7 +23,7 @@ from adaptive.policies.rules.inputs import Inputs
 from adaptive.policy import Deferral, Policy
 
 NUM_ROWS = 400
-SKIP = SkipConfig(interval=16, min_visits=1, hot_rows="100%", min_accesses=1, lag=2)
+SKIP = SkipConfig(interval=16, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=2)
 TABLES = [
     TableConfig(name="a", num_embeddings=NUM_ROWS, embedding_dim=4),
     TableConfig(name="b", num_embeddings=NUM_ROWS, embedding_dim=2),  # a group of its own, rows from 400 on

@@ -18,8 +18,8 @@ class Ahead(Freeze):
     warmup = 70
 
 
-def timing(policy: Policy, total: int | None = 1000, depth: int = 3, lag: int = 6) -> Timing:
-    config = TrainConfig(depth=depth, skip=SkipConfig(lag=lag), batch_size=300)
+def timing(policy: Policy, total: int | None = 1000, depth: int = 3, delay: int = 6) -> Timing:
+    config = TrainConfig(depth=depth, skip=SkipConfig(feedback_delay=delay), batch_size=300)
     return Timing.of(SETTINGS, config, policy, total)
 
 
@@ -32,7 +32,7 @@ def test_the_longest_warm_up_counts(policy: Policy, warmup: int) -> None:
 
 
 def test_what_is_decided_counts_behind_everything_that_may_be_planned() -> None:
-    assert (timing(Freeze()).margin, timing(Freeze(), lag=0).margin, timing(Freeze(), depth=9).margin) == (8, 5, 11)
+    assert (timing(Freeze()).margin, timing(Freeze(), delay=0).margin, timing(Freeze(), depth=9).margin) == (8, 5, 11)
     assert timing(DropHalf()).margin == 80  # ten batches may be read for one that is trained
     assert (timing(Ahead()).window, timing(Freeze()).window) == (5, 0)
     without = Timing.of(SETTINGS, TrainConfig(depth=3, skip=None), Freeze(), 1000)

@@ -250,7 +250,7 @@ class Setting:
 def test_a_short_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drift_at: float | None) -> None:
     """Batches of 512, 120 of them; the drift comes after the first check."""
     stream = Setting(tmp_path, monkeypatch, rows=100_000, num_train=61_440, num_eval=20_000, drift_at=drift_at)
-    skip = {"interval": 8, "min_visits": 1, "min_accesses": 8, "lag": 4}
+    skip = {"interval": 8, "min_visits": 1, "min_accesses": 8, "feedback_delay": 4}
     freeze = {**FREEZE, "policy_options": {**FREEZE["policy_options"], "warmup": 0}}
     guard = {"budget": BUDGET, "warmup": 16, "steps": 32, "holdout": 10_000}
     assert drift_at is None or stream.cost(None, skip=skip, **freeze) > 10 * BUDGET

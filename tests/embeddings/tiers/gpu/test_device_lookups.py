@@ -59,7 +59,7 @@ def begun(mover: Mover) -> Mover:
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(cases().filter(lambda case: case.policy.misses == "stage"), st.sampled_from([1, 3]))
+@given(cases().filter(lambda case: case.policy.misses == "prefetch"), st.sampled_from([1, 3]))
 def test_bits_are_those_of_ordinary_memory(case: Case, threads: int) -> None:
     update = {"device": "cpu-torch", "lookups": "device", "plan_threads": threads}
     single = case.run(LRU, TierConfig(device_rows="100%", poison=True), 0)
