@@ -51,10 +51,10 @@ def run(
         bool,
         typer.Option("--overwrite", help="Replace the run directory if it is not empty.", rich_help_panel=OUTPUT),
     ] = False,
-    go_on: Annotated[
+    auto_resume: Annotated[
         bool,
         typer.Option(
-            "--go-on",
+            "--auto-resume",
             help="Begin the run in --out, or resume it if it is there, on as many ranks as there are: for launchers "
             "that start the same command again (torchrun --max-restarts).",
             rich_help_panel=OUTPUT,
@@ -70,10 +70,10 @@ def run(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    take_over: Annotated[
+    force_unlock: Annotated[
         bool,
         typer.Option(
-            "--take-over",
+            "--force-unlock",
             help="Use the run directory though a process of another machine or container seems to hold it: only if you "
             "know that it is gone.",
             rich_help_panel=OUTPUT,
@@ -88,10 +88,10 @@ def run(
     default.
     """
     texts, names = given_flags(flags)
-    taken: dict[str, Any] = {"take_over": True} if take_over else {}
+    taken: dict[str, Any] = {"force_unlock": True} if force_unlock else {}
     if resume is not None:
         others = {"--config": config, "--set": sets, "--dry-run": dry_run, "--overwrite": overwrite}
-        others |= {"--go-on": go_on}
+        others |= {"--auto-resume": auto_resume}
         changed = _changed(texts, names, [flag for flag, value in others.items() if value])
         of_run = settings_for_ranks(resume, ranks)
         if ranks is not None and of_run is not None:
@@ -109,12 +109,14 @@ def run(
     from adaptive.training.settings import load_settings
 
     settings, origins = load_settings(file=config, sets=sets or (), flags=texts, flag_names=names, environ=os.environ)
-    if go_on and (overwrite or dry_run or settings.out is None):
-        raise typer.BadParameter("--go-on needs the directory of the run, --out DIR, and no --overwrite or --dry-run")
+    if auto_resume and (overwrite or dry_run or settings.out is None):
+        raise typer.BadParameter(
+            "--auto-resume needs the directory of the run, --out DIR, and no --overwrite or --dry-run"
+        )
     _require_pyarrow(settings.data)
     if ranks is not None and not dry_run:
         _launch(ranks, settings)
-    from adaptive.training.runs import go_on_run, plan_run, train_run
+    from adaptive.training.runs import auto_resume_run, plan_run, train_run
     from adaptive.training.runs.distributed import these_ranks
 
     with own_stdout():
@@ -125,8 +127,8 @@ def run(
             with these_ranks(settings) as together:
                 is_first = together is None or together.is_first
                 stream = sys.stderr if is_first else None
-                if go_on:
-                    found = go_on_run(settings, **taken, stream=stream, ranks=together)
+                if auto_resume:
+                    found = auto_resume_run(settings, **taken, stream=stream, ranks=together)
                 else:
                     found = train_run(settings, overwrite=overwrite, **taken, stream=stream, ranks=together)
             if not is_first:

@@ -48,7 +48,7 @@ class RunDirectory:
     Args:
         overwrite: remove the run that is there.
         resume: go on with it. What killed processes were writing is removed.
-        take_over: also if a process of another machine or container seems to hold the directory.
+        force_unlock: also if a process of another machine or container seems to hold the directory.
 
     Raises:
         CheckpointError: if there is no run to resume, or part of it is a link, through which none is written.
@@ -56,7 +56,9 @@ class RunDirectory:
             `overwrite` nor `resume` was asked for, if files in it are none of a run, or if it cannot be written.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False, take_over: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, overwrite: bool = False, resume: bool = False, force_unlock: bool = False
+    ) -> None:
         self.path = path
         if resume:
             read_record(path)  # or else we would leave a lock in a folder that is no run
@@ -65,7 +67,7 @@ class RunDirectory:
         try:
             self._made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(path / LOCK, take_over=take_over)
+            self._lock = take_lock(path / LOCK, force_unlock=force_unlock)
             try:
                 if resume:
                     _remove_litter(path)
@@ -126,7 +128,7 @@ class RunDirectory:
         started = {"schema": SCHEMA, "status": "running", "start": now(), "versions": versions()}
         self.write(**started, **holder(), **facts)
 
-    def go_on(self, *, step: int, ranks: Sequence[str] | None = None, **facts: Any) -> None:
+    def record_resume(self, *, step: int, ranks: Sequence[str] | None = None, **facts: Any) -> None:
         """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed; `ranks`:
         where each rank is that goes on."""
         over = ("end", "error", "summary", DIGEST)

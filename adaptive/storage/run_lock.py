@@ -24,11 +24,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def take_lock(path: Path, *, take_over: bool = False) -> int:
+def take_lock(path: Path, *, force_unlock: bool = False) -> int:
     """Take the lock file; returns its descriptor. The kernel frees it when this process ends, however it ends.
 
     Args:
-        take_over: also if a process of another machine or container seems to hold it, of which the kernel here knows
+        force_unlock: also if a process of another machine or container seems to hold it, of which the kernel here knows
             nothing.
 
     Raises:
@@ -40,7 +40,7 @@ def take_lock(path: Path, *, take_over: bool = False) -> int:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OutputError(f"{path}: expected a plain file, found a pipe or device; remove it")
-            _take(descriptor, path, take_over)
+            _take(descriptor, path, force_unlock)
             if not is_at(descriptor, path):  # its last holder removed it between our open and our lock
                 os.close(descriptor)
                 continue
@@ -53,7 +53,7 @@ def take_lock(path: Path, *, take_over: bool = False) -> int:
             raise
 
 
-def _take(descriptor: int, path: Path, take_over: bool) -> None:
+def _take(descriptor: int, path: Path, force_unlock: bool) -> None:
     before = _read_holder(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,11 +62,11 @@ def _take(descriptor: int, path: Path, take_over: bool) -> None:
             f"run directory {path.parent} is busy: {_holder_text(before)}; choose another directory with --out"
         ) from error
     # On a file system that other machines share, the kernel may know nothing of their locks.
-    if before and before.get("host") != socket.gethostname() and not take_over:
+    if before and before.get("host") != socket.gethostname() and not force_unlock:
         raise OutputError(
             f"run directory {path.parent} is busy or was left by a dead run: {_holder_text(before)}, which is another "
             f"machine or container than this one ({socket.gethostname()}). If that process is gone, take the directory "
-            f"over: add --take-over"
+            f"over: add --force-unlock"
         )
 
 

@@ -55,7 +55,7 @@ class FakeTrainer:
         print("resuming", file=stream)
         return self._answer("resume", (run_dir, lengths))
 
-    def go_on_run(self, config: TrainConfig, *, stream: TextIO, ranks: None) -> dict[str, Any]:
+    def auto_resume_run(self, config: TrainConfig, *, stream: TextIO, ranks: None) -> dict[str, Any]:
         print("going on", file=stream)
         return self._answer("go on", config)
 
@@ -78,7 +78,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
     """In the place of `adaptive.training.runs`."""
     fake = FakeTrainer()
     module: Any = ModuleType("adaptive.training.runs")
-    for name in ("train_run", "resume_run", "go_on_run", "plan_run", "evaluate_run"):
+    for name in ("train_run", "resume_run", "auto_resume_run", "plan_run", "evaluate_run"):
         setattr(module, name, getattr(fake, name))
     monkeypatch.setitem(sys.modules, "adaptive.training.runs", module)
     together: Any = ModuleType("adaptive.training.runs.distributed")

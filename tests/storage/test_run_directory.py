@@ -165,11 +165,11 @@ def test_the_lock_of_a_killed_run_is_taken_over(tmp_path: Path) -> None:
 
 def test_a_lock_from_another_machine_is_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text('{"pid": 7, "host": "elsewhere", "start": "2026-01-01"}')
-    with pytest.raises(OutputError, match=r"process 7 on elsewhere, since 2026-01-01, which .* add --take-over"):
+    with pytest.raises(OutputError, match=r"process 7 on elsewhere, since 2026-01-01, which .* add --force-unlock"):
         RunDirectory(tmp_path)
     assert (tmp_path / LOCK).exists()
-    with RunDirectory(tmp_path, take_over=True), pytest.raises(OutputError, match="is busy: process"):
-        RunDirectory(tmp_path, take_over=True)  # the kernel knows of this one
+    with RunDirectory(tmp_path, force_unlock=True), pytest.raises(OutputError, match="is busy: process"):
+        RunDirectory(tmp_path, force_unlock=True)  # the kernel knows of this one
     assert not (tmp_path / LOCK).exists()
 
 

@@ -95,10 +95,10 @@ def compare(
         bool,
         typer.Option("--overwrite", help="Replace the runs of an earlier comparison.", rich_help_panel=OUTPUT),
     ] = False,
-    go_on: Annotated[
+    auto_resume: Annotated[
         bool,
         typer.Option(
-            "--go-on",
+            "--auto-resume",
             help="Go on with the comparison in --out: keep its finished runs of the same settings, train what is "
             "missing (more --seeds, another policy, what was stopped).",
             rich_help_panel=OUTPUT,
@@ -118,7 +118,8 @@ def compare(
     Policies that skip nothing must agree bit for bit, which is checked. A policy that drops inputs is shown beside
     random_drop at the share that it dropped, with the same seeds, without being asked. Each run is kept under --out
     (default runs/<date>-compare) as seed-<seed>/<policy>. A run that fails is told and does not stop the others; the
-    exit code is then that of its error. Stopped by Ctrl-C, it compares the runs that are done; --go-on trains the rest.
+    exit code is then that of its error. Stopped by Ctrl-C, it compares the runs that are done; --auto-resume trains
+    the rest.
 
     With --vary policies are compared value by value, and a table over all values follows.
     """
@@ -128,15 +129,15 @@ def compare(
     check_folders(markdown, csv)
     from adaptive.studies.compare.runs import claim, trainings
 
-    if go_on and (overwrite or rivals[0].config.out is None):
-        raise typer.BadParameter("--go-on needs the directory of the comparison, --out DIR, and no --overwrite")
-    directory = claim(rivals[0].config.out, overwrite=overwrite, go_on=go_on)
+    if auto_resume and (overwrite or rivals[0].config.out is None):
+        raise typer.BadParameter("--auto-resume needs the directory of the comparison, --out DIR, and no --overwrite")
+    directory = claim(rivals[0].config.out, overwrite=overwrite, auto_resume=auto_resume)
     tell = functools.partial(_tell, directory, auc_budget, as_json=as_json, markdown=markdown, csv=csv)
     outcomes: list[Outcome] = []
     try:
         with own_stdout():
             for outcome in trainings(
-                rivals, seeds, directory, overwrite=overwrite, go_on=go_on, stream=sys.stderr, told=note
+                rivals, seeds, directory, overwrite=overwrite, auto_resume=auto_resume, stream=sys.stderr, told=note
             ):
                 outcomes.append(outcome)
     except (SystemExit, KeyboardInterrupt):  # hours of training may be done

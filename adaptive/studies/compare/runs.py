@@ -72,12 +72,14 @@ def train_all(
     directory: Path,
     *,
     overwrite: bool = False,
-    go_on: bool = False,
+    auto_resume: bool = False,
     stream: TextIO | None = None,
     told: Told | None = None,
 ) -> list[Outcome]:
     """All outcomes of `trainings`."""
-    return list(trainings(contenders, seeds, directory, overwrite=overwrite, go_on=go_on, stream=stream, told=told))
+    return list(
+        trainings(contenders, seeds, directory, overwrite=overwrite, auto_resume=auto_resume, stream=stream, told=told)
+    )
 
 
 def trainings(
@@ -86,7 +88,7 @@ def trainings(
     directory: Path,
     *,
     overwrite: bool = False,
-    go_on: bool = False,
+    auto_resume: bool = False,
     stream: TextIO | None = None,
     told: Told | None = None,
 ) -> Iterator[Outcome]:
@@ -98,7 +100,7 @@ def trainings(
         directory: from `claim`; each run gets the folder `seed-<seed>/<policy>` in it, or
             `seed-<seed>/<key=value>/<policy>`.
         overwrite: replace the runs of an earlier comparison.
-        go_on: take the runs that it finished as they are (`KeptRuns`), and train only what is missing.
+        auto_resume: take the runs that it finished as they are (`KeptRuns`), and train only what is missing.
         stream: where the progress of a run is shown.
         told: called before each run.
 
@@ -108,8 +110,8 @@ def trainings(
             of a run that is kept.
     """
     tell = told or (lambda which: None)
-    kept = KeptRuns(directory) if go_on else None
-    train = partial(_keep_or_train, kept, tell, overwrite=overwrite or go_on, stream=stream)
+    kept = KeptRuns(directory) if auto_resume else None
+    train = partial(_keep_or_train, kept, tell, overwrite=overwrite or auto_resume, stream=stream)
     first = True
     for number in range(seeds):
         for which, rivals in _groups(contenders):
@@ -159,11 +161,11 @@ def with_seed(config: TrainConfig, number: int) -> TrainConfig:
     return config.model_copy(update={"seed": config.seed + number, "data_options": options})
 
 
-def claim(out: str | None, *, overwrite: bool = False, go_on: bool = False) -> Path:
+def claim(out: str | None, *, overwrite: bool = False, auto_resume: bool = False) -> Path:
     """The directory of a comparison, made if it is not there: `out`, or `runs/<date>-compare`.
 
     Raises:
-        OutputError: if it is not empty (unless it holds a comparison and `overwrite` or `go_on` was asked for), or
+        OutputError: if it is not empty (unless it holds a comparison and `overwrite` or `auto_resume` is set), or
             cannot be made.
     """
     path = Path(out) if out is not None else Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-compare"
@@ -172,10 +174,10 @@ def claim(out: str | None, *, overwrite: bool = False, go_on: bool = False) -> P
         names = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
         raise OutputError(f"output directory {path} cannot be used: {error}") from error
-    if names and not (overwrite or go_on):
+    if names and not (overwrite or auto_resume):
         raise OutputError(
-            f"output directory {path} is not empty; choose another with --out, keep what is there with --go-on, or "
-            "replace it with --overwrite"
+            f"output directory {path} is not empty; choose another with --out, keep what is there with --auto-resume, "
+            "or replace it with --overwrite"
         )
     others = [name for name in names if not _OURS.fullmatch(name)]
     if others:

@@ -104,7 +104,7 @@ def _against_budget(bounds: Sequence[float], budget: float, seeds: int | None) -
     if word == "outside":
         return word, f"the AUC falls by more than {budget:g}, with {CONFIDENCE:.0%} confidence"
     more = f"about {seeds} seeds would decide" if seeds else f"more than {MOST_SEEDS} seeds would be needed"
-    return word, f"the interval straddles a loss of {budget:g}; if it stays as it is, {more} (--seeds, --go-on)"
+    return word, f"the interval straddles a loss of {budget:g}; if it stays as it is, {more} (--seeds, --auto-resume)"
 
 
 def word_of(bounds: Sequence[float], budget: float) -> str:

@@ -1,9 +1,8 @@
-"""`go_on_run`: one command for the first start of a run and for every later one, as a scheduler or an elastic launcher
-starts it again and again.
+"""`auto_resume_run`: one command for the first start of a run and every later one, for schedulers and launchers.
 
-    no run in the directory, or one without a checkpoint     it begins
-    one with a checkpoint                                    it is resumed, on as many ranks as there are now
-    one that is finished                                     nothing is done
+no run in the directory, or one without a checkpoint     it begins
+one with a checkpoint                                    it is resumed, on as many ranks as there are now
+one that is finished                                     nothing is done
 """
 
 import contextlib
@@ -25,10 +24,10 @@ BEGIN, RESUME, DONE = "begin", "resume", "done"
 LENGTHS: Final = ("steps", "epochs")
 
 
-def go_on_run(
+def auto_resume_run(
     config: TrainConfig,
     *,
-    take_over: bool = False,
+    force_unlock: bool = False,
     stream: TextIO | None = None,
     ranks: Ranks | None = None,
 ) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def go_on_run(
     Args:
         config: of the run. One that is there must have the same settings, but may become longer. Code that it names
             is named by the caller, so it is run.
-        take_over, stream, ranks: as in `resume_run`. Rank 0 looks what there is, and tells the others.
+        force_unlock, stream, ranks: as in `resume_run`. Rank 0 looks what there is, and tells the others.
 
     Raises:
         ConfigError: if there is a run with other settings.
@@ -54,17 +53,17 @@ def go_on_run(
     if found == RESUME:
         lengths = {name: getattr(config, name) for name in LENGTHS}
         code = {key: spec for key, spec in code_of(config).items() if spec is not None}
-        return resume_run(path, **lengths, code=code, take_over=take_over, stream=stream, ranks=ranks)
+        return resume_run(path, **lengths, code=code, force_unlock=force_unlock, stream=stream, ranks=ranks)
     what = "holds a run without a checkpoint, which begins anew" if (path / RECORD).exists() else "holds no run yet"
-    _tell(stream, f"--go-on: {path} {what}")
-    return train_run(config, overwrite=True, take_over=take_over, stream=stream, ranks=ranks)
+    _tell(stream, f"--auto-resume: {path} {what}")
+    return train_run(config, overwrite=True, force_unlock=force_unlock, stream=stream, ranks=ranks)
 
 
 def what_to_do(path: Path, config: TrainConfig) -> str:
     """`BEGIN`, `RESUME` or `DONE`.
 
     Raises:
-        ConfigError: as `go_on_run`.
+        ConfigError: as `auto_resume_run`.
         CheckpointError: if `run.json` cannot be read.
     """
     if not (path / RECORD).exists():
@@ -85,8 +84,8 @@ def _check_same(of_run: TrainConfig, given: TrainConfig, path: Path) -> None:
         lengthened = key in LENGTHS and here.get(key) is not None
         if key != "out" and not lengthened and here.get(key) != there.get(key):
             raise ConfigError(
-                f"--go-on: the run in {path} has {key}={there.get(key)!r}, given is {here.get(key)!r}; a run goes on "
-                "with its own settings: give the same ones, or another --out"
+                f"--auto-resume: the run in {path} has {key}={there.get(key)!r}, given is {here.get(key)!r}; "
+                "resume with the run's own settings, or choose another --out"
             )
 
 
@@ -99,7 +98,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _finished(path: Path, stream: TextIO | None) -> dict[str, Any]:
     summary = dict(read_record(path).get("summary") or {})
-    text = f"--go-on: the run in {path} is finished after {summary.get('steps')} steps; nothing is left to do"
+    text = f"--auto-resume: the run in {path} is finished after {summary.get('steps')} steps; nothing is left to do"
     _tell(stream, text)
     return {**summary, "table": f"{text}\nsee it with: adaptive-train report {path}"}
 

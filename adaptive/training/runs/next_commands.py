@@ -31,7 +31,7 @@ def resume_command(directory: Path, config: TrainConfig) -> str:
     return f"adaptive-train run --resume {shlex.quote(str(directory))}{code_flags(code_of(config))}"
 
 
-def how_to_go_on(directory: Path, config: TrainConfig) -> str:
+def how_to_resume(directory: Path, config: TrainConfig) -> str:
     """What to do about a run on ranks that has broken off."""
     there = [path for path in newest_first(directory) if path.exists()] if directory.is_dir() else []
     if there:

@@ -37,7 +37,7 @@ def resume_run(
     steps: int | None = None,
     epochs: int | None = None,
     code: Mapping[str, str] = NOTHING,
-    take_over: bool = False,
+    force_unlock: bool = False,
     stream: TextIO | None = None,
     ranks: Ranks | None = None,
 ) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def resume_run(
         steps, epochs: new totals, if the run is to be longer or shorter than it was to be.
         code: the run's policy (`"policy"`), skip rule (`"skip.rule"`) and model (`"model"`), which must be named here
             if they are files or modules and not installed: what `run.json` alone names is not run.
-        take_over: also if a process of another machine or container, which is gone, seems to hold the directory.
+        force_unlock: also if a process of another machine or container, which is gone, seems to hold the directory.
         stream: where progress is shown, usually stderr.
         ranks: that go on with it together, as many as one likes; all of them see the directory, rank 0 writes it.
 
@@ -62,7 +62,7 @@ def resume_run(
         OutputError: if another process holds the directory, or it cannot be written.
     """
     is_first = ranks is None or ranks.is_first
-    opened = partial(RunDirectory, Path(run_directory), resume=True, take_over=take_over)
+    opened = partial(RunDirectory, Path(run_directory), resume=True, force_unlock=force_unlock)
     with telling(ranks), directory_of(ranks, opened) as directory:
         path = directory.path if is_first else Path(run_directory)
         record = read_record(path)
@@ -93,7 +93,9 @@ def resume_run(
                 run = Run(config, directory, dataset, components, stream, left)
                 directory.record = record
                 places = None if ranks is None else ranks.places
-                directory.go_on(step=checkpoint.meta["steps"], ranks=places, config=config.model_dump(mode="json"))
+                directory.record_resume(
+                    step=checkpoint.meta["steps"], ranks=places, config=config.model_dump(mode="json")
+                )
                 _tell(stream, left, record)
                 return run.train()
 

@@ -26,7 +26,7 @@ from adaptive.training.guard.guard import Guard
 from adaptive.training.runs.best import best_evaluation, best_summary, is_out_of_patience
 from adaptive.training.runs.distributed import agreed_stop, checkpoints_of, ranks_summary
 from adaptive.training.runs.loop import DataPosition, Loop
-from adaptive.training.runs.next_commands import how_to_go_on, model_hint, next_commands, resume_command, steps_hint
+from adaptive.training.runs.next_commands import how_to_resume, model_hint, next_commands, resume_command, steps_hint
 from adaptive.training.runs.state import SavedProgress, content, is_guarded, restore_recorder
 from adaptive.training.runs.target import is_reached, target_summary
 from adaptive.training.telemetry.formatting import policy_text
@@ -103,7 +103,7 @@ class Run:
             self._tell_stopped()
             raise
         except RanksError as error:
-            raise RanksError(f"{error}; {how_to_go_on(self._where, self.config)}") from error
+            raise RanksError(f"{error}; {how_to_resume(self._where, self.config)}") from error
         summary = self._summary(found)
         self.directory.finish(summary)
         text = summary_text(summary, self.recorder.totals, table_rows=table_rows(self.components))

@@ -26,7 +26,7 @@ def train_run(
     config: TrainConfig,
     *,
     overwrite: bool = False,
-    take_over: bool = False,
+    force_unlock: bool = False,
     stream: TextIO | None = None,
     keep_scores: bool = False,
     ranks: Ranks | None = None,
@@ -39,7 +39,7 @@ def train_run(
     Args:
         config: the whole of it goes into `run.json`.
         overwrite: replace the run in a directory that is not empty.
-        take_over: also if a process of another machine or container, which is gone, seems to hold the directory.
+        force_unlock: also if a process of another machine or container, which is gone, seems to hold the directory.
         stream: where progress is shown, usually stderr.
         ranks: that train this run together, each in a call of its own; rank 0 writes the directory.
         keep_scores: keep logits and labels of the latest evaluation in the directory (`adaptive.storage.scores`).
@@ -47,7 +47,7 @@ def train_run(
     Raises:
         AdaptiveError: see the classes in `adaptive.errors`.
     """
-    opened = partial(_run_directory, config, overwrite, take_over)
+    opened = partial(_run_directory, config, overwrite, force_unlock)
     with telling(ranks), torch_settings(config):
         load_loggers(config.log_to)  # what is missing is told before there is a directory
         refuse_alone(config, ranks)
@@ -120,7 +120,7 @@ def _preset(config: TrainConfig) -> dict[str, Any]:
     return {"preset": {"name": config.preset, **published}}
 
 
-def _run_directory(config: TrainConfig, overwrite: bool, take_over: bool) -> RunDirectory:
+def _run_directory(config: TrainConfig, overwrite: bool, force_unlock: bool) -> RunDirectory:
     if config.out is None:
         return RunDirectory.named_after(config.policy)
-    return RunDirectory(Path(config.out), overwrite=overwrite, take_over=take_over)
+    return RunDirectory(Path(config.out), overwrite=overwrite, force_unlock=force_unlock)

@@ -148,12 +148,12 @@ def test_a_killed_rank_ends_the_others_which_say_who_and_what_to_do(
 def test_after_a_kill_the_same_command_goes_on_with_the_bits_of_a_run_that_lost_nobody(
     pool: RankPool, tmp_path: Path
 ) -> None:
-    """`--go-on` on two ranks, killed, then on one."""
+    """`--auto-resume` on two ranks, killed, then on one."""
     words = ["-m", "adaptive", "run", *SMALL, "--steps", "8", "--json", "--out"]
     whole = json.loads(pool.run(1, [*words, str(tmp_path / "whole")])[0].out)
     out = tmp_path / "run"
-    assert troubled(pool, out, 1, "update", 4, "kill", "--go-on")[1].code == -9
-    (found,) = pool.run(1, [*words, str(out), "--go-on"])
+    assert troubled(pool, out, 1, "update", 4, "kill", "--auto-resume")[1].code == -9
+    (found,) = pool.run(1, [*words, str(out), "--auto-resume"])
     assert found.code == 0 and "resumed after step 2" in found.err, found
     assert _quality(json.loads(found.out)) == _quality(whole)
     record = json.loads((out / "run.json").read_text())
@@ -190,7 +190,7 @@ def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
         "--max-restarts",
         "1",
     ]
-    words += [TROUBLE, "1", "update", "4", "kill", "run", *SMALL, "--steps", "8", "--go-on", "--out", str(out)]
+    words += [TROUBLE, "1", "update", "4", "kill", "run", *SMALL, "--steps", "8", "--auto-resume", "--out", str(out)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "GLOO_SOCKET_IFNAME": "lo"}
     found = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
     assert found.returncode == 0, found.stderr

@@ -276,7 +276,9 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert claim(str(out)) == out and out.is_dir()
     write_record(out, {"schema": 1})
-    with pytest.raises(OutputError, match="not empty; choose another with --out, keep what is there with --go-on"):
+    with pytest.raises(
+        OutputError, match="not empty; choose another with --out, keep what is there with --auto-resume"
+    ):
         claim(str(out))
     assert claim(str(out), overwrite=True) == out
     (out / "notes.txt").write_text("mine")

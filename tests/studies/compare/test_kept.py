@@ -55,7 +55,7 @@ def test_more_seeds_and_one_more_policy_train_only_what_is_missing(
     first = train_all(rivals("lru", "lfu"), 1, tmp_path / "out")
     told: list[str] = []
     trained.clear()
-    whole = train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", go_on=True, told=told.append)
+    whole = train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", auto_resume=True, told=told.append)
     assert trained == [("scratchpipe", 0), ("scratchpipe", 1), ("lru", 1), ("lfu", 1)]
     assert [line for line in told if line.startswith("kept")] == [
         f"kept: {tmp_path}/out/seed-0/0-lru", f"kept: {tmp_path}/out/seed-0/1-lfu"
@@ -65,7 +65,7 @@ def test_more_seeds_and_one_more_policy_train_only_what_is_missing(
     found = judge(whole, auc_budget=0.0005)
     assert [one["verdict"] for one in found["policies"]] == ["within"] * 3 and not found["problems"]
     trained.clear()
-    assert gist(train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", go_on=True)) == gist(anew)
+    assert gist(train_all(rivals("scratchpipe", "lru", "lfu"), 2, tmp_path / "out", auto_resume=True)) == gist(anew)
     assert not trained
 
 
@@ -73,7 +73,7 @@ def test_a_place_that_another_finished_run_has_is_not_overwritten(
     tmp_path: Path, trained: list[tuple[str, int]]
 ) -> None:
     old = train_all(rivals("lru"), 1, tmp_path)
-    new = train_all(rivals("lru", batch_size=8), 1, tmp_path, go_on=True)
+    new = train_all(rivals("lru", batch_size=8), 1, tmp_path, auto_resume=True)
     assert (old[0].run_dir, new[0].run_dir) == (f"{tmp_path}/seed-0/0-lru", f"{tmp_path}/seed-0/0-lru.2")
     assert len(trained) == 2
 
@@ -85,7 +85,7 @@ def test_runs_that_failed_or_were_stopped_are_trained_anew(
         patch.setattr("adaptive.training.runs.run.Run._train", _raises(DeviceMemoryError("no room")))
         assert train_all(rivals("lru"), 1, tmp_path)[0].error is not None
     assert json.loads((tmp_path / "seed-0/0-lru/run.json").read_text())["status"] == "stopped"
-    (outcome,) = train_all(rivals("lru"), 1, tmp_path, go_on=True)
+    (outcome,) = train_all(rivals("lru"), 1, tmp_path, auto_resume=True)
     assert outcome.error is None and outcome.run_dir == f"{tmp_path}/seed-0/0-lru"
 
 
@@ -95,7 +95,7 @@ def test_the_control_of_a_policy_that_drops_inputs_is_kept_too(tmp_path: Path, t
     dropping = rivals("slipstream", skip=rule, policy_options=drop)
     first = train_all(dropping, 1, tmp_path)
     assert trained == [("slipstream", 0), ("random_drop", 0)]
-    again = train_all(dropping, 1, tmp_path, go_on=True)
+    again = train_all(dropping, 1, tmp_path, auto_resume=True)
     assert len(trained) == 2 and gist(again) == gist(first)
     assert [one.beside for one in again] == [None, "slipstream"]
 
@@ -105,14 +105,14 @@ def test_runs_of_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.
     real = adaptive.studies.compare.kept.versions()
     monkeypatch.setattr(adaptive.studies.compare.kept, "versions", lambda: {**real, "torch": "9.9"})
     with pytest.raises(CheckpointError, match=re.escape(f"0-lru: trained with torch {real['torch']}, now 9.9: ")):
-        train_all(rivals("lru"), 1, tmp_path, go_on=True)
+        train_all(rivals("lru"), 1, tmp_path, auto_resume=True)
 
 
 def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_all(rivals("lru"), 1, tmp_path)
     monkeypatch.setattr(adaptive.studies.compare.kept, "open_data", lambda config: ToyData(num_train=64))
     with pytest.raises(InputError, match=r"the data are not those of .*0-lru"):
-        train_all(rivals("lru"), 1, tmp_path, go_on=True)
+        train_all(rivals("lru"), 1, tmp_path, auto_resume=True)
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

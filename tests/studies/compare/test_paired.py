@@ -200,7 +200,7 @@ def test_runs_of_a_comparison_keep_their_scores_and_are_compared_by_them(
     assert found["over_samples"]["samples"] == 256
     assert found["over_samples"]["auc_difference"] == pytest.approx(found["auc_difference"])
     assert found["over_samples"]["log_loss_difference"] == pytest.approx(found["log_loss_difference"])
-    again = judge(train_all(rivals, 1, tmp_path, go_on=True), auc_budget=0.0005)
+    again = judge(train_all(rivals, 1, tmp_path, auto_resume=True), auc_budget=0.0005)
     assert again["policies"][1]["over_samples"] == found["over_samples"]
     train_all(rivals, 1, tmp_path, overwrite=True)  # the file is one of a run's own
 

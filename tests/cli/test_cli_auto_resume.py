@@ -1,4 +1,4 @@
-"""`run --go-on`: the same command begins a run, goes on with it after a kill, and does nothing once it is finished."""
+"""`run --auto-resume`: the same command begins a run, resumes it after a kill, does nothing once it is finished."""
 
 import json
 import os
@@ -23,8 +23,8 @@ SMALL = (
 )
 
 
-def go_on(cli: Cli, *words: str, steps: str = "6") -> Any:
-    return cli("run", "--go-on", "--out", "r", "--steps", steps, *SMALL, *words)
+def auto_resume(cli: Cli, *words: str, steps: str = "6") -> Any:
+    return cli("run", "--auto-resume", "--out", "r", "--steps", steps, *SMALL, *words)
 
 
 def fails_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,43 +45,45 @@ def test_it_begins_goes_on_and_is_done(cli: Cli, monkeypatch: pytest.MonkeyPatch
     whole = cli("run", "--out", "whole", "--steps", "6", *SMALL)
     with monkeypatch.context() as failing:
         fails_after(steps_before, failing)
-        begun = go_on(cli)
-    assert begun.code == 3 and "--go-on: r holds no run yet" in begun.err
-    found = go_on(cli)
+        begun = auto_resume(cli)
+    assert begun.code == 3 and "--auto-resume: r holds no run yet" in begun.err
+    found = auto_resume(cli)
     assert found.code == 0
     expected = "resumed after step 2" if steps_before == 3 else "r holds a run without a checkpoint, which begins anew"
     assert expected in found.err
     assert json.loads(found.out)["auc"] == json.loads(whole.out)["auc"]
-    again = go_on(cli)
-    assert again.code == 0 and "--go-on: the run in r is finished after 6 steps; nothing is left to do" in again.err
+    again = auto_resume(cli)
+    assert (
+        again.code == 0 and "--auto-resume: the run in r is finished after 6 steps; nothing is left to do" in again.err
+    )
     assert json.loads(again.out)["auc"] == json.loads(whole.out)["auc"]
-    longer = go_on(cli, steps="8")
+    longer = auto_resume(cli, steps="8")
     assert longer.code == 0 and "resumed after step 6" in longer.err and json.loads(longer.out)["steps"] == 8
 
 
 def test_a_run_with_other_settings_is_refused(cli: Cli) -> None:
-    assert go_on(cli, steps="2").code == 0
-    found = go_on(cli, "--set", "optimizer.lr=0.5")
-    assert found.code == 2 and "--go-on: the run in r has optimizer.lr=0.05, given is 0.5" in found.err
+    assert auto_resume(cli, steps="2").code == 0
+    found = auto_resume(cli, "--set", "optimizer.lr=0.5")
+    assert found.code == 2 and "--auto-resume: the run in r has optimizer.lr=0.05, given is 0.5" in found.err
 
 
 def test_what_cannot_be_given_with_it(cli: Cli) -> None:
     for words in (["--overwrite"], ["--dry-run"]):
-        assert "--go-on needs the directory of the run" in go_on(cli, *words).err
-    assert cli("run", "--go-on", *SMALL).code == 2
-    assert "--go-on cannot be given with it" in cli("run", "--resume", "r", "--go-on").err
+        assert "--auto-resume needs the directory of the run" in auto_resume(cli, *words).err
+    assert cli("run", "--auto-resume", *SMALL).code == 2
+    assert "--auto-resume cannot be given with it" in cli("run", "--resume", "r", "--auto-resume").err
 
 
 def test_files_that_no_run_writes_stay(cli: Cli) -> None:
     Path("r").mkdir()
     Path("r/mine.txt").write_text("mine")
-    found = go_on(cli)
+    found = auto_resume(cli)
     assert found.code == 6 and "holds mine.txt, which no run writes" in found.err
 
 
 @pytest.mark.slow
 def test_after_a_kill_the_same_command_goes_on(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "adaptive", "run", "--go-on", "--out", "r", "--steps", "200", *SMALL]
+    words = [sys.executable, "-m", "adaptive", "run", "--auto-resume", "--out", "r", "--steps", "200", *SMALL]
     words += ["--set", "log_every=1"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("ADAPTIVE_")}
     with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
