@@ -5,8 +5,7 @@
     python -m benchmarks.run_all --json results.json   # {"ratios": {...}, "figures": {...}, "absent": {name: reason}}
     python -m benchmarks.run_all --only step plan --dlrm ~/src/dlrm
 
-`benchmarks/install_peers.sh` makes an environment in which all peers are installed. `bench_ranks` is run by itself;
-`gpu.run_all` runs what needs a GPU.
+`benchmarks/install_peers.sh` makes an environment with all peers; `gpu.run_all` runs what needs a GPU.
 """
 
 import argparse

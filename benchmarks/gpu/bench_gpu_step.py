@@ -94,7 +94,7 @@ def run(settings: Settings) -> Report:
     effort = Effort(settings.rounds, settings.steps, settings.turn_seconds, settings.check_samples)
     with kept_when_ended(report):
         for workload, wanted in plan(settings).items():
-            comparison = Comparison(accelerator, workload, "whole", effort, report)
+            comparison = Comparison(accelerator, workload, effort, report)
             dense = DensePart(accelerator, workload)
             timings = []
             for timing in comparison.run(wanted, seconds=until - time.monotonic()):

@@ -10,10 +10,9 @@ Where the reference and a variant do not fit in memory together, they are timed 
 import gc
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,20 +20,18 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from benchmarks import harness
-from benchmarks.gpu.accelerator import Accelerator, Work
-from benchmarks.gpu.parts import EmbeddingPart, Part, TrainerStep, WholeStep
+from benchmarks.gpu.accelerator import Accelerator
+from benchmarks.gpu.parts import TrainerStep, WholeStep
 from benchmarks.gpu.timing import Measured, Point, Timing
 from benchmarks.gpu.turns import Line, batches_needed
 from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers, fits, open_variant
 from benchmarks.gpu.workloads import Workload, covering_batches
-from benchmarks.harness import NotEqual, Report, check_equal
+from benchmarks.harness import Report, check_equal
 from benchmarks.streams import one_each
 from benchmarks.variants import Embeddings, NotAvailable
 
-PartName = Literal["embedding", "whole"]
-PARTS: dict[PartName, Callable[[Workload, Accelerator], Part]] = {"embedding": EmbeddingPart, "whole": WholeStep}
 CHECK_STEPS = 3
-TOLERANCE: dict[PartName, float] = {"embedding": 2e-3, "whole": 2e-2}  # of the change; others round in another order
+TOLERANCE = 2e-2  # of the change; others round in another order, the dense part included
 FILLING_LOOKUPS = 1 << 20  # of a batch that fills the device tier
 CHECK_SEED, TIMED_SEED = 1_000, 1_000_000
 REFERENCE_DEPTH = 4
@@ -54,17 +51,14 @@ class Effort:
 class Comparison:
     """All variants of a workload against the reference; what could not be measured is told to `report`."""
 
-    def __init__(
-        self, accelerator: Accelerator, workload: Workload, part: PartName, effort: Effort, report: Report
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, workload: Workload, effort: Effort, report: Report) -> None:
         self.accelerator, self.workload, self.effort, self.report = accelerator, workload, effort, report
-        self._part_name: PartName = part
         self._expected: NDArray[np.float32] | None = None
         self._batches: dict[Point, list[Batch]] = {}
 
     def run(self, wanted: Mapping[Spec, Sequence[Point]], *, seconds: float) -> Iterator[Timing]:
         """Every point of every variant, until the time is over. A variant that fails does not stop the others."""
-        name = f"{self._part_name}, {self.workload.title}"
+        name = self.workload.title
         try:
             if seconds <= 0:
                 raise NotAvailable("the time was over")
@@ -101,7 +95,7 @@ class Comparison:
         alone: Mapping[Point, Measured],
         until: float,
     ) -> Iterator[Timing]:
-        name = f"{self._part_name}, {self.workload.title}: {spec.title}"
+        name = f"{self.workload.title}: {spec.title}"
         timings = self._points(spec, points, reference, alone)
         try:
             for number in range(len(points)):
@@ -127,16 +121,15 @@ class Comparison:
         if spec == DEVICE:
             for point in points:
                 it = alone[point] if reference is None else self._measure({"it": reference}, point)["it"]
-                yield Timing(spec, point, it, it, True, self._profile(spec, reference, point))
+                yield Timing(spec, point, it, it, True)
             return
         with self._open(spec) as variant:
             for point in points:
-                work = self._profile(spec, variant, point)
                 if reference is None:
-                    yield Timing(spec, point, self._measure({"it": variant}, point)["it"], alone[point], False, work)
+                    yield Timing(spec, point, self._measure({"it": variant}, point)["it"], alone[point], False)
                 else:
                     both = self._measure({"it": variant, "reference": reference}, point)
-                    yield Timing(spec, point, both["it"], both["reference"], True, work)
+                    yield Timing(spec, point, both["it"], both["reference"], True)
 
     # --- one variant ---------------------------------------------------------------------------------------------
 
@@ -167,21 +160,15 @@ class Comparison:
         if self._expected is None:
             self._expected = found
         what, before = f"{self.workload.title}: {spec.title}", np.full_like(found, STORED)
-        check_equal(what, found, self._expected, before=before, tolerance=TOLERANCE[self._part_name])
+        check_equal(what, found, self._expected, before=before, tolerance=TOLERANCE)
         if spec.is_ours and not np.array_equal(found, self._expected):
-            self._not_bit_for_bit(what)
-
-    def _not_bit_for_bit(self, what: str) -> None:
-        if self._part_name == "embedding":
-            raise NotEqual(f"{what}: rows differ from those that are all on the device; they must agree bit for bit")
-        self.report.notes.append(
-            f"{what}: rows agree with all on the device, but NOT bit for bit, dense part included."
-        )
+            self.report.notes.append(
+                f"{what}: rows agree with all on the device, but NOT bit for bit, dense part included."
+            )
 
     def _line(self, embeddings: Embeddings, batches: Sequence[Batch], *, depth: int) -> Line:
-        part: Part = PARTS[self._part_name](self.workload, self.accelerator)
-        if isinstance(embeddings, Tiers) and embeddings.by_trainer:
-            part = TrainerStep(self.workload, self.accelerator)
+        by_trainer = isinstance(embeddings, Tiers) and embeddings.by_trainer
+        part = (TrainerStep if by_trainer else WholeStep)(self.workload, self.accelerator)
         return Line(self.accelerator, embeddings, part, batches, depth=depth, steps=self.effort.steps)
 
     def _measure(self, variants: Mapping[str, Embeddings], point: Point) -> dict[str, Measured]:
@@ -205,21 +192,6 @@ class Comparison:
             name: Measured(times[name], line.phases, ours[name].statistics() if name in ours else None)
             for name, line in lines.items()
         }
-
-    def _profile(self, spec: Spec, embeddings: Embeddings | None, point: Point, steps: int = 4) -> Work | None:
-        """Of one step of the embeddings alone, all rows on the device, on average."""
-        if self._part_name != "embedding" or spec.kind != DEVICE.kind or embeddings is None:
-            return None
-        line = self._line(embeddings, self._timed_batches(point), depth=point.depth)
-        try:
-            line.train(2)
-            seen = self.accelerator.profile(lambda: line.train(steps))
-        finally:
-            line.stop()
-        if self.accelerator.is_gpu and not seen.kernels:
-            self.report.absent["gpu_kernels_over_floor"] = "torch's profiler sees no kernels on this machine"
-            return None
-        return Work(seen.kernels // steps, seen.device_ms / steps, seen.host_waits, seen.link_ms / steps)
 
     def _timed_batches(self, point: Point) -> list[Batch]:
         """Equal for all variants, and others at every point: a tier must not have seen them before."""

@@ -1,11 +1,9 @@
 """Everything about the GPU: builds, checks, times. Where there is no CUDA device it says so and exits with code 1.
 
-    python -m benchmarks.gpu.run_all                             # half an hour
+    python -m benchmarks.gpu.run_all                             # a quarter of an hour
     python -m benchmarks.gpu.run_all --smoke                     # two minutes: does everything run, is it right?
     python -m benchmarks.gpu.run_all --only probe suite --reports out  # in parts of ten minutes, the telling ones first
-    python -m benchmarks.gpu.run_all --only floors embedding --reports out
-    python -m benchmarks.gpu.run_all --only step --reports out           # a stage alone takes less than ten minutes
-    python -m benchmarks.gpu.run_all --only large --reports out --json results.json
+    python -m benchmarks.gpu.run_all --only step --reports out --json results.json
     python -m benchmarks.gpu.run_all --write --reports out       # anywhere: the tables of these reports into the page
     python -m benchmarks.gpu.run_all --smoke --device cpu-torch  # a rehearsal on the CPU; no GPU numbers
 
@@ -31,11 +29,11 @@ from benchmarks.gpu import ending, memory
 from benchmarks.gpu.bars import BARS, REQUIRED
 from benchmarks.harness import Report
 
-STAGES = ("probe", "suite", "floors", "embedding", "step", "large")
+STAGES = ("probe", "suite", "step")
 SECONDS: dict[str, dict[str, float]] = {  # allowed to each stage; those that measure in turns end by themselves
-    "full": {"probe": 240, "suite": 240, "floors": 60, "embedding": 270, "step": 420, "large": 420},
-    "quick": {"probe": 90, "suite": 120, "floors": 40, "embedding": 120, "step": 180, "large": 180},
-    "smoke": {"probe": 100, "suite": 200, "floors": 20, "embedding": 25, "step": 30, "large": 15},
+    "full": {"probe": 240, "suite": 240, "step": 420},
+    "quick": {"probe": 90, "suite": 120, "step": 180},
+    "smoke": {"probe": 100, "suite": 200, "step": 30},
 }
 MOST_SECONDS = 600  # of a stage, asked to end and killed included: machines are lent by the ten minutes
 START_SECONDS = 30  # imports, and kernels to compile, of a stage that ends by itself
@@ -43,12 +41,8 @@ MARGIN = 1.25  # what was begun in time is measured to its end
 TINY = {  # sizes of a rehearsal
     "probe": ("rows=2000", "ids=2000", "dims=8", "batches=32", "heavy=16", "pinned_rows=500", "moved_rows=64",
               "programs=64", "product=16", "copy_megabytes=1", "rounds=1"),
-    "floors": ("megabytes=1", "table_megabytes=1", "rows=64", "launches=5", "rounds=1"),
-    "embedding": ("gigabytes=0.0008", "dims=8", "batch=32", "check_samples=16", "rounds=1", "steps=1",
-                  "copy_megabytes=1", "moved_rows=64", "tier=50KB"),
     "step": ("gigabytes=0.0008", "dim=8", "batch=32", "check_samples=16", "rounds=1", "steps=1", "copy_megabytes=1"),
 }  # fmt: skip
-TINY["large"] = TINY["step"]
 PACKAGES = ("torch", "numba", "numpy", "scipy", "pydantic", "pytest", "hypothesis")
 BEGIN, END = "<!-- results: written by python -m benchmarks.gpu.run_all -->", "<!-- end of results -->"
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
@@ -98,9 +92,7 @@ def run_stage(stage: str, size: str, tier: str, seconds: float) -> Report:
         from benchmarks.gpu.suite import run_suite
 
         return run_suite(tier, size, seconds)
-    changes = [f"device={tier}", *(TINY[stage] if tier != "cuda" else ())]
-    if stage != "floors":
-        changes.append(f"seconds={seconds:.0f}")
+    changes = [f"device={tier}", *(TINY[stage] if tier != "cuda" else ()), f"seconds={seconds:.0f}"]
     arguments = [f"--{size}"] if size != "full" else []
     module = f"benchmarks.gpu.bench_gpu_{stage}"
     return ending.run_module(module, *arguments, "--set", *changes, limit=limit_of(seconds))

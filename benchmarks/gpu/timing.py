@@ -5,7 +5,6 @@ from statistics import median
 
 from adaptive.counters import Counter
 from adaptive.embeddings.engine.statistics import Statistics
-from benchmarks.gpu.accelerator import Work
 from benchmarks.gpu.floors import Traffic, traffic
 from benchmarks.gpu.variants import Spec
 from benchmarks.gpu.workloads import NUM_TABLES, Workload
@@ -67,7 +66,6 @@ class Timing:
     it: Measured
     reference: Measured
     side_by_side: bool
-    work: Work | None = None  # of the device in a step, seen by the profiler
 
     @property
     def speed(self) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from adaptive.batch import Batch
 from benchmarks.gpu.accelerator import Accelerator
-from benchmarks.gpu.parts import Part
+from benchmarks.gpu.parts import WholeStep
 from benchmarks.gpu.variants import Tiers
 from benchmarks.variants import Embeddings
 
@@ -26,7 +26,7 @@ class Line:
         self,
         accelerator: Accelerator,
         embeddings: Embeddings,
-        part: Part,
+        part: WholeStep,
         batches: Sequence[Batch],
         *,
         depth: int,

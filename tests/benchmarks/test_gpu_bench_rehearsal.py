@@ -1,7 +1,6 @@
 """What a GPU will run first, run on the CPU: the tests in `tests/gpu`, the copying kernel, the one command."""
 
 import json
-import os
 import subprocess
 import sys
 from importlib import import_module
@@ -86,20 +85,6 @@ def test_delays_reach_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Event.record is before
 
 
-def test_rows_are_copied_by_the_kernel() -> None:
-    """Under Triton's interpreter, which has to be chosen before the kernel is defined: in a process of its own."""
-    pytest.importorskip("triton")
-    code = (
-        "import torch; from benchmarks.gpu.pinned_copy import copy_rows\n"
-        "source, target = torch.randn(9, 5), torch.zeros(7, 5)\n"
-        "copy_rows(source, torch.tensor([8, 0, 3]), target, torch.tensor([1, 6, 0]))\n"
-        "expected = torch.zeros(7, 5); expected[[1, 6, 0]] = source[[8, 0, 3]]\n"
-        "assert torch.equal(target, expected)\n"
-    )
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, check=True, timeout=120)
-
-
 @pytest.mark.slow  # all of tests/gpu, in a process of its own
 def test_the_whole_suite_on_the_cpu() -> None:
     report = run_suite("cpu-torch", "smoke", 600)
@@ -110,9 +95,8 @@ def test_the_whole_suite_on_the_cpu() -> None:
 @pytest.mark.slow  # a process for each stage
 def test_the_one_command_on_the_cpu(tmp_path: Path) -> None:
     found = tmp_path / "results.json"
-    stages = ("probe", "floors", "embedding", "step", "large")
     command = [sys.executable, "-m", "benchmarks.gpu.run_all", "--smoke", "--device", "cpu-torch", "--json", str(found)]
-    subprocess.run([*command, "--only", *stages], cwd=ROOT, check=True, timeout=900)
+    subprocess.run([*command, "--only", "probe", "step"], cwd=ROOT, check=True, timeout=900)
     result = json.loads(found.read_text())
     assert not [name for name in result["absent"] if name.startswith("bench_")]
-    assert result["ratios"]["gpu_link_over_floor"] > 0
+    assert result["ratios"]["gpu_staged_vs_hybrid_0.0008gb"] > 0
