@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from adaptive.studies.own_loop.guarding import Guard
     from adaptive.studies.own_loop.recording import Recording
     from adaptive.studies.own_loop.simulating import simulate_policies
+    from adaptive.studies.policy_checks import check_policy, check_rule
     from adaptive.training.evaluation import Evaluation, evaluate
     from adaptive.training.runs.loading import LoadedRun, load_run
 
@@ -72,6 +73,8 @@ _HOMES = {
     "TieredEmbeddingBag": "embeddings.tiered_embedding_bag",
     "TorchRanks": "embeddings.ranks.torch_transport",
     "TrainConfig": "config",
+    "check_policy": "studies.policy_checks",
+    "check_rule": "studies.policy_checks",
     "compare_policies": "studies.own_loop.comparing",
     "concatenate": "batch.joining",
     "evaluate": "training.evaluation",
@@ -121,6 +124,8 @@ __all__ = [
     "TieredEmbeddingBag",
     "TorchRanks",
     "TrainConfig",
+    "check_policy",
+    "check_rule",
     "compare_policies",
     "concatenate",
     "evaluate",

@@ -91,7 +91,7 @@ class {class_name}(SkipRule):
 TEST = '''\
 """`{name}` satisfies the contract of every {kind}."""
 
-from adaptive.contract import {check}
+from adaptive import {check}
 from {module} import {class_name}
 
 

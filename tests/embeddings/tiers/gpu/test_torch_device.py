@@ -378,7 +378,7 @@ import sys
 sys.path[:0] = {paths!r}
 import numpy as np
 from adaptive.kernels.rows import choose
-from adaptive.tiers.gpu import build
+from adaptive.embeddings.tiers.gpu import build
 from simulated_training import Case, Run, SkipsOnHost, Skips, same
 build.row_kernels = lambda device: choose.triton_rows()
 for case in (Case(SkipsOnHost, 1, "staged", "30%"), Case(SkipsOnHost, 2, "direct", "60%")):
