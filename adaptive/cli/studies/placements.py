@@ -103,13 +103,13 @@ def placements(
         (one,) = load_contenders(policy, [*(sets or []), *point], flags, config, flag="--placements", more=more)
         return one.label, one.config
 
+    from adaptive.studies.charts import need_matplotlib
     from adaptive.studies.machines.spec import HERE, load_machine
     from adaptive.studies.placements.locality import locality_of
     from adaptive.studies.placements.placements import check_asked, compare_placements, measure_placements, points_of
     from adaptive.studies.placements.report import draw_placements, placements_document
     from adaptive.studies.placements.shape import load_shape, parse_sweep
     from adaptive.studies.profile.step import StepLength
-    from adaptive.studies.simulate.report import need_matplotlib
     from adaptive.system import StopRequest, stop_request
 
     pictures = png or out

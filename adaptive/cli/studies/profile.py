@@ -115,6 +115,7 @@ def profile(
     folders = [folder for folder in (out, csv or out, png or out) if folder is not None]
     from adaptive.config import parse_sample
     from adaptive.errors import ConfigError
+    from adaptive.studies.charts import need_matplotlib
     from adaptive.studies.machines.spec import write_machine
     from adaptive.studies.profile.data import DataQuestion
     from adaptive.studies.profile.movement import MovementLength
@@ -124,7 +125,6 @@ def profile(
     from adaptive.studies.profile.report import profile_document
     from adaptive.studies.profile.step import StepLength
     from adaptive.studies.simulate.machine import parse_rate
-    from adaptive.studies.simulate.report import need_matplotlib
     from adaptive.system import stop_request
     from adaptive.training.build import open_data
 
@@ -179,9 +179,9 @@ def _keep(
 ) -> None:
     """Write the record, tables and pictures. Pictures that nobody asked for by --png need no matplotlib."""
     from adaptive.errors import ConfigError
+    from adaptive.studies.charts import need_matplotlib
     from adaptive.studies.profile.pictures import draw_profile
     from adaptive.studies.profile.report import profile_document
-    from adaptive.studies.simulate.report import need_matplotlib
 
     if out is not None:
         write_text(out / "profile.json", json.dumps(result, indent=1) + "\n")

@@ -54,11 +54,11 @@ def reproduce(
     otherwise.
     """
     from adaptive.errors import ConfigError, OutputError
+    from adaptive.studies.charts import need_matplotlib
     from adaptive.studies.report.writing import write_report
     from adaptive.studies.reproduce.recipe import load_recipe, recipe_names
     from adaptive.studies.reproduce.reproduce import SEEDED, command_lines
     from adaptive.studies.reproduce.reproduce import reproduce as run_recipe
-    from adaptive.studies.simulate.report import need_matplotlib
 
     if listing:
         found = [load_recipe(name) for name in recipe_names()]

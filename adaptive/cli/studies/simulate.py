@@ -158,7 +158,8 @@ def simulate(
     with own_stdout():
         rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
     check_folders(png, markdown)
-    from adaptive.studies.simulate.report import draw, need_matplotlib, simulation_document, stop_lines
+    from adaptive.studies.charts import need_matplotlib
+    from adaptive.studies.simulate.report import draw, simulation_document, stop_lines
     from adaptive.studies.simulate.simulation import simulate as run_simulation
     from adaptive.system import StopRequest
     from adaptive.training.telemetry.countdown import Countdown

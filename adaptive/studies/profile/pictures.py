@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from adaptive.studies.charts import write_figure
 from adaptive.studies.profile.movement import BANDS, QUANTILES
 from adaptive.studies.profile.report import STAGES
 from adaptive.studies.profile.step import BESIDE, TRAINING
-from adaptive.studies.simulate.report import write_figure
 
 Found = Mapping[str, Any]
 DPI: Final = 110

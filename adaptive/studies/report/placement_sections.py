@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from adaptive.studies.charts import drawn_figure
 from adaptive.studies.placements.report import DRAW, LEGEND, STOPPED, lines_table, measured_table
 from adaptive.studies.report.blocks import Block, Folded, Gallery, Section
-from adaptive.studies.report.charts import drawn_figure
 from adaptive.studies.report.load import Loaded
 from adaptive.studies.report.page import visible
 from adaptive.training.telemetry.document import Note, Table

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from adaptive.errors import InputError
 from adaptive.storage.untrusted import parse_json, read_plain
+from adaptive.studies.charts import Line, bars, curves
 from adaptive.studies.report.blocks import Block, Folded, Gallery, Legend, Picture, Section
-from adaptive.studies.report.charts import Line, bars, curves
 from adaptive.studies.report.comparison_sections import comparison_sections, is_comparison
 from adaptive.studies.report.load import Loaded
 from adaptive.studies.report.placement_sections import is_placements, placement_sections

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from adaptive.studies.charts import Line, bars, curves
 from adaptive.studies.report.blocks import Block, Columns, Folded, Gallery, Lead, Picture, Section
-from adaptive.studies.report.charts import Line, bars, curves
 from adaptive.studies.report.load import Loaded
 from adaptive.studies.report.runs import RunView, chart, run_legend, views
 from adaptive.studies.report.runs_recorded import bad_lines, guard, origin, reported, settings

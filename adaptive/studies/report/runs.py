@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
+from adaptive.studies.charts import Line, curves
 from adaptive.studies.report.blocks import Legend, Picture
-from adaptive.studies.report.charts import Line, curves
 from adaptive.studies.report.load import Loaded
 from adaptive.training.telemetry.record import (
     EvalRecord,

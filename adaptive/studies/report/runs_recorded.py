@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from adaptive.studies.charts import intervals
 from adaptive.studies.report.blocks import Block, Folded, Gallery, Section
-from adaptive.studies.report.charts import intervals
 from adaptive.studies.report.runs import RunView, chart, run_legend
 from adaptive.training.telemetry.document import Note, Table
 from adaptive.training.telemetry.formatting import count_text, guard_text, number_text, percent_text

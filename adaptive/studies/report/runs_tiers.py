@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from adaptive.embeddings.ranks.traffic import KINDS
+from adaptive.studies.charts import areas
 from adaptive.studies.report.blocks import Block, Folded, Gallery, Legend, Picture, Section
-from adaptive.studies.report.charts import areas
 from adaptive.studies.report.runs import RunView, Stretch, chart, per_step, run_legend
 from adaptive.studies.report.style import COLOURS
 from adaptive.training.telemetry.document import Note, Table

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from adaptive.studies.charts import Line, curves
 from adaptive.studies.report.blocks import Block, Gallery, Legend, Section, sections_of
-from adaptive.studies.report.charts import Line, curves
 from adaptive.studies.report.load import Loaded
 from adaptive.studies.report.style import COLOURS
 from adaptive.studies.simulate.report import simulation_document

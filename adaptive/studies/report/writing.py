@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from adaptive.errors import InputError, OutputError
 from adaptive.storage.durable import write_atomic
-from adaptive.studies.report.charts import DRAWS
+from adaptive.studies.charts import DRAWS, need_matplotlib
 from adaptive.studies.report.kinds import KINDS, Kind
 from adaptive.studies.report.load import Loaded, load_all
 from adaptive.studies.report.page import page_html
-from adaptive.studies.simulate.report import need_matplotlib
 
 _DAMAGE: Final = (KeyError, TypeError, AttributeError, IndexError)  # of a record that is JSON, but not whole
 

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.storage.durable import write_atomic
+from adaptive.studies.charts import write_figure
 from adaptive.studies.compare.report import comparison_document
 from adaptive.studies.placements.report import placements_document
 from adaptive.studies.profile.pictures import DPI
 from adaptive.studies.profile.report import profile_document
 from adaptive.studies.reproduce.derived import DERIVED
 from adaptive.studies.reproduce.recipe import Claim, Command, Recipe, judge
-from adaptive.studies.simulate.report import simulation_document, write_figure
+from adaptive.studies.simulate.report import simulation_document
 from adaptive.training.telemetry.document import aligned
 from adaptive.training.telemetry.formatting import short_text
 

@@ -1,13 +1,10 @@
 """A simulation as a document, and its curves as a picture."""
 
-import importlib
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adaptive.errors import ConfigError, OutputError
-from adaptive.storage.durable import write_atomic
+from adaptive.studies.charts import write_figure
 from adaptive.training.telemetry.document import Document, Items, Note, Table
 from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
 
@@ -147,18 +144,6 @@ def _deferred(run: Mapping[str, Any]) -> str:
     return f"<= {share}" if run["skips_at_most"] and run["deferred_update_share"] is not None else share
 
 
-def need_matplotlib(who: str = "--png needs") -> None:
-    """Look before long work whether its pictures can be drawn. who: the beginning of the message.
-
-    Raises:
-        ConfigError: if matplotlib is not installed.
-    """
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ConfigError(f"{who} matplotlib, which is not installed: pip install 'adaptive-train[report]'") from error
-
-
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: row hit rates with Belady's bound, and modelled step times with overlap and without, over the
     device's share of the rows.
@@ -183,21 +168,6 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     write_figure(figure, path, dpi=120)
-
-
-def write_figure(figure: Any, path: Path, *, dpi: int) -> Path:
-    """Write a PNG whole.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=dpi)
-    try:
-        write_atomic(path, picture.getvalue())
-    except OSError as error:
-        raise OutputError(f"picture {path} could not be written: {error}") from error
-    return path
 
 
 def _by_policy(result: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from report_records import HOSTILE, Seen, browse, comparison, write_run
 
+from adaptive.studies.charts import drawn_figure
 from adaptive.studies.profile.pictures import PICTURES
 from adaptive.studies.report.blocks import Folded, Section
-from adaptive.studies.report.charts import drawn_figure
 from adaptive.studies.report.page import escaped, page_html, visible
 from adaptive.studies.report.profile_sections import _draw, _shown
 from adaptive.studies.report.writing import write_report

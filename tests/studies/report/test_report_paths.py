@@ -8,7 +8,8 @@ import pytest
 from report_records import Seen, comparison, write_run
 
 from adaptive.errors import AdaptiveError, CheckpointError, InputError, OutputError
-from adaptive.studies.report import charts, writing
+from adaptive.studies import charts
+from adaptive.studies.report import writing
 from adaptive.studies.report.blocks import Picture, Section, Svg
 from adaptive.studies.report.kinds import KINDS, Kind
 from adaptive.studies.report.writing import write_report

@@ -32,8 +32,9 @@ from adaptive.kernels.planning import belady
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy, RowStats, SkipRule
+from adaptive.studies.charts import need_matplotlib
 from adaptive.studies.simulate.machine import Machine, Traffic, parse_rate, step_ms
-from adaptive.studies.simulate.report import need_matplotlib, simulation_document
+from adaptive.studies.simulate.report import simulation_document
 from adaptive.studies.simulate.result import _recommended
 from adaptive.studies.simulate.simulation import simulate
 from adaptive.training.build import build_tables, prepare

@@ -4,18 +4,21 @@ Colours are placeholders until the end, when they become variables of the page's
 in dark. Texts stay texts; numbers are cut to what a screen shows.
 """
 
+import importlib
 import io
 import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
+from adaptive.errors import ConfigError, OutputError
+from adaptive.storage.durable import write_atomic
 from adaptive.studies.report.blocks import Picture, Svg
 from adaptive.studies.report.page import visible
 from adaptive.studies.report.style import COLOURS
-from adaptive.studies.simulate.report import need_matplotlib
 
 MOST_CHARACTERS: Final = 22  # of a name beside an axis
 MOST_MARKS: Final = 40  # points of a curve that are told apart
@@ -45,6 +48,33 @@ _TAG: Final = re.compile(r"<[^>]+>")
 _ID: Final = re.compile(r' id="[a-zA-Z.]+_\d+"')  # numbered by picture, so a page of several would have them twice
 _FONTS: Final = re.compile(r"font-family: [^;\"]*")
 _LONG: Final = re.compile(r"-?\d+\.\d{3,}")
+
+
+def need_matplotlib(who: str = "--png needs") -> None:
+    """Look before long work whether its pictures can be drawn. who: the beginning of the message.
+
+    Raises:
+        ConfigError: if matplotlib is not installed.
+    """
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise ConfigError(f"{who} matplotlib, which is not installed: pip install 'adaptive-train[report]'") from error
+
+
+def write_figure(figure: Any, path: Path, *, dpi: int) -> Path:
+    """Write a PNG whole.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=dpi)
+    try:
+        write_atomic(path, picture.getvalue())
+    except OSError as error:
+        raise OutputError(f"picture {path} could not be written: {error}") from error
+    return path
 
 
 @dataclass(frozen=True)
