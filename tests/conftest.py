@@ -29,6 +29,16 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+NIGHTLY = ("attack", "benchmarks")  # folders all of whose tests run every night
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in NIGHTLY:
+            item.add_marker(pytest.mark.nightly)
+
+
 @pytest.fixture
 def hangup_heard() -> Iterator[None]:
     """SIGHUP is not ignored, as it is where tests run under nohup."""

@@ -62,7 +62,7 @@ def test_own_policies_records_compares_and_simulates(
     assert (tmp_path / "run/metrics.jsonl").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

@@ -138,7 +138,7 @@ def test_placement_never_changes_the_numbers(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(num_batches=20))
 def test_placement_never_changes_the_numbers_in_many_more_cases(case: Case) -> None:

@@ -121,7 +121,7 @@ embeddings.close()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_installed_trains(installed: Path, tmp_path: Path) -> None:
     """One step by the command and one by the library. Slow, as kernels are compiled again: their cache goes by where
     they are installed."""

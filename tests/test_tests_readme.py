@@ -69,4 +69,4 @@ def test_no_two_test_files_share_a_name() -> None:
 
 def test_what_is_not_there_is_not_found() -> None:
     assert not found("nothing/", TESTS, ROOT) and not found("test_nothing.py", TESTS) and not found("no/*.py", TESTS)
-    assert paths_in("`a/`, `b.py`, `-m slow`, `ADAPTIVE_DATA` and `from a import b/c`") == ["a/", "b.py"]
+    assert paths_in("`a/`, `b.py`, `-m nightly`, `ADAPTIVE_DATA` and `from a import b/c`") == ["a/", "b.py"]

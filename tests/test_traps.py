@@ -233,7 +233,7 @@ def test_trap_11_what_arranges_inputs_keeps_its_state(depth: int) -> None:
 @pytest.mark.parametrize("policy", [LRU, Hybrid])
 @pytest.mark.parametrize(
     ("num_rows", "width"),
-    [(2**27 + 100, 20), pytest.param(2**31 + 100, 1, marks=pytest.mark.slow)],
+    [(2**27 + 100, 20), pytest.param(2**31 + 100, 1, marks=pytest.mark.nightly)],
     ids=["elements", "ids"],
 )
 def test_trap_12_tables_beyond_32_bits(tmp_path: Path, num_rows: int, width: int, policy: type[Policy]) -> None:

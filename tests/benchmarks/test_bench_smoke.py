@@ -225,7 +225,7 @@ def test_memory() -> None:
     assert 0.9 < report.ratios["peak_memory_ratio"] < 2
 
 
-@pytest.mark.slow  # compiles every kernel anew
+@pytest.mark.nightly  # compiles every kernel anew
 def test_startup() -> None:
     report = bench_startup.run(bench_startup.SETTINGS["smoke"])
     assert {"startup_cold_first_step_s", "startup_warm_first_step_s", "startup_help_s"} <= set(report.figures)

@@ -85,14 +85,14 @@ def test_delays_reach_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Event.record is before
 
 
-@pytest.mark.slow  # all of tests/gpu, in a process of its own
+@pytest.mark.nightly  # all of tests/gpu, in a process of its own
 def test_the_whole_suite_on_the_cpu() -> None:
     report = run_suite("cpu-torch", "smoke", 600)
     assert report.absent == {} and report.ratios["gpu_tests_failed"] == 0, report.notes
     assert report.figures["gpu_tests_passed"] > 60
 
 
-@pytest.mark.slow  # a process for each stage
+@pytest.mark.nightly  # a process for each stage
 def test_the_one_command_on_the_cpu(tmp_path: Path) -> None:
     found = tmp_path / "results.json"
     command = [sys.executable, "-m", "benchmarks.gpu.run_all", "--smoke", "--device", "cpu-torch", "--json", str(found)]

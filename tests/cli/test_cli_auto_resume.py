@@ -81,7 +81,7 @@ def test_files_that_no_run_writes_stay(cli: Cli) -> None:
     assert found.code == 6 and "holds mine.txt, which no run writes" in found.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_after_a_kill_the_same_command_goes_on(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "adaptive", "run", "--auto-resume", "--out", "r", "--steps", "200", *SMALL]
     words += ["--set", "log_every=1"]

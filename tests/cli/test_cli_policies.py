@@ -125,7 +125,7 @@ def test_new_refuses_names_that_are_taken(cli: Cli, name: str) -> None:
     assert not Path(name).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_new_packages_test_passes_as_written(cli: Cli) -> None:
     assert cli("policies", "new", "aged-counts").code == 0
     done = subprocess.run(

@@ -49,7 +49,7 @@ HOLDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(HOLDS))
 def test_a_quick_run_has_the_numbers_that_it_claims(cli: Cli, tmp_path: Path, name: str) -> None:
     result = cli("reproduce", name, "--quick", "--out", "found", "--json")

@@ -63,6 +63,8 @@ def test_test_installs_what_developers_need_and_runs_every_check(script: Script,
         "python -m pytest --numprocesses auto --maxprocesses 4 -x",
     ]
     assert script("scripts/run", ADAPTIVE_VENV="venv")[1] == ["adaptive-train run --policy slipstream"]
+    _, calls = script("scripts/test", "--all", "-x", ADAPTIVE_VENV="venv")
+    assert calls[-1] == "python -m pytest --numprocesses auto --maxprocesses 4 -m  -x"  # -m "": nightly tests, too
 
 
 def test_changed_pins_are_installed_again(script: Script, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from adaptive.serving import scoring
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
 def test_commands_take_a_third_of_what_the_table_takes(tmp_path: Path) -> None:
     environ = {**os.environ, "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}

@@ -87,7 +87,7 @@ TOY: dict[str, tuple[str, dict[str, Any]]] = {
 
 def some_slow(names: Iterable[str], fast: Collection[str]) -> list[Any]:
     """Tracing a model takes a second."""
-    return [pytest.param(name, marks=[] if name in fast else [pytest.mark.slow]) for name in names]
+    return [pytest.param(name, marks=[] if name in fast else [pytest.mark.nightly]) for name in names]
 
 
 @pytest.mark.parametrize("name", some_slow(TOY, ("multi-task", "own, widths")))

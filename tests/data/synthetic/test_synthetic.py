@@ -411,7 +411,7 @@ def auc_after_training(data: Synthetic, model: Logistic | SmallDLRM) -> float:
         return float(roc_auc_score(evaluation.labels, predict(evaluation).numpy()))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("setting", ["easy", "hard"])
 def test_a_dlrm_learns_what_a_logistic_model_cannot(setting: str) -> None:

@@ -100,7 +100,7 @@ def test_training_goes_on_bit_for_bit(**cut: Any) -> None:
     check_cut(**cut)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=300)
 @given(**CUTS)
 def test_training_goes_on_at_length(**cut: Any) -> None:

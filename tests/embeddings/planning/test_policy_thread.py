@@ -289,7 +289,7 @@ def test_a_negative_timeout_is_refused() -> None:
         TierConfig(policy_timeout_s=-1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("how", ["while True: pass", "import threading; threading.Event().wait()"])
 def test_the_command_line_ends_with_the_policys_exit_code(tmp_path: Path, how: str, depth: int) -> None:

@@ -26,9 +26,9 @@ from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer
 
 BATCHES = tuple(random_batches(TABLES, 10, samples=11))
 WATCHED_BATCHES = tuple(random_batches(TABLES, 30, samples=11, seed=3))
-SLOW = pytest.mark.slow
+NIGHTLY = pytest.mark.nightly
 WAYS = pytest.mark.parametrize(
-    "values_on", [pytest.param(None, marks=SLOW, id="host"), pytest.param("cpu", id="device")]
+    "values_on", [pytest.param(None, marks=NIGHTLY, id="host"), pytest.param("cpu", id="device")]
 )
 
 
@@ -39,7 +39,7 @@ def tier(transfer: Literal["direct", "staged"] = "staged", rows: str = "60%") ->
 
 @pytest.mark.parametrize(
     "optimizer",
-    [pytest.param(one, marks=() if isinstance(one, Adam) else SLOW) for one in OPTIMIZERS],
+    [pytest.param(one, marks=() if isinstance(one, Adam) else NIGHTLY) for one in OPTIMIZERS],
     ids=lambda one: type(one).__name__,
 )
 def test_one_to_four_ranks_give_the_bits_of_ordinary_memory(optimizer: RowOptimizer) -> None:
@@ -48,14 +48,14 @@ def test_one_to_four_ranks_give_the_bits_of_ordinary_memory(optimizer: RowOptimi
 
 
 @WAYS
-@pytest.mark.parametrize("transfer", ["direct", pytest.param("staged", marks=SLOW)])
+@pytest.mark.parametrize("transfer", ["direct", pytest.param("staged", marks=NIGHTLY)])
 def test_rows_that_stay_on_the_host_do_too(transfer: Any, values_on: str | None) -> None:
     case = Case(BATCHES, Adagrad(lr=0.1), LFUOnHost)
     assert_equal_on([3], 4, case, values_on=values_on, tier=tier(transfer, "30%"), depth=1)
 
 
 @WAYS
-@pytest.mark.parametrize("rule", ["defer", pytest.param("updates", marks=SLOW)])
+@pytest.mark.parametrize("rule", ["defer", pytest.param("updates", marks=NIGHTLY)])
 def test_kept_rows_and_gradients_that_are_left_out(rule: str, values_on: str | None) -> None:
     case = Case(WATCHED_BATCHES, Adagrad(lr=0.1), POLICIES[rule], skip=WATCHED)
     found = assert_equal_on([3], 3, case, values_on=values_on, tier=tier("direct"))[3]
@@ -63,7 +63,7 @@ def test_kept_rows_and_gradients_that_are_left_out(rule: str, values_on: str | N
     assert (of_all(found, "gradients_spared") > 0) == (rule == "updates")
 
 
-@SLOW
+@NIGHTLY
 @WAYS
 def test_values_that_cross_as_bf16(values_on: str | None) -> None:
     assert_equal_on([2], 4, Case(BATCHES, Adagrad(lr=0.1)), wire="bf16", values_on=values_on, tier=tier())

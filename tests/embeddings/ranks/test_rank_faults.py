@@ -127,7 +127,7 @@ def test_a_rank_that_stands_still_is_given_up_after_the_timeout(pool: RankPool, 
 
 @pytest.mark.parametrize(
     ("rank", "stage"),
-    [(1, "update"), *(pytest.param(n % 2, stage, marks=pytest.mark.slow) for n, stage in enumerate(STAGES))],
+    [(1, "update"), *(pytest.param(n % 2, stage, marks=pytest.mark.nightly) for n, stage in enumerate(STAGES))],
 )
 def test_a_killed_rank_ends_the_others_which_say_who_and_what_to_do(
     pool: RankPool, tmp_path: Path, rank: int, stage: str
@@ -160,7 +160,7 @@ def test_after_a_kill_the_same_command_goes_on_with_the_bits_of_a_run_that_lost_
     assert len(record["ranks"]) == 2 and [len(one["ranks"]) for one in record["resumed"]] == [1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_rank_killed_while_three_write_their_shards(pool: RankPool, tmp_path: Path, rank: int) -> None:
     """At the second save, in the middle of its files. What lies about is gone at the next start, on any number."""
@@ -177,7 +177,7 @@ def test_a_rank_killed_while_three_write_their_shards(pool: RankPool, tmp_path: 
     assert "resumed after step 2" in gone_on[0].err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = [
@@ -199,7 +199,7 @@ def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
     assert record["status"] == "finished" and len(record["resumed"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_after_fifty_kills_the_last_checkpoint_is_whole(pool: RankPool, tmp_path: Path) -> None:
     """While it saves every second step, at another moment each time."""
     for number in range(50):

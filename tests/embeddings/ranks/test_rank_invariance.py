@@ -97,7 +97,7 @@ def test_rows_saved_on_some_ranks_go_on_on_others() -> None:
     assert_same_rows(whole, arrays)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("policy", "options"),
     [(cls, options) for cls, options in POLICIES if not arranges(make_policy(cls, options))],

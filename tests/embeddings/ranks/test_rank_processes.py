@@ -41,7 +41,7 @@ def test_the_example_in_distributed_data_parallel_learns(pool: RankPool) -> None
     assert second.out == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_under_torchrun() -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -57,7 +57,7 @@ def assert_learns(out: str) -> None:
     assert "2 ranks, norm of the items' rows" in out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_rank_is_named_and_nobody_hangs(pool: RankPool) -> None:
     """SIGKILL between two batches of a loop of one's own: the other rank ends by itself, with what it last did and who
     is silent."""
@@ -66,13 +66,13 @@ def test_a_killed_rank_is_named_and_nobody_hangs(pool: RankPool) -> None:
     assert "rank 0 of 2" in left.err and "not heard any more: rank 1 of 2" in left.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rank_that_stands_still_is_named_after_the_timeout(pool: RankPool) -> None:
     left, _ = pool.run(2, [KILLED, "0"])
     assert left.code == 10 and "not heard any more: rank 1 of 2" in left.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise", "adam"])
 def test_up_to_four_processes_and_two_hundred_steps(pool: RankPool, tmp_path: Path, optimizer: str) -> None:
     found = [trained(pool, size, tmp_path / f"{size}.json", steps=200, optimizer=optimizer) for size in (1, 2, 3, 4)]

@@ -94,7 +94,7 @@ def test_a_guard_is_refused_once() -> None:
     assert found.returncode == 2 and found.stderr.count("several ranks cannot be guarded yet") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_give_the_numbers_of_one_and_resume_on_either(tmp_path: Path) -> None:
     """One rank trains 8 steps; two train 4, and one goes on; one trains 4, and two go on."""
     whole = run("run", *SMALL, "--steps", "8", "--ranks", "1", "--out", str(tmp_path / "whole"))
@@ -104,7 +104,7 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_on_either(tmp_path: Path) 
         assert quality(run("run", "--resume", out, "--ranks", then, "--steps", "8")) == quality(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = command("run", *SMALL, "--steps", "100000", "--ranks", "2", "--set", "log_every=2", "--out", str(out))
@@ -123,7 +123,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     assert run("run", "--resume", str(out), "--ranks", "1", "--steps", str(steps + 2))["steps"] == steps + 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_rank_ends_the_run_with_exit_code_10_and_the_checkpoint_is_whole(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = command("run", *SMALL, "--steps", "100000", "--ranks", "2", "--set", "save_every=3", "--out", str(out))

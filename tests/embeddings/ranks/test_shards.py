@@ -134,7 +134,7 @@ def test_rows_that_some_ranks_saved_others_load(
     check_loaded(tmp_path_factory.mktemp("run"), *sizes, optimizer=optimizer, skips=skips)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("first", [1, 2, 3, 4, 5])
@@ -166,7 +166,7 @@ def test_what_waits_is_saved_with_its_rows(tmp_path: Path) -> None:
         assert np.array_equal(found[prefix + "sums"], expected[prefix + "sums"])
 
 
-@pytest.mark.parametrize("skips", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("skips", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_run_on_four_two_three_and_one_ranks_equals_one_that_never_stopped(tmp_path: Path, skips: bool) -> None:
     """By way of the files, bit for bit; the one that never stopped saves at the same places."""
 

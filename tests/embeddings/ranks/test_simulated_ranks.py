@@ -21,6 +21,7 @@ from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.optim import Adagrad
 
 BATCHES = tuple(random_batches(TABLES, 16, samples=5, seed=4))
+NIGHTLY = pytest.mark.nightly
 
 
 def trained(ranks: Ranks, device: str, policy: Any) -> dict[str, Any]:
@@ -61,8 +62,11 @@ def simulated(seed: int) -> Iterator[None]:
     [
         pytest.param(LFUOnHost, 0, id="on host"),
         pytest.param(POLICIES["defer"], 0, id="kept"),
-        *(pytest.param(LFU, seed, id=f"staged-{seed}", marks=pytest.mark.slow) for seed in range(3)),
-        *(pytest.param(POLICIES["updates"], seed, id=f"left out-{seed}", marks=pytest.mark.slow) for seed in range(3)),
+        *(pytest.param(LFU, seed, id=f"staged-{seed}", marks=pytest.mark.nightly) for seed in range(3)),
+        *(
+            pytest.param(POLICIES["updates"], seed, id=f"left out-{seed}", marks=pytest.mark.nightly)
+            for seed in range(3)
+        ),
     ],
 )
 def test_bits_are_those_of_ordinary_memory(seed: int, policy: Any) -> None:

@@ -60,7 +60,7 @@ def test_no_operation_is_fused_flushed_or_approximate(tmp_path: Path) -> None:
     assert_loads_are_on_their_way(reports)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_interaction_compiles_and_spills_no_register(tmp_path: Path, capability: int) -> None:
     reports = examined(tmp_path, capability, "dense", 16, 64, 128, 200)
@@ -68,7 +68,7 @@ def test_the_interaction_compiles_and_spills_no_register(tmp_path: Path, capabil
     assert [report for report in reports if report["spilled"]] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("capability", "which"), [(80, "few"), (90, "all"), (100, "few")])
 def test_every_width_compiles_to_exact_operations_that_spill_hardly_a_register(
     tmp_path: Path, capability: int, which: str

@@ -102,7 +102,7 @@ def hot_of(segments: Any) -> torch.Tensor:
     return torch.from_numpy(hot_rows(segments))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("dim", [17, 64])
 def test_updates_and_sums(optimizer: RowOptimizer, dim: int, races: Races) -> None:
@@ -151,7 +151,7 @@ def test_a_race_is_seen(races: Races) -> None:
     races.bad.clear()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_order_of_programs_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update, "MAX_PROGRAMS", 3)
     slots, *batch = a_batch(64)

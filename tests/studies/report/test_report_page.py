@@ -121,7 +121,7 @@ def test_blocks_become_elements() -> None:
     assert ("a", "href", "#part-0") in seen.attributes and ("section", "id", "part-0") in seen.attributes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_browser_opens_the_page_without_complaint(tmp_path: Path) -> None:
     """Its console is empty, and no name was run as a script; that the console is heard shows a page that complains."""
     out = tmp_path / "page.html"

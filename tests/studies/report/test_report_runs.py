@@ -157,7 +157,7 @@ def test_colours_are_those_of_runs_in_every_section(tmp_path: Path) -> None:
     assert getattr(legend, "labels", None) == ["", "full (lfu)"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_long_runs_fit_two_megabytes(tmp_path: Path) -> None:
     names = [f"column_{number}" for number in range(26)]
     first = write_run(tmp_path / "runs/r0", intervals=600, tables=names, skips=True)

@@ -261,7 +261,7 @@ GUARD = {"budget": BUDGET, "warmup": 300, "steps": 300, "every": 1000}
 LONG: dict[str, Any] = {"num_train": 1_024_000, "num_eval": 200_000}  # 2,000 batches
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("drift_at", [None, 0.5])
 @pytest.mark.parametrize("setting", ["easy", "hard"])
 def test_long_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, drift_at: float | None) -> None:

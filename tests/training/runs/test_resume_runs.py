@@ -89,7 +89,7 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint(config: TrainConfig, at
     check_killed(config, at, again)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=400)
 @given(config=configs(tuple(POLICIES)), at=st.integers(2, 21), again=st.integers(2, 21))
 def test_killed_runs_at_length(config: TrainConfig, at: int, again: int) -> None:
@@ -126,7 +126,7 @@ def test_where_a_run_is_saved_or_stopped_changes_no_number(config: TrainConfig, 
     check_interrupted(config, stops)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=300)
 @given(config=configs(ALIKE), stops=STOPS)
 def test_interrupted_runs_at_length(config: TrainConfig, stops: list[tuple[How, int]]) -> None:

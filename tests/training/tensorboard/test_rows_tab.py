@@ -171,7 +171,7 @@ def served(found: RowsPlugin) -> Iterator[str]:
         server.server_close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """A lane for each table, names as text whatever they are, numbers where the pointer is; an empty console."""
     policy = f"{HOSTILE[0]} {HOSTILE[1]} {HOSTILE[3]}"
