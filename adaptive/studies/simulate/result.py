@@ -17,7 +17,7 @@ from adaptive.studies.simulate.stream import SharedTrace, least_device_rows
 SCHEMA: Final = 1
 AS_FAST: Final = 1.01  # a step that takes no longer than this many of those with all rows on the device
 _FOUND: Final = (
-    *("hit_rate", "row_hit_rate", "belady_row_hit_rate", "belady_hit_rate", "popular_input_share", "fetched_rows"),
+    *("hit_rate", "row_hit_rate", "belady_row_hit_rate", "popular_input_share", "fetched_rows"),
     *("written_back_rows", "bytes_h2d", "bytes_d2h", "skipped_update_share", "deferred_update_share", "skips_unknown"),
     "skips_at_most",
     "policy_numbers",
@@ -105,7 +105,6 @@ def _run_facts(
         "hit_rate": total[Counter.LOOKUP_HITS] / lookups if lookups else None,
         "row_hit_rate": total[Counter.ROW_HITS] / rows if rows else None,
         "belady_row_hit_rate": bound,
-        "belady_hit_rate": bound,  # of rows, too: the name of earlier versions
         "popular_input_share": run.popular / run.samples if run.samples else None,
         "fetched_rows": total[Counter.FETCHED],
         "written_back_rows": total[Counter.WRITTEN_BACK],

@@ -174,10 +174,8 @@ def lacks_vocabulary(run: LoadedRun, folder: Path) -> InputError:
 
 
 def _check_shape(run: LoadedRun, found: DataShape) -> None:
-    found = replace(
-        found, labels=run.shape.labels, widths=run.shape.widths
-    )  # without them samples can be scored all the same
-    if not (found.dense_names and run.shape.dense_names):  # a run from before they were recorded
+    found = replace(found, labels=run.shape.labels, widths=run.shape.widths)  # samples can be scored without them
+    if not (found.dense_names and run.shape.dense_names):  # not every format names its dense inputs
         found = replace(found, dense_names=run.shape.dense_names)
     if found != run.shape:
         needed, has = _shape_texts(run.shape, found)

@@ -14,14 +14,13 @@ from torch import nn
 from adaptive.batch import Batch
 from adaptive.config import TierConfig, TrainConfig
 from adaptive.data.dataset import DataShape
-from adaptive.data.tables import shape_of
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.plugins import refuse_unnamed
 from adaptive.storage.run_checkpoints import load_best
 from adaptive.storage.run_directory import RECORD, read_record
-from adaptive.training.build import Components, build, open_data
+from adaptive.training.build import Components, build
 from adaptive.training.evaluation import predict
 from adaptive.training.runs.distributed import readers_of, versions
 from adaptive.training.runs.record import at_home, config_of, recorded_shape
@@ -136,7 +135,7 @@ def _load(
     way = f"--set model={shlex.quote(config.model)}, from Python load_run(RUN, model=...)"
     refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=way)
     where, checkpoint = load_best(path, readers_of(ranks))
-    shape = recorded_shape(record, path) or shape_of(open_data(config))
+    shape = recorded_shape(record, path)
     if ranks is not None:
         settings, steps = config.model_dump(mode="json", exclude={"out"}), checkpoint.meta["steps"]
         ranks.require_equal({"settings": settings, "checkpoint": where.name, "steps": steps, "versions": versions()})

@@ -26,16 +26,14 @@ def where_and_what(dataset: Dataset) -> dict[str, Any]:
 MOST_DENSE = 1 << 24  # inputs of a sample: far more than anyone has, and a layer of them still fits in memory
 
 
-def recorded_shape(record: Mapping[str, Any], path: Path) -> DataShape | None:
-    """The shape of the data of the run in directory `path`; None: it is from before shapes were recorded.
+def recorded_shape(record: Mapping[str, Any], path: Path) -> DataShape:
+    """The shape of the data of the run in directory `path`.
 
     Raises:
-        CheckpointError: if there is something else in its place.
+        CheckpointError: if it is missing, or there is something else in its place.
     """
-    if SHAPE not in record:
-        return None
     try:
-        shape = TypeAdapter(DataShape).validate_python(record[SHAPE])
+        shape = TypeAdapter(DataShape).validate_python(record.get(SHAPE))
     except ValidationError as error:
         raise CheckpointError(f"{path / 'run.json'}: {SHAPE}: {error.errors()[0]['msg']}") from error
     sizes = len(shape.features), shape.num_dense
@@ -50,8 +48,7 @@ def recorded_shape(record: Mapping[str, Any], path: Path) -> DataShape | None:
 
 
 def at_home(config: TrainConfig, record: Mapping[str, Any]) -> TrainConfig:
-    """The settings with their paths as they were meant: relative ones from the folder in which the run was made. Runs
-    from before that was recorded mean the current folder."""
+    """The settings with their paths as they were meant: relative ones from the folder in which the run was made."""
     home = Path(str(record.get(FOLDER, "")))
 
     def path_of(text: object) -> Path:
@@ -92,20 +89,9 @@ def config_of(record: Mapping[str, Any], path: Path) -> TrainConfig:
             f"settings and no weights. See it with adaptive-train report {shlex.quote(str(path))}"
         )
     try:
-        return TrainConfig.model_validate(_as_meant(record.get("config")))
+        return TrainConfig.model_validate(record.get("config"))
     except ValidationError as error:
         raise CheckpointError(f"{path / 'run.json'}: config: {error.errors()[0]['msg']}") from error
-
-
-def _as_meant(config: object) -> object:
-    """Settings that an earlier version stored, with the defaults that it had for `slipstream`: deferral by visits."""
-    if not isinstance(config, dict) or config.get("policy") != "slipstream":
-        return config
-    skip, optimizer, options = (config.get(name) or {} for name in ("skip", "optimizer", "policy_options"))
-    if not skip or "min_visits" in skip or options.get("skip", "defer") != "defer":
-        return config
-    most = 4 if optimizer.get("name") == "sgd" else 8
-    return {**config, "policy_options": {"by": "visits", "every": 32, "at_most": most, **options}}
 
 
 def check_same_data(path: Path, record: Mapping[str, Any], dataset: Dataset) -> None:

@@ -56,7 +56,7 @@ def resume_run(
         ranks: that go on with it together, as many as one likes; all of them see the directory, rank 0 writes it.
 
     Raises:
-        CheckpointError: if there is no run, or no checkpoint of it, or one that is damaged or of weights only.
+        CheckpointError: if there is no run, or no checkpoint of it, or one that is damaged.
         ConfigError: if there is nothing left to train, or the run is guarded, or its code is not named.
         InputError: if the data are not those of the run.
         OutputError: if another process holds the directory, or it cannot be written.
@@ -89,7 +89,7 @@ def resume_run(
                 dropped = _drop_records(directory, config, checkpoint, reached, record) if is_first else 0
                 if ranks is not None:
                     ranks.gather_facts("records dropped")  # the others read them behind this
-                left = ResumePoint(where, checkpoint, reached, dropped, damaged, path / directory.metrics.name)
+                left = ResumePoint(where, checkpoint, reached, dropped, damaged)
                 run = Run(config, directory, dataset, components, stream, left)
                 directory.record = record
                 places = None if ranks is None else ranks.places

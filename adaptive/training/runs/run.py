@@ -30,7 +30,7 @@ from adaptive.training.runs.next_commands import how_to_resume, model_hint, next
 from adaptive.training.runs.state import SavedProgress, content, is_guarded, restore_recorder
 from adaptive.training.runs.target import is_reached, target_summary
 from adaptive.training.telemetry.formatting import policy_text
-from adaptive.training.telemetry.jsonl import MetricsFile, read_metrics
+from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.loggers import make_loggers
 from adaptive.training.telemetry.progress import Progress
 from adaptive.training.telemetry.record import EvalRecord, ResumeRecord, RunRecord
@@ -49,7 +49,6 @@ class ResumePoint:
     reached: SavedProgress
     dropped: int  # records of batches that are trained again
     damaged: Mapping[Path, str]  # newer checkpoints that could not be read, and why
-    metrics: Path  # the records
 
 
 class Run:
@@ -78,8 +77,6 @@ class Run:
         if left:
             again = left.reached.place.is_evaluated_next(config.steps)
             restore_recorder(self.recorder, left.reached, left.checkpoint, left.where, again=again)
-            if left.reached.evaluations is None:  # saved by an earlier version
-                self.recorder.evaluations = _evaluations(left.metrics)
         self._stream = stream
         self.recorder.sinks = self._sinks(stream)
         self.trainer = Trainer(
@@ -301,11 +298,6 @@ def group_feature(name: str | None, features: Sequence[str], setting: str = "eva
     if name is not None and name not in features:
         raise ConfigError(f"{setting}{name}: the data have no such feature; there are: {', '.join(features)}")
     return None if name is None else features.index(name)
-
-
-def _evaluations(metrics: Path) -> list[EvalRecord]:
-    records = read_metrics(metrics) if metrics.exists() else []
-    return [record for record in records if isinstance(record, EvalRecord)]
 
 
 def _point(record: EvalRecord) -> dict[str, Any]:

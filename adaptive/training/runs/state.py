@@ -21,7 +21,6 @@ from adaptive.embeddings.ranks.owners import FORMULA
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.policy import drops_inputs
 from adaptive.storage.checkpoint import Checkpoint
-from adaptive.storage.run_directory import RECORD
 from adaptive.training.build import Components, ComponentsOutline
 from adaptive.training.guard.guard import Guard
 from adaptive.training.runs.loop import DataPosition, Loop
@@ -137,9 +136,9 @@ class SavedProgress(BaseModel):
     place: DataPosition
     recorder: RecorderState
     file_bytes: dict[str, int]
-    device_rows: int | None = Field(default=None, ge=0)  # None, here and below: saved by an earlier version
-    evaluations: list[dict[str, Any]] | None = None
-    metrics: "MetricsSoFar | None" = None
+    device_rows: int = Field(ge=0)
+    evaluations: list[dict[str, Any]]
+    metrics: "MetricsSoFar | None"  # None: this rank writes none
 
 
 class MetricsSoFar(BaseModel):
@@ -190,13 +189,8 @@ def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:
     Raises:
         CheckpointError: if no run can go on from the checkpoint.
     """
-    if "progress" not in checkpoint.meta:
-        raise CheckpointError(
-            f"{where}: holds weights only, as runs were saved before they could be resumed; evaluate it, or train anew "
-            f"with --config {where.parent / RECORD}"
-        )
     try:
-        reached = SavedProgress.model_validate(checkpoint.meta["progress"])
+        reached = SavedProgress.model_validate(checkpoint.meta.get("progress"))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, ("meta", "progress", *first["loc"])))
@@ -247,7 +241,7 @@ def restore_recorder(
     """
     try:
         recorder.restore(reached.recorder.model_dump(), checkpoint.run)
-        evaluations = [_evaluation(data) for data in reached.evaluations or []]
+        evaluations = [_evaluation(data) for data in reached.evaluations]
         recorder.evaluations = [one for one in evaluations if not (again and one.step == recorder.steps)]
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{where}: meta.progress.recorder: {type(error).__name__}: {error}") from error

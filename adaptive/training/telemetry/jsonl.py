@@ -251,7 +251,7 @@ def from_json(data: Mapping[str, Any]) -> Record:
         data[name] = _number(data[name])
     for name in ("time_ms", "policy"):
         data[name] = {key: _number(value) for key, value in data[name].items()}
-    data["ranks"] = [{str(key): _number(value) for key, value in one.items()} for one in data.get("ranks", [])]
+    data["ranks"] = [{str(key): _number(value) for key, value in one.items()} for one in data["ranks"]]
     return IntervalRecord(**data)
 
 

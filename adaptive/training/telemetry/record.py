@@ -20,8 +20,7 @@ STAGES: Final = (
 """The stages of a step, in order; keys of `time_ms`.
 
 The first five run beside training. The others are the training thread's and add up to the step: `update` is the
-optimizer of the dense part, `row_update` that of the rows, `other` what is left of the step's wall time. (In records
-of before `row_update` its time is part of `update`.)
+optimizer of the dense part, `row_update` that of the rows, `other` what is left of the step's wall time.
 """
 
 
@@ -136,7 +135,7 @@ class IntervalRecord:
     tables: dict[str, TableCounts]
     update_norms: Histogram | None = field(default=None, compare=False)  # size of each row's update
     policy: dict[str, float] = field(default_factory=dict)  # numbers that a policy or tier reports
-    device_rows: int | None = None  # that the device tier has room for now; None in records of before it was told
+    device_rows: int | None = None  # that the device tier has room for now; None: of several intervals
     accuracy: float | None = None  # running, of training's predictions
     labels: dict[str, dict[str, float | None]] = field(default_factory=dict)  # of several labels each: running quality
     ranks: list[dict[str, float]] = field(default_factory=list)  # of each rank what it sent, sums (`RankTraffic`)

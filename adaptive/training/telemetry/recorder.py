@@ -178,9 +178,9 @@ class Recorder:
         self.auc, self.log_loss, self.totals = StreamingAUC(auc_counts[AUC_COUNTS]), losses, RunTotals()
         self.steps, self.samples, self.loss = so_far.step, so_far.samples, so_far.loss
         self.totals.add(so_far)
-        samples, seconds = state.get("first") or (0, 0.0)  # checkpoints of earlier versions do not know
+        samples, seconds = state["first"] or (0, 0.0)
         self.totals.first = int(samples), float(seconds)
-        self.totals.ranks_steps = int(state.get("ranks_steps", self.totals.ranks_steps))
+        self.totals.ranks_steps = int(state["ranks_steps"])
 
     def close(self) -> None:
         """Close every sink, whatever one of them raises."""

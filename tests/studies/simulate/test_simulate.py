@@ -111,7 +111,7 @@ def test_counts_are_those_of_training(dataset: Dataset, case: tuple[type[Policy]
     }
     assert {name: run[name] for name in found} == found
     assert run["belady_row_hit_rate"] is None or run["belady_row_hit_rate"] >= run["row_hit_rate"]
-    assert run["belady_hit_rate"] == run["belady_row_hit_rate"] and run["plan_ms"] > 0
+    assert run["plan_ms"] > 0
 
 
 class RareVisits(SkipRule):

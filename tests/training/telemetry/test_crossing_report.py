@@ -52,9 +52,6 @@ def test_totals_add_up_and_begin_anew_with_other_ranks() -> None:
 
 def test_a_record_comes_back(tmp_path: Path) -> None:
     assert from_json(to_json(with_ranks(1))) == with_ranks(1)
-    old = to_json(interval(1))
-    del old["ranks"]  # of an earlier version
-    assert from_json(old) == interval(1)
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.write(with_ranks(2))
     file.close()
