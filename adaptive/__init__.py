@@ -9,11 +9,10 @@ if TYPE_CHECKING:
     from adaptive.batch import Batch, Origin, concatenate, one_hot_batch
     from adaptive.config import SkipConfig, TableConfig, TierConfig, TrainConfig
     from adaptive.counters import Counter
+    from adaptive.data.data_options import DataOptions, SyntheticConfig
     from adaptive.data.dataset import Dataset, Feature
     from adaptive.data.open import open_dataset
-    from adaptive.data.options import DataOptions
-    from adaptive.data.synthetic.config import SyntheticConfig
-    from adaptive.data.synthetic.stream import Synthetic
+    from adaptive.data.synthetic.synthetic_stream import Synthetic
     from adaptive.embeddings.engine.statistics import Statistics
     from adaptive.embeddings.planned_batch import Planned
     from adaptive.embeddings.planning.access_log import AccessLog
@@ -43,7 +42,7 @@ _HOMES = {
     "Counter": "counters",
     "DLRM": "models.dlrm",
     "DLRMConfig": "models.dlrm",
-    "DataOptions": "data.options",
+    "DataOptions": "data.data_options",
     "Dataset": "data.dataset",
     "Deferral": "policy",
     "Evaluation": "training.evaluation",
@@ -63,8 +62,8 @@ _HOMES = {
     "SkipConfig": "config",
     "SkipRule": "policy",
     "Statistics": "embeddings.engine.statistics",
-    "Synthetic": "data.synthetic.stream",
-    "SyntheticConfig": "data.synthetic.config",
+    "Synthetic": "data.synthetic.synthetic_stream",
+    "SyntheticConfig": "data.data_options",
     "TBSM": "models.tbsm",
     "TBSMConfig": "models.tbsm",
     "TableConfig": "config",

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.dataset import TextDataset
+from adaptive.data.rows.row_dataset import RowDataset
 from adaptive.data.rows.split import survey
 from benchmarks import harness, stored
 from benchmarks.harness import Report, median_ms, paired, timed
@@ -90,13 +90,13 @@ def _line(rng: np.random.Generator) -> bytes:
 # --- readers -----------------------------------------------------------------------------------------------------
 
 
-def _ours(path: Path) -> TextDataset:
+def _ours(path: Path) -> RowDataset:
     data = open_dataset(f"criteo:{path}", DataOptions(hash_rows=HASH_ROWS))
-    assert isinstance(data, TextDataset)
+    assert isinstance(data, RowDataset)
     return data
 
 
-def _drain(data: TextDataset) -> None:
+def _drain(data: RowDataset) -> None:
     for _ in data.train(BATCH):
         pass
 
@@ -147,7 +147,7 @@ def _pyarrow(path: Path) -> Callable[[], Any]:
 # --- equality ------------------------------------------------------------------------------------------------------
 
 
-def _check(data: TextDataset, frames: dict[str, Any]) -> int:
+def _check(data: RowDataset, frames: dict[str, Any]) -> int:
     """All readers found the same values; returns the number of lines."""
     batches = list(data.train(BATCH))
     labels = np.concatenate([batch.labels for batch in batches])
@@ -222,7 +222,7 @@ def _bench(path: Path, settings: Settings, folder: Path) -> Report:
     return report
 
 
-def _stored(path: Path, data: TextDataset, folder: Path, report: Report) -> dict[str, Callable[[], object]]:
+def _stored(path: Path, data: RowDataset, folder: Path, report: Report) -> dict[str, Callable[[], object]]:
     """The same lines stored in other ways, once it is shown that they give the same batches."""
     options = DataOptions(hash_rows=HASH_ROWS)
     found = stored.prepared(f"criteo:{path}", options, folder)

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from adaptive.batch import Batch
+from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.prepared.write import prepare
+from adaptive.data.prepared.prepared_writer import prepare
 from benchmarks import harness
 from benchmarks.variants import NotAvailable
 

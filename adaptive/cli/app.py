@@ -24,7 +24,7 @@ from adaptive.cli import config, doctor, policies, prepare, run, vocabulary
 from adaptive.cli.output import note, show_anything
 from adaptive.cli.studies import compare, placements, profile, report, reproduce, simulate
 from adaptive.cli.trained import eval, export, predict
-from adaptive.data.progress import Told, told_of_reading
+from adaptive.data.dataset import Told, told_of_reading
 from adaptive.errors import AdaptiveError
 from adaptive.system import STOPPED, is_hangup_heard
 

@@ -80,7 +80,7 @@ def config(
 def sections() -> Iterator[Section]:
     """All settings but the parameters of policies."""
     from adaptive.config import TrainConfig
-    from adaptive.data.options import DataOptions
+    from adaptive.data.data_options import DataOptions
     from adaptive.models.options import OPTIONS
 
     yield from _of_class(TrainConfig, "", "Settings of the run itself.")

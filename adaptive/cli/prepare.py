@@ -13,7 +13,7 @@ from adaptive.cli.flags import DATA
 from adaptive.cli.output import SETTINGS, AsJson, Sets, note, own_stdout, print_result, size_text
 
 if TYPE_CHECKING:
-    from adaptive.data.progress import PartRead
+    from adaptive.data.dataset import PartRead
 
 
 def prepare(
@@ -36,8 +36,8 @@ def prepare(
     data.shuffle_buffer and data.seed count when it is read: --data prepared:DIR. Stopped by Ctrl-C, it leaves nothing
     behind: neither DIR nor a part of it.
     """
-    from adaptive.data.options import DataOptions
-    from adaptive.data.prepared.write import prepare as write
+    from adaptive.data.data_options import DataOptions
+    from adaptive.data.prepared.prepared_writer import prepare as write
     from adaptive.training.settings import load_settings
 
     flags = {"data": data, **({"data.schema_path": str(schema)} if schema is not None else {})}

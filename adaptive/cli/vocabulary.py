@@ -30,7 +30,7 @@ def vocabulary(
     A line has row, kind and id. Kind is `id`, or `other` for the row that all other ids share, or `missing`. In ids a
     tab, line end or backslash is written as in C.
     """
-    from adaptive.data.rows.vocabulary import load_vocabulary, stored_tables
+    from adaptive.data.rows.vocabularies import load_vocabulary, stored_tables
 
     folder = _folder(where)
     tables = stored_tables(folder)

@@ -1,12 +1,57 @@
-"""`Dataset`: what every source of training data offers, whatever its format."""
+"""How much of files is read, for an estimate of the time left; and who is told while a data set is being opened.
+
+Opening reads all training files where rows are counted (`holdout`) or a vocabulary is fitted. Data sets are opened deep
+inside commands that have other progress of their own to tell, so who listens is set around them (`told_of_reading`).
+
+`Dataset`: what every source of training data offers, whatever its format.
+
+Features that share a table: which do, and batches in the order that embeddings ask for, table by table.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adaptive.batch import Batch
-from adaptive.data.progress import PartRead
+
+Told = Callable[[int, int], None]  # is called now and then with bytes on disk read so far, and of how many
+
+
+@dataclass(frozen=True)
+class PartRead:
+    """How much of a part is read: so many of `total` samples or, `in_bytes`, of its files' bytes on disk. `total`
+    None: unknown."""
+
+    done: int
+    total: int | None
+    in_bytes: bool = False
+
+
+_begin: ContextVar[Callable[[], Told] | None] = ContextVar("begin", default=None)
+
+
+@contextmanager
+def told_of_reading(begin: Callable[[], Told]) -> Iterator[None]:
+    """Inside, in this thread, each reading of all files that opens a data set begins with a call of `begin`, and what
+    that returns is told how far it is."""
+    token = _begin.set(begin)
+    try:
+        yield
+    finally:
+        _begin.reset(token)
+
+
+def reading_begins() -> Told:
+    """Whom to tell of a reading that begins now: nobody, where nobody listens."""
+    begin = _begin.get()
+    return begin() if begin is not None else lambda done, total: None
+
 
 NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
@@ -86,3 +131,66 @@ class Dataset(ABC):
     def out_of_range(self) -> dict[str, int]:
         """Out-of-range ids so far, which went to the row for unknown ids, by feature; empty where that cannot be."""
         return {}
+
+
+def tables_of(dataset: Dataset | DataShape) -> tuple[str, ...]:
+    """The table of each feature: what the data set says in `tables`, else a table per feature, named after it."""
+    return dataset.tables or tuple(feature.name for feature in dataset.features)
+
+
+def shape_of(dataset: Dataset) -> DataShape:
+    """What a model must know of a data set."""
+    return DataShape(
+        dataset.features,
+        dataset.num_dense,
+        tables_of(dataset),
+        dataset.steps,
+        dataset.dense_names,
+        dataset.labels,
+        dict(dataset.widths),
+    )
+
+
+def by_table(dataset: Dataset) -> Dataset:
+    """The data set with features of one table side by side; the data set itself if they are."""
+    names = tables_of(dataset)
+    first = {name: position for position, name in reversed(list(enumerate(names)))}
+    order = np.argsort([first[name] for name in names], kind="stable")
+    return dataset if (np.diff(order) == 1).all() else _Reordered(dataset, order)
+
+
+class _Reordered(Dataset):
+    """A data set whose features come in another order."""
+
+    def __init__(self, dataset: Dataset, order: NDArray[np.int64]) -> None:
+        self.features = tuple(dataset.features[position] for position in order)
+        self.tables = tuple(tables_of(dataset)[position] for position in order)
+        self.num_dense, self.dense_names, self.labels = dataset.num_dense, dataset.dense_names, dataset.labels
+        self.widths = dataset.widths
+        self._dataset, self._order = dataset, order
+
+    def train(self, batch_size: int, *, epoch: int = 0) -> Iterator[Batch]:
+        return (reordered(batch, self._order) for batch in self._dataset.train(batch_size, epoch=epoch))
+
+    def evaluation(self, batch_size: int) -> Iterator[Batch]:
+        return (reordered(batch, self._order) for batch in self._dataset.evaluation(batch_size))
+
+    def num_train_samples(self) -> int | None:
+        return self._dataset.num_train_samples()
+
+    def fingerprint(self) -> dict[str, object]:
+        return self._dataset.fingerprint()
+
+    def part_read(self) -> PartRead | None:
+        return self._dataset.part_read()
+
+    def rejects(self) -> dict[str, int]:
+        return self._dataset.rejects()
+
+    def out_of_range(self) -> dict[str, int]:
+        return self._dataset.out_of_range()
+
+
+def reordered(batch: Batch, order: NDArray[np.int64]) -> Batch:
+    """The batch with its features in another order: `order[i]` is the old position of feature i."""
+    return batch.reordered(order.tolist())

@@ -4,8 +4,8 @@ import difflib
 from pathlib import Path
 from typing import Final
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
-from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError
 
 BUILT_IN: Final = ("synthetic", "sequences")
@@ -27,7 +27,7 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
     if spec in BUILT_IN:
         _refuse_files(spec, options)
     if spec == "synthetic":
-        from adaptive.data.synthetic.stream import Synthetic
+        from adaptive.data.synthetic.synthetic_stream import Synthetic
 
         return Synthetic(options.synthetic)
     if kind == "criteo" and paths:
@@ -43,19 +43,19 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
 
         return open_parquet(paths, options, run_dir=run_dir)
     if kind == "dlrm" and paths:
-        from adaptive.data.arrays.open import open_processed as open_dlrm
+        from adaptive.data.arrays.array_files import open_processed as open_dlrm
 
         return open_dlrm(paths, options, run_dir=run_dir)
     if kind == "mlperf" and paths:
-        from adaptive.data.arrays.open import open_mlperf
+        from adaptive.data.arrays.array_files import open_mlperf
 
         return open_mlperf(paths, options, run_dir=run_dir)
     if kind == "prepared" and paths:
-        from adaptive.data.prepared.read import open_prepared
+        from adaptive.data.prepared.prepared_reader import open_prepared
 
         return open_prepared(paths, options)
     if spec == "sequences":
-        from adaptive.data.sequences.stream import open_sequences
+        from adaptive.data.sequences.sequence_dataset import open_sequences
 
         return open_sequences(options.sequences, options.history)
     if kind == "taobao" and paths:
@@ -63,7 +63,7 @@ def open_dataset(spec: str, options: DataOptions, *, run_dir: Path | None = None
 
         return open_taobao(paths, options, run_dir=run_dir)
     if kind == "tbsm" and paths:
-        from adaptive.data.sequences.processed import open_processed
+        from adaptive.data.sequences.tbsm_files import open_processed
 
         return open_processed(paths, options)
     raise ConfigError(

@@ -1,24 +1,55 @@
-"""A random share of the inputs of a stream of batches, spread over all of it, in bounded memory.
+"""Which samples of a stream come, and in which order: shuffled in blocks, a random share of them, without negatives.
 
-Whether an input is taken follows from a hash of its number and a seed, so the same ones are taken however the stream is
+Every choice is a hash of a seed and the sample's number or place, so the same samples are taken however the stream is
 cut into batches, and its length need not be known.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, concatenate
+from adaptive.batch.batch import Origin
 
-_STEP, _SECOND, _THIRD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _LIMIT = 1 << 64
+
+
+def block_rows(shuffle_buffer: int, batch_size: int) -> int:
+    """Rows read at once: whole batches, at least `shuffle_buffer` rows; one batch if nothing is shuffled."""
+    return max(-(-shuffle_buffer // batch_size), 1) * batch_size
+
+
+def in_blocks(
+    read: Callable[[int], Iterator[Batch]], batch_size: int, *, shuffle_buffer: int, seed: int, epoch: int
+) -> Iterator[Batch]:
+    """The batches of a source in its order, or shuffled in blocks if there is a buffer.
+
+    Args:
+        read: yields the source's batches of the given number of rows.
+    """
+    if not shuffle_buffer:
+        return read(batch_size)
+    return shuffled(read(block_rows(shuffle_buffer, batch_size)), batch_size, seed=seed, epoch=epoch)
+
+
+def shuffled(blocks: Iterable[Batch], batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
+    """Batches of the rows of each block in an order that depends on seed and epoch; only the last one may be smaller.
+
+    Args:
+        blocks: batches of `block_rows(...)` rows; the last one may have fewer.
+    """
+    for number, block in enumerate(blocks):
+        order = np.random.default_rng([seed, epoch, number]).permutation(block.num_samples)
+        for first in range(0, block.num_samples, batch_size):
+            yield block.take(order[first : first + batch_size])
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The inputs that were taken, in order, in batches; and how many there were in all, None: not all were read."""
+    """The samples that were taken, in order, in batches; `num_samples` of the whole stream, None: not all were read."""
 
     batches: list[Batch]
     num_samples: int | None = None
@@ -27,23 +58,22 @@ class Sample:
 def take_share(
     batches: Iterable[Batch], share: float, *, seed: int, most: int, read_all: bool = True, batch_size: int = 2048
 ) -> Sample:
-    """Each input with the probability `share`.
+    """Each sample with the probability `share`, in bounded memory.
 
     Args:
         batches: the data, in order.
         share: above 0, at most 1.
-        seed: chooses the inputs.
-        most: inputs taken at most. Are there more, they are thinned out evenly, as if the share had been smaller ...
+        seed: chooses the samples.
+        most: samples taken at most. If there are more, they are thinned out evenly, as if the share were smaller ...
         read_all: ... or, if this is false, reading ends with the batch that completes them.
-        batch_size: inputs in each of the batches returned; the last one may have fewer.
+        batch_size: samples in each of the batches returned; the last one may have fewer.
     """
     taken, count, number = list[tuple[NDArray[np.float64], Batch]](), 0, 0
     for batch in batches:
-        drawn = numbers(number, batch.num_samples, seed)
+        piece = _below(numbers(number, batch.num_samples, seed), batch, share)
         number += batch.num_samples
-        piece = _below(drawn, batch, share)
         taken += piece
-        count += sum(len(one) for one, _ in piece)
+        count += sum(len(drawn) for drawn, _ in piece)
         if count >= most and not read_all:
             return Sample(_cut(taken, batch_size))
         while count > most:
@@ -54,36 +84,71 @@ def take_share(
 
 
 def numbers(first: int, count: int, seed: int) -> NDArray[np.float64]:
-    """(count,) numbers in [0, 1), one for each of the inputs `first` and following (SplitMix64).
+    """(count,) numbers in [0, 1), one for each of the samples `first` and following (SplitMix64).
 
     Args:
         seed: any whole number; streams of different seeds have nothing to do with each other.
     """
-    start = np.uint64((seed * int(_THIRD) + int(_STEP)) % _LIMIT)
-    mixed = np.arange(first, first + count, dtype=np.uint64) * _STEP + start
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _SECOND
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _THIRD
-    found: NDArray[np.float64] = (mixed ^ (mixed >> np.uint64(31))) / _LIMIT
-    return found
+    start = np.uint64((seed * int(_SECOND) + int(_STEP)) % _LIMIT)
+    return np.asarray(_mixed(np.arange(first, first + count, dtype=np.uint64) * _STEP + start) / _LIMIT, np.float64)
 
 
 def _below(drawn: NDArray[np.float64], batch: Batch, share: float) -> list[tuple[NDArray[np.float64], Batch]]:
-    """The inputs whose number is below the share, if there are any."""
+    """The samples whose number is below the share, if there are any."""
     chosen = np.flatnonzero(drawn < share)
     return [(drawn[chosen], batch.take(chosen))] if len(chosen) else []
 
 
 def _cut(taken: list[tuple[NDArray[np.float64], Batch]], batch_size: int) -> list[Batch]:
-    """The same inputs in batches of one size. Empties the list on the way, so that they are in memory once."""
-    batches, waiting, count = list[Batch](), list[Batch](), 0
+    """The same samples in batches of one size. Empties the list on the way, so that they are in memory once."""
     taken.reverse()
-    while taken:
-        _, batch = taken.pop()
-        waiting.append(batch)
-        count += batch.num_samples
-        if count >= batch_size:
-            joined = concatenate(waiting)
-            whole = count - count % batch_size
-            batches += [joined.take(np.arange(at, at + batch_size)) for at in range(0, whole, batch_size)]
-            waiting, count = ([joined.take(np.arange(whole, count))], count - whole) if whole < count else ([], 0)
-    return batches + ([concatenate(waiting)] if waiting else [])
+    return list(in_size((taken.pop()[1] for _ in range(len(taken))), batch_size))
+
+
+def without_negatives(
+    read: Callable[[int], Iterator[Batch]], rate: float, seed: int
+) -> Callable[[int], Iterator[Batch]]:
+    """A reader of batches of any size without the share `rate` of the samples with label 0 (dlrm's sub-sampling).
+
+    The samples left out are the same in every epoch, for every batch size and shuffle.
+
+    Args:
+        read: yields batches of the given number of samples, with origins.
+    """
+
+    def keep(batch: Batch) -> Batch:
+        assert batch.origin is not None
+        return batch.take(np.flatnonzero((batch.labels != 0) | (uniform(batch.origin, seed) >= rate)))
+
+    return lambda size: in_size(map(keep, read(size)), size)
+
+
+def in_size(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """The samples of batches of any sizes in batches of `size`; only the last one may be smaller, none is empty."""
+    waiting, count = list[Batch](), 0
+    for batch in batches:
+        if batch.num_samples:
+            waiting.append(batch)
+            count += batch.num_samples
+        if count >= size:
+            joined, whole = concatenate(waiting), count - count % size
+            for first in range(0, whole, size):
+                yield joined.take(np.arange(first, first + size))
+            count -= whole
+            waiting = [joined.take(np.arange(whole, whole + count))] if count else []
+    if waiting:
+        yield concatenate(waiting)
+
+
+def uniform(origin: Origin, seed: int) -> NDArray[np.float64]:
+    """(B,) a number in [0, 1) for each sample: two rounds of SplitMix64 over seed, file and line."""
+    with np.errstate(over="ignore"):
+        mixed = _mixed(np.uint64(seed) + _STEP * (origin.file_index.astype(np.uint64) + np.uint64(1)))
+        mixed = _mixed(mixed + _STEP * origin.lines.astype(np.uint64))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * _FIRST
+    values = (values ^ (values >> np.uint64(27))) * _SECOND
+    return values ^ (values >> np.uint64(31))

@@ -1,7 +1,7 @@
 """Which rows the values of features look up, as data that a server can follow; read off the record of a run.
 
 Real categories own the first rows of a table; behind them is the row for unknown values, then the one for missing ones,
-as far as there are such (`adaptive.data.rows.rows`).
+as far as there are such (`adaptive.data.rows.batcher`).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.dataset import Feature
-from adaptive.data.rows.vocabulary import load_vocabularies
+from adaptive.data.rows.vocabularies import load_vocabularies
 from adaptive.data.text.schema import NULLS
 from adaptive.training.runs.evaluating import lacks_vocabulary, vocabulary_folder
 from adaptive.training.runs.loading import LoadedRun

@@ -16,11 +16,10 @@ from torch import nn
 
 from adaptive.batch import Batch
 from adaptive.config import DenseOptimizerConfig, TableConfig, TierConfig, TrainConfig, parse_sample
-from adaptive.data.dataset import Dataset, DataShape
+from adaptive.data.data_options import DataOptions
+from adaptive.data.dataset import Dataset, DataShape, by_table, shape_of, tables_of
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
 from adaptive.data.sampling import Sample, take_share
-from adaptive.data.tables import by_table, shape_of, tables_of
 from adaptive.embeddings.checks import check_arguments
 from adaptive.embeddings.engine.build import Outline, outline_engine
 from adaptive.embeddings.planning.sizing import held_rows

@@ -279,7 +279,7 @@ def _option_models(
     model: object, problems: list[str] | None = None, chosen: Mapping[Path_, Given] = MappingProxyType({})
 ) -> dict[str, type[BaseModel]]:
     """Of a model that does not exist the default's: its name is a mistake of its own, and goes to `problems`."""
-    from adaptive.data.options import DataOptions
+    from adaptive.data.data_options import DataOptions
     from adaptive.models.options import OPTIONS
     from adaptive.plugins import installed_models
 

@@ -22,12 +22,12 @@ from toy import toy_config
 from toy_runs import Hooked, in_model
 
 from adaptive.data.arrow.frames import from_frame
+from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.npz import load_arrays
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.prepared.layout import CHECKSUM, MANIFEST, OFFSET, SIZE, load_manifest
-from adaptive.data.prepared.write import prepare
+from adaptive.data.prepared.block_layout import CHECKSUM, MANIFEST, OFFSET, SIZE, load_manifest
+from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.errors import InputError
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK

@@ -11,8 +11,8 @@ import pytest
 from attacks import SECONDS, Campaign, attack
 
 from adaptive.config import TrainConfig
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError
 from adaptive.training.runs import train_run
 

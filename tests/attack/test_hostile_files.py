@@ -15,11 +15,11 @@ from hostile import NOT_PLAIN, VALUES, at_once, is_json, paths_in, put
 from interrupted import small_world
 from manifests import signed_whatever
 
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.vocabulary import KeyCounter, load_vocabularies, load_vocabulary, save_vocabularies
+from adaptive.data.data_options import DataOptions
+from adaptive.data.rows.data_files import find_files
+from adaptive.data.rows.vocabularies import KeyCounter, load_vocabularies, load_vocabulary, save_vocabularies
 from adaptive.data.text.delimited import open_csv
 from adaptive.data.text.schema import load_schema
-from adaptive.data.text.source import find_files
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
 from adaptive.storage.run_directory import read_record
 from adaptive.storage.untrusted import DIGEST, signed_json

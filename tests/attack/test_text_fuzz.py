@@ -9,24 +9,24 @@ import pytest
 import text_twin
 from attacks import Campaign, attack
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.format import Block, Column, TextFormat
+from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import BadLine, Limits, RejectLog
+from adaptive.data.rows.row_source import Block, Column, RowFormat
 from adaptive.data.text.criteo import open_criteo
-from adaptive.data.text.reader import TextReader, TextSource
-from adaptive.data.text.source import find_files
+from adaptive.data.text.text_reader import TextReader, TextSource
 from adaptive.errors import InputError
 
 pytestmark = attack
 
 LINES = 4000  # of a file
 FORMATS = {
-    "criteo": TextFormat(
+    "criteo": RowFormat(
         (Column("label", kernels.LABEL_BINARY), Column("n", kernels.DENSE_INTEGER), Column("c", kernels.KEY_HEX)),
         max_line_bytes=60,
     ),
-    "csv": TextFormat(
+    "csv": RowFormat(
         (
             Column("label", kernels.LABEL_SET),
             Column("price", kernels.DENSE_FLOAT),
@@ -75,7 +75,7 @@ def mutated(line: bytes, rng: np.random.Generator) -> bytes:
     return line.replace(b"\n", b"")
 
 
-def read(path: Path, form: TextFormat, chunk_bytes: int) -> tuple[list[text_twin.Row], list[tuple[int, str]]]:
+def read(path: Path, form: RowFormat, chunk_bytes: int) -> tuple[list[text_twin.Row], list[tuple[int, str]]]:
     caught: list[tuple[int, str]] = []
 
     class Log(RejectLog):
@@ -92,7 +92,7 @@ def read(path: Path, form: TextFormat, chunk_bytes: int) -> tuple[list[text_twin
     return found, caught
 
 
-def _row(block: Block, form: TextFormat, row: int) -> text_twin.Row:
+def _row(block: Block, form: RowFormat, row: int) -> text_twin.Row:
     columns, values, bags = block.columns, dict[str, object](), form.count(kernels.KEY_BAG)
     for column, slot in zip(form.columns, form.slots(), strict=True):
         match column.kind:
@@ -164,10 +164,10 @@ def test_a_line_of_64_mib_and_a_file_of_empty_lines(tmp_path: Path, monkeypatch:
             looked_at += stop - start
             return super().rfind(sought, start, stop)
 
-    form = TextFormat(FORMATS["criteo"].columns, max_line_bytes=1 << 26)
+    form = RowFormat(FORMATS["criteo"].columns, max_line_bytes=1 << 26)
     (tmp_path / "data").write_bytes(b"0" * (1 << 26) + b"1\n1\t\t\n")
     with monkeypatch.context() as counted:
-        counted.setattr("adaptive.data.text.reader.bytearray", Counting, raising=False)
+        counted.setattr("adaptive.data.text.text_reader.bytearray", Counting, raising=False)
         found, caught = read(tmp_path / "data", form, 1 << 16)
     assert ([row.line for row in found], caught) == ([2], [(1, "overlong")])
     assert 1 << 26 < looked_at < (1 << 26) + (1 << 20)  # each byte once, not with every chunk

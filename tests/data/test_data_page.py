@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.data.rows.format import key_of
-from adaptive.data.rows.rows import Hashed
+from adaptive.data.rows.batcher import Hashed
+from adaptive.data.rows.row_source import key_of
 from adaptive.data.text.schema import Categorical, Dense, Label, Time
 
 PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptive.data.data_options import DataOptions
+from adaptive.data.dataset import by_table, shape_of
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.prepared.write import prepare
-from adaptive.data.synthetic.stream import Synthetic, SyntheticConfig
-from adaptive.data.tables import by_table, shape_of
+from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.synthetic.synthetic_stream import Synthetic, SyntheticConfig
 from adaptive.data.text.schema import load_schema
 from adaptive.errors import ConfigError, InputError
 

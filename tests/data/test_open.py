@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.dataset import TextDataset
-from adaptive.data.synthetic.stream import Synthetic
+from adaptive.data.rows.row_dataset import RowDataset
+from adaptive.data.synthetic.synthetic_stream import Synthetic
 from adaptive.errors import ConfigError, InputError
 
 LINE = "1" + "\t" * 39 + "\n"
@@ -47,7 +47,7 @@ def test_paths_and_patterns(tmp_path):
     for name in ("day_10", "day_1", "day_2", "other"):
         (tmp_path / name).write_text(LINE)
     data = open_dataset(f"criteo:{tmp_path}/other,{tmp_path}/day_*", DataOptions())
-    assert isinstance(data, TextDataset)
+    assert isinstance(data, RowDataset)
     files = next(iter(data.train(10))).origin.files
     assert [file.rsplit("/")[-1] for file in files] == ["other", "day_1", "day_10", "day_2"]
 

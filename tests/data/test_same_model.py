@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from adaptive.config import TrainConfig
-from adaptive.data.options import DataOptions
-from adaptive.data.prepared.write import prepare
+from adaptive.data.data_options import DataOptions
+from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.training.runs import train_run
 
 SCHEMA = """

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.parallel_map import side_by_side
+from adaptive.data.rows.parallel_reader import side_by_side
 from adaptive.data.rows.split import survey
 from adaptive.errors import InputError
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch, one_hot_batch
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.subsampling import in_size
+from adaptive.data.sampling import in_size
 
 LINES = 4000
 

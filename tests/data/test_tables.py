@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from adaptive.batch import Batch
-from adaptive.data.dataset import Dataset, Feature
-from adaptive.data.tables import by_table, reordered, tables_of
+from adaptive.data.dataset import Dataset, Feature, by_table, reordered, tables_of
 from adaptive.training.build import build_tables
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
 from adaptive.data.rows.split import read_part
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'adaptive-train[parquet]'")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from adaptive.data.kernels import text as kernels
-from adaptive.data.rows.format import Column, TextFormat
+from adaptive.data.rows.row_source import Column, RowFormat
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -25,7 +25,7 @@ class Row:
     values: dict[str, object] = field(default_factory=dict)
 
 
-def read(data: bytes, form: TextFormat, time_from=-math.inf, time_to=math.inf):
+def read(data: bytes, form: RowFormat, time_from=-math.inf, time_to=math.inf):
     """-> (rows, [(line, cause)], rows with another time)."""
     rows, rejects, outside = [], [], 0
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -47,7 +47,7 @@ def read(data: bytes, form: TextFormat, time_from=-math.inf, time_to=math.inf):
     return rows, rejects, outside
 
 
-def parse(line: bytes, form: TextFormat) -> dict[str, object]:
+def parse(line: bytes, form: RowFormat) -> dict[str, object]:
     body = line.removesuffix(b"\r")
     if not body:
         raise RejectedError("empty")
@@ -65,7 +65,7 @@ def parse(line: bytes, form: TextFormat) -> dict[str, object]:
     return {column.name: value(text, column, form) for text, column in zip(fields, form.columns, strict=True)}
 
 
-def split(text: str, form: TextFormat) -> list[str]:
+def split(text: str, form: RowFormat) -> list[str]:
     fields, rest = [], text
     while True:
         last = form.columns[-1]
@@ -84,7 +84,7 @@ def split(text: str, form: TextFormat) -> list[str]:
             return fields
 
 
-def unquote(rest: str, form: TextFormat) -> tuple[str, str]:
+def unquote(rest: str, form: RowFormat) -> tuple[str, str]:
     content = ""
     while rest:
         if rest.startswith(form.quote * 2):
@@ -99,7 +99,7 @@ def unquote(rest: str, form: TextFormat) -> tuple[str, str]:
     raise RejectedError("quote")
 
 
-def value(text: str, column: Column, form: TextFormat) -> object:
+def value(text: str, column: Column, form: RowFormat) -> object:
     if column.kind == kernels.SKIP:
         return None
     if column.kind == kernels.KEY_BAG:
@@ -145,7 +145,7 @@ def decimal(text: str) -> float | None:
     return float(text)
 
 
-def label(text: str, column: Column, form: TextFormat) -> float:
+def label(text: str, column: Column, form: RowFormat) -> float:
     if column.kind == kernels.LABEL_SET:
         if not text or text in form.nulls:
             raise RejectedError("label")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptive.data.arrow import types
-from adaptive.data.arrow.describe import describe_columns, readable
-from adaptive.data.arrow.reader import BATCH_ROWS, ArrowSource, Piece
+from adaptive.data.arrow import arrow_types as types
+from adaptive.data.arrow.arrow_reader import BATCH_ROWS, ArrowSource, Piece
+from adaptive.data.arrow.arrow_types import describe_columns, readable
+from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.assemble import limits, open_text
 from adaptive.data.rows.rejects import RejectLog
+from adaptive.data.rows.row_dataset import limits, open_rows
 from adaptive.data.text.schema import DelimitedSchema, load_schema, schema_of
 from adaptive.errors import ConfigError
 
@@ -47,7 +47,7 @@ def from_frame(
         readable(form, other.types, other.name)
     log = RejectLog(tuple(one.name for one in frames), limits(options), None, unit="rows")
     source = ArrowSource(frames, tuple(frames), (form,) * len(frames), log)
-    return open_text((source, (0,), tuple(range(1, len(frames)))), plan, options, run_dir=None)
+    return open_rows((source, (0,), tuple(range(1, len(frames)))), plan, options, run_dir=None)
 
 
 def _schema(given: Path | str | Mapping[str, Any] | DelimitedSchema) -> DelimitedSchema:

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptive.data.arrow import types
-from adaptive.data.arrow.damage import DamagedError, damage_told, first_line
-from adaptive.data.arrow.describe import describe_columns, readable
-from adaptive.data.arrow.reader import BATCH_ROWS, ArrowSource, Piece
+from adaptive.data.arrow import arrow_types as types
+from adaptive.data.arrow.arrow_reader import BATCH_ROWS, ArrowSource, Piece
+from adaptive.data.arrow.arrow_types import DamagedError, damage_told, describe_columns, first_line, readable
+from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.assemble import limits, open_text
+from adaptive.data.rows.data_files import DataFile, find_file
 from adaptive.data.rows.rejects import RejectLog
+from adaptive.data.rows.row_dataset import limits, open_rows
 from adaptive.data.text.schema import DelimitedSchema, load_schema
-from adaptive.data.text.source import TextFile, find_file
 from adaptive.errors import ConfigError, InputError
 
 # Of texts in these encodings pyarrow can give the dictionary and the numbers of its entries, which saves reading
@@ -49,10 +48,10 @@ def open_parquet(paths: str, options: DataOptions, *, run_dir: Path | None = Non
     source = ArrowSource(files, tuple(pieces), (form,) * len(pieces), log)
     count = sum(len(one.groups) for one in opened[: len(train)])
     parts = tuple(range(count)), tuple(range(count, len(pieces)))
-    return open_text((source, *parts), plan, options, run_dir=run_dir)
+    return open_rows((source, *parts), plan, options, run_dir=run_dir)
 
 
-def find_parquet(spec: str) -> tuple[TextFile, ...]:
+def find_parquet(spec: str) -> tuple[DataFile, ...]:
     """Files named by `PATH[,PATH...]`: files, folders (all `.parquet` in them and below, by path), patterns.
 
     Names that begin with a dot or an underscore are left out of folders, as other tools do.
@@ -95,7 +94,7 @@ class RowGroup(Piece):
     name: str
     num_rows: int
     num_bytes: int  # on disk
-    file: TextFile
+    file: DataFile
     number: int
     texts: tuple[str, ...]
 
@@ -112,7 +111,7 @@ class RowGroup(Piece):
                 raise DamagedError(f"it has {rows} rows, its footer says {self.num_rows}")
 
 
-def _parquet_file(file: TextFile, texts: Sequence[str] = ()) -> Any:
+def _parquet_file(file: DataFile, texts: Sequence[str] = ()) -> Any:
     """The file, opened; pages that have a checksum are checked against it.
 
     Raises:
@@ -132,12 +131,12 @@ def _parquet_file(file: TextFile, texts: Sequence[str] = ()) -> Any:
 class _Opened:
     """A file whose footer has been read."""
 
-    file: TextFile
+    file: DataFile
     types: dict[str, Any]  # of its columns, by name
     groups: tuple[tuple[int, int, frozenset[str]], ...]  # of each row group its rows, bytes, columns with dictionaries
 
     @classmethod
-    def of(cls, file: TextFile) -> "_Opened":
+    def of(cls, file: DataFile) -> "_Opened":
         with damage_told(str(file.path)), _parquet_file(file) as opened:
             groups = tuple(_contents(opened.metadata.row_group(number)) for number in range(opened.num_row_groups))
             schema = opened.schema_arrow

@@ -53,7 +53,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Layout(NamedTuple):
-    """How a line is laid out; see `adaptive.data.rows.format`."""
+    """How a line is laid out; see `adaptive.data.rows.row_source`."""
 
     plan: NDArray[np.int64]  # (columns, PLAN_SIZE)
     positives: NDArray[np.int64]  # keys of the texts that make a label 1

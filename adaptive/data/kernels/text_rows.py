@@ -1,17 +1,28 @@
-"""From the keys of a text file to rows of a table, and from bags in file order to bags by feature.
+"""From the keys of a text file to rows of a table, to distinct texts, and to samples of user-item pairs.
 
-Letters: N keys, R rows of a block, K bag columns.
+Letters: N keys, R rows of a block, K bag columns; V texts, T distinct ones; L lines of P positive pairs with M
+negatives each: a pair gives 1 + M samples, it first.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.data.kernels.text import INNER, KEY_BAG, KIND, Layout
+from adaptive.data.kernels.text_fields import Bytes, text
 from adaptive.kernels.jit import kernel
 
 Word = np.uint64 | np.int64
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+START, STOP, QUOTE, SPAN_SIZE = range(4)  # of a text: its bytes, and the quote that is doubled in it, or -1
+ALL, KEPT, HELD_OUT = range(3)  # pairs of users and items
+
+_FIRST, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
+_GOLDEN, _S1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(1)
+_TRIES = 32
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -134,3 +145,141 @@ def finish_dense(dense: NDArray[np.float32], is_log: Flags) -> None:
                 positive = max(value, np.float32(0.0))
                 whole = np.int64(min(positive, np.float32(1023.0)))
                 dense[row, column] = _LOGS[whole] if whole == positive else np.log1p(np.float64(positive))
+
+
+@kernel()
+def column_spans(data: Bytes, starts: Ids, layout: Layout, wanted: int, spans: Ids) -> int:
+    """Where the texts of a column stand -> how many there are, -1 if `spans` (any, SPAN_SIZE) has no room for them.
+
+    Args:
+        starts: where lines begin that have been read without a fault.
+    """
+    count = 0
+    for start in starts:
+        p = start
+        for column in range(wanted + 1):
+            closing = -1
+            if data[p] == layout.quote:
+                closing = layout.quote
+                p += 1
+            if column == wanted:
+                inner = layout.plan[column, INNER] if layout.plan[column, KIND] == KEY_BAG else -1
+                while True:
+                    _, stop, _ = text(data, p, layout.separator, inner, closing)
+                    if stop > p:
+                        if count == len(spans):
+                            return -1
+                        spans[count, START], spans[count, STOP], spans[count, QUOTE] = p, stop, closing
+                        count += 1
+                    if data[stop] != inner:
+                        break
+                    p = stop + 1
+            else:
+                inner = -1
+                _, p, _ = text(data, p, layout.separator, inner, closing)
+                p += 2 if closing >= 0 else 1
+    return count
+
+
+@kernel()
+def keep(
+    data: Bytes, spans: Ids, first: int, places: Ids, keys: Ids, ends: Ids, kept: Bytes, count: int
+) -> tuple[int, int]:
+    """Append the texts that are new, from span `first` on -> (spans done, T); stops where there is no more room.
+
+    Args:
+        places: hash table with open addressing: number of a text, or -1.
+        keys, ends: (any,) the key of each text; ends[t + 1] is where it ends in `kept`.
+    """
+    last = len(places) - 1
+    for v in range(first, len(spans)):
+        at, key, quote = ends[count], _FIRST, spans[v, QUOTE]
+        if count + 1 >= len(ends) or 2 * count >= last or at + spans[v, STOP] - spans[v, START] > len(kept):
+            return v, count
+        p = spans[v, START]
+        while p < spans[v, STOP]:
+            if data[p] == quote:
+                p += 1  # a doubled quote stands for one
+            kept[at] = data[p]
+            key = (key ^ np.uint64(data[p])) * _PRIME
+            at += 1
+            p += 1
+        signed = np.int64(key)
+        place = np.int64(mixed(signed)) & last
+        while places[place] >= 0 and keys[places[place]] != signed:
+            place = (place + 1) & last
+        if places[place] < 0:
+            places[place], keys[count] = count, signed
+            count += 1
+            ends[count] = at
+    return len(spans), count
+
+
+class Draw(NamedTuple):
+    """Which pairs are wanted and how their negatives are drawn."""
+
+    split_hash: np.uint64
+    negative_hash: np.uint64
+    held_out_below: int  # times 2^-63: the share of the pairs that is held out
+    wanted: int  # ALL, KEPT or HELD_OUT
+    num_items: int
+    num_negatives: int
+
+
+@kernel()
+def chained(hash_: np.uint64, value: Word) -> np.uint64:
+    """The hash of a value after others that gave `hash_`."""
+    return mixed(hash_ ^ (mixed(value) + _GOLDEN))
+
+
+@kernel()
+def contains(items: Ids, first: int, stop: int, item: np.int64) -> bool:
+    found = False
+    for i in range(first, stop):
+        found |= items[i] == item
+    return found
+
+
+@kernel()
+def expand(users: Ids, items: Ids, ends: Ids, draw: Draw, samples: Ids) -> int:
+    """Samples of some lines -> how many: each wanted pair, followed by its negatives.
+
+    A negative is an even draw from all items; one that is among the positives of its line is drawn again, up to 32
+    times. It depends on the hash, the user and the item of its pair only, not on where the pair lies.
+
+    Args:
+        users: (L,).
+        items: (P,), of all lines.
+        ends: (L,) where the items of each line end.
+        samples: (P * (1 + M), 4) to fill: user, item, label, line (an index into `users`).
+    """
+    count, first = 0, 0
+    for line in range(len(users)):
+        for i in range(first, ends[line]):
+            held_out = np.int64(chained(chained(draw.split_hash, users[line]), items[i]) >> _S1) < draw.held_out_below
+            if draw.wanted == ALL or held_out == (draw.wanted == HELD_OUT):
+                write_sample(samples, count, users[line], items[i], 1, line)
+                state = chained(chained(draw.negative_hash, users[line]), items[i])
+                for k in range(1, 1 + draw.num_negatives):
+                    state, item = drawn(state, items, first, ends[line], draw.num_items)
+                    write_sample(samples, count + k, users[line], item, 0, line)
+                count += 1 + draw.num_negatives
+        first = ends[line]
+    return count
+
+
+@kernel()
+def drawn(state: np.uint64, items: Ids, first: int, stop: int, num_items: int) -> tuple[np.uint64, np.int64]:
+    """The next item of a stream of draws that is not in `items[first:stop]` -> (new state, item)."""
+    item = np.int64(0)
+    for _ in range(_TRIES):
+        state = mixed(state + _GOLDEN)
+        item = scaled_to(state, num_items)
+        if not contains(items, first, stop, item):
+            break
+    return state, item
+
+
+@kernel()
+def write_sample(samples: Ids, at: int, user: np.int64, item: np.int64, label: int, line: int) -> None:
+    samples[at, 0], samples[at, 1], samples[at, 2], samples[at, 3] = user, item, label, line

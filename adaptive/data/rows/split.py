@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from adaptive.data.dataset import PartRead, Told, reading_begins
 from adaptive.data.kernels import text as kernels
-from adaptive.data.progress import PartRead, Told, reading_begins
-from adaptive.data.rows.format import Block
+from adaptive.data.rows.parallel_reader import ParallelReader
 from adaptive.data.rows.rejects import Limits, RejectLog
-from adaptive.data.rows.row_source import EVERYTHING, Keepers, Position, RowReader, RowSource
-from adaptive.data.text.parallel import Together
+from adaptive.data.rows.row_source import EVERYTHING, Block, Keepers, Position, RowReader, RowSource
 from adaptive.errors import InputError
 
 MARK_ROWS = 1 << 16
@@ -61,7 +60,7 @@ def survey(
     """Read everything once: count rows, let `look` see them and `keepers` the texts of their columns.
 
     Args:
-        told: is called after each block of `mark_rows`; None: who listens (`adaptive.data.progress`).
+        told: is called after each block of `mark_rows`; None: who listens (`adaptive.data.dataset`).
 
     Raises:
         InputError: if a file cannot be read, too many lines are bad, or there is no good row.
@@ -162,9 +161,9 @@ def read_part(
         told: is called before each block is given.
     """
     form = source.formats[part.files[0]]
-    reader: RowReader | Together
+    reader: RowReader | ParallelReader
     if threads > 1 and len(part.files) > 1:
-        reader = Together(source, part.files, start=part.start, window=part.window, threads=threads)
+        reader = ParallelReader(source, part.files, start=part.start, window=part.window, threads=threads)
     else:
         reader = source.reader(part.files, start=part.start, window=part.window)
     with closing(reader):

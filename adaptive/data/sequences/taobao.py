@@ -1,4 +1,12 @@
-"""Events of Taobao's users (`UserBehavior.csv`) as sequences with a candidate, in the manner of TBSM's preparation.
+"""Logged events of users, in the order of each user's time, as arrays.
+
+E events. With the rows that `taobao` finds for them they take 60 bytes an event, and 140 while they are sorted.
+
+Which events of a log become candidates, and which items stand in their place in samples that were no event.
+
+E events, K candidates. All choices follow from a seed, and from nothing else.
+
+Events of Taobao's users (`UserBehavior.csv`) as sequences with a candidate, in the manner of TBSM's preparation.
 
 A line is `user,item,category,behaviour,unix time`. A sample with label 1 is an event with the events of the same user
 before it; behind it comes a sample with the same history whose candidate is an item that the user has no event with,
@@ -13,20 +21,148 @@ TBSM's preparation differs: it draws positions with replacement, negatives behin
 short histories with row 0, which is also an item's.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.assemble import open_source, settings_identity
-from adaptive.data.sequences.dataset import Part, Samples, SequenceDataset, batch_of, held_out, step_times
-from adaptive.data.sequences.events import Events, event_format, read_events, seen_pairs
-from adaptive.data.sequences.windows import choose_candidates, draw_negatives
+from adaptive.data.data_options import DataOptions
+from adaptive.data.kernels import text as kernels
+from adaptive.data.rows.row_dataset import open_source, settings_identity
+from adaptive.data.rows.row_source import Block, Column, RowFormat
+from adaptive.data.rows.split import survey
+from adaptive.data.sampling import numbers
+from adaptive.data.sequences.sequence_dataset import Part, Samples, SequenceDataset, batch_of, held_out, step_times
+from adaptive.data.text.text_reader import TextSource
 from adaptive.errors import ConfigError, InputError
 
+BEHAVIOURS = ("pv", "buy", "cart", "fav")
+COLUMNS = ("user", "item", "category", "behaviour", "time")
+
+
+def event_format(max_line_bytes: int) -> RowFormat:
+    """Lines `user,item,category,behaviour,unix time` without a header."""
+    keys = tuple(Column(name, kernels.KEY_INTEGER, required=True) for name in COLUMNS[:3])
+    behaviour, time = Column("behaviour", kernels.LABEL_SET), Column("time", kernels.TIME_NUMBER)
+    return RowFormat((*keys, behaviour, time), separator=",", max_line_bytes=max_line_bytes, positives=BEHAVIOURS)
+
+
+@dataclass(frozen=True)
+class Events:
+    """Events user by user, of each user by time; events of one time in the order of the lines."""
+
+    users: NDArray[np.int64]  # (U,) the users' ids, ascending
+    starts: NDArray[np.int64]  # (U + 1,) where the events of each user begin
+    items: NDArray[np.int64]  # (E,) ids
+    categories: NDArray[np.int64]  # (E,) ids
+    times: NDArray[np.float64]  # (E,) seconds since 1970
+    file_index: NDArray[np.int32]  # (E,)
+    lines: NDArray[np.int64]  # (E,)
+
+    @property
+    def user_of(self) -> NDArray[np.int64]:
+        """(E,) the number of each event's user."""
+        return np.repeat(np.arange(len(self.users)), np.diff(self.starts))
+
+
+def read_events(source: TextSource, files: tuple[int, ...]) -> Events:
+    """The events of some files together.
+
+    Raises:
+        InputError: if a file cannot be read, too many lines are bad, a behaviour is unknown, or there is no event.
+    """
+    keys, times, places, lines = list[NDArray[np.int64]](), [], [], []
+
+    def look(block: Block) -> None:
+        rows, columns = block.num_rows, block.columns
+        _check_behaviours(source, block)
+        keys.append(columns.keys[:, :rows].copy())
+        times.append(columns.times[:rows].copy())
+        places.append(block.file_index[:rows].copy())
+        lines.append(columns.lines[:rows].copy())
+
+    survey(source, files, look=look)
+    user, item, category = np.concatenate(keys, axis=1)
+    time = np.concatenate(times)
+    order = np.lexsort((time, user))  # stable
+    user = user[order]
+    users, starts = np.unique(user, return_index=True)
+    return Events(
+        users,
+        np.append(starts, len(user)),
+        item[order],
+        category[order],
+        time[order],
+        np.concatenate(places)[order],
+        np.concatenate(lines)[order],
+    )
+
+
+def _check_behaviours(source: TextSource, block: Block) -> None:
+    unknown = np.flatnonzero(block.columns.labels[: block.num_rows] != 1)
+    if len(unknown):
+        first = unknown[0]
+        where = f"{source.names()[block.file_index[first]]}:{block.columns.lines[first]}"
+        raise InputError(
+            f"{where}: the behaviour is none of {', '.join(BEHAVIOURS)}; taobao: reads lines "
+            f"{','.join(COLUMNS)} as UserBehavior.csv has them"
+        )
+
+
+def seen_pairs(events: Events, item_rows: NDArray[np.int64], num_items: int) -> NDArray[np.int64]:
+    """Ascending numbers `user * num_items + item row` of all that a user of the log has an event with."""
+    return np.unique(events.user_of * num_items + item_rows)
+
+
 Ids = NDArray[np.int64]
+CANDIDATES = (0, 1, 3, 6)  # of users with 1 to 10, 11 to 20, 21 to 30, 31 to 40 events; beyond: as many as allowed
+MOST_DRAWS = 100  # of an item that a user has no event with
+
+
+def choose_candidates(starts: Ids, history: int, most: int, seed: int) -> Ids:
+    """Positions (K,) of candidates, ascending.
+
+    A user of 1 to 10 events has none, of 11 to 20 one, 21 to 30 three, 31 to 40 six, and of more `most`; never more
+    than `most`, nor than can be. A candidate can be any event with `history` events of its user before it, or, where
+    there is none, the user's last one.
+
+    Args:
+        starts: (U + 1,) where the events of each user begin.
+        seed: of the draw: event e is chosen before others whose number is greater (`sampling.numbers`).
+    """
+    sizes = np.diff(starts)
+    wanted = np.minimum(np.append(CANDIDATES, most)[np.minimum((sizes - 1) // 10, len(CANDIDATES))], most)
+    user = np.repeat(np.arange(len(sizes)), sizes)
+    place = np.arange(len(user))
+    possible = np.flatnonzero((place >= starts[user] + history) | (place == starts[user + 1] - 1))
+    possible = possible[wanted[user[possible]] > 0]
+    order = np.lexsort((numbers(0, len(user), seed)[possible], user[possible]))
+    possible = possible[order]
+    owners, first, counts = np.unique(user[possible], return_index=True, return_counts=True)
+    rank = np.arange(len(possible)) - np.repeat(first, counts)
+    return np.sort(possible[rank < wanted[np.repeat(owners, counts)]])
+
+
+def draw_negatives(count: int, num_pairs: int, is_seen: Callable[[Ids, Ids], NDArray[np.bool_]], seed: int) -> Ids:
+    """For each of `count` candidates the number of a pair of item and category that its user has no event with, drawn
+    evenly from `num_pairs`; -1 where 100 draws found none.
+
+    Args:
+        is_seen: (candidates, pairs) -> whether the user of each candidate has an event with the item of each pair.
+        seed: draw d for candidate k is number `d * count + k` of the seed.
+    """
+    found = np.full(count, -1, np.int64)
+    for draw in range(MOST_DRAWS):
+        left = np.flatnonzero(found < 0)
+        if not len(left):
+            break
+        pairs = (numbers(draw * count, count, seed)[left] * num_pairs).astype(np.int64)
+        good = ~is_seen(left, pairs)
+        found[left[good]] = pairs[good]
+    return found
 
 
 def open_taobao(paths: str, options: DataOptions, *, run_dir: Path | None = None) -> SequenceDataset:

@@ -10,8 +10,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.data.data_options import SyntheticConfig
 from adaptive.data.kernels.synthetic import FIELD, hashed, uniform
-from adaptive.data.synthetic.config import SyntheticConfig
 
 # Distinct values per categorical column of Criteo's Kaggle data set, C1 to C26.
 CRITEO_KAGGLE = (

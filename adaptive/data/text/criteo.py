@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.assemble import FeaturePlan, RowRule, TextPlan, open_source, open_text
-from adaptive.data.rows.dataset import TextDataset
-from adaptive.data.rows.format import Column, TextFormat
-from adaptive.data.text.source import TextFile, first_line
+from adaptive.data.rows.data_files import DataFile
+from adaptive.data.rows.row_dataset import FeaturePlan, RowDataset, RowPlan, RowRule, open_rows, open_source
+from adaptive.data.rows.row_source import Column, RowFormat
+from adaptive.data.text.text_reader import first_line
 from adaptive.errors import ConfigError
 
 NUM_DENSE, NUM_CATEGORIES = 13, 26
@@ -28,12 +28,12 @@ _INPUTS = tuple(Column(f"I{i + 1}", kernels.DENSE_INTEGER) for i in range(NUM_DE
 )
 
 
-def criteo_format(*, labelled: bool = True, max_line_bytes: int = 1 << 20) -> TextFormat:
+def criteo_format(*, labelled: bool = True, max_line_bytes: int = 1 << 20) -> RowFormat:
     """The format of a file with or without labels."""
-    return TextFormat((_LABEL if labelled else ()) + _INPUTS, separator="\t", max_line_bytes=max_line_bytes)
+    return RowFormat((_LABEL if labelled else ()) + _INPUTS, separator="\t", max_line_bytes=max_line_bytes)
 
 
-def open_criteo(paths: str, options: DataOptions, *, run_dir: Path | None = None) -> TextDataset:
+def open_criteo(paths: str, options: DataOptions, *, run_dir: Path | None = None) -> RowDataset:
     """The data set of `criteo:PATH[,PATH...]`; see `adaptive.data.open.open_dataset`."""
     if options.schema_path is not None or options.time_split is not None:
         raise ConfigError("criteo: has no schema and no time column; remove schema_path and time_split")
@@ -41,9 +41,9 @@ def open_criteo(paths: str, options: DataOptions, *, run_dir: Path | None = None
     rule = RowRule("fitted", options.min_count) if options.vocabulary else RowRule("hashed", options.hash_rows)
     features = tuple(FeaturePlan(f"C{i + 1}", f"C{i + 1}", i, False, rule, "hex") for i in range(NUM_CATEGORIES))
     identity: dict[str, object] = {"format": "criteo", "rows": rule.kind, "rows_setting": rule.size}
-    return open_text(opened, TextPlan(features, np.ones(NUM_DENSE, np.bool_), None, identity), options, run_dir=run_dir)
+    return open_rows(opened, RowPlan(features, np.ones(NUM_DENSE, np.bool_), None, identity), options, run_dir=run_dir)
 
 
-def _format_of(file: TextFile, options: DataOptions) -> TextFormat:
+def _format_of(file: DataFile, options: DataOptions) -> RowFormat:
     num_columns = first_line(file, options.max_line_bytes).count(b"\t") + 1
     return criteo_format(labelled=num_columns != len(_INPUTS), max_line_bytes=options.max_line_bytes)

@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels.text_fields import iso_time
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.assemble import FeaturePlan, RowRule, TextPlan, open_source, open_text
-from adaptive.data.rows.format import Column, TextFormat
-from adaptive.data.rows.rows import LabelSource
-from adaptive.data.text.pairs import open_pairs
+from adaptive.data.rows.batcher import LabelSource
+from adaptive.data.rows.data_files import DataFile, find_files
+from adaptive.data.rows.row_dataset import FeaturePlan, RowPlan, RowRule, open_rows, open_source
+from adaptive.data.rows.row_source import Column, RowFormat
 from adaptive.data.text.schema import NULLS, Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
-from adaptive.data.text.source import TextFile, find_files, first_line
+from adaptive.data.text.text_reader import first_line
+from adaptive.data.text.user_items import open_pairs
 from adaptive.errors import ConfigError, InputError
 
 MOST_COLUMNS = 10_000
@@ -38,18 +39,18 @@ def open_csv(paths: str, options: DataOptions, *, run_dir: Path | None = None) -
     names = _column_names(find_files(paths)[0], schema, options)
     form, plan = describe(schema, names, options)
 
-    def format_of(file: TextFile) -> TextFormat:
+    def format_of(file: DataFile) -> RowFormat:
         found = _column_names(file, schema, options)
         if found != names:
             raise InputError(f"{file.path}: header {found} differs from that of the first file, {names}")
         return form
 
-    return open_text(open_source(paths, options, run_dir, format_of=format_of), plan, options, run_dir=run_dir)
+    return open_rows(open_source(paths, options, run_dir, format_of=format_of), plan, options, run_dir=run_dir)
 
 
 def describe(
     schema: DelimitedSchema, names: Sequence[str], options: DataOptions, *, lists: Container[str] | None = None
-) -> tuple[TextFormat, TextPlan]:
+) -> tuple[RowFormat, RowPlan]:
     """What a schema means for a file with the columns `names`.
 
     Args:
@@ -63,7 +64,7 @@ def describe(
     uses = _uses(schema, names, lists or ())
     columns = tuple(uses.get(name, Column(name, kernels.SKIP)) for name in names if lists is None or name in uses)
     label = schema.label
-    form = TextFormat(
+    form = RowFormat(
         columns,
         separator=schema.separator,
         quote=schema.quote,
@@ -86,7 +87,7 @@ def describe(
     labels = () if label is None or not schema.more_labels else (label.column, *(m.column for m in schema.more_labels))
     more = tuple(LabelSource(one.column, form.slot(one.column), one.threshold) for one in schema.more_labels)
     widths, cut = _widths(schema, names, options), _time_cut(schema.time, options)
-    return form, TextPlan(features, is_log, cut, identity, labels, more, widths)
+    return form, RowPlan(features, is_log, cut, identity, labels, more, widths)
 
 
 def _identity(schema: DelimitedSchema) -> dict[str, object]:
@@ -129,7 +130,7 @@ def _as_labelled(schema: DelimitedSchema, names: Sequence[str], options: DataOpt
     return schema.model_copy(update={"label": label, "more_labels": more})
 
 
-def _column_names(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
+def _column_names(file: DataFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
     if schema.columns is not None:
         return _columns_there(file, schema, options)
     names = _fields(file, schema, options)
@@ -140,7 +141,7 @@ def _column_names(file: TextFile, schema: DelimitedSchema, options: DataOptions)
     return [name or f"column {number + 1}" for number, name in enumerate(names)]
 
 
-def _columns_there(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
+def _columns_there(file: DataFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
     """The schema's columns, without the label's where files may lack it and lines have one field less."""
     assert schema.columns is not None
     names = list(schema.columns)
@@ -152,7 +153,7 @@ def _columns_there(file: TextFile, schema: DelimitedSchema, options: DataOptions
     return names
 
 
-def _fields(file: TextFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
+def _fields(file: DataFile, schema: DelimitedSchema, options: DataOptions) -> list[str]:
     """The fields of the first line; none of an empty file."""
     line = first_line(file, options.max_line_bytes)
     if not line:

@@ -9,8 +9,7 @@ from typing import Any, Final, TextIO
 
 from adaptive.batch import Batch
 from adaptive.config import TrainConfig
-from adaptive.data.dataset import Dataset, DataShape
-from adaptive.data.tables import shape_of
+from adaptive.data.dataset import Dataset, DataShape, shape_of
 from adaptive.embeddings.ranks import Ranks
 from adaptive.errors import AdaptiveError, ConfigError, InputError
 from adaptive.training.build import open_data, torch_settings

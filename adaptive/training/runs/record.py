@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from adaptive.config import TrainConfig
-from adaptive.data.dataset import Dataset, DataShape
-from adaptive.data.tables import shape_of
+from adaptive.data.dataset import Dataset, DataShape, shape_of
 from adaptive.data.text.schema import schema_file
 from adaptive.errors import CheckpointError, InputError
 from adaptive.training.telemetry.jsonl import plain

@@ -10,7 +10,7 @@ from typing import Any, Final, TextIO
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.data.rows.vocabulary import INDEX
+from adaptive.data.rows.vocabularies import INDEX
 from adaptive.embeddings.engine.build import choose_device
 from adaptive.embeddings.ranks import Ranks
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError

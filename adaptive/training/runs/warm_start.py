@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import TrainConfig
-from adaptive.data.rows.vocabulary import stored_tables
+from adaptive.data.rows.vocabularies import stored_tables
 from adaptive.errors import CheckpointError, ConfigError
 from adaptive.models.options import OPTIONS
 from adaptive.storage.arrays import Stored, whole

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adaptive.batch import Batch
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
 from adaptive.data.rows.split import survey
 from adaptive.errors import ConfigError, InputError
 

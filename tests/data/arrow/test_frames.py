@@ -6,7 +6,7 @@ import pytest
 from test_parquet import TEXT, assert_equal, columns, of_text
 
 from adaptive.data.arrow.frames import from_frame
-from adaptive.data.options import DataOptions
+from adaptive.data.data_options import DataOptions
 from adaptive.data.text.schema import load_schema
 from adaptive.errors import ConfigError, InputError
 

@@ -14,8 +14,8 @@ from parquet_rows import opened, rows_of, table
 
 from adaptive.batch import Batch, concatenate
 from adaptive.data.arrow.frames import from_frame
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
 from adaptive.data.rows.split import read_part, survey
 from adaptive.errors import AdaptiveError, ConfigError, InputError
 

@@ -11,7 +11,7 @@ from scipy.special import ndtr, ndtri
 
 from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.synthetic.fields import make_fields
-from adaptive.data.synthetic.stream import Synthetic, SyntheticConfig
+from adaptive.data.synthetic.synthetic_stream import Synthetic, SyntheticConfig
 
 
 def test_hashed_is_splitmix64() -> None:

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive.batch import Batch
-from adaptive.data.dataset import Dataset
+from adaptive.data.data_options import DataOptions
+from adaptive.data.dataset import Dataset, PartRead
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.prepared import layout, read, write
-from adaptive.data.prepared.write import prepare
-from adaptive.data.progress import PartRead
+from adaptive.data.prepared import block_layout, prepared_reader, prepared_writer
+from adaptive.data.prepared.prepared_writer import prepare
 from adaptive.errors import ConfigError, InputError, OutputError
 
 SCHEMA = """
@@ -83,7 +82,7 @@ def assert_same_data(found: Dataset, wanted: Dataset, sizes: tuple[int, ...] = (
 
 @pytest.fixture(name="small_blocks", params=[13, 1 << 16])
 def small_blocks_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "block_samples", lambda values: request.param)
+    monkeypatch.setattr(prepared_writer, "block_samples", lambda values: request.param)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -116,7 +115,7 @@ def test_taobao(tmp_path: Path, real_data: Path) -> None:
 
 
 def test_small_types_hold_large_rows() -> None:
-    assert [layout.id_type(rows).itemsize for rows in (1, 256, 257, 65536, 65537, 2**32, 2**32 + 1)] == [
+    assert [block_layout.id_type(rows).itemsize for rows in (1, 256, 257, 65536, 65537, 2**32, 2**32 + 1)] == [
         1, 1, 2, 2, 4, 4, 8,
     ]  # fmt: skip
 
@@ -173,7 +172,7 @@ def test_nothing_is_left_of_what_was_stopped(tmp_path: Path, stopped_by: type[Ba
 
 def test_it_tells_how_much_of_each_part_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes of the files; in samples where it is known how many a part has; of data without files, too."""
-    monkeypatch.setattr(write, "block_samples", lambda columns: 16)
+    monkeypatch.setattr(prepared_writer, "block_samples", lambda columns: 16)
     spec = make_text(tmp_path)
     size = (tmp_path / "data.csv").stat().st_size
 
@@ -268,7 +267,7 @@ def pipe(path: Path) -> None:
 def test_damage_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, damage: Callable[[Path], object], message: str
 ) -> None:
-    monkeypatch.setattr(write, "block_samples", lambda values: 13)
+    monkeypatch.setattr(prepared_writer, "block_samples", lambda values: 13)
     prepare(make_text(tmp_path), options(tmp_path, holdout=0.3), tmp_path / "out")
     damage(tmp_path / "out" / name)
 
@@ -293,10 +292,10 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
 
 
 def test_a_block_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "block_samples", lambda values: 13)
+    monkeypatch.setattr(prepared_writer, "block_samples", lambda values: 13)
     prepare(make_text(tmp_path), options(tmp_path), tmp_path / "out")
     calls = []
-    monkeypatch.setattr(read, "checksum", lambda words: calls.append(1) or checksum(words))
+    monkeypatch.setattr(prepared_reader, "checksum", lambda words: calls.append(1) or checksum(words))
     data = open_dataset(f"prepared:{tmp_path / 'out'}", DataOptions())
     for _ in range(2):
         list(data.train(5))

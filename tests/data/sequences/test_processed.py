@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.sequences.dataset import SequenceDataset
+from adaptive.data.sequences.sequence_dataset import SequenceDataset
 from adaptive.errors import ConfigError, InputError
 
 GOOD: dict[str, Any] = {

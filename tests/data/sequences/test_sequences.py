@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from adaptive.batch import concatenate
+from adaptive.data.data_options import DataOptions, SequencesConfig
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.sequences.config import SequencesConfig
-from adaptive.data.sequences.stream import BIAS, GAIN, Stream
+from adaptive.data.sequences.sequence_dataset import BIAS, GAIN, Stream
 from adaptive.errors import ConfigError
 from adaptive.training.quality import exact_auc
 

@@ -16,8 +16,7 @@ from torch import nn
 from adaptive.batch import Batch
 from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.synthetic.fields import CRITEO_KAGGLE, large_fields, make_fields, table_sizes
-from adaptive.data.synthetic.stream import Synthetic, SyntheticConfig
-from adaptive.data.synthetic.teacher import bayes_auc
+from adaptive.data.synthetic.synthetic_stream import Synthetic, SyntheticConfig, bayes_auc
 from adaptive.errors import ConfigError, InputError
 
 Make = Callable[..., Synthetic]

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from adaptive.config import TrainConfig
 from adaptive.data.kernels import synthetic as kernels
 from adaptive.data.synthetic.fields import CRITEO_KAGGLE, cardinalities, large_fields, make_fields, table_sizes
-from adaptive.data.synthetic.stream import Synthetic, SyntheticConfig
-from adaptive.data.synthetic.teacher import Teacher, bayes_auc
+from adaptive.data.synthetic.synthetic_stream import Synthetic, SyntheticConfig, Teacher, bayes_auc
 from adaptive.training.runs.training import train_run
 
 # SHA-256 of dense inputs, ids, offsets and labels, from before there were other shapes. Like the golden ids in

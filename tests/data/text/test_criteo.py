@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adaptive.batch import concatenate
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError, InputError
 
 INTEGERS = ["3", "", "-2", "0", "1023", "1024", "99999", "1", "1", "1", "1", "1", ""]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from adaptive.batch import concatenate
-from adaptive.data.kernels import pairs as kernels
+from adaptive.data.data_options import DataOptions
+from adaptive.data.kernels import text_rows as kernels
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
 from adaptive.errors import ConfigError, InputError
 
 SCHEMAS = Path(__file__).parents[3] / "examples" / "schemas"

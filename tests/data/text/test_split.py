@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive.batch import concatenate
+from adaptive.data.data_options import DataOptions
+from adaptive.data.dataset import told_of_reading
 from adaptive.data.kernels import text as kernels
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.progress import told_of_reading
-from adaptive.data.rows.format import Column, TextFormat
+from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import Limits, RejectLog
+from adaptive.data.rows.row_source import Column, RowFormat
 from adaptive.data.rows.split import half, read_part, split_last, survey
-from adaptive.data.shuffle import block_rows
-from adaptive.data.text.reader import TextSource
-from adaptive.data.text.source import find_files
+from adaptive.data.sampling import block_rows
+from adaptive.data.text.text_reader import TextSource
 from adaptive.errors import ConfigError, InputError
 
-FORM = TextFormat((Column("label", kernels.LABEL_BINARY), Column("n", kernels.DENSE_INTEGER)), separator=",")
+FORM = RowFormat((Column("label", kernels.LABEL_BINARY), Column("n", kernels.DENSE_INTEGER)), separator=",")
 
 
 def source_of(folder, texts):

@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 
 from adaptive.data.kernels import text as kernels
 from adaptive.data.kernels import text_fields
-from adaptive.data.rows import rejects
-from adaptive.data.rows.format import Block, Column, TextFormat
+from adaptive.data.rows import data_files, rejects
+from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import Limits, RejectLog
-from adaptive.data.text import source as source_module
-from adaptive.data.text.reader import Position, TextReader, TextSource
-from adaptive.data.text.source import find_files
+from adaptive.data.rows.row_source import Block, Column, Position, RowFormat
+from adaptive.data.text.text_reader import ByteStream, TextReader, TextSource
 from adaptive.errors import InputError
 
 ALL_BAD = Limits(1.0, 1.0)
 
-PLAIN = TextFormat(  # Criteo's kinds
+PLAIN = RowFormat(  # Criteo's kinds
     (
         Column("label", kernels.LABEL_BINARY),
         Column("count", kernels.DENSE_INTEGER),
@@ -34,7 +33,7 @@ PLAIN = TextFormat(  # Criteo's kinds
     separator="\t",
     max_line_bytes=40,
 )
-QUOTED = TextFormat(  # every other kind
+QUOTED = RowFormat(  # every other kind
     (
         Column("label", kernels.LABEL_SET),
         Column("skipped", kernels.SKIP),
@@ -51,7 +50,7 @@ QUOTED = TextFormat(  # every other kind
     positives=("buy", "a b"),
     nulls=("NA", "NaN", "\\N", "n.a"),
 )
-LISTS = TextFormat(
+LISTS = RowFormat(
     (
         Column("user", kernels.KEY_INTEGER, required=True),
         Column("items", kernels.KEY_BAG, item=kernels.KEY_INTEGER, inner=" "),
@@ -59,7 +58,7 @@ LISTS = TextFormat(
     separator=" ",
     max_line_bytes=60,
 )
-RATED = TextFormat(
+RATED = RowFormat(
     (Column("label", kernels.LABEL_THRESHOLD), Column("user", kernels.KEY_INTEGER), Column("t", kernels.TIME_NUMBER)),
     separator=",",
     header=True,
@@ -457,9 +456,9 @@ def test_a_file_that_may_not_be_read_is_not_said_to_be_gone(tmp_path, monkeypatc
 
     path = bad_file(tmp_path, 1, {})
     files = find_files(str(path))
-    monkeypatch.setattr(source_module, "open", refuse, raising=False)
+    monkeypatch.setattr(data_files, "open", refuse, raising=False)
     with pytest.raises(InputError, match=r"lines.tsv: cannot be read \(Permission denied\); check whose it is"):
-        source_module.ByteStream(files[0])
+        ByteStream(files[0])
 
 
 def test_every_cause_has_a_meaning():

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive.cli import app
+from adaptive.data.data_options import DataOptions
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.prepared.write import prepare
-from adaptive.data.rows.format import key_of
-from adaptive.data.rows.texts import TextKeeper
-from adaptive.data.rows.vocabulary import Vocabulary, load_vocabulary, save_vocabularies
+from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.rows.row_source import key_of
+from adaptive.data.rows.vocabularies import TextKeeper, Vocabulary, load_vocabulary, save_vocabularies
 from adaptive.errors import ConfigError
 
 SCHEMA = """

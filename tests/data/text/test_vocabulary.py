@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text_rows as kernels
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.rows import Direct, Fitted, Hashed
-from adaptive.data.rows.vocabulary import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
+from adaptive.data.rows.batcher import Direct, Fitted, Hashed
+from adaptive.data.rows.vocabularies import KeyCounter, Vocabulary, load_vocabularies, save_vocabularies
 from adaptive.errors import ConfigError
 
 keys = st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1)), max_size=60)

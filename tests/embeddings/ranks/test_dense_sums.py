@@ -7,7 +7,7 @@ import pytest
 from thread_ranks import on_ranks
 from toy import ToyData, toy_config
 
-from adaptive.data.tables import by_table
+from adaptive.data.dataset import by_table
 from adaptive.embeddings.dense import own_part
 from adaptive.embeddings.ranks import Ranks, dense
 from adaptive.embeddings.ranks.dense import goes_whole, slices_of, sum_blocks

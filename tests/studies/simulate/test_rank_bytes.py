@@ -10,7 +10,7 @@ from toy import SIZES, SMALL_DLRM, ToyData, toy_config
 
 import adaptive.studies.simulate.rank_traffic
 from adaptive.config import TrainConfig
-from adaptive.data.tables import by_table
+from adaptive.data.dataset import by_table
 from adaptive.embeddings.ranks import Ranks, dense
 from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.errors import ConfigError, InputError

@@ -11,7 +11,7 @@ from toy import ToyData, toy_config
 import adaptive.studies.simulate.rank_traffic
 import adaptive.studies.simulate.simulation
 from adaptive.config import TrainConfig
-from adaptive.data.tables import by_table
+from adaptive.data.dataset import by_table
 from adaptive.errors import DeviceMemoryError
 from adaptive.studies.report.load import Loaded
 from adaptive.studies.report.simulation_sections import simulation_sections

@@ -15,8 +15,8 @@ from toy_runs import nothing_is_left_behind  # noqa: F401 (fixture)
 
 from adaptive.batch import Batch, one_hot_batch
 from adaptive.config import TrainConfig
-from adaptive.data.synthetic.config import SyntheticConfig
-from adaptive.data.synthetic.stream import Synthetic
+from adaptive.data.data_options import SyntheticConfig
+from adaptive.data.synthetic.synthetic_stream import Synthetic
 from adaptive.errors import InputError
 from adaptive.policy import Policy
 from adaptive.training.guard.stream import Inputs, NumberedBatches

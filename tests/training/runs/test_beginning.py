@@ -8,8 +8,7 @@ import pytest
 
 from adaptive import load_run
 from adaptive.config import TrainConfig
-from adaptive.data.rows.texts import Texts
-from adaptive.data.rows.vocabulary import Vocabulary, grown, load_vocabulary
+from adaptive.data.rows.vocabularies import Texts, Vocabulary, grown, load_vocabulary
 from adaptive.errors import AdaptiveError, CheckpointError, ConfigError
 from adaptive.training.runs import train_run
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive.data.arrow import types
-from adaptive.data.arrow.damage import DamagedError
+from adaptive.data.arrow import arrow_types as types
+from adaptive.data.arrow.arrow_types import DamagedError
 from adaptive.data.kernels import arrow as kernels
 from adaptive.data.kernels import text
-from adaptive.data.rows.format import key_of
-from adaptive.data.rows.texts import TextKeeper
+from adaptive.data.rows.row_source import key_of
+from adaptive.data.rows.vocabularies import TextKeeper
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float64]

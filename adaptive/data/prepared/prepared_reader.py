@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin, concatenate
+from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.kernels.checksum import checksum
-from adaptive.data.options import DataOptions
-from adaptive.data.prepared.layout import (
+from adaptive.data.prepared.block_layout import (
     CHECKSUM,
     FIRST_FEATURE,
     MANIFEST,
@@ -30,8 +30,8 @@ from adaptive.data.prepared.layout import (
     StoredPart,
     load_manifest,
 )
-from adaptive.data.shuffle import in_blocks
-from adaptive.data.text.source import TextFile
+from adaptive.data.rows.data_files import DataFile
+from adaptive.data.sampling import in_blocks
 from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.storage.arrays import read_array
 from adaptive.storage.untrusted import open_plain
@@ -85,7 +85,7 @@ class Prepared(Dataset):
     def fingerprint(self) -> dict[str, object]:
         """Path, size and sha256 of every file, as of files of text, and the settings that order samples."""
         names = [MANIFEST, "train.bin", *(["evaluation.bin"] if self._evaluation is not None else [])]
-        files = [TextFile.of(self._folder / name, (self._folder / name).stat()) for name in names]
+        files = [DataFile.of(self._folder / name, (self._folder / name).stat()) for name in names]
         shuffle = {"shuffle_buffer": self._shuffle_buffer, "seed": self._seed}
         return {"format": "prepared", "files": [file.fingerprint() for file in files], **shuffle}
 
@@ -109,7 +109,7 @@ class _Part:
 
     def _map(self, size: int) -> NDArray[np.uint8]:
         with open_plain(self._path, error=InputError, follow=True) as file:
-            self._file = TextFile.of(self._path, os.fstat(file.fileno()))
+            self._file = DataFile.of(self._path, os.fstat(file.fileno()))
             if self._file.size != size:
                 raise InputError(f"{self._path}: has {self._file.size} bytes, needed {size}; {_AGAIN}")
             try:

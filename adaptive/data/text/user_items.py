@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin, one_hot_batch
+from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, Feature
-from adaptive.data.kernels import pairs as kernels
 from adaptive.data.kernels import text as text_kernels
+from adaptive.data.kernels import text_rows as kernels
 from adaptive.data.kernels.text_rows import mixed
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.assemble import open_source, settings_identity
-from adaptive.data.rows.format import Block, Column, TextFormat
-from adaptive.data.rows.rows import Batcher, Direct, FeatureSource
+from adaptive.data.rows.batcher import Batcher, Direct, FeatureSource
+from adaptive.data.rows.row_dataset import open_source, settings_identity
+from adaptive.data.rows.row_source import Block, Column, RowFormat
 from adaptive.data.rows.split import Split, read_part
-from adaptive.data.shuffle import in_blocks
-from adaptive.data.text.reader import TextSource
+from adaptive.data.sampling import in_blocks
 from adaptive.data.text.schema import UserItemsSchema
+from adaptive.data.text.text_reader import TextSource
 from adaptive.errors import ConfigError, InputError
 
 _LINES = 256  # read at once
@@ -43,7 +43,7 @@ def open_pairs(paths: str, schema: UserItemsSchema, options: DataOptions, *, run
         raise ConfigError(
             "user_items: has no time column, no vocabulary and no halves; remove time_split, vocabulary and eval_part"
         )
-    form = TextFormat(
+    form = RowFormat(
         (
             Column("user", text_kernels.KEY_INTEGER, required=True),
             Column("items", text_kernels.KEY_BAG, item=text_kernels.KEY_INTEGER, inner=schema.separator),

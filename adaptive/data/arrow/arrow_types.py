@@ -1,13 +1,23 @@
 """Which of Arrow's types can be read as what a schema asks for, and the message where one cannot.
 
 pyarrow is an optional dependency, imported where it is used (`pyarrow_or_error`).
+
+Damage in files and columns that others wrote: told with its place.
+
+What a schema means for columns in Arrow's format.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from adaptive.data.data_options import DataOptions
 from adaptive.data.kernels import text as kernels
-from adaptive.data.rows.format import Column
-from adaptive.errors import ConfigError
+from adaptive.data.rows.row_dataset import RowPlan
+from adaptive.data.rows.row_source import Column, RowFormat
+from adaptive.data.text.delimited import describe
+from adaptive.data.text.schema import DelimitedSchema
+from adaptive.errors import ConfigError, InputError
 
 # The sorts of Arrow types that are told apart. A dictionary is of the sort of its values.
 INT, FLOAT, BOOL, DECIMAL, TEXT, TIME, LIST, NOTHING = "int", "float", "bool", "decimal", "text", "time", "list", "null"
@@ -114,3 +124,68 @@ def _advice(wanted: int, kind: Any) -> str:
     if sort == INT and wanted == kernels.TIME_ISO:
         return ": kind = 'number' does"
     return "; store it as one of: " + ", ".join(sort for sort in READABLE[wanted] if sort != NOTHING)
+
+
+class DamagedError(ValueError):
+    """A file is not what its footer says, or a column not what Arrow allows."""
+
+
+@contextmanager
+def damage_told(where: str) -> Iterator[None]:
+    """Within it, what is wrong with a column or a file becomes an InputError with its place."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, DamagedError, UnicodeDecodeError, OverflowError, pa.ArrowException) as error:
+        message = first_line(error)
+        if "not yet implemented" in message.lower():  # pyarrow raises an OSError for it, as for damage
+            raise InputError(
+                f"{where}: expected encodings that pyarrow {pa.__version__} reads, got one that it does not "
+                f"({message}). Write the file with another encoding, or upgrade pyarrow."
+            ) from error
+        raise InputError(f"{where}: damaged or cut off ({message}); write the file again") from error
+
+
+def first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def describe_columns(
+    schema: DelimitedSchema, found: Mapping[str, Any], options: DataOptions, *, what: str
+) -> tuple[RowFormat, RowPlan]:
+    """The columns of the schema, in the order of the data, and what becomes of them. Lists are bags, whether or not the
+    schema has a separator for them; `separator`, `quote`, `header` and `columns` are about text and mean nothing here.
+
+    Args:
+        found: name -> Arrow type of all columns.
+        what: the data, for messages.
+
+    Raises:
+        ConfigError: with all columns that are missing, used twice, or of a type that cannot be read.
+    """
+    lists = {name for name, kind in found.items() if is_list(kind)}
+    form, plan = describe(schema, list(found), options, lists=lists)
+    problems = [problem(column, found[column.name]) for column in form.columns]
+    if any(problems):
+        raise ConfigError("\n  ".join([f"{what}: the schema does not fit:", *filter(None, problems)]))
+    return form, plan
+
+
+def readable(form: RowFormat, found: Mapping[str, Any], what: str) -> None:
+    """Check that another file can be read as the first one is.
+
+    Raises:
+        InputError: if columns are missing, of a type that cannot be read, or lists in one of the two only.
+    """
+    problems = []
+    for column in form.columns:
+        kind = found.get(column.name)
+        if kind is None:
+            problems.append(f"no column {column.name!r}, which the first file has")
+        elif column.kind == kernels.KEY_BAG and not column.inner and not is_list(kind):
+            problems.append(f"column {column.name!r} holds {kind}, in the first file lists")
+        else:
+            problems.append(problem(column, kind))
+    if any(problems):
+        raise InputError("\n  ".join([f"{what}: differs from the first file:", *filter(None, problems)]))

@@ -1,22 +1,136 @@
-"""`TextReader`: text files in, blocks of rows out. Python handles chunks, the tokeniser handles lines.
+"""Bytes of text files, plain or gzip, with errors that name file and offset.
+
+Which of the two a file is follows from its first bytes, not from its name. Files must not change while they are
+used: one that is cut short, grows, is written to or disappears between two passes is an error, since other samples
+would be trained without notice.
+
+`TextReader`: text files in, blocks of rows out. Python handles chunks, the tokeniser handles lines.
 
 A chunk is read behind what is left of the line before; everything up to the last line feed goes to the tokeniser.
 Memory is bounded by a chunk and the longest line allowed, whatever a file holds.
 """
 
+import gzip
+import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import BinaryIO, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.kernels import text as kernels
-from adaptive.data.kernels import texts
-from adaptive.data.rows.format import Block, TextFormat
+from adaptive.data.kernels import text_rows
+from adaptive.data.rows.data_files import DataFile, open_file
 from adaptive.data.rows.rejects import BadLine, RejectLog
-from adaptive.data.rows.row_source import EVERYTHING, Keepers, Position, RowReader, RowSource
-from adaptive.data.text.source import ByteStream, TextFile
+from adaptive.data.rows.row_source import EVERYTHING, Block, Keepers, Position, RowFormat, RowReader, RowSource
+from adaptive.errors import InputError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_CHECKED_BLOCK = 1 << 20
+_CHECKED_BLOCKS = 64
+_NOTHING = b"\xef\xbb\xbf\r\n"  # byte order mark and ends of lines
+
+
+class ByteStream:
+    """The (decompressed) bytes of one file, front to back.
+
+    Raises:
+        InputError: from any method, if the file is gone, has changed, or holds damaged or cut-off gzip data.
+    """
+
+    def __init__(self, file: DataFile) -> None:
+        self.file = file
+        self.offset = 0  # decompressed bytes handed out
+        self._raw = open_file(file.path)
+        try:
+            file.require_unchanged(os.fstat(self._raw.fileno()))
+            self._gzip = self._find_gzip()
+        except BaseException:
+            self._raw.close()
+            raise
+
+    def _find_gzip(self) -> BinaryIO | None:
+        is_gzip = self._raw.read(2) == _GZIP_MAGIC
+        self._raw.seek(0)
+        return cast(BinaryIO, gzip.GzipFile(fileobj=self._raw, mode="rb")) if is_gzip else None
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill `view` as far as one read does -> number of bytes, 0 at the end only."""
+        try:
+            count = self._read_gzip(view) if self._gzip is not None else self._read_plain(view)
+        except OSError as error:
+            raise InputError(f"{self.file.path}: reading failed at offset {self.offset} ({error})") from error
+        self.offset += count
+        return count
+
+    def _read_plain(self, view: memoryview) -> int:
+        left = self.file.size - self.offset
+        count = cast(int, self._raw.readinto(view[:left])) if left else 0  # type: ignore[attr-defined]
+        if not count and left:
+            raise InputError(
+                f"{self.file.path}: ends at offset {self.offset}, had {self.file.size} bytes when it was opened; "
+                "it was cut short while being read"
+            )
+        return count
+
+    def _read_gzip(self, view: memoryview) -> int:
+        assert self._gzip is not None
+        try:
+            return cast(int, self._gzip.readinto(view))  # type: ignore[attr-defined]
+        except EOFError as error:
+            raise InputError(
+                f"{self.file.path}: the gzip data stop in the middle, at offset {self._raw.tell()} of the file, after "
+                f"{self.offset} decompressed bytes; the file is cut off: fetch it again"
+            ) from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(
+                f"{self.file.path}: damaged gzip data before offset {self._raw.tell()} of the file, after "
+                f"{self.offset} decompressed bytes ({error}); fetch the file again"
+            ) from error
+
+    def skip_to(self, offset: int) -> None:
+        """Go to a decompressed offset: at once in a plain file, by reading up to there in a gzip one."""
+        assert offset >= self.offset
+        if self._gzip is None:
+            self._raw.seek(offset)
+            self.offset = offset
+        scratch = memoryview(bytearray(_CHECKED_BLOCK))
+        while self.offset < offset:
+            if not self.readinto(scratch[: min(len(scratch), offset - self.offset)]):
+                raise InputError(f"{self.file.path}: ends before offset {offset}; it changed since it was counted")
+
+    def bytes_read(self) -> int:
+        """Bytes of the file on disk up to where it is read; decompression reads a little ahead."""
+        return self._raw.tell()
+
+    def close(self) -> None:
+        if self._gzip is not None:
+            self._gzip.close()
+        self._raw.close()
+
+
+def first_line(file: DataFile, max_bytes: int) -> bytes:
+    """The first line that is not empty, without byte order mark and end of line; cut after `max_bytes`."""
+    stream, data, begun = ByteStream(file), bytearray(), False
+    try:
+        while len(data) < max_bytes:
+            view = memoryview(bytearray(min(max_bytes, 1 << 16)))
+            count = stream.readinto(view)
+            if not count:
+                break
+            part = bytes(view[:count]) if begun else bytes(data + view[:count]).lstrip(_NOTHING)
+            if not begun:
+                data.clear()
+            begun = begun or bool(part)
+            data += part
+            if b"\n" in part:
+                break
+    finally:
+        stream.close()
+    return bytes(data[:max_bytes]).split(b"\n")[0].rstrip(b"\r")
+
 
 CHUNK_BYTES = 1 << 18  # fits the second-level cache together with the rows made from it
 _BOM = b"\xef\xbb\xbf"
@@ -28,8 +142,8 @@ _KEPT_BYTES = 256  # of a bad line
 class TextSource(RowSource):
     """Files of text, the format of each, and the log of their bad lines. Each file is a piece."""
 
-    files: tuple[TextFile, ...]
-    formats: tuple[TextFormat, ...]  # one per file; all have the same output columns
+    files: tuple[DataFile, ...]
+    formats: tuple[RowFormat, ...]  # one per file; all have the same output columns
     log: RejectLog
     chunk_bytes: int = CHUNK_BYTES
 
@@ -73,7 +187,7 @@ class TextReader(RowReader):
         keepers: Keepers | None = None,
     ) -> None:
         self._keepers = keepers or {}
-        self._spans = np.empty((0, texts.SPAN_SIZE), np.int64)
+        self._spans = np.empty((0, text_rows.SPAN_SIZE), np.int64)
         self._source = source
         self._window = window
         self._start = start or Position(file=files[0] if files else 0)
@@ -130,9 +244,9 @@ class TextReader(RowReader):
                 continue
             count = -1
             while count < 0:
-                count = texts.column_spans(self._data, starts, self._layout, number, self._spans)
+                count = text_rows.column_spans(self._data, starts, self._layout, number, self._spans)
                 if count < 0:
-                    self._spans = np.empty((2 * len(self._spans) + len(starts), texts.SPAN_SIZE), np.int64)
+                    self._spans = np.empty((2 * len(self._spans) + len(starts), text_rows.SPAN_SIZE), np.int64)
             keeper.add(self._data, self._spans[:count])
 
     def _bad_lines(self) -> list[BadLine]:

@@ -7,11 +7,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from adaptive.batch import Batch
-from adaptive.data.dataset import Dataset
+from adaptive.data.data_options import DataOptions
+from adaptive.data.dataset import Dataset, PartRead, tables_of
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
-from adaptive.data.options import DataOptions
-from adaptive.data.prepared.layout import (
+from adaptive.data.prepared.block_layout import (
     FIRST_FEATURE,
     FORMAT,
     MANIFEST,
@@ -24,8 +24,6 @@ from adaptive.data.prepared.layout import (
     StoredPart,
     block_samples,
 )
-from adaptive.data.progress import PartRead
-from adaptive.data.tables import tables_of
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new

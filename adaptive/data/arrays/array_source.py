@@ -11,9 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.data.kernels import text as kernels
-from adaptive.data.rows.format import Block, Column, TextFormat
 from adaptive.data.rows.rejects import BadLine, RejectLog
-from adaptive.data.rows.row_source import EVERYTHING, DataFile, Keepers, Position, RowReader, RowSource
+from adaptive.data.rows.row_source import (
+    EVERYTHING,
+    Block,
+    Column,
+    Fingerprinted,
+    Keepers,
+    Position,
+    RowFormat,
+    RowReader,
+    RowSource,
+)
 
 READ_ROWS = 1 << 14  # samples taken from a file at once
 
@@ -47,11 +56,11 @@ class Samples(Protocol):
         """
 
 
-def array_format(num_dense: int, num_features: int) -> TextFormat:
+def array_format(num_dense: int, num_features: int) -> RowFormat:
     """A label, `I1`, ... and `C1`, ..., as Criteo's format has them."""
     dense = tuple(Column(f"I{i + 1}", kernels.DENSE_FLOAT) for i in range(num_dense))
     keys = tuple(Column(f"C{i + 1}", kernels.KEY_INTEGER) for i in range(num_features))
-    return TextFormat((Column("label", kernels.LABEL_BINARY), *dense, *keys))
+    return RowFormat((Column("label", kernels.LABEL_BINARY), *dense, *keys))
 
 
 @dataclass(frozen=True)
@@ -59,9 +68,9 @@ class ArraySource(RowSource):
     """Files of arrays. `modulo`: of ids, what is left of the division by it; None: ids as they are."""
 
     READ_ROWS: ClassVar[int] = READ_ROWS
-    files: Sequence[DataFile]
+    files: Sequence[Fingerprinted]
     samples: tuple[Samples, ...]
-    formats: tuple[TextFormat, ...]
+    formats: tuple[RowFormat, ...]
     log: RejectLog
     modulo: int | None = None
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin
 from adaptive.data.kernels import text_rows as kernels
-from adaptive.data.rows.format import Block
-from adaptive.data.rows.vocabulary import Vocabulary
+from adaptive.data.rows.row_source import Block
+from adaptive.data.rows.vocabularies import Vocabulary
 from adaptive.errors import InputError
 
 Ids = NDArray[np.int64]

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch, Origin
+from adaptive.data.data_options import DataOptions
 from adaptive.data.npz import check_array, fits_float32, load_arrays
-from adaptive.data.options import DataOptions
-from adaptive.data.rows.assemble import settings_identity
-from adaptive.data.sequences.dataset import Part, Samples, SequenceDataset, batch_of, held_out
-from adaptive.data.text.source import find_files
+from adaptive.data.rows.data_files import find_files
+from adaptive.data.rows.row_dataset import settings_identity
+from adaptive.data.sequences.sequence_dataset import Part, Samples, SequenceDataset, batch_of, held_out
 from adaptive.errors import ConfigError, InputError
 
 KEYS = ("X_cat", "X_int", "y")

@@ -1,0 +1,108 @@
+"""Files that data are read from: found by path or pattern, fingerprinted, and checked not to change.
+
+One that is cut short, grows, is written to or disappears between two passes is an error, since other samples would be
+trained without notice.
+"""
+
+import glob
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from adaptive.errors import InputError
+
+_CHECKED_BLOCK = 1 << 20
+_CHECKED_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file as it was found when the data set was opened."""
+
+    path: Path
+    size: int  # bytes on disk
+    modified: int  # in ns, by its file system's clock
+
+    @classmethod
+    def of(cls, path: Path, found: os.stat_result) -> "DataFile":
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+    def require_unchanged(self, found: os.stat_result) -> None:
+        """Check that this is the file that was found: its size, and when it was written last.
+
+        Raises:
+            InputError: if not.
+        """
+        if found.st_size != self.size:
+            raise InputError(
+                f"{self.path}: has {found.st_size} bytes, had {self.size} when the data set was opened; "
+                "data must not change during a run"
+            )
+        if found.st_mtime_ns != self.modified:
+            raise InputError(
+                f"{self.path}: was written to after the data set was opened; data must not change during a run"
+            )
+
+    def fingerprint(self) -> dict[str, object]:
+        """Name, size and SHA-256 of the bytes on disk: of all of them up to 64 MiB, of 64 blocks of 1 MiB spread
+        evenly from the first to the last byte in larger files, so that it takes less than a second for any size. A
+        CRC-32 would be the same for all gzip files of one size whose content is stored: each ends with its own.
+        """
+        whole = self.size <= _CHECKED_BLOCK * _CHECKED_BLOCKS
+        blocks = -(-self.size // _CHECKED_BLOCK) if whole else _CHECKED_BLOCKS
+        step = _CHECKED_BLOCK if whole else (self.size - _CHECKED_BLOCK) / (_CHECKED_BLOCKS - 1)
+        digest = hashlib.sha256()
+        with open_file(self.path) as file:
+            for start in (int(step * block) for block in range(blocks)):
+                file.seek(start)
+                digest.update(file.read(_CHECKED_BLOCK))
+        checked = "all" if whole else f"{_CHECKED_BLOCKS} blocks of 1 MiB"
+        return {"path": str(self.path), "bytes": self.size, "sha256": digest.hexdigest(), "sha256_of": checked}
+
+
+def find_files(spec: str) -> tuple[DataFile, ...]:
+    """Files named by `PATH[,PATH...]`; a path with `*`, `?` or `[` is a pattern, its matches are sorted by name.
+
+    Raises:
+        InputError: if a file is missing or no folder, or a pattern matches nothing.
+    """
+    files: list[DataFile] = []
+    for part in spec.split(","):
+        if not part.strip():
+            raise InputError(f"data {spec!r}: a path is empty; give PATH or PATH,PATH or a pattern such as 'day_*.gz'")
+        path = Path(part.strip()).expanduser()
+        is_pattern = glob.has_magic(part) and not os.path.exists(path)
+        paths = [Path(match) for match in sorted(glob.glob(str(path)))] if is_pattern else [path]
+        if not paths:
+            raise InputError(
+                f"data: no file matches {part.strip()!r}; check the folder, and quote patterns in the shell"
+            )
+        files += [find_file(path) for path in paths]
+    return tuple(files)
+
+
+def find_file(path: Path) -> DataFile:
+    """The file of this path, to be read several times. Raises InputError: if it is none, or not a regular one."""
+    if os.path.isdir(path):
+        raise InputError(f"{path} is a folder; name its files, for example '{path}/*'")
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path} is a pipe or a device; data are read several times: write them to a file first")
+    return DataFile.of(path, found)
+
+
+def open_file(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb", buffering=0)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{path}: cannot be opened ({error.strerror}); it was there when the data set was opened"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check whose it is and who may read it") from error
