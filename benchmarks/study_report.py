@@ -1,7 +1,7 @@
 """The study's tables, put between markers into `docs/skipping.md`; the words around them are written by people.
 
 A table stands between `<!-- table NAME -->` and `<!-- end of NAME -->`. Every number in it is from
-`adaptive.studies.compare.judge`: means over seeds, differences paired by seed, Student's t intervals.
+`adaptive.studies.compare.verdicts`: means over seeds, differences paired by seed, Student's t intervals.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from adaptive.storage.durable import write_atomic
-from adaptive.studies.compare.judge import judge
+from adaptive.studies.compare.verdicts import judge
 from adaptive.training.telemetry.formatting import percent_text
 from benchmarks.study_cells import Block, Setting, blocks
 from benchmarks.study_runs import Run, Runs

@@ -1,6 +1,6 @@
 """The runs of the study and the file that keeps them: one JSON line per run, so that a stopped study goes on.
 
-A run is `adaptive-train compare`'s: the same seeds, streams and outcomes (`adaptive.studies.compare.runs`).
+A run is `adaptive-train compare`'s: the same seeds, streams and outcomes (`adaptive.studies.compare.comparison_runs`).
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from typing import Any
 
 from adaptive.config import TrainConfig
 from adaptive.storage.durable import write_atomic
+from adaptive.studies.compare.comparison_runs import Outcome, train_all, with_seed
 from adaptive.studies.compare.contenders import Contender
-from adaptive.studies.compare.runs import Outcome, train_all, with_seed
 from benchmarks.study_cells import Setting, Way
 
 Key = tuple[str, str, int]  # setting, label of the way, seed

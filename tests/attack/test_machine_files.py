@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from attacks import Campaign, attack, told
 
-from adaptive.studies.machines.spec import PRESETS, load_machine
+from adaptive.studies.machines import PRESETS, load_machine
 from adaptive.studies.placements.locality import Locality
 from adaptive.studies.placements.model import PLACEMENTS, StepModel, rates_of
 from adaptive.studies.placements.shape import SHAPES, load_shape
 from adaptive.studies.reproduce.recipe import RECIPES, load_recipe
 from adaptive.studies.reproduce.reproduce import command_lines
-from adaptive.studies.simulate.machine import Traffic, described, expected_ms, step_ms
+from adaptive.studies.step_model import Traffic, described, expected_ms, step_ms
 
 pytestmark = attack
 

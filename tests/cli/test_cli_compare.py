@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 import adaptive.storage.durable
-import adaptive.studies.compare.runs
+import adaptive.studies.compare.comparison_runs
 from adaptive.cli.app import app
 from adaptive.cli.flags import FLAGS
 from adaptive.config import TrainConfig
@@ -43,7 +43,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         return {**zeros, "auc": auc, "auc_of": "evaluation", "log_loss": 0.5, "steps": 1, "samples": 8,
                 "samples_per_s": 9.0, "time_ms": {"plan": 1.0}}  # fmt: skip
 
-    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", train)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     return seen
 
 
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_written_in_the_end_does_not_hide_the_result(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(adaptive.storage.durable, "write_atomic", fail)
-    monkeypatch.setattr(adaptive.studies.compare.runs, "write_record", lambda *_: None)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "write_record", lambda *_: None)
     result = cli("compare", "--policies", "lru", "--seeds", "1", "--out", "out", "--csv", "a.csv", "--json")
     assert result.code == 6 and "a.csv could not be written: [Errno 28]" in result.err
     assert json.loads(result.out)["policies"][0]["policy"] == "lru"

@@ -11,7 +11,7 @@ import pytest
 from conftest import Result
 from test_cli_profile import SMALL
 
-from adaptive.studies.machines.spec import load_machine
+from adaptive.studies.machines import load_machine
 
 Cli = Callable[..., Result]
 
@@ -110,7 +110,7 @@ def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, mo
         signal.raise_signal(signal.SIGINT)
         return {"device_share": 0.5, "step_ms": 2.0}
 
-    monkeypatch.setattr("adaptive.studies.placements.placements.measure", measure)
+    monkeypatch.setattr("adaptive.studies.placements.placement_study.measure", measure)
     monkeypatch.setattr("adaptive.cli.studies.placements._here", lambda *_: load_machine("h200"))
     words = [word if word != "--batch-size" else "--set" for word in SMALL]
     words[words.index("64")] = "batch_size=64"

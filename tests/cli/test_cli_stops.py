@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import adaptive.studies.compare.runs
+import adaptive.studies.compare.comparison_runs
 from adaptive.config import TrainConfig
 from adaptive.studies.policy_checks.checks import CHECKS
 from adaptive.training.telemetry.countdown import Countdown
@@ -44,7 +44,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
         return {**dict.fromkeys(names.split(), 0), "auc": 0.7, "auc_of": "evaluation", "log_loss": 0.5, "steps": 1,
                 "samples": 8, "samples_per_s": 9.0, "time_ms": {"plan": 1.0}}  # fmt: skip
 
-    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", train)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     return errors
 
 

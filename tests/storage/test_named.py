@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adaptive.errors import ConfigError
-from adaptive.studies.machines.spec import load_machine
+from adaptive.studies.machines import load_machine
 from adaptive.studies.placements.shape import load_shape
 from adaptive.studies.reproduce.recipe import load_recipe
 

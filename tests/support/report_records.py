@@ -12,8 +12,8 @@ import pytest
 from manifests import write_record
 
 from adaptive.storage.run_directory import SCHEMA
-from adaptive.studies.compare.judge import judge
-from adaptive.studies.compare.runs import Outcome
+from adaptive.studies.compare.comparison_runs import Outcome
+from adaptive.studies.compare.verdicts import judge
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, RunRecord, TableCounts
 from adaptive.training.telemetry.report import RunTotals, run_summary

@@ -16,8 +16,8 @@ from adaptive.cli.output import SETTINGS, AsJson, Sets, note, own_stdout, print_
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
+    from adaptive.studies.compare.comparison_runs import Outcome
     from adaptive.studies.compare.contenders import Contender
-    from adaptive.studies.compare.runs import Outcome
 
 COMPARISON = "Comparison"
 
@@ -127,7 +127,7 @@ def compare(
         rivals = _rivals(policies, vary or [], sets or [], flags, config)
     _refuse_ranks(ranks, rivals)
     check_folders(markdown, csv)
-    from adaptive.studies.compare.runs import claim, trainings
+    from adaptive.studies.compare.comparison_runs import claim, trainings
 
     if auto_resume and (overwrite or rivals[0].config.out is None):
         raise typer.BadParameter("--auto-resume needs the directory of the comparison, --out DIR, and no --overwrite")
@@ -171,7 +171,7 @@ def _rivals(
     policies: str, vary: Sequence[str], sets: list[str], flags: Mapping[str, Any], config: Path | None
 ) -> "list[Contender]":
     """The policies with every combination of the values that are varied. All settings are checked here."""
-    from adaptive.studies.compare.variations import variations
+    from adaptive.studies.compare.contenders import variations
 
     given = {text.partition("=")[0].strip(): "--set" for text in sets} | given_flags(flags)[1]
     rivals: list[Contender] = []
@@ -195,9 +195,9 @@ def _tell(
     stopped: Sequence[str] = (),
 ) -> list[str]:
     """Keep and print what the runs say; returns the problems."""
-    from adaptive.studies.compare.judge import judge
-    from adaptive.studies.compare.report import comparison_csv, comparison_document
-    from adaptive.studies.compare.runs import write_record
+    from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
+    from adaptive.studies.compare.comparison_runs import write_record
+    from adaptive.studies.compare.verdicts import judge
 
     found = judge(outcomes, auc_budget=auc_budget)
     problems = [*found["problems"], *stopped]

@@ -18,7 +18,7 @@ from adaptive.cli.studies.profile import TIERED, listed, make_folders
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
     from adaptive.data.dataset import Dataset
-    from adaptive.studies.machines.spec import MachineSpec
+    from adaptive.studies.machines import MachineSpec
     from adaptive.studies.placements.shape import Shape
 
 PLACEMENTS = "Placements"
@@ -104,12 +104,17 @@ def placements(
         return one.label, one.config
 
     from adaptive.studies.charts import need_matplotlib
-    from adaptive.studies.machines.spec import HERE, load_machine
+    from adaptive.studies.machines import HERE, load_machine
     from adaptive.studies.placements.locality import locality_of
-    from adaptive.studies.placements.placements import check_asked, compare_placements, measure_placements, points_of
-    from adaptive.studies.placements.report import draw_placements, placements_document
+    from adaptive.studies.placements.placement_report import draw_placements, placements_document
+    from adaptive.studies.placements.placement_study import (
+        check_asked,
+        compare_placements,
+        measure_placements,
+        points_of,
+    )
     from adaptive.studies.placements.shape import load_shape, parse_sweep
-    from adaptive.studies.profile.step import StepLength
+    from adaptive.studies.profile.step_profile import StepLength
     from adaptive.system import StopRequest, stop_request
 
     pictures = png or out
@@ -223,8 +228,7 @@ def _settings_of(point: dict[str, str], config: "TrainConfig", shape: "Shape") -
 
 def _here(load: Any, dataset: "Dataset", shape: "Shape", row_bytes: int, steps: int) -> "MachineSpec":
     """This machine's rates, measured by training `hybrid` and `lfu`."""
-    from adaptive.studies.profile.rates import measured_machine
-    from adaptive.studies.profile.step import StepLength, profile_step
+    from adaptive.studies.profile.step_profile import StepLength, measured_machine, profile_step
 
     note("measuring this machine")
     found = profile_step([load("hybrid"), load("lfu")], StepLength(steps=steps), dataset=dataset)

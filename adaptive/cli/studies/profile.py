@@ -116,15 +116,14 @@ def profile(
     from adaptive.config import parse_sample
     from adaptive.errors import ConfigError
     from adaptive.studies.charts import need_matplotlib
-    from adaptive.studies.machines.spec import write_machine
-    from adaptive.studies.profile.data import DataQuestion
+    from adaptive.studies.machines import write_machine
+    from adaptive.studies.profile.data_profile import DataQuestion
     from adaptive.studies.profile.movement import MovementLength
-    from adaptive.studies.profile.profile import Question
-    from adaptive.studies.profile.profile import profile as run_profile
-    from adaptive.studies.profile.rates import check_measurable
-    from adaptive.studies.profile.report import profile_document
-    from adaptive.studies.profile.step import StepLength
-    from adaptive.studies.simulate.machine import parse_rate
+    from adaptive.studies.profile.profile_report import profile_document
+    from adaptive.studies.profile.profiling import Question
+    from adaptive.studies.profile.profiling import profile as run_profile
+    from adaptive.studies.profile.step_profile import StepLength, check_measurable
+    from adaptive.studies.step_model import parse_rate
     from adaptive.system import stop_request
     from adaptive.training.build import open_data
 
@@ -180,8 +179,7 @@ def _keep(
     """Write the record, tables and pictures. Pictures that nobody asked for by --png need no matplotlib."""
     from adaptive.errors import ConfigError
     from adaptive.studies.charts import need_matplotlib
-    from adaptive.studies.profile.pictures import draw_profile
-    from adaptive.studies.profile.report import profile_document
+    from adaptive.studies.profile.profile_report import draw_profile, profile_document
 
     if out is not None:
         write_text(out / "profile.json", json.dumps(result, indent=1) + "\n")

@@ -13,8 +13,8 @@ from adaptive.cli.studies.compare import Config, check_folders, load_contenders,
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig
-    from adaptive.studies.simulate.machine import Machine
     from adaptive.studies.simulate.simulation import MachineOf
+    from adaptive.studies.step_model import Machine
     from adaptive.system import StopRequest
 
 MACHINE, RANKS = "Machine", "Ranks"
@@ -159,8 +159,8 @@ def simulate(
         rivals = load_contenders(policy, sets or [], flags, config, flag="--policy", more=more)
     check_folders(png, markdown)
     from adaptive.studies.charts import need_matplotlib
-    from adaptive.studies.simulate.report import draw, simulation_document, stop_lines
     from adaptive.studies.simulate.simulation import simulate as run_simulation
+    from adaptive.studies.simulate.simulation_report import draw, simulation_document, stop_lines
     from adaptive.system import StopRequest
     from adaptive.training.telemetry.countdown import Countdown
 
@@ -211,8 +211,8 @@ def _crossing(
     words = [word.strip() for word in ranks.split(",") if word.strip()]
     if not words or not all(word.isascii() and word.isdecimal() for word in words):
         raise typer.BadParameter(f"--ranks {ranks}: whole numbers are needed, such as 2,8,64")
-    from adaptive.studies.simulate.crossing_report import crossing_document, stop_lines
-    from adaptive.studies.simulate.rank_traffic import simulate_crossing
+    from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
+    from adaptive.studies.simulate.simulation_report import rank_stop_lines, rank_traffic_document
     from adaptive.system import StopRequest
     from adaptive.training.telemetry.countdown import Countdown
 
@@ -220,13 +220,13 @@ def _crossing(
     with own_stdout():
         told = Countdown(note, "batches counted")
         sizes = list(map(int, words))
-        found = simulate_crossing(
+        found = simulate_rank_traffic(
             settings, sizes, saturated=saturated, embedding_dim=embedding_dim, told=told, stop=stop
         )
     if markdown is not None:
-        write_text(markdown, crossing_document(found).to_markdown())
-    print_result({**found, "table": crossing_document(found).to_text()}, as_json=as_json)
-    _end_as_stopped(stop, stop_lines(found) if as_json else [])
+        write_text(markdown, rank_traffic_document(found).to_markdown())
+    print_result({**found, "table": rank_traffic_document(found).to_text()}, as_json=as_json)
+    _end_as_stopped(stop, rank_stop_lines(found) if as_json else [])
 
 
 def _machine(
@@ -235,8 +235,8 @@ def _machine(
     """The machine of the options, or of a file; the options win."""
     from dataclasses import replace
 
-    from adaptive.studies.machines.spec import load_machine
-    from adaptive.studies.simulate.machine import Machine, described, parse_rate
+    from adaptive.studies.machines import load_machine
+    from adaptive.studies.step_model import Machine, described, parse_rate
 
     found = {key: parse_rate(text, name=RATES[key]) for key, text in rates.items() if text is not None}
     dense = {} if dense_ms is None else {"dense_ms": dense_ms}

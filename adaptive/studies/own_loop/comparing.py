@@ -1,8 +1,8 @@
 """`compare_policies`: a loop of one's own under several policies, seed by seed, and what that cost.
 
-Verdicts are those of `adaptive-train compare` (`adaptive.studies.compare.judge`): policies that skip nothing must have
-trained the same rows, bit for bit; what the others differ by is what skipping cost, with a confidence interval over
-seeds.
+Verdicts are those of `adaptive-train compare` (`adaptive.studies.compare.verdicts`): policies that skip nothing must
+have trained the same rows, bit for bit; what the others differ by is what skipping cost, with a confidence interval
+over seeds.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.policy import arranges, inputs_of
-from adaptive.studies.compare.judge import judge
-from adaptive.studies.compare.report import comparison_document
-from adaptive.studies.compare.runs import Outcome
+from adaptive.studies.compare.comparison_report import comparison_document
+from adaptive.studies.compare.comparison_runs import Outcome
+from adaptive.studies.compare.verdicts import judge
 from adaptive.training.quality import StreamingAUC, StreamingLogLoss, exact_auc
 from adaptive.training.telemetry.record import table_counts
 from adaptive.training.telemetry.report import RunTotals, run_summary

@@ -9,9 +9,9 @@ from adaptive.data.dataset import Dataset, Feature
 from adaptive.embeddings.planning.layout import feature_order, make_groups
 from adaptive.errors import ConfigError
 from adaptive.studies.own_loop.comparing import arguments_of
-from adaptive.studies.simulate.machine import Machine
-from adaptive.studies.simulate.report import simulation_document
 from adaptive.studies.simulate.simulation import simulate_group
+from adaptive.studies.simulate.simulation_report import simulation_document
+from adaptive.studies.step_model import Machine
 
 EXAMPLE = Machine(link=50e9, device=4000e9, host=100e9, dense_ms=0.0)
 

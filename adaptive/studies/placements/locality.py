@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptive.data.dataset import Dataset
 from adaptive.embeddings.planning.layout import Group
-from adaptive.studies.profile.data import DataQuestion, profile_data
+from adaptive.studies.profile.data_profile import DataQuestion, profile_data
 
 SHARES: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
 SAMPLES: Final = 200_000

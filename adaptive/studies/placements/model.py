@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from adaptive.errors import ConfigError
-from adaptive.studies.machines.spec import MachineSpec
+from adaptive.studies.machines import MachineSpec
 from adaptive.studies.placements.locality import Locality
 from adaptive.studies.placements.shape import Shape
 

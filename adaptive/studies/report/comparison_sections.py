@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from adaptive.storage.run_directory import RECORD
 from adaptive.studies.charts import bars, intervals
-from adaptive.studies.compare.report import comparison_document
+from adaptive.studies.compare.comparison_report import comparison_document
 from adaptive.studies.report.blocks import Block, Gallery, Picture, Section, sections_of
 from adaptive.studies.report.load import MOST, Loaded, load_run
 from adaptive.studies.report.run_sections import BESIDE, learning

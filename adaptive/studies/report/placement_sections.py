@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from adaptive.studies.charts import drawn_figure
-from adaptive.studies.placements.report import DRAW, LEGEND, STOPPED, lines_table, measured_table
+from adaptive.studies.placements.placement_report import DRAW, LEGEND, STOPPED, lines_table, measured_table
 from adaptive.studies.report.blocks import Block, Folded, Gallery, Section
 from adaptive.studies.report.load import Loaded
 from adaptive.studies.report.page import visible

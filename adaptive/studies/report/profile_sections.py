@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from adaptive.studies.charts import drawn_figure
-from adaptive.studies.profile.pictures import PICTURES
-from adaptive.studies.profile.report import TITLES, profile_document
+from adaptive.studies.profile.profile_report import PICTURES, TITLES, profile_document
 from adaptive.studies.report.blocks import Gallery, Picture, Section, sections_of
 from adaptive.studies.report.load import Loaded
 from adaptive.studies.report.page import visible

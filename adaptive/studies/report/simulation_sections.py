@@ -7,7 +7,7 @@ from adaptive.studies.charts import Line, curves
 from adaptive.studies.report.blocks import Block, Gallery, Legend, Section, sections_of
 from adaptive.studies.report.load import Loaded
 from adaptive.studies.report.style import COLOURS
-from adaptive.studies.simulate.report import simulation_document
+from adaptive.studies.simulate.simulation_report import simulation_document
 from adaptive.training.telemetry.document import Table
 from adaptive.training.telemetry.formatting import bytes_text
 

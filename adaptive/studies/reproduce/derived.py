@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from adaptive.errors import ConfigError
-from adaptive.studies.machines.spec import load_machine
+from adaptive.studies.machines import load_machine
 from adaptive.studies.placements.locality import from_profile
 from adaptive.studies.placements.model import StepModel, rates_of
 from adaptive.studies.placements.shape import load_shape

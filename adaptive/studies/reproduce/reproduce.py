@@ -9,13 +9,12 @@ from typing import Any, Final
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.storage.durable import write_atomic
 from adaptive.studies.charts import write_figure
-from adaptive.studies.compare.report import comparison_document
-from adaptive.studies.placements.report import placements_document
-from adaptive.studies.profile.pictures import DPI
-from adaptive.studies.profile.report import profile_document
+from adaptive.studies.compare.comparison_report import comparison_document
+from adaptive.studies.placements.placement_report import placements_document
+from adaptive.studies.profile.profile_report import DPI, profile_document
 from adaptive.studies.reproduce.derived import DERIVED
 from adaptive.studies.reproduce.recipe import Claim, Command, Recipe, judge
-from adaptive.studies.simulate.report import simulation_document
+from adaptive.studies.simulate.simulation_report import simulation_document
 from adaptive.training.telemetry.document import aligned
 from adaptive.training.telemetry.formatting import short_text
 

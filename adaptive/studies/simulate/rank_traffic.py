@@ -1,4 +1,4 @@
-"""`simulate_crossing`: what several ranks would send each other in a step of training, counted from ids alone.
+"""`simulate_rank_traffic`: what several ranks would send each other in a step of training, counted from ids alone.
 
 Every batch is cut as ranks would cut it, the distinct rows of each block are found, and each is dealt to its owner by
 the formula of training (`adaptive.embeddings.ranks.owners`). So bytes are those of the messages, not an estimate; what
@@ -27,7 +27,7 @@ from adaptive.embeddings.ranks.owners import SIZE, Owners
 from adaptive.embeddings.ranks.wire import header_size
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.factory import model_config
-from adaptive.studies.simulate.stream import Told, total_batches
+from adaptive.studies.simulate.simulated_run import Told, total_batches
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.build import build_tables, dense_weights, inputs_of, open_data
 
@@ -38,7 +38,7 @@ VALUE: Final = 4  # bytes
 MOST_RANKS: Final = SIZE  # each has a bucket of rows at least
 
 
-def simulate_crossing(
+def simulate_rank_traffic(
     config: TrainConfig,
     sizes: Sequence[int],
     *,

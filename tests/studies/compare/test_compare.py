@@ -10,15 +10,14 @@ import pytest
 from scipy import stats
 from toy import ToyData, toy_config
 
-import adaptive.studies.compare.runs
+import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, DeviceMemoryError, InputError, OutputError, PolicyError
+from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
+from adaptive.studies.compare.comparison_runs import Outcome, claim, train_all, with_seed, write_record
 from adaptive.studies.compare.contenders import Contender, contenders
-from adaptive.studies.compare.judge import judge
-from adaptive.studies.compare.report import comparison_csv, comparison_document
-from adaptive.studies.compare.runs import Outcome, claim, train_all, with_seed, write_record
-from adaptive.studies.compare.verdict import interval, seeds_to_decide
+from adaptive.studies.compare.verdicts import interval, judge, seeds_to_decide
 from adaptive.training.settings import load_settings
 
 BUDGET = 0.0005
@@ -107,7 +106,7 @@ def test_data_that_cannot_be_used_stop_everything_at_the_first_run(
     def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
         raise InputError("day_0.gz: cannot be read")
 
-    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", train)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     with pytest.raises(InputError, match=r"day_0\.gz"):
         train_all([rival("lru"), rival("lfu")], 3, tmp_path, told=told.append)
     assert told == ["seed 0 (1 of 3), lru (1 of 2)"]
@@ -124,7 +123,7 @@ def test_a_rigged_policy_is_found_out(tmp_path: Path, monkeypatch: pytest.Monkey
             config = config.model_copy(update={"batch_size": config.batch_size // 2})
         return real(config, **options)
 
-    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", rigged)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", rigged)
     result = compared([rival("lru", save=save), rival("lfu", save=save)], tmp_path / "out")
     assert by_policy(result)["lfu"]["verdict"] == "differs"
     (problem,) = result["problems"]
@@ -146,7 +145,7 @@ def test_one_changed_weight_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
         path.write_text(json.dumps(manifest))
         return summary
 
-    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", rigged)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", rigged)
     result = compared([rival("lru"), rival("lfu")], tmp_path / "out", seeds=1)
     assert by_policy(result)["lfu"]["verdict"] == "differs"
 
@@ -204,7 +203,7 @@ def test_the_control_takes_part_in_tables_and_problems(tmp_path: Path, monkeypat
             raise DeviceMemoryError("no room")
         return outcome("", config.seed, 0.7 - dropped, skipped_input_share=dropped).summary
 
-    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", train)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     result = compared([rival("lru"), rival("slipstream")], tmp_path / "out")
     found, twin = by_policy(result), "random_drop beside slipstream"
     assert result["problems"] == [f"{twin}, seed 1: DeviceMemoryError: no room"]
@@ -586,7 +585,7 @@ def test_the_error_of_a_run_keeps_no_tables_in_memory(tmp_path: Path, monkeypatc
         table = Table()
         raise DeviceMemoryError(f"no room for {type(table).__name__}")
 
-    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", failing)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", failing)
     (found,) = train_all([rival("lru")], 1, tmp_path)
     assert isinstance(found.error, DeviceMemoryError) and found.error.__traceback__ is not None
     last = found.error.__traceback__

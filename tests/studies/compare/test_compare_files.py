@@ -11,10 +11,10 @@ from toy import ToyData, toy_config
 
 import adaptive.training.runs
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
+from adaptive.studies.compare.comparison_runs import train_all
 from adaptive.studies.compare.contenders import Contender
-from adaptive.studies.compare.judge import judge
-from adaptive.studies.compare.report import comparison_csv, comparison_document
-from adaptive.studies.compare.runs import train_all
+from adaptive.studies.compare.verdicts import judge
 from adaptive.training.runs import train_run
 
 NAMES = {"host_bytes_read", "host_bytes_written"}

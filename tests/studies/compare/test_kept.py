@@ -9,20 +9,18 @@ from typing import Any
 import pytest
 from toy import ToyData, toy_config
 
-import adaptive.studies.compare.kept
-import adaptive.studies.compare.runs
+import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import CheckpointError, DeviceMemoryError, InputError
+from adaptive.studies.compare.comparison_runs import KeptRuns, Outcome, train_all
 from adaptive.studies.compare.contenders import Contender
-from adaptive.studies.compare.judge import judge
-from adaptive.studies.compare.kept import KeptRuns
-from adaptive.studies.compare.runs import Outcome, train_all
+from adaptive.studies.compare.verdicts import judge
 
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (adaptive.training.runs.training, adaptive.studies.compare.kept):
+    for module in (adaptive.training.runs.training, adaptive.studies.compare.comparison_runs):
         monkeypatch.setattr(module, "open_data", lambda config, run_directory=None: ToyData(num_train=320))
 
 
@@ -36,7 +34,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append((config.policy, config.seed))
         return real(config, **options)
 
-    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", train)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", train)
     return seen
 
 
@@ -102,15 +100,15 @@ def test_the_control_of_a_policy_that_drops_inputs_is_kept_too(tmp_path: Path, t
 
 def test_runs_of_other_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_all(rivals("lru"), 1, tmp_path)
-    real = adaptive.studies.compare.kept.versions()
-    monkeypatch.setattr(adaptive.studies.compare.kept, "versions", lambda: {**real, "torch": "9.9"})
+    real = adaptive.studies.compare.comparison_runs.versions()
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "versions", lambda: {**real, "torch": "9.9"})
     with pytest.raises(CheckpointError, match=re.escape(f"0-lru: trained with torch {real['torch']}, now 9.9: ")):
         train_all(rivals("lru"), 1, tmp_path, auto_resume=True)
 
 
 def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_all(rivals("lru"), 1, tmp_path)
-    monkeypatch.setattr(adaptive.studies.compare.kept, "open_data", lambda config: ToyData(num_train=64))
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "open_data", lambda config: ToyData(num_train=64))
     with pytest.raises(InputError, match=r"the data are not those of .*0-lru"):
         train_all(rivals("lru"), 1, tmp_path, auto_resume=True)
 

@@ -18,11 +18,10 @@ from toy import ToyData, toy_config
 import adaptive.training.runs
 from adaptive.errors import CheckpointError
 from adaptive.storage.scores import read_scores, write_scores
+from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
+from adaptive.studies.compare.comparison_runs import Outcome, train_all
 from adaptive.studies.compare.contenders import Contender
-from adaptive.studies.compare.judge import judge
-from adaptive.studies.compare.paired import other_samples, over_samples, p_value
-from adaptive.studies.compare.report import comparison_csv, comparison_document
-from adaptive.studies.compare.runs import Outcome, train_all
+from adaptive.studies.compare.verdicts import judge, other_samples, over_samples, p_value
 
 Scores = NDArray[np.float32]
 SUMMARY: dict[str, Any] = {
@@ -184,7 +183,7 @@ def test_runs_of_a_comparison_keep_their_scores_and_are_compared_by_them(
 ) -> None:
     data = ToyData(num_train=320)
     monkeypatch.setattr(adaptive.training.runs.training, "open_data", lambda config, run_directory=None: data)
-    monkeypatch.setattr("adaptive.studies.compare.kept.open_data", lambda config, run_directory=None: data)
+    monkeypatch.setattr("adaptive.studies.compare.comparison_runs.open_data", lambda config, run_directory=None: data)
     eager = {"skip": "updates", "warmup": 0, "threshold": 10.0, "probe_every": 0}
     skip = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
     rivals = [

@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import ToyData, toy_config
 
-import adaptive.studies.compare.runs
+import adaptive.studies.compare.comparison_runs
 import adaptive.training.runs
 from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, DeviceMemoryError
-from adaptive.studies.compare.contenders import Contender
-from adaptive.studies.compare.judge import judge
-from adaptive.studies.compare.report import comparison_csv, comparison_document
-from adaptive.studies.compare.runs import Outcome, train_all
-from adaptive.studies.compare.variations import Value, Variation, folders, title, values, variations
+from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
+from adaptive.studies.compare.comparison_runs import Outcome, train_all
+from adaptive.studies.compare.contenders import Contender, Value, Variation, folders, title, values, variations
+from adaptive.studies.compare.verdicts import judge
 
 BUDGET = 0.0005
 SKIP = {"interval": 2, "min_visits": 1, "hot_rows": "100%", "min_accesses": 1, "feedback_delay": 1}
@@ -168,7 +167,7 @@ def test_a_rigged_policy_is_found_out_within_its_value(tmp_path: Path, monkeypat
             config = config.model_copy(update={"seed": 5})
         return real(config, **options)
 
-    monkeypatch.setattr(adaptive.studies.compare.runs, "train_run", rigged)
+    monkeypatch.setattr(adaptive.studies.compare.comparison_runs, "train_run", rigged)
     result = judge(train_all(rivals("lru", "lfu"), 1, tmp_path), auc_budget=BUDGET)
     assert [one["verdict"] for one in result["policies"]] == ["within", "within", "within", "differs"]
     (problem,) = result["problems"]

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from adaptive.errors import ConfigError
-from adaptive.studies.machines.spec import MachineSpec, load_machine
+from adaptive.studies.machines import MachineSpec, load_machine
 from adaptive.studies.placements.locality import Locality, from_profile
 from adaptive.studies.placements.model import PLACEMENTS, POLICIES, StepModel, rates_of
-from adaptive.studies.placements.placements import compare_placements
-from adaptive.studies.placements.report import draw_placements, heat_map, lines_table, placements_document
+from adaptive.studies.placements.placement_report import draw_placements, heat_map, lines_table, placements_document
+from adaptive.studies.placements.placement_study import compare_placements
 from adaptive.studies.placements.shape import Shape, load_shape, parse_sweep, shape_names, varied
 
 LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.0), (0.6, 0.4))

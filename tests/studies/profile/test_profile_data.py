@@ -14,10 +14,16 @@ from adaptive.batch import Batch
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.errors import InputError
-from adaptive.studies.profile import hot
-from adaptive.studies.profile.data import THRESHOLDS, DataQuestion, profile_data
-from adaptive.studies.profile.skew import curve, falling_counts, rows_for
-from adaptive.studies.profile.trace import IdTrace
+from adaptive.studies.profile import data_profile as hot
+from adaptive.studies.profile.data_profile import (
+    THRESHOLDS,
+    DataQuestion,
+    curve,
+    falling_counts,
+    profile_data,
+    rows_for,
+)
+from adaptive.studies.profile.id_trace import IdTrace
 from adaptive.training.build import build_tables
 
 ROWS = (7, 30, 4)

@@ -7,8 +7,14 @@ from helpers import featured
 from adaptive.config import OptimizerConfig, TierConfig, TrainConfig
 from adaptive.errors import ConfigError
 from adaptive.studies.profile.movement import MovementLength, left_out, movement, profile_movement
-from adaptive.studies.profile.rates import hidden_share, measured_machine
-from adaptive.studies.profile.step import BESIDE, TRAINING, StepLength, profile_step
+from adaptive.studies.profile.step_profile import (
+    BESIDE,
+    TRAINING,
+    StepLength,
+    hidden_share,
+    measured_machine,
+    profile_step,
+)
 
 SMALL = {
     "batch_size": 64,

@@ -9,13 +9,13 @@ import pytest
 from report_records import HOSTILE, Seen, browse, comparison, write_run
 
 from adaptive.studies.charts import drawn_figure
-from adaptive.studies.profile.pictures import PICTURES
+from adaptive.studies.profile.profile_report import PICTURES
 from adaptive.studies.report.blocks import Folded, Section
 from adaptive.studies.report.page import escaped, page_html, visible
 from adaptive.studies.report.profile_sections import _draw, _shown
 from adaptive.studies.report.writing import write_report
-from adaptive.studies.simulate.machine import Machine
 from adaptive.studies.simulate.simulation import simulate
+from adaptive.studies.step_model import Machine
 from adaptive.training.settings import load_settings
 from adaptive.training.telemetry.document import Note, Table
 

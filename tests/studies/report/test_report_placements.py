@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from adaptive.studies.machines.spec import load_machine
+from adaptive.studies.machines import load_machine
 from adaptive.studies.placements.locality import Locality
-from adaptive.studies.placements.placements import compare_placements
+from adaptive.studies.placements.placement_study import compare_placements
 from adaptive.studies.placements.shape import load_shape
 from adaptive.studies.report.writing import write_report
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptive.studies.profile.pictures import PICTURES
+from adaptive.studies.profile.profile_report import PICTURES
 from adaptive.studies.reproduce.recipe import Recipe, load_recipe, recipe_names
 
 PAGE = Path(__file__).parents[3] / "docs/profiling.md"

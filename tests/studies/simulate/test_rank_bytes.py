@@ -15,8 +15,8 @@ from adaptive.embeddings.ranks import Ranks, dense
 from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.dlrm import DLRM, DLRMConfig
-from adaptive.studies.simulate.crossing_report import crossing_document
-from adaptive.studies.simulate.rank_traffic import simulate_crossing
+from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
+from adaptive.studies.simulate.simulation_report import rank_traffic_document
 from adaptive.training.build import build
 from adaptive.training.trainer import Trainer
 
@@ -57,7 +57,7 @@ def test_bytes_are_those_of_a_training(
     whole, or by slices where that spares a byte."""
     monkeypatch.setattr(dense, "ROUND", spared)
     settings = config(blocks, wire)
-    result = simulate_crossing(settings, [size])
+    result = simulate_rank_traffic(settings, [size])
     (found,) = result["ranks"]
     sent = sent_by_training(size, settings)
     for kind, told in found["bytes"].items():
@@ -67,7 +67,7 @@ def test_bytes_are_those_of_a_training(
 
 @pytest.mark.parametrize("blocks", [None, 5])
 def test_rows_and_owners_are_those_of_the_slow_twin(blocks: int | None) -> None:
-    result = simulate_crossing(config(blocks), [2, 5])
+    result = simulate_rank_traffic(config(blocks), [2, 5])
     for one in result["ranks"]:
         size, batches = one["ranks"], list(DATA.train(64))
         asked = [np.array(asked_rows(batch, list(SIZES), blocks or size, size)) for batch in batches]
@@ -82,7 +82,7 @@ def test_rows_and_owners_are_those_of_the_slow_twin(blocks: int | None) -> None:
 
 
 def test_what_saturated_rows_save_and_what_pooling_would_take() -> None:
-    none, half = (simulate_crossing(config(), [2], saturated=share)["ranks"][0] for share in (0.0, 0.5))
+    none, half = (simulate_rank_traffic(config(), [2], saturated=share)["ranks"][0] for share in (0.0, 0.5))
     assert none["bytes_in_all"] == none["bytes_saturated"] == half["bytes_in_all"]
     saved = half["bytes_in_all"] - half["bytes_saturated"]
     assert saved == pytest.approx(half["bytes"]["gradients"] / 2)
@@ -92,21 +92,21 @@ def test_what_saturated_rows_save_and_what_pooling_would_take() -> None:
 
 
 def test_the_text_names_all_and_says_where_whole_tables_would_pay() -> None:
-    result = simulate_crossing(config(), [2, 4])
-    text = crossing_document(result).to_text()
+    result = simulate_rank_traffic(config(), [2, 4])
+    text = rank_traffic_document(result).to_text()
     assert "50.0 % saturated" in text and "379 samples" not in text
-    assert crossing_document(result).to_markdown().count("\n| ") == 4
+    assert rank_traffic_document(result).to_markdown().count("\n| ") == 4
     assert ("placement=whole" in text) == any(one["whole_tables_would_pay"] for one in result["ranks"])
     assert (
         "placement=whole"
-        in crossing_document({**result, "ranks": [{**result["ranks"][0], "whole_tables_would_pay": 1}]}).to_text()
+        in rank_traffic_document({**result, "ranks": [{**result["ranks"][0], "whole_tables_would_pay": 1}]}).to_text()
     )
 
 
 def test_numbers_of_ranks_that_cannot_be() -> None:
     for blocks, size, told in ((None, 1, "2 ranks or more"), (2, 3, "ranks.blocks=2"), (None, 400, "would own none")):
         with pytest.raises(ConfigError, match=told):
-            simulate_crossing(config(blocks), [size])
+            simulate_rank_traffic(config(blocks), [size])
 
 
 def test_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +114,9 @@ def test_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
         adaptive.studies.simulate.rank_traffic, "open_data", lambda config: by_table(ToyData(num_train=0))
     )
     with pytest.raises(InputError, match="no training samples"):
-        simulate_crossing(config(), [2])
+        simulate_rank_traffic(config(), [2])
 
 
 def test_dense_weights_are_those_of_the_model() -> None:
     model = DLRM(DLRMConfig(**SMALL_DLRM), num_dense=2, num_features=3)
-    assert simulate_crossing(config(), [2])["dense_weights"] == sum(w.numel() for w in model.parameters())
+    assert simulate_rank_traffic(config(), [2])["dense_weights"] == sum(w.numel() for w in model.parameters())

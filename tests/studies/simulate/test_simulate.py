@@ -32,10 +32,9 @@ from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy
 from adaptive.policy import Policy, RowStats, SkipRule
 from adaptive.studies.charts import need_matplotlib
-from adaptive.studies.simulate.machine import Machine, Traffic, parse_rate, step_ms
-from adaptive.studies.simulate.report import simulation_document
-from adaptive.studies.simulate.result import _recommended
-from adaptive.studies.simulate.simulation import simulate
+from adaptive.studies.simulate.simulation import _recommended, simulate
+from adaptive.studies.simulate.simulation_report import simulation_document
+from adaptive.studies.step_model import Machine, Traffic, parse_rate, step_ms
 from adaptive.training.build import build_tables, prepare
 
 WIDTH, DEPTH, BATCH = 4, 2, 32
@@ -326,7 +325,7 @@ def test_what_is_drawn(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.Mon
     module.Figure = Figure
     monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
-    from adaptive.studies.simulate.report import draw
+    from adaptive.studies.simulate.simulation_report import draw
 
     cases = [(name, toy_config(policy=name)) for name in ("lru", "lfu")]
     result = simulate(cases, ["80%", "5", "100%"], MACHINE, embedding_dim=WIDTH)
@@ -345,7 +344,7 @@ def test_what_is_drawn(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_picture_is_a_png(dataset: Dataset, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'report' is not installed")
-    from adaptive.studies.simulate.report import draw
+    from adaptive.studies.simulate.simulation_report import draw
 
     cases = [(name, toy_config(policy=name)) for name in ("lru", "hybrid")]
     draw(simulate(cases, ["60%", "5", "100%"], MACHINE, embedding_dim=WIDTH), tmp_path / "curve.png")

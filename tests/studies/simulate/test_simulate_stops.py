@@ -15,11 +15,10 @@ from adaptive.data.dataset import by_table
 from adaptive.errors import DeviceMemoryError
 from adaptive.studies.report.load import Loaded
 from adaptive.studies.report.simulation_sections import simulation_sections
-from adaptive.studies.simulate.crossing_report import crossing_document
-from adaptive.studies.simulate.machine import Machine
-from adaptive.studies.simulate.rank_traffic import simulate_crossing
-from adaptive.studies.simulate.report import simulation_document
+from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
 from adaptive.studies.simulate.simulation import simulate
+from adaptive.studies.simulate.simulation_report import rank_traffic_document, simulation_document
+from adaptive.studies.step_model import Machine
 from adaptive.system import StopRequest
 from adaptive.training.telemetry.document import Items
 
@@ -122,13 +121,12 @@ def test_signals_are_as_before_afterwards() -> None:
 
 def test_bytes_between_ranks_are_those_of_the_batches_that_were_read() -> None:
     settings = toy_config(batch_size=8, epochs=2)
-    found = simulate_crossing(settings, [2, 3], told=interrupted_at(90), stop=StopRequest())
-    short = simulate_crossing(settings.model_copy(update={"steps": 90}), [2, 3])
+    found = simulate_rank_traffic(settings, [2, 3], told=interrupted_at(90), stop=StopRequest())
+    short = simulate_rank_traffic(settings.model_copy(update={"steps": 90}), [2, 3])
     same = {name for name in short if name not in ("was_stopped", "asked_batches")}
     assert {name: found[name] for name in same} == {name: short[name] for name in same}
     assert (found["was_stopped"], found["asked_batches"], found["batches"]) == (True, 160, 90)
-    for text in (crossing_document(found).to_text(), crossing_document(found).to_markdown()):
+    for text in (rank_traffic_document(found).to_text(), rank_traffic_document(found).to_markdown()):
         assert "stopped after 90 of 160 batches: means are over these; the same command again reads all" in text
-    assert (
-        "stopped" not in crossing_document(short).to_text() and "stopped" not in crossing_document(short).to_markdown()
-    )
+    document = rank_traffic_document(short)
+    assert "stopped" not in document.to_text() and "stopped" not in document.to_markdown()

@@ -18,9 +18,9 @@ from toy_runs import data_fixture, everything, nothing_is_left_behind, parts_of 
 from adaptive import load_run
 from adaptive.errors import ConfigError, InputError
 from adaptive.serving import export_run, predict_run, scoring
+from adaptive.studies.compare.comparison_runs import claim, train_all
 from adaptive.studies.compare.contenders import Contender
-from adaptive.studies.compare.judge import judge
-from adaptive.studies.compare.runs import claim, train_all
+from adaptive.studies.compare.verdicts import judge
 from adaptive.training.build import build
 from adaptive.training.runs import evaluate_run, resume_run, train_run
 from adaptive.training.telemetry.jsonl import read_metrics

@@ -12,13 +12,12 @@ from adaptive.embeddings.planning.layout import Group, make_groups
 from adaptive.embeddings.planning.sizing import row_bytes
 from adaptive.errors import ConfigError
 from adaptive.optim import row_optimizer
-from adaptive.studies.machines.spec import MachineSpec
-from adaptive.studies.profile.data import MOST_BUDGETS, DataQuestion, profile_data
+from adaptive.studies.machines import MachineSpec
+from adaptive.studies.profile.data_profile import MOST_BUDGETS, DataQuestion, profile_data
 from adaptive.studies.profile.movement import MovementLength, profile_movement
-from adaptive.studies.profile.rates import hidden_share, measured_machine
-from adaptive.studies.profile.step import Case, StepLength, profile_step
-from adaptive.studies.simulate.machine import Machine
+from adaptive.studies.profile.step_profile import Case, StepLength, hidden_share, measured_machine, profile_step
 from adaptive.studies.simulate.simulation import simulate_group
+from adaptive.studies.step_model import Machine
 from adaptive.training.build import build_tables, open_data
 from adaptive.training.telemetry.countdown import Countdown
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 from adaptive.config import parse_size
 from adaptive.errors import ConfigError
-from adaptive.studies.machines.spec import MachineSpec, Measured
+from adaptive.studies.machines import MachineSpec, Measured
 
 _RATE = re.compile(r"(\S+B)/s")
 

@@ -9,6 +9,11 @@ seed (`data.synthetic.seed` + i), so that the spread covers the data, too; of fi
 
 A run that dropped inputs is followed by its control, unasked: `random_drop` with the same seed and the share of the
 inputs that was dropped. Whether a rule chose its inputs well shows beside one that did not look.
+
+Runs of an earlier comparison in the same directory, so that one can go on: more seeds, one more policy.
+
+A run counts if it came to its end, was trained by the same versions with the same settings (all but where it lies), and
+the data are still what they were. Runs that were cut short or failed are trained anew.
 """
 
 import hashlib
@@ -16,7 +21,7 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -28,17 +33,80 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.config import TrainConfig
-from adaptive.errors import InputError, OutputError
+from adaptive.errors import CheckpointError, InputError, OutputError
 from adaptive.plugins import load_policy_class
 from adaptive.storage.checkpoint import MANIFEST
 from adaptive.storage.durable import write_atomic
+from adaptive.storage.run_directory import RECORD as RUN_RECORD
+from adaptive.storage.run_directory import read_record, versions
 from adaptive.storage.scores import read_scores
 from adaptive.storage.untrusted import parse_json, read_plain
-from adaptive.studies.compare.contenders import Contender
-from adaptive.studies.compare.kept import KeptRuns
-from adaptive.studies.compare.variations import Variation, folders, title
+from adaptive.studies.compare.contenders import Contender, Variation, folders, title
 from adaptive.system import OtherWork
+from adaptive.training.build import open_data
 from adaptive.training.runs import train_run
+from adaptive.training.runs.loading import with_vocabulary
+from adaptive.training.runs.record import check_same_data, config_of
+
+PLACE: Final = {"out"}  # settings that say where a run lies
+
+
+class KeptRuns:
+    """The runs below a directory, by their settings. A directory without any is none to go on with, and none is found.
+
+    Raises:
+        CheckpointError: for a damaged record of a run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._runs: dict[str, tuple[Path, dict[str, Any]]] = {}
+        self._checked: set[str] = set()  # settings of data that are what they were
+        for file in sorted(directory.glob(f"seed-*/**/{RUN_RECORD}")):
+            record = read_record(file.parent)
+            if record.get("status") == "finished" and isinstance(record.get("summary"), dict):
+                self._runs[_key(config_of(record, file.parent))] = file.parent, record
+
+    def find(self, config: TrainConfig) -> tuple[Path, dict[str, Any]] | None:
+        """Directory and summary of the finished run with these settings.
+
+        Raises:
+            CheckpointError: if other versions have trained it.
+            InputError: if its data have changed since.
+        """
+        found = self._runs.get(_key(config))
+        if found is None:
+            return None
+        path, record = found
+        _check_versions(path, record)
+        self._check_data(path, record, config)
+        return path, dict(record["summary"])
+
+    def holds(self, path: Path) -> bool:
+        """A finished run lies there."""
+        return any(path == kept for kept, _ in self._runs.values())
+
+    def _check_data(self, path: Path, record: Mapping[str, Any], config: TrainConfig) -> None:
+        data = json.dumps([config.data, config.model_dump(mode="json")["data_options"]], sort_keys=True)
+        if data not in self._checked:
+            check_same_data(path, record, open_data(with_vocabulary(config, path)))
+            self._checked.add(data)
+
+
+def _key(config: TrainConfig) -> str:
+    return json.dumps(config.model_dump(mode="json", exclude=PLACE), sort_keys=True)
+
+
+def _check_versions(path: Path, record: Mapping[str, Any]) -> None:
+    """Other versions may train other numbers, and the comparison would call a policy inexact."""
+    then, now = record.get("versions"), versions()
+    then = then if isinstance(then, dict) else {}
+    other = [f"{name} {then.get(name)}, now {version}" for name, version in now.items() if then.get(name) != version]
+    if other:
+        raise CheckpointError(
+            f"{path}: trained with {'; '.join(other)}: its numbers need not compare with new ones; go on with those "
+            "versions, or train all anew with --overwrite"
+        )
+
 
 CONTROL: Final = "random_drop"
 RECORD: Final = "comparison.json"

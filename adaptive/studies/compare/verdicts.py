@@ -7,26 +7,28 @@ by seed, and over the samples that both have predicted (`paired`). A policy that
 its own control, which dropped as many at random: a rule that is worth anything beats it.
 
 Where settings are varied, all of this is done within each combination of their values, each with a control of its own.
+
+One word for each policy, and why: whether it skipped, whether it equals the control, how sure a difference is.
+
+The test over samples: two models have predicted the same evaluation samples, and by chance of these they differ.
+
+Beside the interval over seeds, which says what another course of training would change, this one says what other
+samples of the same kind would. Each leaves the other's chance out; a difference to be believed stands before both.
 """
 
+import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from adaptive.studies.compare.paired import other_samples, over_samples
-from adaptive.studies.compare.runs import Outcome
-from adaptive.studies.compare.variations import Variation, title, values
-from adaptive.studies.compare.verdict import (
-    CONFIDENCE,
-    ended,
-    interval,
-    is_equal,
-    is_exact,
-    share_names,
-    skips_nothing,
-    verdict,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.studies.compare.comparison_runs import Outcome
+from adaptive.studies.compare.contenders import Variation, title, values
+from adaptive.training.guard.judge import interval as normal_interval
+from adaptive.training.quality import PairedDifference, paired_difference
 
 SCHEMA: Final = 1
 COUNTS: Final = ("bytes_h2d", "bytes_d2h", "fetched_rows", "written_back_rows", "steps", "samples")
@@ -221,3 +223,222 @@ def _spread(values: Sequence[float | None]) -> float | None:
     """Standard deviation over seeds."""
     known = _known(values)
     return statistics.stdev(known) if len(known) > 1 else None
+
+
+CONFIDENCE: Final = 0.95
+MOST_SEEDS: Final = 100  # that anybody may be told to train
+
+
+def is_exact(mine: Sequence[Outcome]) -> bool:
+    """At least one run came to its end, and none skipped anything or arranged its inputs."""
+    return skips_nothing(mine) and not any(outcome.arranges for outcome in ended(mine))
+
+
+def skips_nothing(mine: Sequence[Outcome]) -> bool:
+    """At least one run came to its end, and none skipped anything; inputs may have been regrouped."""
+    runs = ended(mine)
+    return bool(runs) and not any(skipped(outcome.summary) for outcome in runs)
+
+
+def is_equal(pairs: Sequence[tuple[Outcome, Outcome]]) -> bool:
+    """A policy that may regroup or skip inputs did nothing of the kind."""
+    return all(mine.bits == control.bits and not skipped(mine.summary) for mine, control in pairs)
+
+
+def ended(mine: Sequence[Outcome]) -> list[Outcome]:
+    """The runs that came to their end."""
+    return [outcome for outcome in mine if outcome.error is None]
+
+
+def skipped(summary: Mapping[str, Any]) -> bool:
+    """A run left something out."""
+    return any(summary[name] for name in share_names(summary))
+
+
+def share_names(summary: Mapping[str, Any]) -> list[str]:
+    """What a summary tells that was skipped."""
+    return [name for name in summary if name.startswith("skipped_") and name.endswith("_share")]
+
+
+def verdict(
+    mine: Sequence[Outcome],
+    pairs: Sequence[tuple[Outcome, Outcome]],
+    difference: Sequence[float],
+    unequal: Sequence[int],
+    budget: float,
+) -> tuple[str, str]:
+    """One word, and why: `failed`, `differs` (was to be equal to the control and is not), `within` or `outside` the
+    budget, `undecided`; in the place of this `unskipped` for a policy that skips nothing. `unskipped` is also a policy
+    whose skip rule watched rows and skipped nothing yet.
+
+    Args:
+        mine: runs of a policy.
+        pairs: those that ended, with the control's of the same seed.
+        difference: of their AUC.
+        unequal: seeds with other bits than the control, where they must be equal.
+    """
+    if not ended(mine):
+        return "failed", "no run came to its end"
+    if unequal:
+        return "differs", (
+            f"skipped nothing and still trained other numbers than {pairs[0][1].policy}, with seed "
+            f"{', '.join(map(str, unequal))}; on a GPU set deterministic=true, else a policy changes what it is handed"
+        )
+    if pairs and pairs[0][0].policy == pairs[0][1].policy:
+        return "within", "the control"
+    if pairs and (is_exact(mine) or is_equal(pairs)):
+        if any(outcome.summary.get("watched_rows") for outcome in ended(mine)):
+            steps = max(outcome.summary["steps"] for outcome in ended(mine))
+            return "unskipped", (
+                f"its rule skipped nothing in {steps:,} steps, so the weights are the control's and say nothing about "
+                "skipping; train more steps"
+            )
+        return "within", "equal to the control bit for bit"
+    word, reason = _of_differences(difference, budget) if pairs else ("undecided", _without_control(mine))
+    if word == "undecided" and skips_nothing(mine):
+        return "unskipped", f"nothing is left out, its batches are others; {reason}" if pairs else reason
+    return word, reason
+
+
+def _without_control(mine: Sequence[Outcome]) -> str:
+    if skips_nothing(mine):
+        return "nothing is left out; the control ended with none of its seeds, so its numbers were not checked"
+    return "no un-skipped run to compare with: add a policy that skips nothing, such as lru"
+
+
+def _of_differences(difference: Sequence[float], budget: float) -> tuple[str, str]:
+    if not difference:
+        return "undecided", "no AUC to compare: the labels are of one class"
+    bounds = interval(difference)
+    if bounds is None:
+        return "undecided", "one seed gives no confidence interval: raise --seeds"
+    return _against_budget(bounds, budget, seeds_to_decide(difference, budget))
+
+
+def _against_budget(bounds: Sequence[float], budget: float, seeds: int | None) -> tuple[str, str]:
+    word = word_of(bounds, budget)
+    if word == "within":
+        return word, f"the AUC falls by at most {budget:g}, with {CONFIDENCE:.0%} confidence"
+    if word == "outside":
+        return word, f"the AUC falls by more than {budget:g}, with {CONFIDENCE:.0%} confidence"
+    more = f"about {seeds} seeds would decide" if seeds else f"more than {MOST_SEEDS} seeds would be needed"
+    return word, f"the interval straddles a loss of {budget:g}; if it stays as it is, {more} (--seeds, --auto-resume)"
+
+
+def word_of(bounds: Sequence[float], budget: float) -> str:
+    """Where an interval of a difference of AUC lies against a budget of loss."""
+    low, high = bounds
+    return "within" if low >= -budget else "outside" if high < -budget else "undecided"
+
+
+def seeds_to_decide(differences: Sequence[float], budget: float) -> int | None:
+    """How many seeds would put the whole interval on one side of a loss of `budget`, if mean and spread stayed as they
+    are; None for more than `MOST_SEEDS`."""
+    from scipy.stats import t
+
+    distance, spread = abs(statistics.fmean(differences) + budget), statistics.stdev(differences)
+    for seeds in range(len(differences) + 1, MOST_SEEDS + 1):
+        if spread * float(t.ppf((1 + CONFIDENCE) / 2, seeds - 1)) / math.sqrt(seeds) < distance:
+            return seeds
+    return None
+
+
+def interval(differences: Sequence[float]) -> list[float] | None:
+    """Student's t interval of the mean of paired differences, at `CONFIDENCE`; None for fewer than two."""
+    if len(differences) < 2:
+        return None
+    from scipy.stats import t
+
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+    reach = error * float(t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1))
+    return [mean - reach, mean + reach]
+
+
+Scores = NDArray[np.float32]
+"""(2, n): logits and labels."""
+
+
+def over_samples(pairs: Sequence[tuple[Outcome, Outcome]], budget: float) -> dict[str, Any] | None:
+    """Differences of AUC and log loss of a policy and its control, mean of the seeds, with intervals over samples.
+
+    Where seeds have the same evaluation samples, what a sample contributes is averaged over them; samples of different
+    seeds are independent, and the variances of their means add up.
+
+    Args:
+        pairs: runs of the policy and of the control, of one seed each.
+        budget: loss of AUC.
+
+    Returns:
+        None where no pair has kept the scores of the same samples, of two in each class.
+    """
+    groups = _same_samples([found for mine, control in pairs if (found := _both(mine, control)) is not None])
+    parts = [(len(models), paired_difference(models, labels), len(labels)) for models, labels in groups]
+    known = [(seeds, found, samples) for seeds, found, samples in parts if found is not None]
+    if not known:
+        return None
+    total = _mean_of_seeds([(seeds, found) for seeds, found, _ in known])
+    auc = normal_interval(total.auc, total.auc_error)
+    return {
+        "auc_difference": total.auc,
+        "auc_difference_ci": list(auc),
+        "log_loss_difference": total.log_loss,
+        "log_loss_difference_ci": list(normal_interval(total.log_loss, total.log_loss_error)),
+        "p_value": p_value(total.auc, total.auc_error),
+        "samples": sum(samples for _, _, samples in known),
+        "seeds": sum(seeds for seeds, _, _ in known),
+        "verdict": word_of(auc, budget),
+    }
+
+
+def other_samples(pairs: Sequence[tuple[Outcome, Outcome]]) -> list[str]:
+    """A line for each run whose evaluation samples were not the control's: none of its differences mean anything."""
+    return [
+        f"seed {mine.seed}: evaluated on other samples than {control.policy}, as labels differ; evaluate all "
+        "policies on the same ones"
+        for mine, control in pairs
+        if mine.scores is not None and control.scores is not None and not _same(mine.scores, control.scores)
+    ]
+
+
+def p_value(difference: float, error: float) -> float:
+    """The probability of a difference at least as large, to either side, where there is none: that of the normal
+    distribution."""
+    if error == 0:
+        return 1.0 if difference == 0 else 0.0
+    return math.erfc(abs(difference) / error / math.sqrt(2))
+
+
+def _both(mine: Outcome, control: Outcome) -> tuple[Scores, Scores] | None:
+    if mine.scores is None or control.scores is None or not _same(mine.scores, control.scores):
+        return None
+    return mine.scores, control.scores
+
+
+def _same(mine: Scores, control: Scores) -> bool:
+    return np.array_equal(mine[1], control[1])
+
+
+def _same_samples(pairs: Sequence[tuple[Scores, Scores]]) -> list[tuple[list[tuple[Scores, Scores]], Scores]]:
+    """Logits of the pairs that have the same samples, and the labels of these."""
+    groups: list[tuple[list[tuple[Scores, Scores]], Scores]] = []
+    for mine, control in pairs:
+        models = next((models for models, labels in groups if np.array_equal(labels, mine[1])), None)
+        if models is None:
+            groups.append((models := [], mine[1]))
+        models.append((mine[0], control[0]))
+    return groups
+
+
+def _mean_of_seeds(parts: Sequence[tuple[int, PairedDifference]]) -> PairedDifference:
+    """Of means over some seeds each, whose errors are independent."""
+    seeds = sum(number for number, _ in parts)
+
+    def error(name: str) -> float:
+        return math.sqrt(sum((number / seeds * getattr(found, name)) ** 2 for number, found in parts))
+
+    return PairedDifference(
+        auc=sum(number / seeds * found.auc for number, found in parts),
+        auc_error=error("auc_error"),
+        log_loss=sum(number / seeds * found.log_loss for number, found in parts),
+        log_loss_error=error("log_loss_error"),
+    )

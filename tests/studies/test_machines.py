@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from adaptive.errors import ConfigError
-from adaptive.studies.machines.spec import MachineSpec, load_machine, machine_toml, preset_names, write_machine
-from adaptive.studies.simulate.machine import Traffic, described, expected_ms, step_ms
+from adaptive.studies.machines import MachineSpec, load_machine, machine_toml, preset_names, write_machine
+from adaptive.studies.step_model import Traffic, described, expected_ms, step_ms
 
 MEASURED = {
     "device": 2e9, "host": 1e9, "move": 5e8, "dense_ms": 3.0, "flops_per_sample": 100.0, "batch_size": 10,

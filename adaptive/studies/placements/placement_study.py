@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from adaptive.data.dataset import Dataset
 from adaptive.errors import AdaptiveError, ConfigError
-from adaptive.studies.machines.spec import MachineSpec
+from adaptive.studies.machines import MachineSpec
 from adaptive.studies.placements.locality import Locality
 from adaptive.studies.placements.model import PLACEMENTS, POLICIES, Placed, StepModel, rates_of
 from adaptive.studies.placements.shape import Shape, varied
-from adaptive.studies.profile.step import Case, StepLength, measure
+from adaptive.studies.profile.step_profile import Case, StepLength, measure
 from adaptive.training.build import open_data
 
 SCHEMA: Final = 1

@@ -14,7 +14,7 @@ from adaptive.config import Config, parse_size
 from adaptive.storage.durable import write_atomic
 from adaptive.storage.presets import load_named, names_in
 
-PRESETS: Final = Path(__file__).parent / "presets"
+PRESETS: Final = Path(__file__).parent / "machine_presets"
 HERE: Final = "here"  # the machine this runs on, measured now
 
 

@@ -2,6 +2,19 @@
 
 Two passes: one counts, the second asks of every input whether all its rows are hot. The second takes the row numbers
 that the first kept.
+
+Hot rows and hot inputs: which rows a budget of memory makes hot, how FAE would estimate it from a sample, and which
+inputs then find all their rows hot (https://arxiv.org/abs/2103.00686, PVLDB 15(1), 2022).
+
+A row's *heat* is its share of its table's look-ups. Under a threshold t the rows with a heat of at least t are hot, and
+all rows of tables below 1 MB, as in the paper (its 4.1.2). A budget takes the smallest t whose hot rows fit; a budget
+too small for the small tables takes the smallest of them.
+
+Letters: T tables, C rows that were looked up.
+
+How unevenly the rows of each table are looked up, from their counts.
+
+Letters: T tables, R rows of all tables, C rows of a table that were looked up.
 """
 
 import math
@@ -13,16 +26,185 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from adaptive.data.dataset import Dataset
 from adaptive.data.kernels import access
 from adaptive.embeddings.planning.layout import Group
-from adaptive.studies.profile import hot
-from adaptive.studies.profile.reuse import reuse
-from adaptive.studies.profile.skew import curve, falling_counts, table_skew
-from adaptive.studies.profile.trace import IdTrace, Told
+from adaptive.studies.profile.id_trace import IdTrace, Told, reuse
 
 Int64s = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+SMALL_TABLE_BYTES: Final = 1_000_000
+CHUNKS, CHUNK_ROWS, CONFIDENCE = 35, 1024, 0.999  # of FAE's estimate (its 4.1.3)
+
+
+@dataclass(frozen=True, eq=False)
+class Heat:
+    """The rows of all tables that were looked up, hottest first."""
+
+    rows: Int64s  # (C,)
+    tables: NDArray[np.int32]  # (C,)
+    heat: Floats  # (C,) falling
+
+
+@dataclass(frozen=True, eq=False)
+class HotRows:
+    """Which rows are hot: those of whole tables, and of all others the `first` ones of a `Heat`."""
+
+    whole: NDArray[np.bool_]  # (T,)
+    threshold: float  # least heat of a hot row; infinity where only whole tables are hot
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Hot rows as FAE estimates them, with half the width of the confidence interval (99.9 %)."""
+
+    rows: float
+    margin: float
+
+
+def heat_of(group: Group, counts: Int64s) -> Heat:
+    """From the look-ups (R,) of every row."""
+    rows = np.flatnonzero(counts)
+    tables = group.tables_of(rows)
+    whole = np.bincount(tables, counts[rows], minlength=len(group.tables))
+    heat = counts[rows] / whole[tables]
+    order = np.argsort(-heat, kind="stable")
+    return Heat(rows[order], tables[order], heat[order])
+
+
+def small_tables(group: Group, row_bytes: int, room: int) -> NDArray[np.bool_]:
+    """(T,) the tables that are hot as a whole: below 1 MB, smallest first, as far as `room` rows hold them."""
+    sizes = group.table_sizes
+    order = np.argsort(sizes, kind="stable")
+    fits = (np.cumsum(sizes[order]) <= room) & (sizes[order] * row_bytes < SMALL_TABLE_BYTES)
+    chosen = np.zeros(len(sizes), np.bool_)
+    chosen[order[fits]] = True
+    return chosen
+
+
+def above(group: Group, heat: Heat, threshold: float, row_bytes: int) -> HotRows:
+    """The hot rows under a threshold, whatever memory they take."""
+    whole = small_tables(group, row_bytes, group.num_rows)
+    number = int(((heat.heat >= threshold) & ~whole[heat.tables]).sum())
+    return HotRows(whole, threshold, number + int(group.table_sizes[whole].sum()))
+
+
+def within(group: Group, heat: Heat, budget: int, row_bytes: int) -> HotRows:
+    """The hot rows under the smallest threshold whose hot rows are at most `budget`."""
+    whole = small_tables(group, row_bytes, budget)
+    in_whole = int(group.table_sizes[whole].sum())
+    falling = heat.heat[~whole[heat.tables]]
+    most = min(budget - in_whole, len(falling))
+    if most < len(falling) and most > 0 and falling[most] == falling[most - 1]:  # all rows of one heat, or none
+        most = int(np.searchsorted(-falling, -falling[most], "left"))
+    return HotRows(whole, float(falling[most - 1]) if most else math.inf, most + in_whole)
+
+
+def row_marks(group: Group, rules: Sequence[tuple[HotRows, Heat]]) -> NDArray[np.uint64]:
+    """(R,) with bit k for rows that are hot under rule k, by the heat it is judged by; at most 64 rules."""
+    assert len(rules) <= 64, len(rules)
+    marks = np.zeros(group.num_rows, np.uint64)
+    for k, (rule, heat) in enumerate(rules):
+        bit = np.uint64(1 << k)
+        number = int(np.searchsorted(-heat.heat, -rule.threshold, "right"))
+        marks[heat.rows[:number]] |= bit
+        for table in np.flatnonzero(rule.whole):
+            marks[group.table_starts[table] : group.table_starts[table + 1]] |= bit
+    return marks
+
+
+class Estimator:
+    """FAE's estimate of how many rows a threshold makes hot, from 35 random chunks of 1024 rows of each large table.
+
+    Tables hardly larger than that are counted; small ones are hot as a whole. The paper's equations 1 to 4: the mean
+    number of hot rows a chunk times the number of chunks, with Student's t at 99.9 % for its interval.
+
+    Args:
+        group: the tables.
+        counts: look-ups (R,), of a sample.
+        seed: of the chunks.
+    """
+
+    def __init__(self, group: Group, counts: Int64s, seed: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        self._sizes = group.table_sizes
+        self._chunks = [
+            self._drawn(counts[slice(*group.table_starts[t : t + 2])], random) for t in range(len(group.tables))
+        ]
+
+    @staticmethod
+    def _drawn(counts: Int64s, random: np.random.Generator) -> Floats:
+        """Heat (35, 1024) of random rows, or (1, rows) of all rows of a table that is not much larger."""
+        heat = counts / max(int(counts.sum()), 1)
+        if len(counts) <= 2 * CHUNKS * CHUNK_ROWS:
+            return heat[None]
+        return heat[random.choice(len(counts), (CHUNKS, CHUNK_ROWS), replace=False)]
+
+    def estimate(self, threshold: float, whole: NDArray[np.bool_]) -> Estimate:
+        """Rows with at least this heat, and all rows of the whole tables (T,)."""
+        rows, variance = float(self._sizes[whole].sum()), 0.0
+        for chunks, size in ((self._chunks[t], self._sizes[t]) for t in np.flatnonzero(~whole)):
+            found = (chunks >= threshold).sum(axis=1)
+            if len(found) == 1:
+                rows += float(found[0])
+                continue
+            num_chunks = float(size / CHUNK_ROWS)
+            rows += num_chunks * float(found.mean())
+            left = (num_chunks - len(found)) / num_chunks
+            variance += left * float(found.var(ddof=1)) / len(found) * num_chunks**2
+        return Estimate(rows, float(stats.t.ppf((1 + CONFIDENCE) / 2, CHUNKS - 1)) * math.sqrt(variance))
+
+
+CURVE_POINTS: Final = 60  # of a sorted curve, evenly on a log axis
+
+
+def table_skew(group: Group, counts: Int64s, num_samples: int) -> list[dict[str, Any]]:
+    """A line for each table, and one for all of them together if there are several; counts (R,) of look-ups."""
+    names = [(table.name, slice(*group.table_starts[t : t + 2])) for t, table in enumerate(group.tables)]
+    if len(names) > 1:
+        names.append(("all", slice(0, group.num_rows)))
+    return [{"table": name, **_skew(counts[part], num_samples)} for name, part in names]
+
+
+def _skew(counts: Int64s, num_samples: int) -> dict[str, Any]:
+    """Facts of one table; counts (rows,). Shares are None without look-ups."""
+    falling = falling_counts(counts)
+    lookups, seen = int(falling.sum()), len(falling)
+    return {
+        "rows": len(counts),
+        "lookups": lookups,
+        "lookups_per_sample": lookups / num_samples,
+        "seen": seen,
+        "top_share": int(falling[0]) / lookups if lookups else None,
+        "rows_for_half": rows_for(falling, 0.5),
+        "rows_for_90": rows_for(falling, 0.9),
+        "hottest_over_median": float(falling[0] / np.median(falling)) if lookups else None,
+        "seen_once_share": int((falling == 1).sum()) / seen if seen else None,
+    }
+
+
+def falling_counts(counts: Int64s) -> Int64s:
+    """(C,) the counts above 0, largest first."""
+    return np.sort(counts[counts > 0])[::-1]
+
+
+def rows_for(falling: Int64s, share: float) -> int:
+    """The least number of rows with at least this share of the look-ups; falling (C,) counts, largest first."""
+    covered = np.cumsum(falling)
+    return 0 if not len(falling) else int(np.searchsorted(covered, share * covered[-1])) + 1
+
+
+def curve(falling: Int64s) -> list[tuple[int, int]]:
+    """(rank from 1, count) at ranks that lie evenly on a log axis, both ends among them."""
+    if not len(falling):
+        return []
+    ranks = np.unique(np.geomspace(1, len(falling), CURVE_POINTS).round().astype(np.int64))
+    return [(int(rank), int(falling[rank - 1])) for rank in ranks]
+
 
 THRESHOLDS: Final = tuple(10 ** (-k / 2) for k in range(4, 17))  # of a table's look-ups: 1e-2 ... 1e-8
 GROUPED: Final = (1, 64, 256, 1024)  # inputs of a mini-batch that may all be hot
@@ -78,12 +260,12 @@ def profile_data(
     trace = IdTrace(dataset, group, question.samples, stopped=stopped, told=told)
     counts, sampled, chosen = _count(trace, question, seconds)
     with seconds.of("sort"):
-        heat, sampled_heat = hot.heat_of(group, counts), hot.heat_of(group, sampled)
+        heat, sampled_heat = heat_of(group, counts), heat_of(group, sampled)
         tables = table_skew(group, counts, trace.num_samples)
-    estimator = hot.Estimator(group, sampled, question.seed)
+    estimator = Estimator(group, sampled, question.seed)
     rules, budgets = _rules(group, heat, sampled_heat, row_bytes, question, estimator, seconds)
     with seconds.of("mark"):
-        marks = hot.row_marks(group, rules)
+        marks = row_marks(group, rules)
     with seconds.of("classify"):
         inputs = _classify(trace, marks)
     shares = _Shares(rules, marks, counts, inputs)
@@ -135,27 +317,27 @@ class _Budget:
     rows: int
     full: int
     sampled: int
-    estimate: hot.Estimate
+    estimate: Estimate
 
 
-Rule = tuple[hot.HotRows, hot.Heat]
+Rule = tuple[HotRows, Heat]
 
 
 def _rules(
     group: Group,
-    heat: hot.Heat,
-    sampled_heat: hot.Heat,
+    heat: Heat,
+    sampled_heat: Heat,
     row_bytes: int,
     question: DataQuestion,
-    estimator: hot.Estimator,
+    estimator: Estimator,
     seconds: _Seconds,
 ) -> tuple[list[Rule], list[_Budget]]:
     """The rules that make rows hot: thresholds first, then two for each budget."""
-    rules: list[Rule] = [(hot.above(group, heat, t, row_bytes), heat) for t in THRESHOLDS]
+    rules: list[Rule] = [(above(group, heat, t, row_bytes), heat) for t in THRESHOLDS]
     budgets = []
     for text, rows in question.budgets:
-        full = hot.within(group, heat, rows, row_bytes)
-        sampled = hot.within(group, sampled_heat, rows, row_bytes)
+        full = within(group, heat, rows, row_bytes)
+        sampled = within(group, sampled_heat, rows, row_bytes)
         with seconds.of("estimate"):
             estimate = estimator.estimate(sampled.threshold, sampled.whole)
         budgets.append(_Budget(text, rows, len(rules), len(rules) + 1, estimate))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from adaptive.studies.charts import write_figure
-from adaptive.studies.profile.pictures import DPI
+from adaptive.studies.profile.profile_report import DPI
 from adaptive.training.telemetry.document import Document, DocumentBlock, Items, Note, Table
 from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
 
