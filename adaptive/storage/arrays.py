@@ -1,5 +1,5 @@
-"""Arrays as raw `.npy` files, written here and checked before they are used: their header is compared, never parsed,
-but for vectors that numpy itself has written (`parse_vector`).
+"""Arrays as raw `.npy` files, written here and checked before they are used: numpy parses their header, which may have
+1,000 bytes, and nothing is unpickled.
 
 What may be larger than memory is written and read by blocks of its first axis: `Blocks` and `Stored`.
 """
@@ -10,7 +10,6 @@ import io
 import itertools
 import math
 import os
-import struct
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -91,17 +90,12 @@ def parse_vector(data: bytes, dtype: np.dtype[Any], path: Path, *, error: type[A
     Raises:
         AdaptiveError: `error`, if it is anything else.
     """
-    file, found = io.BytesIO(data), ""
-    try:
-        if npy.read_magic(file) == (1, 0):
-            shape, is_fortran, kind = npy.read_array_header_1_0(file, max_header_size=_MOST_HEADER)
-            left = len(data) - file.tell()
-            if len(shape) == 1 and not is_fortran and kind.str == dtype.str and left == shape[0] * dtype.itemsize:
-                return np.frombuffer(data, dtype, offset=file.tell())
-            found = f"{kind} {list(shape)} in {left} bytes"
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as failed:
-        found = str(failed)[:200]
-    raise error(f"{path}: expected a .npy file of a vector of {dtype}, found {found or 'another version'}")
+    file = io.BytesIO(data)
+    found, shape = _parse_header(file, path, error)
+    left = len(data) - file.tell()
+    if found == dtype.str and len(shape) == 1 and left == shape[0] * dtype.itemsize:
+        return np.frombuffer(data, dtype, offset=file.tell())
+    raise error(f"{path}: expected a .npy file of a vector of {dtype}, got {found} {list(shape)} in {left} bytes")
 
 
 class Stored(ABC):
@@ -203,14 +197,15 @@ def _open_array(path: Path, dtype_text: str, shape: tuple[int, ...], size: int) 
             raise CheckpointError(
                 f"{path}: expected {size} bytes, found {found_size}; the file is cut or of another run"
             )
-        header = _header(dtype, shape)
-        needed = len(header) + math.prod(shape) * dtype.itemsize
-        if size != needed:
-            raise CheckpointError(f"{path}: expected {needed} bytes for {dtype} {list(shape)}, found {size}")
-        found = file.read(len(header))
-        if found != header:
-            raise CheckpointError(f"{path}: expected the .npy header {header!r}, found {found!r}; the file is damaged")
-        digest.update(header)
+        found, found_shape = _parse_header(file, path, CheckpointError)
+        needed = file.tell() + math.prod(shape) * dtype.itemsize
+        if (found, found_shape, size) != (dtype_text, shape, needed):
+            raise CheckpointError(
+                f"{path}: expected {needed} bytes for {dtype} {list(shape)}, found {size} for {found} "
+                f"{list(found_shape)}"
+            )
+        file.seek(0)
+        digest.update(file.read(needed - math.prod(shape) * dtype.itemsize))
         yield file, digest
 
 
@@ -242,14 +237,24 @@ def _check_digest(path: Path, expected: str, found: str, part: str = "") -> None
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The `.npy` header, version 1.0, padded to 64 bytes.
+    out = io.BytesIO()
+    npy.write_array_header_1_0(out, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+    return out.getvalue()
 
-    Made here and compared, never parsed: numpy's own parser evaluates literals, and its padding has changed before.
-    """
-    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    padding = -(len(b"\x93NUMPY") + 4 + len(text) + 1) % 64
-    content = text.encode("ascii") + b" " * padding + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(content)) + content
+
+def _parse_header(file: BinaryIO, path: Path, error: type[AdaptiveError]) -> tuple[str, tuple[int, ...]]:
+    """The type and shape of the C-contiguous array whose values come next in the file."""
+    try:
+        if npy.read_magic(file) != (1, 0):
+            raise ValueError("another version")
+        shape, is_fortran, dtype = npy.read_array_header_1_0(file, max_header_size=_MOST_HEADER)
+        if is_fortran:
+            raise ValueError("Fortran order")
+    except Exception as failed:  # of damaged text, numpy's parser raises whatever Python's tokenizer does
+        raise error(
+            f"{path}: expected a .npy header of version 1.0, got {str(failed)[:200]}; the file is damaged"
+        ) from (failed)
+    return dtype.str, shape
 
 
 def _chunks(array: Array) -> Iterator[memoryview]:
