@@ -8,7 +8,8 @@ Three trainings of the same batches, 10 % of the rows on the device, look-ahead 
 `off`    the same policy with `skip=off`: the same rows move, every update is written
 `bare`   the answers of the policy recorded beforehand: the same rows move, no statistics are gathered or taken in
 
-`deferral_overhead` is `defer` over `off`, `tracker_and_deferral_overhead` is `defer` over `bare`; both less 1.
+`deferral_overhead` is `defer` over `off`, `tracker_overhead` is `off` over `bare`, `tracker_and_deferral_overhead` is
+`defer` over `bare`; all less 1.
 
 Before anything is timed, rows trained by `off` and by `bare` must agree bit by bit, and so must those of `defer` with
 sums of one gradient each, which is the plain update.
@@ -18,6 +19,7 @@ import gc
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,14 +29,11 @@ from adaptive.batch import Batch
 from adaptive.config import SkipConfig
 from adaptive.counters import Counter
 from adaptive.policies.slipstream import Slipstream
-from adaptive.policy import RowStats
+from adaptive.policy import Policy, RowStats
 from benchmarks import harness
-from benchmarks.bench_tiers import Replay, _switch_tracking_off
 from benchmarks.harness import Report, median_ms, paired, timed
-from benchmarks.skipping import fixed_gradient
-from benchmarks.step_cases import CHECK_STEPS, Case
 from benchmarks.streams import kaggle_tables, make_batches, one_each
-from benchmarks.variants import Optimizer, Ours, Setup, hit_rate
+from benchmarks.variants import CHECK_STEPS, Case, Optimizer, Ours, Setup, fixed_gradient, hit_rate
 from benchmarks.whole_step import Whole, our_model
 
 DEVICE_ROWS, DEPTH = "10%", 4
@@ -70,6 +69,28 @@ class Recorder(Slipstream):
         answer = super().score(rows)
         self.answers.append(answer.astype(np.float64))
         return answer
+
+
+class Replay(Policy):
+    """Gives the answers another policy gave: the same rows move, nothing is computed."""
+
+    def __init__(self, answers: deque[NDArray[np.float64]]) -> None:
+        self._answers = answers
+
+    def score(self, rows: RowStats) -> NDArray[np.float64]:
+        return self._answers.popleft()
+
+
+def switch_tracking_off(ours: Ours) -> None:
+    """No statistics are gathered for the policy, no update norms taken in."""
+
+    def no_stats(rows: NDArray[np.int64], number: int, *rest: Any, **named: Any) -> RowStats:
+        nothing: Any = np.broadcast_to(np.int64(0), len(rows))
+        return RowStats(number, rows, *[nothing] * 11)
+
+    for lane in ours.bag._pipeline.lanes:
+        planner: Any = lane.planner
+        planner._stats.of, planner.learn = no_stats, lambda feedback: None
 
 
 def run(settings: Settings) -> Report:
@@ -119,7 +140,7 @@ def _bare(setup: Setup, parts: Sequence[Sequence[Batch]]) -> Ours:
             pass
     recorded.close()
     bare = Ours(setup, device_rows=DEVICE_ROWS, policy=Replay(recorder.answers), depth=DEPTH)
-    _switch_tracking_off(bare)
+    switch_tracking_off(bare)
     return bare
 
 
@@ -176,6 +197,7 @@ def _tell(report: Report, setup: Setup, settings: Settings, variants: dict[str, 
         )  # fmt: skip
     suffix = "" if setup.dim == 16 else f"_d{setup.dim}"
     report.ratios[f"deferral_overhead{suffix}"] = paired(times["defer"], times["off"]) - 1
+    report.ratios[f"tracker_overhead{suffix}"] = paired(times["off"], times["bare"]) - 1
     report.ratios[f"tracker_and_deferral_overhead{suffix}"] = paired(times["defer"], times["bare"]) - 1
 
 

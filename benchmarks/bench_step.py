@@ -1,11 +1,10 @@
-"""One training step of a DLRM beside what one would use instead.
+"""The embeddings of a DLRM's step beside what one would use instead.
 
-    python -m benchmarks.bench_step [--quick] [--set rows=1000000 'only=width 64, sgd'] [--dlrm CHECKOUT]
+    python -m benchmarks.bench_step [--quick] [--set rows=1000000 'only=width 64, sgd']
 
-Two measurements. *Embedding part*: forward, backward and update of the embeddings alone, fed a fixed gradient. Our
-planning, which runs ahead in a thread of its own in training, is shown in a column of its own; "over ours with
-planning" counts it in, as if one thread did everything (depth 0). *Whole step*: the same with the dense part, our
-look-ahead running 4 batches ahead, planning included wherever it delays training.
+Forward, backward and update of the embeddings alone, fed a fixed gradient. Our planning, which runs ahead in a thread
+of its own in training, is shown in a column of its own; "over ours with planning" counts it in, as if one thread did
+everything (depth 0). `bench_turns` measures whole steps.
 
 Peers get their inputs as tensors, prepared before the clock starts; all start from the same weights, and their
 weights are compared after some steps before anything is timed.
@@ -15,7 +14,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -24,23 +23,67 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.batch import Batch
+from adaptive.system import available_bytes
 from benchmarks import harness
-from benchmarks.harness import Report, available_bytes, check_equal, median_ms, paired
-from benchmarks.peers_fbgemm import Fbgemm, TorchRec
+from benchmarks.harness import Report, check_equal, median_ms, paired
+from benchmarks.peers_fbgemm import Fbgemm
 from benchmarks.peers_torch import EmbeddingBags, JoinedTable
-from benchmarks.step_cases import CHECK_STEPS, SETTINGS, Case, Settings
 from benchmarks.streams import kaggle_tables, make_batches, one_each
-from benchmarks.variants import Embeddings, NotAvailable, Ours, Setup, hit_rate
-from benchmarks.whole_step import bench_whole
+from benchmarks.variants import (
+    CHECK_STEPS,
+    Case,
+    Embeddings,
+    NotAvailable,
+    Optimizer,
+    Ours,
+    Setup,
+    fixed_gradient,
+    hit_rate,
+)
 
 TOLERANCE = 2e-3  # of the change: sums of a popular row's gradients are rounded in another order by everybody
 PEERS: dict[str, Callable[[Setup], Embeddings]] = {
     "torch": EmbeddingBags,
     "torch_joined": JoinedTable,
     "fbgemm": Fbgemm,
-    "torchrec": TorchRec,
 }
 PHASES = ("plan", "forward", "backward", "update")
+
+
+SGD_FAMILY: tuple[Optimizer, ...] = ("sgd", "rowwise_adagrad", "adagrad")
+ALL: tuple[Optimizer, ...] = (*SGD_FAMILY, "adam")
+GRID = (
+    *(Case(2048, dim, optimizer) for dim, optimizer in product((16, 64, 128), ALL)),
+    *(Case(16384, dim, optimizer) for dim, optimizer in product((16, 64, 128), SGD_FAMILY)),
+    *(Case(2048, dim, optimizer, 20) for dim, optimizer in product((16, 64, 128), SGD_FAMILY)),
+    Case(16384, 16, "sgd", 20),
+    Case(16384, 16, "rowwise_adagrad", 20),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    rows: int = 10_000_000
+    rounds: int = 15
+    warm_up: int = 3
+    cases: tuple[Case, ...] = GRID
+    only: str = ""  # cases whose title contains this
+    memory_share: float = 0.6  # of what is free; tables shrink to it
+
+
+SETTINGS = {
+    "full": Settings(),
+    "quick": Settings(
+        rows=1_000_000,
+        rounds=7,
+        warm_up=2,
+        cases=(*(Case(2048, 16, one) for one in ALL), Case(2048, 64, "sgd"), Case(2048, 64, "rowwise_adagrad"),
+               Case(2048, 16, "sgd", 20)),
+    ),
+    "smoke": Settings(
+        rows=20_000, rounds=2, warm_up=1, cases=(Case(64, 16, "sgd"), Case(64, 16, "adam"), Case(64, 4, "adagrad", 3)),
+    ),
+}  # fmt: skip
 
 
 def run(settings: Settings) -> Report:
@@ -48,13 +91,7 @@ def run(settings: Settings) -> Report:
     for case in settings.cases:
         if settings.only in case.title:
             report.merge(bench_embeddings(case, settings))
-    for case in settings.whole:
-        if settings.only in case.title:
-            report.merge(bench_whole(case, settings, PEERS, make_setup(case, settings, len(PEERS) + 3)))
     return report
-
-
-# --- embedding part ------------------------------------------------------------------------------------------------
 
 
 def make_setup(case: Case, settings: Settings, variants: int) -> Setup:
@@ -120,9 +157,7 @@ def bench_embeddings(case: Case, settings: Settings) -> Report:
     batches = make_batches(
         setup.tables, CHECK_STEPS + settings.warm_up + settings.rounds, case.batch, mean_hot=case.mean_hot
     )
-    gradient = torch.randn((case.batch, len(setup.tables), case.dim), generator=torch.Generator().manual_seed(1)).mul_(
-        0.01
-    )
+    gradient = fixed_gradient(setup, case.batch)
     check_embeddings(case, setup, variants, batches[:CHECK_STEPS], gradient)
     ours.statistics()
     lines = {key: Line(one, one.stream(batches[CHECK_STEPS:]), gradient, []) for key, one in variants.items()}
@@ -194,4 +229,4 @@ def _embedding_report(case: Case, setup: Setup, lines: dict[str, Line], times: h
 
 
 if __name__ == "__main__":
-    harness.main(__doc__, run, SETTINGS, "dlrm")
+    harness.main(__doc__, run, SETTINGS)

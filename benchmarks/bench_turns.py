@@ -2,12 +2,11 @@
 
     python -m benchmarks.bench_turns [--quick] [--set 'only=20 ids' seconds=1]
 
-`bench_step` interleaves single steps: while the others take theirs, our look-ahead plans, so that its cost is not
-seen. Here a turn is at least half a second of one variant alone, from an empty look-ahead until the last batch is
-trained; what planning takes from training's cores is in it. Every turn has batches of its own. Variants: ours in one
-tier and with 10 % of the rows on the device, each 4 batches ahead; FBGEMM under the dense part of plain torch and under
-ours; and our dense part alone. Ids: one a bag, or 20 on average; MLPs as in DLRM's papers, and small ones, under which
-embeddings count most.
+A turn is at least half a second of one variant alone, from an empty look-ahead until the last batch is trained; what
+planning takes from training's cores is in it. Every turn has batches of its own. Variants: ours in one tier and with
+10 % of the rows on the device, each 4 batches ahead; FBGEMM under the dense part of plain torch and under ours;
+facebookresearch/dlrm from a checkout; and our dense part alone. Ids: one a bag, or 20 on average; MLPs as in DLRM's
+papers, and small ones, under which embeddings count most.
 """
 
 import gc
@@ -19,14 +18,14 @@ from adaptive.batch import Batch
 from benchmarks import harness
 from benchmarks.harness import Report, median_ms, paired
 from benchmarks.peers_fbgemm import Fbgemm
-from benchmarks.step_cases import CHECK_STEPS, Case
 from benchmarks.streams import kaggle_tables, make_batches
-from benchmarks.variants import NotAvailable, Ours, Setup, hit_rate
+from benchmarks.variants import CHECK_STEPS, Case, NotAvailable, Ours, Setup, hit_rate
 from benchmarks.whole_step import (
     DenseAlone,
     Whole,
     WithModel,
     check_wholes,
+    from_checkout,
     make_model,
     our_model,
     with_plain_model,
@@ -70,6 +69,7 @@ class Settings:
     most_steps: int = 300  # of a turn: batches are made before
     threads: int = 1  # that plan
     only: str = ""  # cases whose title contains this
+    dlrm: str = ""  # path of a checkout of facebookresearch/dlrm
 
 
 SETTINGS = {
@@ -145,6 +145,10 @@ def _variants(
         wholes["fbgemm_our_dense"] = WithModel(f"{peer.name}, our dense part", peer, model, model)
     except NotAvailable as error:
         report.absent[f"turns_vs_fbgemm_{case.suffix}"] = str(error)
+    try:
+        wholes["dlrm"] = from_checkout(settings.dlrm, step, setup, ours["adaptive"], small=small)
+    except NotAvailable as error:
+        report.absent[f"turns_vs_dlrm_{case.suffix}"] = str(error)
     return ours, wholes
 
 
@@ -197,4 +201,4 @@ def _tell(
 
 
 if __name__ == "__main__":
-    harness.main(__doc__, run, SETTINGS)
+    harness.main(__doc__, run, SETTINGS, "dlrm")

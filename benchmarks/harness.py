@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from adaptive.system import BUSY_SHARE, OtherWork
 
-PACKAGES = ("torch", "triton", "numba", "numpy", "fbgemm-gpu-cpu", "torchrec", "polars", "pyarrow")
+PACKAGES = ("torch", "triton", "numba", "numpy", "fbgemm-gpu-cpu", "polars", "pyarrow")
 
 Times = dict[str, list[float]]  # variant -> seconds per round
 S = TypeVar("S")
@@ -206,14 +206,6 @@ def _others(share: float | None, when: str) -> str:
     if share is None:
         return f"an unknown share of the cores {when}"
     return f"{share:.0%} of the cores {when} ({'quiet' if share <= BUSY_SHARE else 'BUSY: do not trust these times'})"
-
-
-def available_bytes() -> int:
-    """Memory that can be taken without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no MemAvailable in /proc/meminfo")
 
 
 # --- command line ------------------------------------------------------------------------------------------------

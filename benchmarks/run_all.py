@@ -3,7 +3,7 @@
     python -m benchmarks.run_all                       # about an hour on two quiet cores
     python -m benchmarks.run_all --quick               # two minutes
     python -m benchmarks.run_all --json results.json   # {"ratios": {...}, "figures": {...}, "absent": {name: reason}}
-    python -m benchmarks.run_all --only step plan --dlrm ~/src/dlrm
+    python -m benchmarks.run_all --only turns plan --dlrm ~/src/dlrm
 
 `benchmarks/install_peers.sh` makes an environment with all peers; `gpu.run_all` runs what needs a GPU.
 """
@@ -12,31 +12,27 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.bars import BARS, REQUIRED, Bar
+from benchmarks.ending import run_module
 from benchmarks.harness import Report, Table
 
 BENCHMARKS = (
     "plan",
     "step",
     "turns",
-    "tiers",
     "overhead",
-    "backward",
-    "deferral",
     "mmap",
     "reader",
     "startup",
     "memory",
 )
+MOST_SECONDS = 3_600.0  # of one benchmark
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- results: written by python -m benchmarks.run_all -->", "<!-- end of results -->"
 HEADING = "# Benchmarks\n\n"
@@ -45,27 +41,8 @@ HEADING = "# Benchmarks\n\n"
 def run_one(name: str, size: str, dlrm: str | None) -> Report:
     """The report of one benchmark; if it fails, a report that says so."""
     arguments = [f"--{size}"] if size != "full" else []
-    arguments += ["--dlrm", dlrm] if dlrm and name == "step" else []
-    return run_module(f"benchmarks.bench_{name}", *arguments)
-
-
-def run_module(module: str, *arguments: str, limit: float | None = None) -> Report:
-    """The report of a benchmark in a process of its own; if it fails or exceeds `limit` seconds, one that says so."""
-    name = module.rpartition(".")[2]
-    command = [sys.executable, "-m", module, *arguments]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "report.json"
-        print(f"\n=== {shlex.join(command[1:])}", flush=True)
-        start = time.perf_counter()
-        command += ["--report", str(path)]
-        try:
-            code = subprocess.run(command, check=False, cwd=Path(__file__).parents[1], timeout=limit).returncode
-        except subprocess.TimeoutExpired:
-            return Report(absent={name: f"did not end within {limit:.0f} s"})
-        print(f"({time.perf_counter() - start:.0f} s)", flush=True)
-        if code or not path.is_file():
-            return Report(absent={name: f"ended with code {code}; its message stands above"})
-        return Report.load(path)
+    arguments += ["--dlrm", dlrm] if dlrm and name == "turns" else []
+    return run_module(f"benchmarks.bench_{name}", *arguments, limit=MOST_SECONDS)
 
 
 def as_json(report: Report, required: Sequence[str] = REQUIRED) -> dict[str, dict[str, float] | dict[str, str]]:

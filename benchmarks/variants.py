@@ -30,6 +30,34 @@ DENSE_RATE = 0.1  # of plain SGD, for every MLP
 Block = Tensor | list[Tensor]  # (B, F, D), or F tensors (B, D)
 
 
+CHECK_STEPS = 3  # batches trained before results are compared
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the grid."""
+
+    batch: int
+    dim: int
+    optimizer: Optimizer
+    mean_hot: int = 1
+
+    @property
+    def suffix(self) -> str:
+        """What a ratio's name ends with; nothing for batch 2048, width 16, one id a bag."""
+        parts = (
+            (f"_d{self.dim}", self.dim != 16),
+            (f"_b{self.batch}", self.batch != 2048),
+            ("_multihot", self.mean_hot > 1),
+        )
+        return self.optimizer + "".join(text for text, wanted in parts if wanted)
+
+    @property
+    def title(self) -> str:
+        hot = f", {self.mean_hot} ids a bag on average" if self.mean_hot > 1 else ""
+        return f"batch {self.batch}, width {self.dim}, {self.optimizer}{hot}"
+
+
 @dataclass(frozen=True)
 class Setup:
     """What is looked up and how it is updated; equal for all variants of a comparison."""
@@ -166,6 +194,12 @@ class Ours(Embeddings):
     def close(self) -> None:
         self.stop()
         self.bag.close()
+
+
+def fixed_gradient(setup: Setup, num_samples: int) -> Tensor:
+    """(B, F, D) small random numbers, the same at every call."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn((num_samples, len(setup.tables), setup.dim), generator=generator).mul_(0.01)
 
 
 def hit_rate(statistics: Statistics) -> float:

@@ -38,8 +38,8 @@ from adaptive.kernels.rows.hot import hot_rows
 from adaptive.models.layers.interaction import dot_interaction, gathered_dot_interaction, plain_dot_interaction
 from adaptive.optim import RowwiseAdagrad
 from benchmarks import harness
+from benchmarks.ending import kept_when_ended
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
-from benchmarks.gpu.ending import kept_when_ended
 from benchmarks.gpu.floors import GB, Rates, measure_rates, traffic
 from benchmarks.gpu.parts import WholeStep
 from benchmarks.gpu.workloads import NUM_TABLES, Workload

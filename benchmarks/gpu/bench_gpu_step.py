@@ -18,9 +18,9 @@ import torch
 
 from adaptive.counters import Counter
 from benchmarks import harness
+from benchmarks.ending import kept_when_ended
 from benchmarks.gpu.accelerator import Accelerator, open_accelerator
 from benchmarks.gpu.comparison import Comparison, Effort
-from benchmarks.gpu.ending import kept_when_ended
 from benchmarks.gpu.floors import Rates, measure_rates
 from benchmarks.gpu.parts import WholeStep
 from benchmarks.gpu.timing import Point, Timing
@@ -179,10 +179,9 @@ def _tell(table: Table, workload: Workload, timing: Timing, rates: Rates, dense:
     moved = it.per_step(Counter.FETCHED, Counter.WRITTEN_BACK) if it.statistics else None
     hits = None if it.hit_rate is None else f"{it.hit_rate:.1%}"
     ahead = [it.host_ms(stage) for stage in LOOK_AHEAD]
-    title = timing.spec.title if timing.side_by_side else f"{timing.spec.title} (not side by side)"
     table.add(
-        workload.title, point.batch, title, point.depth, it.ms, timing.reference.ms, timing.speed, floor, it.ms / floor,
-        hits, moved, *it.phases.values(), it.host_ms("wait"), *ahead,
+        workload.title, point.batch, timing.spec.title, point.depth, it.ms, timing.reference.ms, timing.speed, floor,
+        it.ms / floor, hits, moved, *it.phases.values(), it.host_ms("wait"), *ahead,
         sum(one or 0.0 for one in ahead) if it.statistics else None,
     )  # fmt: skip
 

@@ -3,8 +3,6 @@
 Each variant is first trained on a few batches; the rows these look up must come out as the reference's do: bit for
 bit where both are ours, up to the order of sums otherwise. Then its device tier is filled with the most popular rows,
 trained so that they have to be written back when they leave, and only then it is timed.
-
-Where the reference and a variant do not fit in memory together, they are timed one after the other.
 """
 
 import gc
@@ -24,7 +22,7 @@ from benchmarks.gpu.accelerator import Accelerator
 from benchmarks.gpu.parts import TrainerStep, WholeStep
 from benchmarks.gpu.timing import Measured, Point, Timing
 from benchmarks.gpu.turns import Line, batches_needed
-from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers, fits, open_variant
+from benchmarks.gpu.variants import DEVICE, STORED, Spec, Tiers, open_variant
 from benchmarks.gpu.workloads import Workload, covering_batches
 from benchmarks.harness import Report, check_equal
 from benchmarks.streams import one_each
@@ -70,33 +68,17 @@ class Comparison:
 
     def _run(self, wanted: Mapping[Spec, Sequence[Point]], until: float) -> Iterator[Timing]:
         gc.collect()  # of the workload before
-        if all(fits(self.workload, {DEVICE, spec}, self.accelerator) for spec in wanted):
-            with self._open(DEVICE) as reference:
-                for spec, points in wanted.items():
-                    yield from self._try(spec, points, reference, {}, until)
-            return
-        alone = self._reference_alone(dict.fromkeys(point for points in wanted.values() for point in points))
-        for spec, points in wanted.items():
-            yield from self._try(spec, points, None, alone, until)
+        with self._open(DEVICE) as reference:
+            for spec, points in wanted.items():
+                yield from self._try(spec, points, reference, until)
 
     def _failed(self, name: str, error: Exception) -> None:
         traceback.print_exception(error)
         self.report.absent[f"bench_gpu {name}"] = f"{type(error).__name__}: {error}"
 
-    def _reference_alone(self, points: Sequence[Point] | dict[Point, None]) -> dict[Point, Measured]:
-        with self._open(DEVICE) as reference:
-            return {point: self._measure({"reference": reference}, point)["reference"] for point in points}
-
-    def _try(
-        self,
-        spec: Spec,
-        points: Sequence[Point],
-        reference: Embeddings | None,
-        alone: Mapping[Point, Measured],
-        until: float,
-    ) -> Iterator[Timing]:
+    def _try(self, spec: Spec, points: Sequence[Point], reference: Embeddings, until: float) -> Iterator[Timing]:
         name = f"{self.workload.title}: {spec.title}"
-        timings = self._points(spec, points, reference, alone)
+        timings = self._points(spec, points, reference)
         try:
             for number in range(len(points)):
                 if time.monotonic() > until:
@@ -111,25 +93,16 @@ class Comparison:
         finally:
             timings.close()
 
-    def _points(
-        self,
-        spec: Spec,
-        points: Sequence[Point],
-        reference: Embeddings | None,
-        alone: Mapping[Point, Measured],
-    ) -> Generator[Timing, None, None]:
+    def _points(self, spec: Spec, points: Sequence[Point], reference: Embeddings) -> Generator[Timing, None, None]:
         if spec == DEVICE:
             for point in points:
-                it = alone[point] if reference is None else self._measure({"it": reference}, point)["it"]
-                yield Timing(spec, point, it, it, True)
+                it = self._measure({"it": reference}, point)["it"]
+                yield Timing(spec, point, it, it)
             return
         with self._open(spec) as variant:
             for point in points:
-                if reference is None:
-                    yield Timing(spec, point, self._measure({"it": variant}, point)["it"], alone[point], False)
-                else:
-                    both = self._measure({"it": variant, "reference": reference}, point)
-                    yield Timing(spec, point, both["it"], both["reference"], True)
+                both = self._measure({"it": variant, "reference": reference}, point)
+                yield Timing(spec, point, both["it"], both["reference"])
 
     # --- one variant ---------------------------------------------------------------------------------------------
 

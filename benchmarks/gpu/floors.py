@@ -9,10 +9,8 @@ Letters: U distinct rows of a batch, R bytes of a row, S of its state, E of all 
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
 import torch
 
-from adaptive.batch import Batch
 from benchmarks.gpu.accelerator import Accelerator
 
 GB = 1e9
@@ -60,11 +58,6 @@ def traffic(
     forward = distinct * row + vectors
     update = vectors + 2 * distinct * (row + state)
     return Traffic(int(forward), int(update), int(moved[0]), int(moved[1]))
-
-
-def distinct_rows(batch: Batch) -> int:
-    """Rows that a batch looks up, a table of its own for each feature."""
-    return sum(len(np.unique(batch.ids[batch.feature_span(feature)])) for feature in range(batch.num_features))
 
 
 def measure_rates(accelerator: Accelerator, megabytes: int, rounds: int = 9) -> Rates:

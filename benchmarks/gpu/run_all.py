@@ -24,9 +24,8 @@ import time
 from datetime import date
 from pathlib import Path
 
-from benchmarks import harness, run_all
-from benchmarks.gpu import ending, memory
-from benchmarks.gpu.bars import BARS, REQUIRED
+from benchmarks import ending, harness, run_all
+from benchmarks.bars import GPU_BARS, GPU_REQUIRED
 from benchmarks.harness import Report
 
 STAGES = ("probe", "suite", "step")
@@ -123,7 +122,7 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
         report.save(folder / f"{stage}.json")
         report = gather(folder)
         if options.json is not None:  # after each stage: what was measured survives a later fault
-            options.json.write_text(json.dumps(run_all.as_json(report, REQUIRED), indent=1) + "\n")
+            options.json.write_text(json.dumps(run_all.as_json(report, GPU_REQUIRED), indent=1) + "\n")
     return gather(folder)
 
 
@@ -136,10 +135,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep what each stage found, and add to it")
     parser.add_argument("--seconds", type=float, metavar="N", help="end after about so long; what is left out is said")
     parser.add_argument("--device", choices=("cuda", "cpu-torch"), default="cuda", help="cpu-torch: a rehearsal")
-    parser.add_argument(
-        "--host-gigabytes", type=float, metavar="N",
-        help="host memory to count on, in place of what is free now: that of small virtual machines grows with use",
-    )  # fmt: skip
     parser.add_argument("--write", action="store_true", help="run nothing: write the document from --reports")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go (docs/gpu.md)")
     return parser
@@ -157,7 +152,7 @@ def write(options: argparse.Namespace, folder: Path) -> Report:
     about, report = json.loads(path.read_text()), gather(folder)
     if about["size"] != "full":
         report.notes.append("small sizes: a first impression, no verdict on the bars.")
-    section = run_all.markdown(report, about["command"], about["quietness"], machine=about["machine"], bars=BARS)
+    section = run_all.markdown(report, about["command"], about["quietness"], machine=about["machine"], bars=GPU_BARS)
     run_all.write_document(options.document, section, begin=BEGIN, end=END)
     return report
 
@@ -169,8 +164,6 @@ def main() -> None:
             raise SystemExit("--write needs --reports FOLDER, which an earlier run has filled")
         write(options, options.reports)
         return
-    if options.host_gigabytes is not None:
-        os.environ[memory.HOST_GIGABYTES] = f"{options.host_gigabytes:g}"  # for the stages, which are processes
     check_machine(options.device)
     from benchmarks.gpu.accelerator import describe
 
@@ -185,7 +178,7 @@ def main() -> None:
         report = run(options, folder)
         if options.device == "cuda":
             report = write(options, folder)
-    print(run_all.bars_table(report, BARS).plain())
+    print(run_all.bars_table(report, GPU_BARS).plain())
     failed = [name for name in report.absent if name.startswith("bench_")]
     failed += ["tests"] if report.ratios.get("gpu_tests_failed") else []
     if failed:

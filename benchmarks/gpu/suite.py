@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu.ending import ROOT, wait
+from benchmarks.ending import ROOT, wait
 from benchmarks.harness import Report
 
 EXAMPLES = {"full": 200, "quick": 40, "smoke": 10}  # drawn trainings of the invariance suite

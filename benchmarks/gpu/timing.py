@@ -65,27 +65,21 @@ class Timing:
     point: Point
     it: Measured
     reference: Measured
-    side_by_side: bool
 
     @property
     def speed(self) -> float:
         """The reference's time over the variant's."""
-        if self.side_by_side:
-            return paired(self.reference.seconds, self.it.seconds)
-        return self.reference.ms / self.it.ms
+        return paired(self.reference.seconds, self.it.seconds)
 
     @property
     def over_reference(self) -> float:
         """The variant's time over the reference's."""
-        if self.side_by_side:
-            return paired(self.it.seconds, self.reference.seconds)
-        return self.it.ms / self.reference.ms
+        return paired(self.it.seconds, self.reference.seconds)
 
     @property
     def text(self) -> str:
         """For the progress line."""
-        beside = "" if self.side_by_side else ", not side by side"
         return (
             f"batch {self.point.batch}, depth {self.point.depth}: {self.it.ms:.3g} ms, all on the device "
-            f"{self.reference.ms:.3g} ms{beside}"
+            f"{self.reference.ms:.3g} ms"
         )

@@ -4,7 +4,7 @@ Letters: B samples, F features, D width.
 """
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,10 +18,10 @@ from adaptive.config import SkipConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.kernels.planning.books import ON_HOST
 from adaptive.plugins import load_policy_class
+from adaptive.system import available_bytes
 from benchmarks.gpu.accelerator import Accelerator
-from benchmarks.gpu.memory import given_bytes, host_bytes
 from benchmarks.gpu.workloads import RECORD_BYTES, TORCH_COPIES, Workload, in_threads
-from benchmarks.peers_torch import EmbeddingBags, JoinedTable, Spans, torch_optimizer
+from benchmarks.peers_torch import EmbeddingBags, Spans, torch_optimizer
 from benchmarks.variants import Block, Embeddings, NotAvailable, Ours, Setup, joined, row_optimizer
 
 Transfer = Literal["auto", "direct", "staged"]
@@ -45,7 +45,7 @@ SPARE = 1.1  # memory that must be free, over what is counted
 class Spec:
     """A variant."""
 
-    kind: str  # a policy of POLICIES, torch, torch_joined or torch_host
+    kind: str  # a policy of POLICIES, torch or torch_host
     share: int = 100  # per cent of the rows on the device, for policies that take any
     transfer: Transfer = "auto"  # see `TierConfig`
     lookups: Finder = "host"
@@ -80,24 +80,18 @@ class Spec:
 
 TITLES = {
     "torch": "torch on the GPU, one EmbeddingBag a table",
-    "torch_joined": "torch on the GPU, one joined table",
     "torch_host": "torch sparse on the CPU, dense part on the GPU",
 }
 DEVICE = Spec("device")  # the reference: all rows in device memory
 
 
-def fits(workload: Workload, specs: Iterable[Spec], accelerator: Accelerator) -> bool:
-    """Whether all of them together fit in what is free now."""
-    return not lacking(workload, specs, accelerator)
-
-
-def lacking(workload: Workload, specs: Iterable[Spec], accelerator: Accelerator) -> str:
-    """What is short, in words; nothing if all fit."""
-    host, device = (sum(sizes) * SPARE for sizes in zip(*(s.memory_bytes(workload) for s in specs), strict=True))
+def missing_memory(workload: Workload, spec: Spec, accelerator: Accelerator) -> str:
+    """What is short, in words; nothing if the variant fits in what is free now."""
+    host, device = (size * SPARE for size in spec.memory_bytes(workload))
     if not accelerator.is_gpu:
         host, device = host + device, 0.0
     for name, needed, free in (
-        ("host", host, host_bytes()),
+        ("host", host, available_bytes()),
         ("device", device, accelerator.free_bytes()),
     ):
         if needed > free:
@@ -112,7 +106,7 @@ def open_variant(spec: Spec, workload: Workload, accelerator: Accelerator) -> Em
         NotAvailable: if it does not fit in memory, or has no such optimizer.
     """
     gc.collect()  # whoever was there before may hold itself in a circle
-    short = lacking(workload, [spec], accelerator)
+    short = missing_memory(workload, spec, accelerator)
     if short:
         raise NotAvailable(short)
     setup = workload.setup()
@@ -120,20 +114,9 @@ def open_variant(spec: Spec, workload: Workload, accelerator: Accelerator) -> Em
         return Tiers(setup, spec, accelerator)
     kinds: dict[str, Callable[[Setup, torch.device], Embeddings]] = {
         "torch": BagsOnDevice,
-        "torch_joined": JoinedOnDevice,
         "torch_host": BagsOnHost,
     }
     return kinds[spec.kind](setup, accelerator.device)
-
-
-def transfer_of(spec: Spec, setup: Setup, accelerator: Accelerator) -> Transfer:
-    """`auto` judges by the memory that is free now. Where the user says how much there will be, that counts."""
-    given = given_bytes()
-    if spec.transfer != "auto" or given is None or not accelerator.is_gpu or spec.kind == DEVICE.kind:
-        return spec.transfer
-    state_width = row_optimizer(setup.optimizer).state_width(setup.dim)
-    tables = 4 * (setup.dim + state_width) * sum(table.num_embeddings for table in setup.tables)
-    return "direct" if 2 * tables <= given else "staged"
 
 
 class Tiers(Ours):
@@ -146,7 +129,7 @@ class Tiers(Ours):
             device_rows=wanted,
             device=accelerator.tier,
             when_full="reduce_lookahead",
-            transfer=transfer_of(spec, setup, accelerator),
+            transfer=spec.transfer,
             lookups=spec.lookups,
         )
         skip = SkipConfig() if spec.kind == "slipstream" else None
@@ -209,33 +192,6 @@ class BagsOnHost(BagsOnDevice):
 
     def pool(self, inputs: Spans) -> Block:
         return joined(super().pool(inputs)).to(self._target)
-
-
-class JoinedOnDevice(JoinedTable):
-    """All tables in one module."""
-
-    name = TITLES["torch_joined"]
-
-    def __init__(self, setup: Setup, device: torch.device) -> None:
-        self._device = device
-        sizes = [table.num_embeddings for table in setup.tables]
-        self._starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        self._one_hot = setup.one_hot
-        self._dim = setup.dim
-        weight = _stored(sum(sizes), setup.dim, device)
-        self._table = (
-            nn.Embedding(sum(sizes), setup.dim, sparse=True, _weight=weight)
-            if setup.one_hot
-            else nn.EmbeddingBag(sum(sizes), setup.dim, mode="sum", sparse=True, _weight=weight)
-        )
-        self._optimizer = torch_optimizer(self._table.parameters(), setup)
-
-    def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        ids, offsets = super().prepare(batch)
-        return ids.to(self._device), offsets.to(self._device)
-
-    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        return _rows(self, ids)
 
 
 def _stored(rows: int, dim: int, device: torch.device) -> Tensor:

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from adaptive.batch import Batch
+from benchmarks import ending
 from benchmarks import run_all as cpu_run_all
-from benchmarks.gpu import accelerator, bench_gpu_probe, bench_gpu_step, ending, memory, run_all, suite
+from benchmarks.bars import GPU_BARS, GPU_REQUIRED
+from benchmarks.gpu import accelerator, bench_gpu_probe, bench_gpu_step, run_all, suite
 from benchmarks.gpu.accelerator import Accelerator
-from benchmarks.gpu.bars import BARS, REQUIRED
-from benchmarks.gpu.floors import Rates, distinct_rows, measure_rates, traffic
+from benchmarks.gpu.floors import Rates, measure_rates, traffic
 from benchmarks.gpu.timing import Point
 from benchmarks.gpu.turns import batches_needed
-from benchmarks.gpu.variants import DEVICE, POLICIES, Spec, transfer_of
+from benchmarks.gpu.variants import DEVICE, POLICIES, Spec
 from benchmarks.gpu.workloads import Workload, covering_batches, popular_counts, rank_ids
 from benchmarks.harness import Report
 from benchmarks.streams import kaggle_tables, zipf
@@ -46,11 +46,6 @@ def test_bytes_of_a_step() -> None:
     assert found.link_ms(rates) == pytest.approx(10)  # both ways at once
     assert found.step_ms(rates, dense_ms=2) == pytest.approx(10)
     assert found.step_ms(rates, dense_ms=20) == pytest.approx(21)
-
-
-def test_rows_of_a_batch_are_counted_per_feature() -> None:
-    batch = Batch(np.zeros((2, 1), np.float32), np.array([3, 3, 3, 4]), np.arange(5), np.zeros(2, np.float32))
-    assert distinct_rows(batch) == 3
 
 
 def test_rates_are_measured() -> None:
@@ -137,9 +132,9 @@ def test_batches_last_for_all_turns() -> None:
 
 
 def test_every_bar_has_a_ratio_that_a_stage_gives() -> None:
-    names = [bar.name for bar in BARS]
-    assert len(names) == len(set(names)) and names == list(REQUIRED)
-    source = "".join(path.read_text() for path in (ROOT / "benchmarks" / "gpu").glob("*.py") if path.stem != "bars")
+    names = [bar.name for bar in GPU_BARS]
+    assert len(names) == len(set(names)) and names == list(GPU_REQUIRED)
+    source = "".join(path.read_text() for path in (ROOT / "benchmarks" / "gpu").glob("*.py"))
     for name in names:
         assert f'"{name.removesuffix("_hybrid")}' in source, name
 
@@ -318,28 +313,11 @@ def test_the_document_is_written_from_saved_reports_wherever_they_are(
     assert "a machine of dreams" in text and "`python -m x`" in text and "1.25" in text and stages == []
 
 
-def test_the_user_may_say_how_much_memory_there_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 5)
-    assert memory.given_bytes() is None and memory.host_bytes() == 5
-    workload, gpu = Workload(gigabytes=1.0, dim=64), Accelerator("cpu-torch")
-    assert transfer_of(Spec("lru"), workload.setup(), gpu) == "auto"
-    monkeypatch.setenv(memory.HOST_GIGABYTES, "2.5")
-    assert memory.host_bytes() == 2_500_000_000
-    gpu.is_gpu = True
-    assert transfer_of(Spec("lru"), workload.setup(), gpu) == "direct"
-    assert transfer_of(Spec("lru", transfer="staged"), workload.setup(), gpu) == "staged"
-    assert transfer_of(DEVICE, workload.setup(), gpu) == "auto"
-    assert transfer_of(Spec("lru"), Workload(gigabytes=2.0, dim=64).setup(), gpu) == "staged"
-    monkeypatch.setenv(memory.HOST_GIGABYTES, "much")
-    with pytest.raises(SystemExit, match="a number of gigabytes is needed"):
-        memory.host_bytes()
-
-
 STAGE = """
 import time
 from dataclasses import dataclass
 from benchmarks import harness
-from benchmarks.gpu.ending import kept_when_ended
+from benchmarks.ending import kept_when_ended
 from benchmarks.harness import Report
 
 @dataclass(frozen=True)

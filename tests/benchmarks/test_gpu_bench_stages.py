@@ -103,32 +103,6 @@ def timings(workload: Workload, wanted: dict[Spec, list[Point]], report: Report,
     return list(comparison.run(wanted, seconds=seconds))
 
 
-def test_what_does_not_fit_together_is_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    alive: list[Any] = []
-    before, close = Tiers.__init__, Tiers.close
-
-    def noted(self: Tiers, *arguments: Any, **settings: Any) -> None:
-        before(self, *arguments, **settings)
-        assert not alive, "the reference was still there"
-        opened.append(self.title)
-        alive.append(self)
-
-    def closed(self: Tiers) -> None:
-        alive.remove(self)
-        close(self)
-
-    monkeypatch.setattr(Tiers, "__init__", noted)
-    monkeypatch.setattr(Tiers, "close", closed)
-    monkeypatch.setattr("benchmarks.gpu.comparison.fits", lambda *_: False)
-    report = Report()
-    found = timings(SMALL, {DEVICE: [HERE], Spec("lru", 20): [HERE]}, report)
-    no_faults(report)
-    assert opened == ["device", "lru, 20%"]
-    assert [one.side_by_side for one in found] == [True, False]
-    assert found[1].reference is found[0].reference
-
-
 def test_a_variant_without_memory_is_absent() -> None:
     report = Report()
     workload = replace(SMALL, gigabytes=1e6)

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.harness import Report
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 GRACE_SECONDS = 30  # from being asked to end until being killed: tables of 60 GB are let go
 
 
@@ -42,7 +42,7 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], limit: float, ask: signal
     return by_themselves
 
 
-def run_module(module: str, *arguments: str, limit: float, environment: Mapping[str, str] | None = None) -> Report:
+def run_module(module: str, *arguments: str, limit: float) -> Report:
     """The report of a benchmark in a process of its own; if it fails or takes more than `limit` seconds, what it has
     found by then."""
     name = module.rpartition(".")[2]
@@ -51,7 +51,7 @@ def run_module(module: str, *arguments: str, limit: float, environment: Mapping[
         command = [sys.executable, "-m", module, *arguments]
         print(f"\n=== {shlex.join(command[1:])}", flush=True)
         start = time.perf_counter()
-        process = subprocess.Popen([*command, "--report", str(path)], cwd=ROOT, env=environment)
+        process = subprocess.Popen([*command, "--report", str(path)], cwd=ROOT)
         ended = wait([process], limit, signal.SIGTERM)
         print(f"({time.perf_counter() - start:.0f} s)", flush=True)
         report = Report.load(path) if path.is_file() else Report()
