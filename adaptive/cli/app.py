@@ -127,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _reading_begins() -> Told:
     """Tells how long it takes to read all files before a command begins; of several ranks the first one does."""
     from adaptive.embeddings.ranks.launch import is_rank
-    from adaptive.training.telemetry.countdown import Countdown
     from adaptive.training.telemetry.formatting import bytes_text
+    from adaptive.training.telemetry.progress import Countdown
 
     if is_rank() and os.environ["RANK"] != "0":
         return lambda done, total: None

@@ -21,7 +21,7 @@ def settings_for_ranks(run: Path, ranks: int | None) -> "TrainConfig | None":
     if ranks is None and not is_rank():
         return None
     from adaptive.storage.run_directory import read_record
-    from adaptive.training.runs.record import config_of
+    from adaptive.training.runs.run_record import config_of
 
     return config_of(read_record(run), run)
 

@@ -72,8 +72,8 @@ def prepare(
 
 def _part_begins(part: str) -> "Callable[[PartRead], None]":
     """Tells how long it takes to write a part."""
-    from adaptive.training.telemetry.countdown import Countdown
     from adaptive.training.telemetry.formatting import bytes_text
+    from adaptive.training.telemetry.progress import Countdown
 
     samples = Countdown(note, f"samples written ({part})")
     size = Countdown(note, f"read and written ({part})", text=bytes_text)

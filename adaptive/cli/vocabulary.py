@@ -59,7 +59,7 @@ def vocabulary(
 def _folder(where: Path) -> Path:
     """The folder of the vocabulary that belongs to `where`."""
     from adaptive.storage.run_directory import RECORD, read_record
-    from adaptive.training.runs.record import config_of
+    from adaptive.training.runs.run_record import config_of
 
     if (where / FOLDER).is_dir():
         return where / FOLDER

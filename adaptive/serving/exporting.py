@@ -28,8 +28,7 @@ from adaptive.serving.tensors import blocks_of, write_safetensors, write_torch
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
 from adaptive.training.build import inputs_of
-from adaptive.training.runs.evaluating import NO_SETTINGS
-from adaptive.training.runs.loading import LoadedRun, load_with
+from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, load_with
 from adaptive.training.telemetry.report import SCHEMA
 
 ALONE: Final = ("dlrm", "tbsm")  # models that `scoring.py` has itself

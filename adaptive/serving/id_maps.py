@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from adaptive.data.dataset import Feature
 from adaptive.data.rows.vocabularies import load_vocabularies
 from adaptive.data.text.schema import NULLS
-from adaptive.training.runs.evaluating import lacks_vocabulary, vocabulary_folder
-from adaptive.training.runs.loading import LoadedRun
+from adaptive.training.runs.loading import LoadedRun, lacks_vocabulary, vocabulary_folder
 
 IdRule = dict[str, Any]
 """JSON values: `rule` is "row" (the key is the row, below `rows`), "hash" (the upper 64 bits of `rows` times the hash

@@ -11,8 +11,7 @@ from adaptive.errors import ConfigError, InputError
 from adaptive.models.tasks import tasks_of
 from adaptive.serving.scores import check_scores_file, columns_of, write_scores
 from adaptive.training.build import torch_settings
-from adaptive.training.runs.evaluating import NO_SETTINGS, data_of, evaluation_batches
-from adaptive.training.runs.loading import LoadedRun, load_with
+from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, data_of, evaluation_batches, load_with
 from adaptive.training.telemetry.report import SCHEMA
 
 DRAWN = ("user_items", "taobao")  # formats whose samples are drawn, not read
@@ -31,7 +30,7 @@ def predict_run(
     Args:
         out: a file that ends in .csv (column `score`), .parquet (the same; needs pyarrow) or .npy (float32). It is
             there whole afterwards, or as it was before. A model of several labels gives a column each, `score_<label>`.
-        data: None: the evaluation part of the run's data; or others, see `adaptive.training.runs.evaluating.data_of`.
+        data: None: the evaluation part of the run's data; or others, see `adaptive.training.runs.loading.data_of`.
         They may
             lack the schema's label column. No line may be bad, unless `settings` say otherwise.
         settings: as in `evaluate_run`.

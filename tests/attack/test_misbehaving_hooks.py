@@ -18,7 +18,7 @@ from adaptive.config import SkipConfig
 from adaptive.errors import AdaptiveError, CheckpointError, PolicyError
 from adaptive.policies.lru import LRU
 from adaptive.policy import RowStats, SkipRule, TierView
-from adaptive.training.runs.policy_state import load_policy_state, policy_state
+from adaptive.training.runs.state import load_policy_state, policy_state
 
 pytestmark = attack
 

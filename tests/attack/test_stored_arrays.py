@@ -31,8 +31,7 @@ from adaptive.storage.durable import DISK
 from adaptive.storage.scores import SCORES, read_scores, write_scores
 from adaptive.training.build import Components
 from adaptive.training.runs import resume_run, resuming
-from adaptive.training.runs.policy_state import policy_state
-from adaptive.training.runs.state import optimizer_arrays, restore
+from adaptive.training.runs.state import optimizer_arrays, policy_state, restore
 
 pytestmark = attack
 

@@ -13,7 +13,7 @@ import pytest
 import adaptive.studies.compare.comparison_runs
 from adaptive.config import TrainConfig
 from adaptive.studies.policy_checks.checks import CHECKS
-from adaptive.training.telemetry.countdown import Countdown
+from adaptive.training.telemetry.progress import Countdown
 
 Cli = Callable[..., Any]
 
@@ -130,7 +130,7 @@ def test_a_policy_that_is_not_there(cli: Cli, command: str) -> None:
 
 
 def test_simulate_tells_its_progress_and_runs_a_size_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive.training.telemetry.countdown.EVERY", 0.0)
+    monkeypatch.setattr("adaptive.training.telemetry.progress.EVERY", 0.0)
     words = ("--set", "data.synthetic.rows=100000", "--set", "data.synthetic.num_train=4000", "--batch-size", "100")
     result = cli("simulate", *words, "--epochs", "2", "--policy", "lru", "--device-rows", "20%,100%,20%", "--json")
     assert result.code == 0, result.err
@@ -186,10 +186,10 @@ def test_reading_and_writing_tell_how_long_they_take(cli: Cli, tmp_path: Path, m
     (tmp_path / "a.csv").write_text("click,a\n" + "1,x\n0,y\n" * 50)
     (tmp_path / "a.toml").write_text('label = { column = "click" }\ncategorical = [{ columns = ["a"] }]\n')
     words = ("--data", "csv:a.csv", "--schema", "a.toml", "--set", "data.holdout=0.5", "--set", "data.vocabulary=true")
-    monkeypatch.setattr("adaptive.training.telemetry.countdown.EVERY", 3600.0)  # not the machine's load decides
+    monkeypatch.setattr("adaptive.training.telemetry.progress.EVERY", 3600.0)  # not the machine's load decides
     quiet = cli("prepare", "quiet", *words)
     assert quiet.code == 0 and quiet.err == "", quiet.err  # nothing before it is time for a line
-    monkeypatch.setattr("adaptive.training.telemetry.countdown.EVERY", 0.0)
+    monkeypatch.setattr("adaptive.training.telemetry.progress.EVERY", 0.0)
     told = cli("prepare", "out", *words)
     assert told.code == 0 and "written" not in told.out, told.err
     assert told.err.splitlines() == [

@@ -19,8 +19,7 @@ from adaptive.serving import export_run, scoring
 from adaptive.training.build import inputs_of
 from adaptive.training.evaluation import predict
 from adaptive.training.runs import train_run
-from adaptive.training.runs.evaluating import data_of
-from adaptive.training.runs.loading import load_run
+from adaptive.training.runs.loading import data_of, load_run
 
 SCHEMA = """
 label = { column = "click" }

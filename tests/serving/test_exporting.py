@@ -23,8 +23,7 @@ from adaptive.serving import export_run, exporting, predict_run, scoring
 from adaptive.storage.durable import Disk
 from adaptive.training.evaluation import predict
 from adaptive.training.runs import train_run
-from adaptive.training.runs.evaluating import data_of
-from adaptive.training.runs.loading import LoadedRun
+from adaptive.training.runs.loading import LoadedRun, data_of
 
 FORMATS = ["torch", "safetensors"]
 NO_PACKAGE = (

@@ -22,7 +22,7 @@ from adaptive.serving import export_run, exporting, onnx_files, onnx_scoring, pr
 from adaptive.storage.durable import Disk
 from adaptive.training.evaluation import predict
 from adaptive.training.runs import train_run
-from adaptive.training.runs.evaluating import data_of
+from adaptive.training.runs.loading import data_of
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")

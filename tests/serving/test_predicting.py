@@ -15,7 +15,7 @@ from adaptive.errors import ConfigError, InputError, NonFiniteError, OutputError
 from adaptive.serving import predict_run, scores
 from adaptive.serving.scores import write_scores
 from adaptive.storage import durable
-from adaptive.training.runs.evaluating import data_of
+from adaptive.training.runs.loading import data_of
 
 
 @pytest.fixture

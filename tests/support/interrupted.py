@@ -18,7 +18,7 @@ from toy_runs import Hooked, in_model
 from adaptive.config import TrainConfig
 from adaptive.storage.checkpoint import load_checkpoint
 from adaptive.storage.durable import Disk
-from adaptive.training.runs import evaluating, resume_run, resuming, train_run, training
+from adaptive.training.runs import loading, resume_run, resuming, train_run, training
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import EvalRecord
 
@@ -61,7 +61,7 @@ def config_of(policy: str, *, device: str = "auto", **changed: Any) -> TrainConf
 def small_world(num_train: int = 640) -> Iterator[pytest.MonkeyPatch]:
     """Inside, runs use the toy data, and a disk that does not wait until all is stored."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (training, evaluating, resuming):
+        for module in (training, loading, resuming):
             patch.setattr(module, "open_data", lambda config, run_directory=None: ToyData(num_train))
         patch.setattr(Disk, "sync", lambda self, file: file.flush())
         patch.setattr(Disk, "sync_directory", lambda self, path: None)

@@ -24,7 +24,7 @@ from adaptive import Batch, Planned, TableConfig, TierConfig, TieredEmbeddingBag
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.errors import ConfigError
 from adaptive.plugins import load_policy_class
-from adaptive.training.runs.policy_state import load_policy_state, policy_state
+from adaptive.training.runs.state import load_policy_state, policy_state
 
 SCALE = 1024.0  # a power of two: scaling changes no bit of a gradient
 

@@ -14,7 +14,7 @@ from toy import SIZES, ToyData, toy_config
 from adaptive.models import factory
 from adaptive.models.dlrm import DLRM
 from adaptive.training.build import Components, build
-from adaptive.training.runs import evaluating, resuming, training
+from adaptive.training.runs import loading, resuming, training
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def data_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ToyData]:
 
     def use(*arguments: Any, **options: Any) -> ToyData:
         toy = ToyData(*arguments, **options)
-        for module in (training, evaluating, resuming):
+        for module in (training, loading, resuming):
             monkeypatch.setattr(module, "open_data", lambda config, run_directory=None: toy)
         return toy
 

@@ -162,7 +162,7 @@ def simulate(
     from adaptive.studies.simulate.simulation import simulate as run_simulation
     from adaptive.studies.simulate.simulation_report import draw, simulation_document, stop_lines
     from adaptive.system import StopRequest
-    from adaptive.training.telemetry.countdown import Countdown
+    from adaptive.training.telemetry.progress import Countdown
 
     if png is not None:
         need_matplotlib()
@@ -214,7 +214,7 @@ def _crossing(
     from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
     from adaptive.studies.simulate.simulation_report import rank_stop_lines, rank_traffic_document
     from adaptive.system import StopRequest
-    from adaptive.training.telemetry.countdown import Countdown
+    from adaptive.training.telemetry.progress import Countdown
 
     stop = StopRequest()
     with own_stdout():

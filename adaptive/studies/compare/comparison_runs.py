@@ -46,7 +46,7 @@ from adaptive.system import OtherWork
 from adaptive.training.build import open_data
 from adaptive.training.runs import train_run
 from adaptive.training.runs.loading import with_vocabulary
-from adaptive.training.runs.record import check_same_data, config_of
+from adaptive.training.runs.run_record import check_same_data, config_of
 
 PLACE: Final = {"out"}  # settings that say where a run lies
 

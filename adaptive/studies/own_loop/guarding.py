@@ -19,7 +19,8 @@ from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError, NonFiniteError
 from adaptive.studies.own_loop.recording import Recording
-from adaptive.training.guard.adapters import Told, Trained
+from adaptive.training.guard.account import LoopRecorder
+from adaptive.training.guard.fork import TrainingLoop
 from adaptive.training.guard.guard import Guard as _Guard
 from adaptive.training.telemetry.record import Record
 
@@ -73,7 +74,7 @@ class Guard:
             raise ConfigError("guard: tables of one process are needed; those of several ranks are not copied")
         for number, part in enumerate(parts):
             _check_part(number, part)
-        self._told: Told = _Steps() if record is None else record.recorder
+        self._told: LoopRecorder = _Steps() if record is None else record.recorder
         self._counts = record is None
         self._embeddings, self._depth, self._heard = embeddings, depth, 0
         settings = _limits(limits)
@@ -132,7 +133,7 @@ class Guard:
             self._guard.close()
 
 
-class _OwnLoop(Trained):
+class _OwnLoop(TrainingLoop):
     def __init__(
         self,
         embeddings: TieredEmbeddingBag,

@@ -19,7 +19,7 @@ from adaptive.studies.profile.step_profile import Case, StepLength, hidden_share
 from adaptive.studies.simulate.simulation import simulate_group
 from adaptive.studies.step_model import Machine
 from adaptive.training.build import build_tables, open_data
-from adaptive.training.telemetry.countdown import Countdown
+from adaptive.training.telemetry.progress import Countdown
 
 SCHEMA: Final = 1
 KIND: Final = "profile"

@@ -11,8 +11,7 @@ from adaptive.studies.report.style import COLOURS
 from adaptive.training.telemetry.document import Note, Table
 from adaptive.training.telemetry.formatting import bytes_text, count_text, percent_text
 from adaptive.training.telemetry.record import TableCounts, sum_tables
-from adaptive.training.telemetry.report import skipping_lines
-from adaptive.training.telemetry.traffic_text import SPARED, crossed_numbers
+from adaptive.training.telemetry.report import SPARED, crossed_numbers, skipping_lines
 
 LAYERS: Final = COLOURS - 1  # tables with a layer of their own; the others are one more
 KIB: Final = 1024

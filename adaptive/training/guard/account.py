@@ -1,11 +1,25 @@
 """What a guard knows, and its report: how much was left out of a run, and how much of that was undone."""
 
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from adaptive.counters import Counter
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.policy import Policy, drops_inputs, inputs_of
+from adaptive.training.telemetry.record import Record
+
+
+class LoopRecorder(Protocol):
+    """What a guard hears of training, and where it records decisions: a `Recorder`."""
+
+    steps: int  # trained so far
+    samples: int
+    loss: float  # mean of the latest batch, predicted before it was learnt
+
+    def timed(self, stage: str) -> AbstractContextManager[None]: ...
+
+    def write(self, record: Record) -> None: ...
 
 
 @dataclass(frozen=True)

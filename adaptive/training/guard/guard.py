@@ -8,30 +8,99 @@
 
 Decisions follow from batch numbers, not from clocks: a guarded run gives the same numbers each time. While a guard
 finds nothing to change, batches and numbers are those of a run without one. All methods are called by the training
-thread.
-"""
+thread."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from adaptive.batch import Batch
 from adaptive.config import GuardConfig, TrainConfig
 from adaptive.errors import ConfigError, NonFiniteError, PolicyError
-from adaptive.training.guard.account import Account, GuardState, shares
-from adaptive.training.guard.adapters import Told, Trained
-from adaptive.training.guard.fork import Pair
-from adaptive.training.guard.judge import Allowance, Evidence, explain, look_out
-from adaptive.training.guard.log import NOTHING, CheckFindings, Log
-from adaptive.training.guard.schedule import Timing, Triggers
+from adaptive.training.guard.account import Account, GuardState, LoopRecorder, shares
+from adaptive.training.guard.fork import Pair, TrainingLoop
+from adaptive.training.guard.judge import Allowance, Evidence, Outlook, Timing, Triggers, explain, look_out
 from adaptive.training.guard.stream import NumberedBatches, Passes
+from adaptive.training.telemetry.jsonl import plain
+from adaptive.training.telemetry.record import GuardRecord
+
+
+@dataclass(frozen=True)
+class CheckFindings:
+    """What a check found. What could not be measured is None."""
+
+    evidence: Evidence | None = None
+    outlook: Outlook | None = None
+    share: float | None = None  # skipped meanwhile
+
+
+NOTHING = CheckFindings()
+
+
+class Log:
+    """The decisions of a guard so far, each recorded when it is made."""
+
+    def __init__(self, recorder: LoopRecorder, budget: float, timing: Timing) -> None:
+        self._recorder, self._budget, self._timing = recorder, budget, timing
+        self._decisions: list[GuardRecord] = []
+
+    def write(
+        self,
+        verdict: str,
+        reason: str,
+        now: GuardState,
+        *,
+        trigger: str = "",
+        before: float | None = None,
+        from_step: int | None = None,
+        pair: Pair | None = None,
+        found: CheckFindings = NOTHING,
+    ) -> None:
+        """Record a decision; `now` is the state after it. See `GuardRecord`."""
+        evidence, outlook = found.evidence, found.outlook
+        record = GuardRecord(
+            step=self._recorder.steps,
+            verdict=verdict,
+            reason=reason,
+            trigger=trigger,
+            budget=self._budget,
+            allowance_before=now.allowance if before is None else before,
+            allowance=now.allowance,
+            from_step=now.place if from_step is None else from_step,
+            fork_steps=now.place - pair.start if pair else 0,
+            steps_left=self._timing.left(now.place),
+            samples=evidence.samples if evidence else 0,
+            skipped_share=found.share,
+            auc_difference=evidence.auc if evidence else None,
+            auc_difference_ci=evidence.auc_interval if evidence else None,
+            log_loss_difference=evidence.log_loss if evidence else None,
+            log_loss_difference_ci=evidence.log_loss_interval if evidence else None,
+            spent=now.cost_until(pair.start if pair else now.place),
+            auc_change=outlook.change if outlook else None,
+            auc_change_ci=outlook.interval if outlook else None,
+            fork_bytes=pair.num_bytes if pair else 0,
+            fork_batches=now.fork_batches + (pair.trained if pair else 0),
+            judged_batches=now.judged_batches + (pair.judged if pair else 0),
+        )
+        self._decisions.append(record)
+        self._recorder.write(record)
+
+    def summary(self, now: GuardState) -> dict[str, Any]:
+        """For the run's summary."""
+        return {
+            "guard_allowance": now.allowance,
+            "guard_fork_batches": now.fork_batches,
+            "guard_judged_batches": now.judged_batches,
+            "guard_undone_batches": now.undone_batches,
+            "guard_decisions": [plain(asdict(record)) for record in self._decisions],
+        }
 
 
 class Guard:
     """Checks what skipping costs one run, undoes what costs too much, and limits it. To be closed."""
 
     def __init__(
-        self, settings: GuardConfig, config: TrainConfig, run: Trained, recorder: Told, total: int | None
+        self, settings: GuardConfig, config: TrainConfig, run: TrainingLoop, recorder: LoopRecorder, total: int | None
     ) -> None:
         """
         Args:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.policy import Policy, drops_inputs, inputs_of
-from adaptive.training.guard.account import SkipCounts, left_out
-from adaptive.training.guard.adapters import Told
+from adaptive.training.guard.account import LoopRecorder, SkipCounts, left_out
 
 
 class Inputs(NamedTuple):
@@ -163,7 +162,7 @@ def _inputs(policy: Policy) -> Inputs:
 class Passes:
     """The passes of a run over the data, one after the other; batches are numbered through all of them."""
 
-    def __init__(self, embeddings: TieredEmbeddingBag, recorder: Told) -> None:
+    def __init__(self, embeddings: TieredEmbeddingBag, recorder: LoopRecorder) -> None:
         self.stream: NumberedBatches | None = None
         self._embeddings, self._recorder = embeddings, recorder
         self._earlier = Inputs(0, 0)  # of the passes that are over

@@ -25,8 +25,7 @@ from adaptive.storage.run_checkpoints import ALONE, Checkpoints, Readers
 from adaptive.storage.run_directory import LOCK, RunDirectory
 from adaptive.storage.shards import Part, pieces_of, write_parts
 from adaptive.system import StopRequest
-from adaptive.training.telemetry.report import RunTotals
-from adaptive.training.telemetry.traffic_text import crossed_numbers
+from adaptive.training.telemetry.report import RunTotals, crossed_numbers
 
 LATE_S: Final = 5.0  # seconds after which a file that another machine has written is there
 

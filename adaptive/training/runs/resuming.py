@@ -1,4 +1,4 @@
-"""Resume a run in its directory, from its newest checkpoint."""
+"""Resume a run in its directory from its newest checkpoint; `auto_resume_run` begins it if there is none."""
 
 import contextlib
 import os
@@ -18,14 +18,15 @@ from adaptive.plugins import make_policy, refuse_unnamed
 from adaptive.storage.checkpoint import Checkpoint
 from adaptive.storage.durable import temporary_name
 from adaptive.storage.run_checkpoints import load_whole
-from adaptive.storage.run_directory import RECORD, RunDirectory, read_record, versions, was_finished
+from adaptive.storage.run_directory import RECORD, RunDirectory, newest_first, read_record, versions, was_finished
 from adaptive.training.build import Components, build, first_batches, open_data, prepare, torch_settings
 from adaptive.training.runs.distributed import directory_of, facts_of, readers_of, refuse_alone, refuse_unseen, telling
 from adaptive.training.runs.loop import DataPosition
 from adaptive.training.runs.next_commands import code_of, resume_command
-from adaptive.training.runs.record import check_same_data, config_of
 from adaptive.training.runs.run import ResumePoint, Run
+from adaptive.training.runs.run_record import check_same_data, config_of
 from adaptive.training.runs.state import SavedProgress, reached_by, refuse_guarded_resume, restore
+from adaptive.training.runs.training import train_run
 from adaptive.training.telemetry.jsonl import check_beginning, drop_after
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -96,7 +97,7 @@ def resume_run(
                 directory.record_resume(
                     step=checkpoint.meta["steps"], ranks=places, config=config.model_dump(mode="json")
                 )
-                _tell(stream, left, record)
+                _print_resume(stream, left, record)
                 return run.train()
 
 
@@ -233,9 +234,7 @@ def _drop_records(
         raise OutputError(f"{directory.metrics} cannot be written: {error}") from error
 
 
-def _tell(stream: TextIO | None, left: ResumePoint, record: Mapping[str, Any]) -> None:
-    if stream is None:
-        return
+def _print_resume(stream: TextIO | None, left: ResumePoint, record: Mapping[str, Any]) -> None:
     text = "".join(f"{where} is damaged, an older checkpoint is taken: {why}\n" for where, why in left.damaged.items())
     text += f"resumed after step {left.checkpoint.meta['steps']} from {left.where}"
     if left.dropped:
@@ -245,5 +244,93 @@ def _tell(stream: TextIO | None, left: ResumePoint, record: Mapping[str, Any]) -
     other = [f"{name} {before.get(name)} -> {now}" for name, now in versions().items() if before.get(name) != now]
     if other:
         text += f"\nother versions or threads than before, which may round differently: {', '.join(other)}"
+    _print(stream, text)
+
+
+BEGIN, RESUME, DONE = "begin", "resume", "done"
+LENGTHS: Final = ("steps", "epochs")
+
+
+def auto_resume_run(
+    config: TrainConfig,
+    *,
+    force_unlock: bool = False,
+    stream: TextIO | None = None,
+    ranks: Ranks | None = None,
+) -> dict[str, Any]:
+    """Begin the run in `config.out`, or go on with it; returns what `train_run` returns.
+
+    Args:
+        config: of the run. One that is there must have the same settings, but may become longer. Code that it names
+            is named by the caller, so it is run.
+        force_unlock, stream, ranks: as in `resume_run`. Rank 0 looks what there is, and tells the others.
+
+    Raises:
+        ConfigError: if there is a run with other settings.
+        AdaptiveError: as `train_run` and `resume_run`.
+    """
+    assert config.out is not None
+    path = Path(config.out)
+    with telling(ranks):
+        found = what_to_do(path, config) if ranks is None or ranks.is_first else None
+        if ranks is not None:
+            found = ranks.gather_facts(found)[0]
+    if found == DONE:
+        return _finished(path, stream)
+    if found == RESUME:
+        lengths = {name: getattr(config, name) for name in LENGTHS}
+        code = {key: spec for key, spec in code_of(config).items() if spec is not None}
+        return resume_run(path, **lengths, code=code, force_unlock=force_unlock, stream=stream, ranks=ranks)
+    what = "holds a run without a checkpoint, which begins anew" if (path / RECORD).exists() else "holds no run yet"
+    _print(stream, f"--auto-resume: {path} {what}")
+    return train_run(config, overwrite=True, force_unlock=force_unlock, stream=stream, ranks=ranks)
+
+
+def what_to_do(path: Path, config: TrainConfig) -> str:
+    """`BEGIN`, `RESUME` or `DONE`.
+
+    Raises:
+        ConfigError: as `auto_resume_run`.
+        CheckpointError: if `run.json` cannot be read.
+    """
+    if not (path / RECORD).exists():
+        return BEGIN
+    record = read_record(path)
+    of_run = config_of(record, path)
+    _check_same(of_run, config, path)
+    longer = any((new := getattr(config, name)) is not None and new != getattr(of_run, name) for name in LENGTHS)
+    if record.get("status") == "finished" and not longer:
+        return DONE
+    return RESUME if any(one.exists() for one in newest_first(path)) else BEGIN
+
+
+def _check_same(of_run: TrainConfig, given: TrainConfig, path: Path) -> None:
+    """Check that the run there is the one that is meant."""
+    here, there = (_flat(one.model_dump(mode="json")) for one in (given, of_run))
+    for key in {**there, **here}:
+        lengthened = key in LENGTHS and here.get(key) is not None
+        if key != "out" and not lengthened and here.get(key) != there.get(key):
+            raise ConfigError(
+                f"--auto-resume: the run in {path} has {key}={there.get(key)!r}, given is {here.get(key)!r}; "
+                "resume with the run's own settings, or choose another --out"
+            )
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def _finished(path: Path, stream: TextIO | None) -> dict[str, Any]:
+    summary = dict(read_record(path).get("summary") or {})
+    text = f"--auto-resume: the run in {path} is finished after {summary.get('steps')} steps; nothing is left to do"
+    _print(stream, text)
+    return {**summary, "table": f"{text}\nsee it with: adaptive-train report {path}"}
+
+
+def _print(stream: TextIO | None, text: str) -> None:
     with contextlib.suppress(OSError):
-        stream.write(text + "\n")
+        if stream is not None:
+            stream.write(text + "\n")

@@ -21,14 +21,13 @@ from adaptive.storage.scores import write_scores
 from adaptive.system import StopRequest, stop_request
 from adaptive.training.build import Components, set_rates
 from adaptive.training.evaluation import Evaluation, evaluate
-from adaptive.training.guard.adapters import TrainedRun
+from adaptive.training.guard.fork import RunLoop
 from adaptive.training.guard.guard import Guard
-from adaptive.training.runs.best import best_evaluation, best_summary, is_out_of_patience
 from adaptive.training.runs.distributed import agreed_stop, checkpoints_of, ranks_summary
+from adaptive.training.runs.goals import best_evaluation, best_summary, is_out_of_patience, is_reached, target_summary
 from adaptive.training.runs.loop import DataPosition, Loop
 from adaptive.training.runs.next_commands import how_to_resume, model_hint, next_commands, resume_command, steps_hint
 from adaptive.training.runs.state import SavedProgress, content, is_guarded, restore_recorder
-from adaptive.training.runs.target import is_reached, target_summary
 from adaptive.training.telemetry.formatting import policy_text
 from adaptive.training.telemetry.jsonl import MetricsFile
 from adaptive.training.telemetry.loggers import make_loggers
@@ -167,7 +166,7 @@ class Run:
         if self.config.guard is None:
             return None
         total = total_steps(self.config, self.dataset)
-        return Guard(self.config.guard, self.config, TrainedRun(self.components), self.recorder, total)
+        return Guard(self.config.guard, self.config, RunLoop(self.components), self.recorder, total)
 
     def _make_loop(self, stop: StopRequest) -> Loop:
         loop = Loop(

@@ -22,7 +22,7 @@ from adaptive.training.telemetry.record import (
     TableCounts,
     sum_tables,
 )
-from adaptive.training.telemetry.traffic_text import crossed_numbers
+from adaptive.training.telemetry.report import crossed_numbers
 
 MAX_TABLES: Final = 32  # with tags of their own; the rest is one table called "other"
 

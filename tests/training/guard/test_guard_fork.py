@@ -14,8 +14,7 @@ from toy_runs import assert_equal, everything, in_model, nothing_is_left_behind 
 
 from adaptive.policy import Policy
 from adaptive.training.build import Components, build
-from adaptive.training.guard.adapters import TrainedRun
-from adaptive.training.guard.fork import Fork, predict
+from adaptive.training.guard.fork import Fork, RunLoop, predict
 from adaptive.training.trainer import Trainer
 
 TOY = ToyData(1600)
@@ -30,7 +29,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def components_of(fork: Fork) -> Components:
-    assert isinstance(fork.trained, TrainedRun)
+    assert isinstance(fork.trained, RunLoop)
     return fork.trained.components
 
 
@@ -58,14 +57,14 @@ def test_a_fork_trains_as_the_run_would(settings: dict[str, Any], monkeypatch: p
     forks: list[Fork] = []
 
     def fork(parts: Components) -> None:
-        forks.append(Fork(TrainedRun(parts), AT))
+        forks.append(Fork(RunLoop(parts), AT))
         for batch in BATCHES[AT:END]:
             forks[0].train(batch)
 
     parts = run(Plain, settings, monkeypatch, {AT: fork})
     assert_equal(everything(components_of(forks[0])), everything(parts))
-    np.testing.assert_array_equal(predict(forks[0].trained, BATCHES[40:42]), predict(TrainedRun(parts), BATCHES[40:42]))
-    assert predict(TrainedRun(parts), []).shape == (0,)
+    np.testing.assert_array_equal(predict(forks[0].trained, BATCHES[40:42]), predict(RunLoop(parts), BATCHES[40:42]))
+    assert predict(RunLoop(parts), []).shape == (0,)
 
 
 def draw(*_: Any) -> None:
@@ -79,11 +78,11 @@ def test_a_run_does_not_notice_its_forks(policy: type[Policy], monkeypatch: pyte
     torch.manual_seed(0)
 
     def fork(parts: Components) -> None:
-        made = Fork(TrainedRun(parts), AT)
+        made = Fork(RunLoop(parts), AT)
         assert made.num_bytes > 0
         for batch in BATCHES[40:45]:
             made.train(batch)
-        predict(TrainedRun(parts), BATCHES[45:])
+        predict(RunLoop(parts), BATCHES[45:])
         made.close()
 
     forked, random = run(policy, {}, monkeypatch, {AT: fork, AT + 3: fork}), torch.get_rng_state()
@@ -94,7 +93,7 @@ def test_a_run_does_not_notice_its_forks(policy: type[Policy], monkeypatch: pyte
 
 def test_what_waits_in_the_run_is_applied_in_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     forks: list[Fork] = []
-    run(Defer, {}, monkeypatch, {END: lambda parts: forks.append(Fork(TrainedRun(parts), AT))})
+    run(Defer, {}, monkeypatch, {END: lambda parts: forks.append(Fork(RunLoop(parts), AT))})
     parts = run(Defer, {}, monkeypatch, {})
     assert parts.embeddings.counts()[-1] > 0  # deferred
     assert_equal(everything(components_of(forks[0])), everything(parts))
@@ -114,12 +113,12 @@ def test_a_run_goes_on_from_the_values_of_a_fork(
     forks: list[Fork] = []
 
     def fork(parts: Components) -> None:
-        forks.append(Fork(TrainedRun(parts), AT))
+        forks.append(Fork(RunLoop(parts), AT))
         for batch in BATCHES[40:] + BATCHES[AT - 10 : AT]:
             forks[0].train(batch)
 
     def overwrite(parts: Components) -> None:
-        forks[0].overwrite(TrainedRun(parts))
+        forks[0].overwrite(RunLoop(parts))
         assert_equal(everything(parts), everything(components_of(forks[0])))
         for batch in BATCHES[AT:END]:
             forks[0].train(batch)

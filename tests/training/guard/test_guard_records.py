@@ -12,7 +12,7 @@ from toy import toy_config
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.config import GuardConfig
-from adaptive.training.guard.adapters import TrainedRun
+from adaptive.training.guard.fork import RunLoop
 from adaptive.training.guard.guard import Guard
 from adaptive.training.telemetry.formatting import guard_text
 from adaptive.training.telemetry.jsonl import MetricsFile, read_metrics
@@ -152,7 +152,7 @@ def test_what_a_guard_knows_is_saved_and_restored(tmp_path: Path) -> None:
     parts, _ = parts_of(policy=spec(Freeze), skip=SKIP)
     settings = GuardConfig(**(GUARD | {"budget": 0.05}))
     guard = Guard(
-        settings, toy_config(policy=spec(Freeze), skip=SKIP), TrainedRun(parts), Recorder(parts.embeddings), 1000
+        settings, toy_config(policy=spec(Freeze), skip=SKIP), RunLoop(parts), Recorder(parts.embeddings), 1000
     )
     guard.restore(state)
     assert guard.state() == state
@@ -169,7 +169,7 @@ def test_a_stopped_run_that_goes_on_skips_nothing(begun: bool) -> None:
     guard = Guard(
         GuardConfig(**GUARD),
         toy_config(policy=spec(Freeze), skip=SKIP),
-        TrainedRun(parts),
+        RunLoop(parts),
         Recorder(parts.embeddings),
         1000,
     )

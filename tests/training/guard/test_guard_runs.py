@@ -10,8 +10,7 @@ from toy import ToyData
 from toy_runs import Hooked, data_fixture, in_model, nothing_is_left_behind, parts_of  # noqa: F401 (fixtures)
 
 from adaptive.policy import Policy
-from adaptive.training.guard.judge import Outlook
-from adaptive.training.guard.schedule import Timing
+from adaptive.training.guard.judge import Outlook, Timing
 from adaptive.training.runs import training
 from adaptive.training.telemetry.record import IntervalRecord
 

@@ -8,7 +8,7 @@ from adaptive.config import GuardConfig, SkipConfig, TrainConfig
 from adaptive.policies.slipstream import Slipstream
 from adaptive.policy import Policy
 from adaptive.training.guard.account import GuardState, SkipCounts
-from adaptive.training.guard.schedule import LOOK, Alarm, Timing, Triggers
+from adaptive.training.guard.judge import LOOK, Alarm, Timing, Triggers
 
 SETTINGS = GuardConfig(warmup=50, steps=100, holdout=2000)
 

@@ -19,8 +19,7 @@ from adaptive.training.build import open_data
 from adaptive.training.evaluation import evaluate
 from adaptive.training.quality import grouped_auc
 from adaptive.training.runs import evaluate_run
-from adaptive.training.runs.evaluating import data_of
-from adaptive.training.runs.loading import LoadedRun
+from adaptive.training.runs.loading import LoadedRun, data_of
 
 IN_FILES = {"device_rows": "100%", "host": "mmap:rows"}
 

@@ -1,7 +1,7 @@
 """Lines of progress with an estimate."""
 
-from adaptive.training.telemetry.countdown import Countdown
 from adaptive.training.telemetry.formatting import bytes_text
+from adaptive.training.telemetry.progress import Countdown
 
 
 def test_it_tells_every_five_seconds_how_long_is_left() -> None:

@@ -15,9 +15,8 @@ from adaptive.studies.report.writing import write_report
 from adaptive.training.runs.distributed import ranks_summary
 from adaptive.training.telemetry.jsonl import MetricsFile, from_json, read_metrics, to_json
 from adaptive.training.telemetry.record import IntervalRecord
-from adaptive.training.telemetry.report import RunTotals
+from adaptive.training.telemetry.report import RunTotals, crossed_lines, crossed_numbers
 from adaptive.training.telemetry.tensorboard import TensorBoardView
-from adaptive.training.telemetry.traffic_text import crossed_lines, crossed_numbers
 
 FAST = RankTraffic(
     headers=100, requests=1_000, vectors=8_000, gradients=4_000, dense=20_000, rows_served=300, wait_ms=50.0,

@@ -13,7 +13,7 @@ from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401 (fixture
 
 from adaptive.errors import ConfigError
 from adaptive.training.runs import train_run
-from adaptive.training.telemetry import loggers, trackers
+from adaptive.training.telemetry import loggers
 from adaptive.training.telemetry.loggers import LoggerSink, flat, make_loggers
 from adaptive.training.telemetry.record import EvalRecord, IntervalRecord, RunRecord, TableCounts
 
@@ -43,7 +43,7 @@ class Kept:
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loggers of pyproject.toml, and some more."""
-    values = {"wandb": f"{trackers.__name__}:WandbLogger", "mlflow": f"{trackers.__name__}:MlflowLogger",
+    values = {"wandb": f"{loggers.__name__}:WandbLogger", "mlflow": f"{loggers.__name__}:MlflowLogger",
               "kept": f"{__name__}:Kept", "gone": "no.such.package:Logger"}  # fmt: skip
     found = EntryPoints(EntryPoint(name, value, loggers.GROUP) for name, value in values.items())
     monkeypatch.setattr(loggers, "entry_points", lambda group: found.select(group=group))
