@@ -67,8 +67,8 @@ def test_settings_of_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
 def test_varied_settings_of_every_run(cli: Cli, trainings: list[TrainConfig]) -> None:
     words = ("compare", "--policies", "hybrid,lfu", "--seeds", "1")
     result = cli(
-        *(*words, "--vary", "batch_size=256,512", "--vary", "optimizer.lr+dense_optimizer.lr=0.1+0.2,0.3+0.4"),
-        *("--vary", "policy.half_life=5,7", "--out", "out", "--json"),
+        *(*words, "--sweep", "batch_size=256,512", "--sweep", "optimizer.lr+dense_optimizer.lr=0.1+0.2,0.3+0.4"),
+        *("--sweep", "policy.half_life=5,7", "--out", "out", "--json"),
     )
     assert len(trainings) == 16
     assert [(c.batch_size, c.optimizer.lr, c.dense_optimizer.lr) for c in trainings[::4]] == [
@@ -79,13 +79,13 @@ def test_varied_settings_of_every_run(cli: Cli, trainings: list[TrainConfig]) ->
     )
     found = json.loads(result.out)
     assert len(found["policies"]) == 16 and len(found["values"]) == 8
-    assert found["policies"][-1]["varied"] == {
+    assert found["policies"][-1]["swept"] == {
         "batch_size": 512, "optimizer.lr": 0.3, "dense_optimizer.lr": 0.4, "policy.half_life": 7,
     }  # fmt: skip
 
 
 def test_parameters_of_policies_vary_where_they_are(cli: Cli, trainings: list[TrainConfig]) -> None:
-    assert cli("compare", "--policies", "lru,lfu", "--seeds", "1", "--vary", "policy.half_life=5,7").code == 7
+    assert cli("compare", "--policies", "lru,lfu", "--seeds", "1", "--sweep", "policy.half_life=5,7").code == 7
     assert [(c.policy, c.policy_options) for c in trainings] == [
         ("lru", {}), ("lfu", {"half_life": 5}), ("lru", {}), ("lfu", {"half_life": 7}),
     ]  # fmt: skip
@@ -131,18 +131,22 @@ def test_mistakes_are_told_before_anything_is_trained(
         (["--set", "policy.nothing=1"], 2, "none of hybrid, lru, slipstream has a parameter nothing"),
         (["--batch-size", "0"], 2, "batch_size"),
         (
-            ["--vary", "batchsize=1,2"],
+            ["--sweep", "batchsize=1,2"],
             2,
-            "batchsize (flag --vary, value 1 of 2): unknown key; did you mean batch_size?",
+            "batchsize (flag --sweep, value 1 of 2): unknown key; did you mean batch_size?",
         ),
         (
-            ["--vary", "batch_size=256,x"],
+            ["--sweep", "batch_size=256,x"],
             2,
-            "batch_size (flag --vary, value 2 of 2): found 'x'; allowed: a valid integer",
+            "batch_size (flag --sweep, value 2 of 2): found 'x'; allowed: a valid integer",
         ),
-        (["--vary", "policy.nothing=1"], 2, "policy.nothing=1: none of hybrid, lru, slipstream has a parameter"),
-        (["--vary", "batch_size=1,2", "--batch-size", "3"], 2, "--vary batch_size: --batch-size gives batch_size, too"),
-        (["--vary", "depth=1,2", "--set", "depth=3"], 2, "--vary depth: --set gives depth, too"),
+        (["--sweep", "policy.nothing=1"], 2, "policy.nothing=1: none of hybrid, lru, slipstream has a parameter"),
+        (
+            ["--sweep", "batch_size=1,2", "--batch-size", "3"],
+            2,
+            "--sweep batch_size: --batch-size gives batch_size, too",
+        ),
+        (["--sweep", "depth=1,2", "--set", "depth=3"], 2, "--sweep depth: --set gives depth, too"),
         (["--csv", "no/such/a.csv"], 6, "there is no folder no/such"),
         (["--markdown", "full"], 6, "full cannot be written: it is a folder; name a file"),
     ]:

@@ -17,7 +17,7 @@ SMALL = (
 
 def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
     result = cli(
-        "profile", "--what", "data,step,movement", *SMALL, "--policies", "hybrid,lfu", "--time-steps", "5",
+        "profile", "--sections", "data,step,movement", *SMALL, "--policies", "hybrid,lfu", "--time-steps", "5",
         "--steps", "10", "--every", "5", "--memory", "10%,1MiB", "--out", "found", "--save", "machine.toml",
     )  # fmt: skip
     assert result.code == 0, result.err
@@ -47,7 +47,7 @@ def test_a_profile_with_all_it_writes(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_json_is_the_record_alone(cli: Cli) -> None:
-    result = cli("profile", "--what", "data", *SMALL, "--samples", "500", "--json")
+    result = cli("profile", "--sections", "data", *SMALL, "--samples", "500", "--json")
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert found["kind"] == "profile" and found["data"]["samples"] == 500 and "step" not in found
@@ -56,8 +56,8 @@ def test_json_is_the_record_alone(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        (("--what", "data,speed"), "needed some of data, step, movement"),
-        (("--what", "data", "--save", "m.toml"), "--save needs the step"),
+        (("--sections", "data,speed"), "needed some of data, step, movement"),
+        (("--sections", "data", "--save", "m.toml"), "--save needs the step"),
         (("--sample", "5"), "needed a share of the inputs"),
         (("--sample", "lots"), "--sample"),
         (("--memory", "1%,lots"), "--memory"),
@@ -65,8 +65,11 @@ def test_json_is_the_record_alone(cli: Cli) -> None:
         (("--link", "fast"), "--link"),
         (("--policies", "slipstreem"), "did you mean slipstream"),
         (("--memory", ","), "needed one or several sizes"),
-        (("--what", "step", "--policies", "lfu,lru", "--save", "m.toml"), "at least hybrid and one that fetches"),
-        (("--what", "step", "--policies", "hybrid,fae", "--save", "m.toml"), "at least hybrid and one that fetches"),
+        (("--sections", "step", "--policies", "lfu,lru", "--save", "m.toml"), "at least hybrid and one that fetches"),
+        (
+            ("--sections", "step", "--policies", "hybrid,fae", "--save", "m.toml"),
+            "at least hybrid and one that fetches",
+        ),
         (("--schema", "adfea.toml"), "data synthetic: is built in and reads no files, found data.schema_path"),
     ],
 )
@@ -78,7 +81,7 @@ def test_mistakes(cli: Cli, words: tuple[str, ...], needed: str) -> None:
 def test_memory_without_room_for_a_row_and_where_nothing_can_be_written(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = cli("profile", *SMALL, "--what", "data", "--memory", "10%,1B")
+    result = cli("profile", *SMALL, "--sections", "data", "--memory", "10%,1B")
     assert result.code == 2 and "--memory 1B: needed room for one row at least, which takes 68 bytes" in result.err
     monkeypatch.setattr("adaptive.training.build.open_data", lambda *_: pytest.fail("data are read"))
     Path("file").touch()

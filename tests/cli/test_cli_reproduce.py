@@ -104,7 +104,7 @@ def test_a_recipe_that_is_shipped_has_its_numbers(cli: Cli, tmp_path: Path) -> N
 def test_ctrl_c_keeps_the_commands_that_are_done(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.toml").write_text(
         'name = "own"\ntitle = "Own"\nsource = "me"\n'
-        '[[commands]]\nid = "first"\nshows = "skew"\nwords = "profile --what data --samples 300"\n'
+        '[[commands]]\nid = "first"\nshows = "skew"\nwords = "profile --sections data --samples 300"\n'
         '[[commands]]\nid = "second"\nshows = "hits"\nwords = "simulate --policy lru --batches 2"\n'
         '[[claims]]\nsays = "counted"\nvalue = "first.data.lookups"\nmore_than = 1\n'
     )
@@ -149,10 +149,10 @@ def test_what_would_be_ignored_is_refused(cli: Cli, tmp_path: Path, words: tuple
 def test_a_recipe_of_ones_own_runs_its_commands(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(
         'name = "own"\ntitle = "Own"\nsource = "me"\n[[commands]]\nid = "d"\nshows = "skew"\n'
-        'words = "profile --what data --samples 300 --set data.synthetic.rows=100000 --set data.synthetic.seed=1"\n'
+        'words = "profile --sections data --samples 300 --set data.synthetic.rows=100000 --set data.synthetic.seed=1"\n'
         '[[claims]]\nsays = "counted"\nvalue = "d.data.lookups"\nmore_than = 7799\n'
     )
     result = cli("reproduce", "own.toml", "--out", "found")
     assert result.code == 0, result.err
-    assert "comes out: counted (7,800 > 7,799)" in result.out and "adaptive-train profile --what data" in result.err
+    assert "comes out: counted (7,800 > 7,799)" in result.out and "adaptive-train profile --sections data" in result.err
     assert (tmp_path / "found/d/skew.png").exists()

@@ -225,7 +225,7 @@ def test_a_profile_reads_the_files_once_to_fit_and_keeps_what_is_done(
              "--set", "model.interaction=cat", "--policies", "hybrid,device", "--time-steps", "5")  # fmt: skip
     opened: list[int] = []
     monkeypatch.setattr("adaptive.cli.app._reading_begins", lambda: lambda done, total: opened.append(done))
-    result = cli("profile", "--what", "data,step,movement", *words, "--steps", "4", "--every", "2", "--json")
+    result = cli("profile", "--sections", "data,step,movement", *words, "--steps", "4", "--every", "2", "--json")
     assert result.code == 0 and len(opened) == 1, result.err
     interrupting(1)  # when the data have been counted
     result = cli("profile", *words, "--out", "found", "--json")

@@ -70,7 +70,7 @@ def compare(
             rich_help_panel=COMPARISON,
         ),
     ] = 3,
-    vary: Annotated[
+    sweep: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=LIST",
@@ -121,10 +121,10 @@ def compare(
     exit code is then that of its error. Stopped by Ctrl-C, it compares the runs that are done; --auto-resume trains
     the rest.
 
-    With --vary policies are compared value by value, and a table over all values follows.
+    With --sweep policies are compared value by value, and a table over all values follows.
     """
     with own_stdout():
-        rivals = _rivals(policies, vary or [], sets or [], flags, config)
+        rivals = _rivals(policies, sweep or [], sets or [], flags, config)
     _refuse_ranks(ranks, rivals)
     check_folders(markdown, csv)
     from adaptive.studies.compare.comparison_runs import claim, trainings
@@ -168,19 +168,19 @@ def _refuse_ranks(ranks: int | None, rivals: "Sequence[Contender]") -> None:
 
 
 def _rivals(
-    policies: str, vary: Sequence[str], sets: list[str], flags: Mapping[str, Any], config: Path | None
+    policies: str, sweep: Sequence[str], sets: list[str], flags: Mapping[str, Any], config: Path | None
 ) -> "list[Contender]":
-    """The policies with every combination of the values that are varied. All settings are checked here."""
-    from adaptive.studies.compare.contenders import variations
+    """The policies with every combination of the values that are swept. All settings are checked here."""
+    from adaptive.studies.compare.contenders import sweep_points
 
     given = {text.partition("=")[0].strip(): "--set" for text in sets} | given_flags(flags)[1]
     rivals: list[Contender] = []
-    for varied in variations(vary, given):
+    for swept in sweep_points(sweep, given):
         # parameters of policies go to those that have them, as those of --set do
-        own = [f"{value.key}={value.text}" for value in varied if value.key.startswith("policy.")]
-        more = {value.key: (value.text, value.place) for value in varied if not value.key.startswith("policy.")}
+        own = [f"{value.key}={value.text}" for value in swept if value.key.startswith("policy.")]
+        more = {value.key: (value.text, value.place) for value in swept if not value.key.startswith("policy.")}
         found = load_contenders(policies, [*sets, *own], flags, config, flag="--policies", more=more)
-        rivals += [replace(one, varied=varied) for one in found]
+        rivals += [replace(one, swept=swept) for one in found]
     return rivals
 
 

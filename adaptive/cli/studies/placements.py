@@ -250,9 +250,9 @@ def _named(flag: str, text: str) -> tuple[str, ...]:
 
 def _with_sizes(shapes: "Sequence[Shape]", sizes: Sequence[str]) -> "list[Shape]":
     """Each shape with each batch size; as it is, if there are none."""
-    from adaptive.studies.placements.shape import varied
+    from adaptive.studies.placements.shape import with_values
 
-    return [varied(one, ["batch_size"], [size]) for one in shapes for size in sizes] if sizes else [*shapes]
+    return [with_values(one, ["batch_size"], [size]) for one in shapes for size in sizes] if sizes else [*shapes]
 
 
 def _watts(texts: list[str]) -> dict[str, float]:

@@ -22,7 +22,7 @@ def listed(text: str) -> tuple[str, ...]:
 @without("--policy", "--out", "--steps", "--epochs", "--eval-every", "--skip")
 def profile(
     *,
-    what: Annotated[
+    sections: Annotated[
         str, typer.Option(metavar="LIST", help="Parts: data, step, movement.", rich_help_panel=PROFILE)
     ] = "data,step",
     samples: Annotated[
@@ -137,7 +137,7 @@ def profile(
     if not isinstance(share, float):
         raise ConfigError(f"--sample {sample!r}: needed a share of the inputs, such as 5%")
     question = Question(
-        parts=listed(what),
+        parts=listed(sections),
         data=DataQuestion(samples=samples or None, sample_share=share),
         memory=listed(memory),
         step=StepLength(steps=time_steps),

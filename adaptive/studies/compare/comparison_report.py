@@ -1,6 +1,6 @@
 """A comparison as a document, for the terminal, Markdown and the page, and its numbers as CSV.
 
-Where settings are varied, the tables come once for each combination of values, under its name, and then one over all.
+Where settings are swept, the tables come once for each combination of values, under its name, and then one over all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -104,13 +104,13 @@ def _parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """What is compared: all of it, without a name, or the policies of each combination of values."""
     if "values" not in result:
         return [("", result)]
-    names = [one["varied"] for one in result["values"]]
-    mine = [[one for one in result["policies"] if one["varied"] == name] for name in names]
+    names = [one["swept"] for one in result["values"]]
+    mine = [[one for one in result["policies"] if one["swept"] == name] for name in names]
     return [(_title(name), {**result, "policies": own}) for name, own in zip(names, mine, strict=True)]
 
 
-def _title(varied: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={_value_text(value)}" for key, value in varied.items())
+def _title(swept: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={_value_text(value)}" for key, value in swept.items())
 
 
 def _value_text(value: Any) -> str:
@@ -181,10 +181,10 @@ def _target_columns() -> list[Column]:
 
 def _value_rows(result: Mapping[str, Any]) -> list[Row]:
     """A line for each combination of values and policy, with what is looked at first."""
-    keys = list(result["values"][0]["varied"])
+    keys = list(result["values"][0]["swept"])
     columns = [(title, text) for title, text in _columns(result["policies"]) if title in OF_ALL_VALUES]
     rows = [
-        [*(_value_text(one["varied"][key]) for key in keys), *(text(one) for _, text in columns)]
+        [*(_value_text(one["swept"][key]) for key in keys), *(text(one) for _, text in columns)]
         for one in result["policies"]
     ]
     return [[*keys, *(title for title, _ in columns)], *rows]
@@ -305,7 +305,7 @@ def _signed(one: Mapping[str, Any], name: str) -> str:
 
 def comparison_csv(result: Mapping[str, Any]) -> str:
     """A line for each policy; numbers as they are, times as `time_ms.STAGE`, what it reports as `policy_numbers.NAME`,
-    what is varied as `varied.KEY`, the test over samples as `over_samples.NAME`, intervals as two columns."""
+    what is swept as `swept.KEY`, the test over samples as `over_samples.NAME`, intervals as two columns."""
     lines = [_flat(one) for one in result["policies"]]
     names = list(dict.fromkeys(name for line in lines for name in line))
     return csv_text([names, *([line.get(name) for name in names] for line in lines)])
@@ -318,7 +318,7 @@ def _flat(one: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {f"{name}.{what}": number for what, number in _flat(value or {}).items()}
         elif name.endswith("_ci"):
             flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
-        elif name in ("time_ms", "policy_numbers", "varied"):
+        elif name in ("time_ms", "policy_numbers", "swept"):
             flat |= {f"{name}.{what}": number for what, number in value.items()}
         elif name == "seeds" and isinstance(value, list):
             flat[name] = " ".join(map(str, value))

@@ -1,6 +1,6 @@
 """`compare`: one training for each policy and seed, interleaved, with everything but the policy equal.
 
-Where settings are varied, too, that holds within each combination of their values: all policies train with the first
+Where settings are swept, too, that holds within each combination of their values: all policies train with the first
 one, then with the next, and then comes the next seed.
 
 Seed i of a comparison is `seed` + i for initial weights, dense and rows. The built-in stream is another one for each
@@ -41,7 +41,7 @@ from adaptive.storage.run_directory import RECORD as RUN_RECORD
 from adaptive.storage.run_directory import read_record, versions
 from adaptive.storage.scores import read_scores
 from adaptive.storage.untrusted import parse_json, read_plain
-from adaptive.studies.compare.contenders import Contender, Variation, folders, title
+from adaptive.studies.compare.contenders import Contender, SweepPoint, folders, title
 from adaptive.system import OtherWork
 from adaptive.training.build import open_data
 from adaptive.training.runs import train_run
@@ -126,7 +126,7 @@ class Outcome:
     bits: str | None = None  # of what was trained; equal exactly if the runs agree bit for bit
     error: Exception | None = None
     beside: str | None = None  # the policy whose share of dropped inputs this run dropped at random
-    varied: Variation = ()
+    swept: SweepPoint = ()
     others_cpu_share: float | None = None  # of the cores, taken by other processes meanwhile; None: not known
     scores: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # (2, n): logits, labels
 
@@ -163,7 +163,7 @@ def trainings(
     """Train every policy with every seed, seed by seed, and the controls; an error ends its own run only.
 
     Args:
-        contenders: settings that differ in the policy and, group by group, in what is varied only.
+        contenders: settings that differ in the policy and, group by group, in what is swept only.
         seeds: how many.
         directory: from `claim`; each run gets the folder `seed-<seed>/<policy>` in it, or
             `seed-<seed>/<key=value>/<policy>`.
@@ -186,7 +186,7 @@ def trainings(
             for place, contender in enumerate(rivals):
                 config = with_seed(contender.config, number)
                 about = f"seed {config.seed} ({number + 1} of {seeds}){which}"
-                folder = directory.joinpath(f"seed-{config.seed}", *folders(contender.varied))
+                folder = directory.joinpath(f"seed-{config.seed}", *folders(contender.swept))
                 tell(f"{about}, {contender.label} ({place + 1} of {len(rivals)})")
                 outcome = train(contender, config, folder / _folder_name(place, contender.label))
                 if isinstance(outcome.error, InputError) and first and not contender.arranges:
@@ -202,9 +202,9 @@ def trainings(
 
 def _groups(contenders: Sequence[Contender]) -> list[tuple[str, list[Contender]]]:
     """The contenders of each combination of values, with words for it: `, batch_size=256 (1 of 3)`."""
-    groups = [list(members) for _, members in groupby(contenders, key=lambda one: one.varied)]
-    varied = [members[0].varied for members in groups]
-    words = [f", {title(one)} ({place} of {len(varied)})" if one else "" for place, one in enumerate(varied, start=1)]
+    groups = [list(members) for _, members in groupby(contenders, key=lambda one: one.swept)]
+    swept = [members[0].swept for members in groups]
+    words = [f", {title(one)} ({place} of {len(swept)})" if one else "" for place, one in enumerate(swept, start=1)]
     return list(zip(words, groups, strict=True))
 
 
@@ -215,7 +215,7 @@ def _control(contender: Contender, config: TrainConfig, outcome: Outcome) -> Con
         return None
     skip = None if config.skip is None else config.skip.model_copy(update={"rule": None})  # it drops inputs itself
     changed = {"policy": CONTROL, "policy_options": {"share": share, "seed": config.seed}, "skip": skip}
-    return Contender(f"{CONTROL} beside {contender.label}", config.model_copy(update=changed), contender.varied)
+    return Contender(f"{CONTROL} beside {contender.label}", config.model_copy(update=changed), contender.swept)
 
 
 def with_seed(config: TrainConfig, number: int) -> TrainConfig:
@@ -297,7 +297,7 @@ def _finished(contender: Contender, config: TrainConfig, path: Path, summary: di
         arranges=contender.arranges,
         summary=summary,
         bits=_bits(path, summary),
-        varied=contender.varied,
+        swept=contender.swept,
         scores=read_scores(path) if summary.get("auc_of") == "evaluation" else None,
     )
 
@@ -309,7 +309,7 @@ def _train(contender: Contender, config: TrainConfig, path: Path, *, overwrite: 
         summary = train_run(own, overwrite=overwrite, stream=stream, keep_scores=True)
     except Exception as error:  # whatever stops one run, the others are still worth having
         traceback.clear_frames(error.__traceback__)  # its tables are not to stay in memory
-        return Outcome(contender.label, config.seed, str(path), error=error, varied=contender.varied)
+        return Outcome(contender.label, config.seed, str(path), error=error, swept=contender.swept)
     summary.pop("table", None)
     return replace(_finished(contender, config, path, summary), others_cpu_share=others.share())
 

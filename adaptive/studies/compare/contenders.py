@@ -2,7 +2,7 @@
 
 What is wrong with a policy is told here, in the words of the list, before anything is trained.
 
-From `--vary batch_size=256,1024` to the values under which every policy is trained.
+From `--sweep batch_size=256,1024` to the values under which every policy is trained.
 
 Several lists make the product of their values, the last one varying fastest. A list may vary keys together, joined by
 `+`: `optimizer.lr+dense_optimizer.lr=0.01+0.01,0.1+0.1` has two values, not four.
@@ -39,71 +39,71 @@ class Value:
     place: str = ""
 
 
-Variation = tuple[Value, ...]
-"""A value of each key that is varied; none where nothing is."""
+SweepPoint = tuple[Value, ...]
+"""A value of each key that is swept; none where nothing is."""
 
 
-def variations(lists: Sequence[str], given: Mapping[str, str]) -> list[Variation]:
+def sweep_points(lists: Sequence[str], given: Mapping[str, str]) -> list[SweepPoint]:
     """Every combination of the values of `KEY=VALUE,VALUE` lists; a single empty one of no list.
 
     Commas in quotes and brackets belong to a value. Whether keys exist and values fit is seen where settings are read.
 
     Args:
-        lists: as given by --vary.
+        lists: as given by --sweep.
         given: settings that were given otherwise -> by what.
 
     Raises:
         ConfigError: for a list without a key or a value, a value that comes twice, and a key that another list or
-            option gives, or that cannot be varied.
+            option gives, or that cannot be swept.
     """
     choices = [_choices(text) for text in lists]
     seen = dict(given)
     for key in [value.key for values in choices for value in values[0]]:
         if key in OWN_FLAGS:
-            raise ConfigError(f"--vary {key}: {OWN_FLAGS[key]}")
+            raise ConfigError(f"--sweep {key}: {OWN_FLAGS[key]}")
         if key in seen:
-            raise ConfigError(f"--vary {key}: {seen[key]} gives {key}, too; give one of them")
-        seen[key] = "another --vary"
+            raise ConfigError(f"--sweep {key}: {seen[key]} gives {key}, too; give one of them")
+        seen[key] = "another --sweep"
     return [tuple(value for part in combination for value in part) for combination in product(*choices)]
 
 
-def title(variation: Variation) -> str:
+def title(point: SweepPoint) -> str:
     """`batch_size=256, optimizer.lr=0.1`"""
-    return ", ".join(f"{value.key}={value.text}" for value in variation)
+    return ", ".join(f"{value.key}={value.text}" for value in point)
 
 
-def folders(variation: Variation) -> list[str]:
+def folders(point: SweepPoint) -> list[str]:
     """A name of a folder for each key: `batch_size=256`. Different values have different names."""
-    return [quote(f"{value.key}={value.text}", safe=_SAFE) for value in variation]
+    return [quote(f"{value.key}={value.text}", safe=_SAFE) for value in point]
 
 
-def values(variation: Variation) -> dict[str, Any]:
+def values(point: SweepPoint) -> dict[str, Any]:
     """Key -> value, numbers as numbers."""
-    return {value.key: parse_text(value.text) for value in variation}
+    return {value.key: parse_text(value.text) for value in point}
 
 
-def _choices(text: str) -> list[Variation]:
+def _choices(text: str) -> list[SweepPoint]:
     """The values of one list, each of one key or of several that vary together."""
     left, equals, right = text.partition("=")
     keys = [key.strip() for key in left.split("+")]
     if not (equals and all(keys)):
-        raise ConfigError(f"--vary {text!r}: needed KEY=VALUE,VALUE, for example --vary batch_size=256,1024,4096")
+        raise ConfigError(f"--sweep {text!r}: needed KEY=VALUE,VALUE, for example --sweep batch_size=256,1024,4096")
     items = [item.strip() for item in _split(right)]
     found = []
     for number, item in enumerate(items, start=1):
-        place = f"--vary, value {number} of {len(items)}"
+        place = f"--sweep, value {number} of {len(items)}"
         parts = [part.strip() for part in item.split("+")] if len(keys) > 1 else [item]
         if not all(parts):
-            raise ConfigError(f"--vary {left}: value {number} of {len(items)} is empty, in {text!r}")
+            raise ConfigError(f"--sweep {left}: value {number} of {len(items)} is empty, in {text!r}")
         if len(parts) != len(keys):
             raise ConfigError(
-                f"--vary {left}: value {number} of {len(items)} is {item!r}; needed a part for each of "
+                f"--sweep {left}: value {number} of {len(items)} is {item!r}; needed a part for each of "
                 f"{len(keys)} keys, joined by +"
             )
         found.append(tuple(Value(key, part, place) for key, part in zip(keys, parts, strict=True)))
     for number, item in enumerate(items):
         if any(values(found[number]) == values(earlier) for earlier in found[:number]):  # 0.1 and 0.10 are one, too
-            raise ConfigError(f"--vary {left}: {item} more than once, in {text!r}")
+            raise ConfigError(f"--sweep {left}: {item} more than once, in {text!r}")
     return found
 
 
@@ -127,11 +127,11 @@ Load = Callable[[str, str, Mapping[str, str], Sequence[str]], TrainConfig]
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy as the user wrote it, and the settings of its runs; `varied`: those of them that --vary gave."""
+    """A policy as the user wrote it, and the settings of its runs; `swept`: those of them that --sweep gave."""
 
     label: str
     config: TrainConfig
-    varied: Variation = ()
+    swept: SweepPoint = ()
 
     @property
     def arranges(self) -> bool:

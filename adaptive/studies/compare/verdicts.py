@@ -6,7 +6,7 @@ placement never changes the numbers. What the others differ by is what skipping 
 by seed, and over the samples that both have predicted (`paired`). A policy that dropped inputs is also compared with
 its own control, which dropped as many at random: a rule that is worth anything beats it.
 
-Where settings are varied, all of this is done within each combination of their values, each with a control of its own.
+Where settings are swept, all of this is done within each combination of their values, each with a control of its own.
 
 One word for each policy, and why: whether it skipped, whether it equals the control, how sure a difference is.
 
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.studies.compare.comparison_runs import Outcome
-from adaptive.studies.compare.contenders import Variation, title, values
+from adaptive.studies.compare.contenders import SweepPoint, title, values
 from adaptive.training.guard.judge import interval as normal_interval
 from adaptive.training.quality import PairedDifference, paired_difference
 
@@ -46,17 +46,17 @@ def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> dict[str, Any]:
 
     Returns:
         Facts of each policy; `problems` says what no comparison should have: runs that failed, and policies that
-        skipped nothing and still differ from the control. Where settings are varied, a policy has facts for each
-        combination of values, `varied`, and `values` holds these with their controls in the place of `control`.
+        skipped nothing and still differ from the control. Where settings are swept, a policy has facts for each
+        combination of values, `swept`, and `values` holds these with their controls in the place of `control`.
     """
-    groups: dict[Variation, list[Outcome]] = {}
+    groups: dict[SweepPoint, list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(outcome.varied, []).append(outcome)
-    found = [_judge_group(varied, mine, auc_budget) for varied, mine in groups.items()]
+        groups.setdefault(outcome.swept, []).append(outcome)
+    found = [_judge_group(swept, mine, auc_budget) for swept, mine in groups.items()]
     policies = [one for _, facts in found for one in facts]
     return {
         "schema": SCHEMA,
-        **_controls([(varied, control) for varied, (control, _) in zip(groups, found, strict=True)]),
+        **_controls([(swept, control) for swept, (control, _) in zip(groups, found, strict=True)]),
         "seeds": list(dict.fromkeys(outcome.seed for outcome in outcomes)),
         "auc_of": next((outcome.summary["auc_of"] for outcome in outcomes if outcome.summary), None),
         "auc_budget": auc_budget,
@@ -66,14 +66,14 @@ def judge(outcomes: Sequence[Outcome], *, auc_budget: float) -> dict[str, Any]:
     }
 
 
-def _controls(found: Sequence[tuple[Variation, str | None]]) -> dict[str, Any]:
-    if not any(varied for varied, _ in found):
+def _controls(found: Sequence[tuple[SweepPoint, str | None]]) -> dict[str, Any]:
+    if not any(swept for swept, _ in found):
         return {"control": found[0][1] if found else None}
-    return {"values": [{"varied": values(varied), "control": control} for varied, control in found]}
+    return {"values": [{"swept": values(swept), "control": control} for swept, control in found]}
 
 
 def _judge_group(
-    varied: Variation, outcomes: Sequence[Outcome], budget: float
+    swept: SweepPoint, outcomes: Sequence[Outcome], budget: float
 ) -> tuple[str | None, list[dict[str, Any]]]:
     """The control of the runs with one combination of values, and the facts of each policy."""
     labels = list(dict.fromkeys(outcome.policy for outcome in outcomes))
@@ -86,7 +86,7 @@ def _judge_group(
         _facts(mine[label], mine.get(control or "", []), budget) | _against(mine[label], random.get(label, []))
         for label in labels
     ]
-    return control, [{"varied": values(varied), **one} for one in policies] if varied else policies
+    return control, [{"swept": values(swept), **one} for one in policies] if swept else policies
 
 
 def _against(mine: Sequence[Outcome], random: Sequence[Outcome]) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _failures(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _who(outcome: Outcome) -> str:
-    return f"{outcome.policy} with {title(outcome.varied)}" if outcome.varied else outcome.policy
+    return f"{outcome.policy} with {title(outcome.swept)}" if outcome.swept else outcome.policy
 
 
 def _differences(name: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> list[float]:

@@ -10,7 +10,7 @@ from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.studies.machines import MachineSpec
 from adaptive.studies.placements.locality import Locality
 from adaptive.studies.placements.model import PLACEMENTS, POLICIES, Placed, StepModel, rates_of
-from adaptive.studies.placements.shape import Shape, varied
+from adaptive.studies.placements.shape import Shape, with_values
 from adaptive.studies.profile.step_profile import Case, StepLength, measure
 from adaptive.training.build import open_data
 
@@ -102,7 +102,7 @@ def points_of(shape: Shape, sweeps: Sequence[Sweep]) -> list[tuple[dict[str, str
     """
     keys = [key for key, _ in sweeps]
     found = [dict(zip(keys, values, strict=True)) for values in product(*(values for _, values in sweeps))]
-    return [(point, varied(shape, list(point), list(point.values())) if point else shape) for point in found]
+    return [(point, with_values(shape, list(point), list(point.values())) if point else shape) for point in found]
 
 
 def _line(

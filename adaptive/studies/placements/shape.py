@@ -131,7 +131,7 @@ def mlps(text: str, width: int) -> dict[str, str]:
     return {"bottom_mlp": f"{layers}-{width}", "top_mlp": f"{layers}-1"}
 
 
-def varied(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Shape:
+def with_values(shape: Shape, keys: Sequence[str], values: Sequence[str]) -> Shape:
     """The shape with other values; `mlp=512^3` gives both MLPs three layers of 512 before their last ones.
 
     Raises:

@@ -69,12 +69,12 @@ def profile_movement(
     with components.embeddings as embeddings, torch_settings(config):
         if embeddings.defers or embeddings.drops_updates:
             raise ConfigError(
-                "profile --what movement watches rows that all updates reach: needed a policy that skips none"
+                "profile --sections movement watches rows that all updates reach: needed a policy that skips none"
             )
         embeddings.calibrate(prepare([embeddings.policy], config, dataset))
         (group, *others) = make_groups(components.tables, config.seed)
         if others:
-            raise ConfigError("profile --what movement reads rows of one width: leave model.widths out")
+            raise ConfigError("profile --sections movement reads rows of one width: leave model.widths out")
         numbers = _Numbers(group)
         watched = _most_frequent(islice(endless(config, dataset), COUNTED), numbers)
         if not len(watched):

@@ -52,9 +52,9 @@ class Question:
             ConfigError: for parts that there are not, too many budgets, or rates without the step.
         """
         if not self.parts or set(self.parts) - set(PARTS):
-            raise ConfigError(f"--what {','.join(self.parts)!r}: needed some of {', '.join(PARTS)}")
+            raise ConfigError(f"--sections {','.join(self.parts)!r}: needed some of {', '.join(PARTS)}")
         if self.with_rates and "step" not in self.parts:
-            raise ConfigError("--save needs the step, from which rates are measured: --what step")
+            raise ConfigError("--save needs the step, from which rates are measured: --sections step")
         if "data" in self.parts and not self.memory:
             raise ConfigError("--memory: needed one or several sizes, such as 1%,5% or 512MiB, found none")
         if len(self.memory) > MOST_BUDGETS:

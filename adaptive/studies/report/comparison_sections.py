@@ -60,8 +60,8 @@ def _pictures(result: Mapping[str, Any]) -> list[Block]:
 
 
 def _name(one: Mapping[str, Any]) -> str:
-    varied = ", ".join(f"{key}={value}" for key, value in one.get("varied", {}).items())
-    return f"{one['policy']} {varied}".strip()
+    swept = ", ".join(f"{key}={value}" for key, value in one.get("swept", {}).items())
+    return f"{one['policy']} {swept}".strip()
 
 
 def _around(one: Mapping[str, Any]) -> tuple[float, float] | None:

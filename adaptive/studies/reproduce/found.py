@@ -91,7 +91,7 @@ def batch_quality(records: Records) -> dict[str, Any]:
     values = {}
     for one in records["trained"]["policies"]:
         if one["auc"] is not None:
-            size = int(one["varied"]["batch_size"])
+            size = int(one["swept"]["batch_size"])
             lines.setdefault(one["policy"], []).append([size, one["auc"]])
             values[f"{one['policy']}, batches of {size}"] = one["auc"]
     title = "Quality by batch size, of as many samples at the same rate (measured)"

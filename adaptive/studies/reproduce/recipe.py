@@ -44,7 +44,7 @@ class Command(Config):
             raise ValueError(f"each = {wrong[0]!r} needs to be letters and digits: it names a folder")
         for first in (flags[:1], _split(self.quick)[:1]):
             if first and not first[0].startswith("--"):
-                raise ValueError(f"{first[0]!r} stands where a flag such as --what is needed")
+                raise ValueError(f"{first[0]!r} stands where a flag such as --sections is needed")
         return self
 
 

@@ -22,7 +22,7 @@ SCHEMA: Final = 1
 KIND: Final = "reproduction"
 WITH_FOLDER: Final = ("profile", "placements", "compare")  # commands that write a folder of their own
 SEEDED: Final = ("compare",)
-ADDING: Final = ("--set", "--vary", "--sweep")  # flags that may be given for several keys
+ADDING: Final = ("--set", "--sweep")  # flags that may be given for several keys
 
 Run = Callable[[Sequence[str]], dict[str, Any]]  # a command line's result
 
@@ -56,7 +56,7 @@ def command_lines(
 
 
 def _last_of_each(words: Sequence[str]) -> list[str]:
-    """Of a flag with a value that is given twice the last one; of `--set`, `--vary` and `--sweep` that of each key."""
+    """Of a flag with a value that is given twice the last one; of `--set` and `--sweep` that of each key."""
     kept: list[list[str]] = []
     for word in words[1:]:
         if word.startswith("--"):

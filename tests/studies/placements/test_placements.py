@@ -11,7 +11,7 @@ from adaptive.studies.placements.locality import Locality, from_profile
 from adaptive.studies.placements.model import PLACEMENTS, POLICIES, StepModel, rates_of
 from adaptive.studies.placements.placement_report import draw_placements, heat_map, lines_table, placements_document
 from adaptive.studies.placements.placement_study import compare_placements
-from adaptive.studies.placements.shape import Shape, load_shape, parse_sweep, shape_names, varied
+from adaptive.studies.placements.shape import Shape, load_shape, parse_sweep, shape_names, with_values
 
 LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.0), (0.6, 0.4))
 SHAPE = Shape(
@@ -104,13 +104,13 @@ def test_every_shape_names_its_source(name: str) -> None:
 
 def test_sweeps(tmp_path: Path) -> None:
     assert parse_sweep("mlp=64^2, 128^3") == ("mlp", ["64^2", "128^3"])
-    swept = varied(SHAPE, ["mlp", "num_dense"], ["64^2", "7"])
+    swept = with_values(SHAPE, ["mlp", "num_dense"], ["64^2", "7"])
     assert (swept.bottom_mlp, swept.top_mlp, swept.num_dense) == ("64-64-8", "64-64-1", 7)
     for text in ("speed=1,2", "num_dense=", "num_dense"):
         with pytest.raises(ConfigError, match="needed KEY=VALUE"):
             parse_sweep(text)
     with pytest.raises(ConfigError, match="whole number"):
-        varied(SHAPE, ["lookups"], ["many"])
+        with_values(SHAPE, ["lookups"], ["many"])
     sweeps = [("num_dense", ["4", "8"]), ("lookups", ["1", "2", "3"])]
     result = compare_placements(
         [SHAPE], [machine(), machine(name="n", gpu=None)], ["device", "host"], LOCALITY, sweeps=sweeps

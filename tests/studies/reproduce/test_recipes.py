@@ -147,9 +147,9 @@ def test_quality_by_step_is_that_of_the_first_seed(tmp_path: Path) -> None:
 
 def test_quality_by_batch_size() -> None:
     policies = [
-        {"policy": "a", "varied": {"batch_size": 512}, "auc": 0.75},
-        {"policy": "a", "varied": {"batch_size": 4096}, "auc": 0.5},
-        {"policy": "b", "varied": {"batch_size": 512}, "auc": None},
+        {"policy": "a", "swept": {"batch_size": 512}, "auc": 0.75},
+        {"policy": "a", "swept": {"batch_size": 4096}, "auc": 0.5},
+        {"policy": "b", "swept": {"batch_size": 512}, "auc": None},
     ]
     found = batch_quality({"trained": {"policies": policies}})
     assert found["values"] == {"a, batches of 512": 0.75, "a, batches of 4096": 0.5}
@@ -281,10 +281,10 @@ def test_mistakes(tmp_path: Path) -> None:
         load_recipe(str(tmp_path / "r.toml"))
     command = {"id": "a", "words": "profile", "shows": "x"}
     for wrong, needed in [
-        ({"words": "profil --what data"}, "needs to begin with one of profile, placements, compare, simulate"),
+        ({"words": "profil --sections data"}, "needs to begin with one of profile, placements, compare, simulate"),
         ({"words": ""}, "needs to begin with one of"),
-        ({"words": "profile --what 'data"}, "is no command line: No closing quotation"),
-        ({"words": "profile data --what data"}, "'data' stands where a flag such as --what is needed"),
+        ({"words": "profile --sections 'data"}, "is no command line: No closing quotation"),
+        ({"words": "profile data --sections data"}, "'data' stands where a flag such as --sections is needed"),
         ({"quick": "data"}, "stands where a flag"),
         ({"id": "A b"}, "commands.0.id"),
         ({"id": "../a"}, "commands.0.id"),

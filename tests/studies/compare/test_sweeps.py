@@ -1,4 +1,4 @@
-"""`--vary`: lists of values become combinations, every policy is trained with each, and they are judged one by one."""
+"""`--sweep`: lists of values become combinations, every policy is trained with each, and they are judged one by one."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ from adaptive.config import TrainConfig
 from adaptive.errors import ConfigError, DeviceMemoryError
 from adaptive.studies.compare.comparison_report import comparison_csv, comparison_document
 from adaptive.studies.compare.comparison_runs import Outcome, train_all
-from adaptive.studies.compare.contenders import Contender, Value, Variation, folders, title, values, variations
+from adaptive.studies.compare.contenders import Contender, SweepPoint, Value, folders, sweep_points, title, values
 from adaptive.studies.compare.verdicts import judge
 
 BUDGET = 0.0005
@@ -27,7 +27,7 @@ DROP = {"skip": "inputs", "warmup": 0, "threshold": 10.0, "hot_only": False, "pr
 
 
 def texts(*lists: str) -> list[list[str]]:
-    return [[f"{value.key}={value.text}" for value in one] for one in variations(lists, {})]
+    return [[f"{value.key}={value.text}" for value in one] for one in sweep_points(lists, {})]
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
@@ -56,12 +56,12 @@ def test_keys_that_vary_together() -> None:
     ],
 )
 def test_commas_in_quotes_and_brackets_belong_to_a_value(text: str, found: list[str]) -> None:
-    assert [one[0].text for one in variations([text], {})] == found
+    assert [one[0].text for one in sweep_points([text], {})] == found
 
 
 @given(items=st.lists(st.integers(), min_size=1, max_size=6, unique=True))
 def test_every_value_comes_once_and_in_order(items: list[int]) -> None:
-    assert [values(one) for one in variations([f"k={','.join(map(str, items))}"], {})] == [
+    assert [values(one) for one in sweep_points([f"k={','.join(map(str, items))}"], {})] == [
         {"k": item} for item in items
     ]
 
@@ -69,31 +69,31 @@ def test_every_value_comes_once_and_in_order(items: list[int]) -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        (["batch_size"], "--vary 'batch_size': needed KEY=VALUE,VALUE, for example --vary batch_size=256,1024,4096"),
+        (["batch_size"], "--sweep 'batch_size': needed KEY=VALUE,VALUE, for example --sweep batch_size=256,1024,4096"),
         (["=1,2"], "needed KEY=VALUE"),
         (["a+=1,2"], "needed KEY=VALUE"),
-        (["steps=1,,2"], "--vary steps: value 2 of 3 is empty, in 'steps=1,,2'"),
+        (["steps=1,,2"], "--sweep steps: value 2 of 3 is empty, in 'steps=1,,2'"),
         (["steps="], "value 1 of 1 is empty"),
-        (["steps=1,2,1"], "--vary steps: 1 more than once"),
-        (["lr=0.1,0.10"], "--vary lr: 0.10 more than once"),
-        (["a+b=1+2,3"], r"--vary a\+b: value 2 of 2 is '3'; needed a part for each of 2 keys, joined by \+"),
-        (["a=1", "a=2"], "--vary a: another --vary gives a, too"),
-        (["depth=1,2"], "--vary depth: --set gives depth, too; give one of them"),
-        (["policy=lru,lfu"], "--vary policy: policies are compared with --policies"),
-        (["seed=1,2"], "--vary seed: seeds are compared with --seeds"),
-        (["out=a,b"], "--vary out: run directories lie under --out"),
+        (["steps=1,2,1"], "--sweep steps: 1 more than once"),
+        (["lr=0.1,0.10"], "--sweep lr: 0.10 more than once"),
+        (["a+b=1+2,3"], r"--sweep a\+b: value 2 of 2 is '3'; needed a part for each of 2 keys, joined by \+"),
+        (["a=1", "a=2"], "--sweep a: another --sweep gives a, too"),
+        (["depth=1,2"], "--sweep depth: --set gives depth, too; give one of them"),
+        (["policy=lru,lfu"], "--sweep policy: policies are compared with --policies"),
+        (["seed=1,2"], "--sweep seed: seeds are compared with --seeds"),
+        (["out=a,b"], "--sweep out: run directories lie under --out"),
     ],
 )
 def test_mistakes(lists: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        variations(lists, {"depth": "--set"})
+        sweep_points(lists, {"depth": "--set"})
 
 
 def test_names() -> None:
-    varied = (Value("batch_size", "256"), Value("tier.host", "mmap:/tmp/a b"), Value("tier.device_rows", "10%"))
-    assert title(varied) == "batch_size=256, tier.host=mmap:/tmp/a b, tier.device_rows=10%"
-    assert folders(varied) == ["batch_size=256", "tier.host=mmap:%2Ftmp%2Fa b", "tier.device_rows=10%"]
-    assert values(varied) == {"batch_size": 256, "tier.host": "mmap:/tmp/a b", "tier.device_rows": "10%"}
+    swept = (Value("batch_size", "256"), Value("tier.host", "mmap:/tmp/a b"), Value("tier.device_rows", "10%"))
+    assert title(swept) == "batch_size=256, tier.host=mmap:/tmp/a b, tier.device_rows=10%"
+    assert folders(swept) == ["batch_size=256", "tier.host=mmap:%2Ftmp%2Fa b", "tier.device_rows=10%"]
+    assert values(swept) == {"batch_size": 256, "tier.host": "mmap:/tmp/a b", "tier.device_rows": "10%"}
 
 
 # --- trainings -------------------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ def test_every_policy_is_trained_with_every_value_and_compared_within_it(tmp_pat
     assert (tmp_path / "seed-1/batch_size=32/1-lfu/run.json").is_file() and len(outcomes) == 8
     result = judge(outcomes, auc_budget=BUDGET)
     assert result["problems"] == [] and "control" not in result
-    assert result["values"] == [{"varied": {"batch_size": size}, "control": "lru"} for size in (16, 32)]
-    found = [(one["varied"], one["policy"], one["reason"], one["steps"]) for one in result["policies"]]
+    assert result["values"] == [{"swept": {"batch_size": size}, "control": "lru"} for size in (16, 32)]
+    found = [(one["swept"], one["policy"], one["reason"], one["steps"]) for one in result["policies"]]
     assert found == [
         ({"batch_size": 16}, "lru", "the control", 20),
         ({"batch_size": 16}, "lfu", "equal to the control bit for bit", 20),
@@ -150,7 +150,7 @@ def test_the_twin_that_drops_at_random_has_the_same_value(tmp_path: Path) -> Non
     outcomes = train_all(rivals("lru", "slipstream"), 1, tmp_path)
     twin = "random_drop beside slipstream"
     assert [one.policy for one in outcomes] == 2 * ["lru", "slipstream", twin]
-    assert [values(one.varied)["batch_size"] for one in outcomes] == [16, 16, 16, 32, 32, 32]
+    assert [values(one.swept)["batch_size"] for one in outcomes] == [16, 16, 16, 32, 32, 32]
     record = json.loads((tmp_path / "seed-0/batch_size=32/1-random_drop/run.json").read_text())
     assert record["config"]["batch_size"] == 32
     for place, one in enumerate(judge(outcomes, auc_budget=BUDGET)["policies"]):
@@ -177,21 +177,21 @@ def test_a_rigged_policy_is_found_out_within_its_value(tmp_path: Path, monkeypat
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def outcome(policy: str, varied: Variation, auc: float) -> Outcome:
+def outcome(policy: str, swept: SweepPoint, auc: float) -> Outcome:
     summary = {
         **{"auc": auc, "log_loss": 0.5, "auc_of": "evaluation", "samples_per_s": 100.0, "steps": 4},
         **{"samples": 128, "hit_rate": 0.5, "row_hit_rate": 0.4, "bytes_h2d": 4096, "bytes_d2h": 0},
         **{"fetched_rows": 9, "written_back_rows": 0, "time_ms": {"plan": 1.0}},
         **{"skipped_update_share": 0.0, "skipped_lookup_share": 0.0},
     }
-    return Outcome(policy, 0, "out", summary=summary, bits=f"{auc}", varied=varied)
+    return Outcome(policy, 0, "out", summary=summary, bits=f"{auc}", swept=swept)
 
 
 def judged() -> dict[str, Any]:
     first, second = (
         (Value("optimizer.lr", text), Value("save", save)) for text, save in (("0.1", "true"), ("1", "false"))
     )
-    failed = Outcome("lfu", 0, "out", error=DeviceMemoryError("no room"), varied=second)
+    failed = Outcome("lfu", 0, "out", error=DeviceMemoryError("no room"), swept=second)
     return judge(
         [outcome("lru", first, 0.7), outcome("lfu", first, 0.7), outcome("lru", second, 0.6), failed], auc_budget=BUDGET
     )
@@ -227,13 +227,13 @@ def test_a_table_for_each_value_and_one_over_all() -> None:
 def test_csv_and_json_carry_the_values() -> None:
     result = judged()
     rows = list(csv.DictReader(io.StringIO(comparison_csv(result))))
-    assert [(row["varied.optimizer.lr"], row["varied.save"], row["policy"]) for row in rows] == [
+    assert [(row["swept.optimizer.lr"], row["swept.save"], row["policy"]) for row in rows] == [
         ("0.1", "True", "lru"), ("0.1", "True", "lfu"), ("1", "False", "lru"), ("1", "False", "lfu"),
     ]  # fmt: skip
-    assert json.loads(json.dumps(result))["policies"][3]["varied"] == {"optimizer.lr": 1, "save": False}
+    assert json.loads(json.dumps(result))["policies"][3]["swept"] == {"optimizer.lr": 1, "save": False}
 
 
 def test_nothing_varied_says_nothing_of_values() -> None:
     result = judge([replace(outcome("lru", (), 0.7))], auc_budget=BUDGET)
-    assert result["control"] == "lru" and "values" not in result and "varied" not in result["policies"][0]
+    assert result["control"] == "lru" and "values" not in result and "swept" not in result["policies"][0]
     assert "##" not in comparison_document(result).to_markdown() and "---" not in comparison_document(result).to_text()
