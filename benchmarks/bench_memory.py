@@ -101,7 +101,7 @@ def _train_all(rows: int, dim: int, optimizer: Optimizer, device_rows: str) -> i
         pooled = ours.pool(planned)
         pooled.backward(torch.full_like(pooled, 0.01))  # type: ignore[no-untyped-call]
         ours.update()
-    bookkeeping = ours.bag.memory()["bookkeeping"]
+    bookkeeping = ours.bag.statistics.memory()["bookkeeping"]
     ours.close()
     return bookkeeping
 

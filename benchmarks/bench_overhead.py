@@ -88,7 +88,7 @@ def switch_tracking_off(ours: Ours) -> None:
         nothing: Any = np.broadcast_to(np.int64(0), len(rows))
         return RowStats(number, rows, *[nothing] * 11)
 
-    for lane in ours.bag._pipeline.lanes:
+    for lane in ours.bag.runtime.pipeline.lanes:
         planner: Any = lane.planner
         planner._stats.of, planner.learn = no_stats, lambda feedback: None
 

@@ -101,7 +101,9 @@ def _plan(ours: Ours, fill: Sequence[Batch], timed: Sequence[Batch]) -> tuple[fl
     spent: dict[str, list[float]] = {stage: [] for stage in STAGES}
     before = dict.fromkeys(STAGES, 0.0)
     for _ in ours.stream(timed):
-        found = ours.bag._pipeline.stopwatch.total_ms() | {"policy": ours.bag._pipeline.policy_caller.seconds * 1e3}
+        found = ours.bag.runtime.pipeline.stopwatch.total_ms() | {
+            "policy": ours.bag.runtime.pipeline.policy_caller.seconds * 1e3
+        }
         for stage in STAGES:
             spent[stage].append(found.get(stage, 0.0) - before[stage])
             before[stage] = found.get(stage, 0.0)
@@ -117,7 +119,7 @@ def _check(ours: Ours, batch: Batch) -> None:
     """A plan holds every distinct row once and every look-up where its row lies."""
     (planned,) = list(ours.bag.look_ahead([batch], depth=0))
     plan: Any = planned.works[0].plan
-    rows, counts = np.unique(ours.bag.view.rows(batch), return_counts=True)
+    rows, counts = np.unique(ours.bag.runtime.view.rows(batch), return_counts=True)
     order = np.argsort(plan.row_updates.rows)
     if not (
         np.array_equal(plan.row_updates.rows[order], rows)
@@ -146,7 +148,7 @@ def _helpers(settings: Settings) -> Report:
             _all(ours, batches[:num_fill])
         for first in range(num_fill, len(batches), PER_ROUND):
             mine = batches[first : first + PER_ROUND]
-            variants[ENOUGH].bag._pipeline.lookups_ahead = _Made(variants[ENOUGH], mine)
+            variants[ENOUGH].bag.runtime.pipeline.lookups_ahead = _Made(variants[ENOUGH], mine)
             for name, ours in variants.items():
                 wall, plan = _all(ours, mine)
                 walls[name].append(wall)
@@ -164,7 +166,7 @@ class _Made(LookupsAhead):
     """Outlines made before the clock starts: what is left to the look-ahead thread if helpers have cores enough."""
 
     def __init__(self, ours: Ours, batches: Sequence[Batch]) -> None:
-        super().__init__([lane.group for lane in ours.bag._pipeline.lanes], 0)
+        super().__init__([lane.group for lane in ours.bag.runtime.pipeline.lanes], 0)
         self._made = itertools.cycle([super(_Made, self).start(batch) for batch in batches])  # every round the same
 
     def start(self, batch: Batch) -> Callable[[], list[Lookups]]:
@@ -173,7 +175,7 @@ class _Made(LookupsAhead):
 
 def _all(ours: Ours, batches: Sequence[Batch]) -> tuple[float, float]:
     """Milliseconds a batch: all, and planning."""
-    watch = ours.bag._pipeline.stopwatch
+    watch = ours.bag.runtime.pipeline.stopwatch
     before, start = watch.total_ms().get("plan", 0.0), time.perf_counter()
     for _ in ours.stream(batches):
         pass

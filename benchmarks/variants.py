@@ -165,7 +165,7 @@ class Ours(Embeddings):
 
     def weights(self) -> Iterator[NDArray[np.float32]]:
         """All tables, in order."""
-        return (self.bag.table_weights(name) for name in self.bag.table_names)
+        return (self.bag.rows.table_weights(name) for name in self.bag.table_names)
 
     def prepare(self, batch: Batch) -> Planned:
         return self.bag.read(batch)
@@ -183,7 +183,7 @@ class Ours(Embeddings):
 
     def statistics(self) -> Statistics:
         """Since the last call."""
-        return self.bag.take_statistics()
+        return self.bag.statistics.take()
 
     def stop(self) -> None:
         """End the look-ahead."""

@@ -44,7 +44,7 @@ def hit_rate(policy: str | type[Policy]) -> float:
             error = embeddings(planned)["item"].sum(1) - planned.labels
             error.square().mean().backward()
             embeddings.step()
-        counts = embeddings.take_statistics().counts.sum(axis=0)
+        counts = embeddings.statistics.take().counts.sum(axis=0)
         return float(counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS])
 
 

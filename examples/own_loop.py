@@ -89,7 +89,7 @@ def main() -> None:
         embeddings.step()
         if planned.number % 20 == 0:
             print(f"batch {planned.number:2}  loss {loss.item():.4f}")
-    print(f"{embeddings.device_rows_text()}\nright on new samples: {share_right(model):.1%}")
+    print(f"{embeddings.statistics.device_rows_text()}\nright on new samples: {share_right(model):.1%}")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt"
         save(model, file)

@@ -54,7 +54,7 @@ def main() -> None:
         if ranks.is_first and planned.number % 20 == 0:
             print(f"batch {planned.number:2}  loss {loss.item():.2f}")
 
-    moved = np.linalg.norm(embeddings.table_weights("item"))  # all ranks call it together
+    moved = np.linalg.norm(embeddings.rows.table_weights("item"))  # all ranks call it together
     if ranks.is_first:
         print(f"{ranks.size} ranks, norm of the items' rows {moved:.1f}")
     dist.destroy_process_group()

@@ -51,14 +51,16 @@ def train(policy: str, device_rows: str) -> tuple[TieredEmbeddingBag, torch.nn.M
 
 def main() -> None:
     embeddings, model, data = train("lru", "20%")
-    counts = embeddings.take_statistics().counts.sum(axis=0)
-    print(embeddings.device_rows_text())
+    counts = embeddings.statistics.take().counts.sum(axis=0)
+    print(embeddings.statistics.device_rows_text())
     print(f"hit rate {counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS]:.1%} of look-ups")
     print(f"{counts[Counter.FETCHED]:,} rows fetched, {counts[Counter.WRITTEN_BACK]:,} written back")
     print(f"AUC {evaluate(embeddings, model, data.evaluation(8192)).auc:.4f} on held-out samples")
 
     others, _, _ = train("lfu", "100%")
-    equal = all(np.array_equal(embeddings.table_weights(t), others.table_weights(t)) for t in others.table_names)
+    equal = all(
+        np.array_equal(embeddings.rows.table_weights(t), others.rows.table_weights(t)) for t in others.table_names
+    )
     print(f"lru with 20% and lfu with 100% of the rows on the device: tables {'equal' if equal else 'DIFFER'}")
 
 

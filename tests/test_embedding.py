@@ -45,7 +45,7 @@ def test_one_tensor_a_feature_in_the_order_of_the_tables() -> None:
     embeddings = several(WORDS, SHARED, USERS)
     assert embeddings.features == ("words", "seen", "bought", "users")
     batch = featured([[1, 2, 2], []], [[0], [1]], [[2, 3], []], [[4], [5]])
-    items, users, words = (embeddings.table_weights(name) for name in ("items", "users", "words"))
+    items, users, words = (embeddings.rows.table_weights(name) for name in ("items", "users", "words"))
     for planned in embeddings.look_ahead([batch]):
         vectors = {name: tensor.detach().numpy() for name, tensor in embeddings(planned).items()}
     assert list(vectors) == ["words", "seen", "bought", "users"]
@@ -73,7 +73,7 @@ def test_stack_needs_one_width_and_pooling(tables: Sequence[TableConfig]) -> Non
 
 def test_mean_and_weights() -> None:
     mean = several(USERS.model_copy(update={"pooling": "mean"}))
-    table = mean.table_weights("users")
+    table = mean.rows.table_weights("users")
     for planned in mean.look_ahead([bags([1, 2, 2], [3], [])]):
         vectors = mean(planned)["users"].detach().numpy()
     third = np.float32(1) / np.float32(3)
@@ -89,10 +89,10 @@ def test_mean_and_weights() -> None:
 
 
 def test_initial_values_depend_on_seed_and_name_alone() -> None:
-    alone = TieredEmbeddingBag([USERS], seed=5).table_weights("users")
-    among = TieredEmbeddingBag([WORDS, SHARED, USERS], seed=5).table_weights("users")
-    other = TieredEmbeddingBag([USERS], seed=6).table_weights("users")
-    renamed = TieredEmbeddingBag([USERS.model_copy(update={"name": "u"})], seed=5).table_weights("u")
+    alone = TieredEmbeddingBag([USERS], seed=5).rows.table_weights("users")
+    among = TieredEmbeddingBag([WORDS, SHARED, USERS], seed=5).rows.table_weights("users")
+    other = TieredEmbeddingBag([USERS], seed=6).rows.table_weights("users")
+    renamed = TieredEmbeddingBag([USERS.model_copy(update={"name": "u"})], seed=5).rows.table_weights("u")
     assert np.array_equal(alone, among)
     assert not np.isin(alone, other).any()
     assert not np.isin(alone, renamed).any()
@@ -114,32 +114,32 @@ def test_planned_gives_tensors_and_the_batch() -> None:
 
 def test_a_second_backward_adds_its_gradients() -> None:
     embeddings = one_table()
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead([bags([1, 2])]):
         vectors = sum_of(embeddings(planned))
         vectors.backward(retain_graph=True)
         vectors.backward()
         embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [bags([1, 1, 2, 2])]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [bags([1, 1, 2, 2])]))
 
 
 def test_two_forward_passes_add_their_gradients() -> None:
     embeddings = one_table()
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead([bags([1, 2])]):
         (sum_of(embeddings(planned)) + sum_of(embeddings(planned))).backward()
         embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [bags([1, 1, 2, 2])]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [bags([1, 1, 2, 2])]))
 
 
 def test_a_batch_may_be_stepped_twice() -> None:
     embeddings = one_table()
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead([bags([1])]):
         for _ in range(2):
             sum_of(embeddings(planned)).backward()
             embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [bags([1]), bags([1])]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [bags([1]), bags([1])]))
 
 
 def test_gradients_are_used_once() -> None:
@@ -163,42 +163,42 @@ def test_step_without_backward_is_an_error() -> None:
 
 def test_no_grad_trains_nothing() -> None:
     embeddings = one_table()
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead([bags([1]), bags([2])]):
         with torch.no_grad():
             vectors = embeddings(planned)["t"]
         assert not vectors.requires_grad
         with pytest.raises(ValueError, match="no gradient"):
             embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), initial)
+    assert np.array_equal(embeddings.rows.table_weights("t"), initial)
 
 
 def test_a_loss_of_some_features_trains_these_only() -> None:
     embeddings = several(USERS, WORDS)
-    before = embeddings.table_weights("words")
+    before = embeddings.rows.table_weights("words")
     for planned in embeddings.look_ahead([featured([[1]], [[2, 3]])]):
         embeddings(planned)["users"].sum().backward()
         embeddings.step()
-    assert np.array_equal(embeddings.table_weights("words"), before)
+    assert np.array_equal(embeddings.rows.table_weights("words"), before)
 
 
 def test_gradients_that_are_not_contiguous() -> None:
     embeddings = one_table()
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead([bags([1], [2])]):
         embeddings(planned)["t"].t().flip(0).expand(4, 2).sum().backward()
         embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [bags([1, 2])]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [bags([1, 2])]))
 
 
 def test_features_with_bad_gradients_are_named() -> None:
     embeddings = several(SHARED, USERS, WORDS)
     for planned in embeddings.look_ahead([featured([[1]], [[2]], [[3]], [[4]])]):
         vectors = embeddings(planned)
-        assert embeddings.bad_gradients() == []
+        assert embeddings.optimizer.bad_gradients() == []
         bad = vectors["bought"].sum() * float("inf") + vectors["words"].sum() * float("nan")
         (bad + vectors["seen"].sum() + vectors["users"].sum()).backward()
-        assert embeddings.bad_gradients() == ["bought", "words"]
+        assert embeddings.optimizer.bad_gradients() == ["bought", "words"]
         embeddings.discard()
 
 
@@ -206,7 +206,7 @@ def test_finite_gradients_whose_sum_is_not_are_fine() -> None:
     embeddings = one_table()
     for planned in embeddings.look_ahead([bags([1], [2])]):
         (embeddings(planned)["t"] * 3e38).sum().backward()
-        assert embeddings.bad_gradients() == []
+        assert embeddings.optimizer.bad_gradients() == []
         embeddings.discard()
 
 
@@ -227,7 +227,7 @@ def test_calibrate_hands_the_sample_and_a_view_to_the_policy() -> None:
     embeddings = TieredEmbeddingBag([SHARED, USERS], policy=policy)
     embeddings.calibrate([featured([[1]], [[2]], [[3]])])
     assert policy.seen == [[1, 2, 20 + 3]]
-    assert embeddings.take_statistics().batches == 0
+    assert embeddings.statistics.take().batches == 0
 
 
 def test_a_policy_that_cannot_calibrate_is_a_policy_error() -> None:
@@ -282,7 +282,7 @@ def test_weights_for_mean_pooling() -> None:
 
 def test_an_unknown_table() -> None:
     with pytest.raises(ConfigError, match="no table 'u'; there are: items, users"):
-        several(SHARED, USERS).table_weights("u")
+        several(SHARED, USERS).rows.table_weights("u")
 
 
 def test_an_unknown_policy() -> None:
@@ -315,7 +315,7 @@ def test_statistics_equal_a_slow_count(depth: int) -> None:
     embeddings, batches = several(*tables, device_rows="70%", when_full="reduce_lookahead"), random_batches(tables, 12)
     for first, last in [(0, 5), (5, 5), (5, 12)]:
         step_all(embeddings, batches[first:last], depth=depth)
-        statistics = embeddings.take_statistics()
+        statistics = embeddings.statistics.take()
         assert statistics.batches == last - first
         counted = dict(zip(embeddings.table_names, statistics.counts, strict=True))
         for name, (lookups, rows) in slow_counts(tables, batches[first:last]).items():
@@ -328,13 +328,13 @@ def test_statistics_equal_a_slow_count(depth: int) -> None:
         updates = sum(rows for _, rows in slow_counts(tables, batches[first:last]).values())
         assert statistics.update_norm_counts.sum() == updates
         assert len(statistics.update_norm_edges) == len(statistics.update_norm_counts) + 1
-    assert statistics.resident_rows.sum() == sum((embeddings.view.resident(np.arange(100))).tolist())
+    assert statistics.resident_rows.sum() == sum((embeddings.runtime.view.resident(np.arange(100))).tolist())
 
 
 def test_update_norms_are_those_of_the_updates() -> None:
     embeddings = one_table()
     step_all(embeddings, [bags([1, 1, 2])])
-    statistics = embeddings.take_statistics()
+    statistics = embeddings.statistics.take()
     assert statistics.update_norm_sum == 4.0 + 2.0  # four values, each moved by two or by one
     filled = np.flatnonzero(statistics.update_norm_counts)
     assert statistics.update_norm_edges[filled].tolist() == [2.0, 4.0]
@@ -347,7 +347,7 @@ def test_statistics_of_a_loop_that_is_left_early() -> None:
         embeddings.step()
         if planned.number == 3:
             break
-    statistics = embeddings.take_statistics()
+    statistics = embeddings.statistics.take()
     assert statistics.batches == 4
     assert statistics.counts[0, Counter.LOOKUPS] == 8
     assert statistics.resident_rows.tolist() == [len(resident(embeddings))]
@@ -356,7 +356,7 @@ def test_statistics_of_a_loop_that_is_left_early() -> None:
 def test_evaluation_is_not_counted() -> None:
     embeddings = one_table()
     embeddings(embeddings.read(bags([1, 2])))
-    statistics = embeddings.take_statistics()
+    statistics = embeddings.statistics.take()
     assert statistics.batches == 0
     assert statistics.counts.sum() == 0
 
@@ -364,14 +364,14 @@ def test_evaluation_is_not_counted() -> None:
 def test_statistics_name_the_stages() -> None:
     embeddings = one_table()
     step_all(embeddings, [bags([1])], depth=1)
-    times = embeddings.take_statistics().times_ms
+    times = embeddings.statistics.take().times_ms
     assert {"read", "plan", "write_back", "fetch", "wait", "row_update", "policy"} <= set(times)
     assert all(value >= 0 for value in times.values())
 
 
 def test_memory_in_bytes() -> None:
     embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(device_rows="10%"), optimizer=Adam())
-    memory = embeddings.memory()
+    memory = embeddings.statistics.memory()
     assert memory["host_weights"] == 4 * (30 * 4 + 50 * 16)
     assert memory["host_state"] == 4 * (30 * 9 + 50 * 33)
     assert memory["device_weights"] == 4 * (3 * 4 + 5 * 16)
@@ -384,12 +384,12 @@ def test_memory_of_watching_rows() -> None:
     """The mode is `defer`: snapshots, sums, and for Adagrad as many squares."""
     skip = SkipConfig(hot_rows="10%")
     embeddings = TieredEmbeddingBag([USERS, WORDS], TierConfig(), policy=Slipstream, optimizer=Adagrad(), skip=skip)
-    assert embeddings.memory()["snapshots"] == 3 * 4 * (3 * 4 + 5 * 16)
+    assert embeddings.statistics.memory()["snapshots"] == 3 * 4 * (3 * 4 + 5 * 16)
 
 
 def test_the_size_of_the_device_tier_in_words() -> None:
     embeddings = TieredEmbeddingBag([USERS], TierConfig(device_rows="50%"), policy=LFU)
-    assert embeddings.device_rows_text() == "device tier: 15 of 30 rows, 0.0 MiB (as set)"
+    assert embeddings.statistics.device_rows_text() == "device tier: 15 of 30 rows, 0.0 MiB (as set)"
 
 
 def test_gradients_that_are_neither_applied_nor_discarded_are_an_error() -> None:
@@ -401,8 +401,19 @@ def test_gradients_that_are_neither_applied_nor_discarded_are_an_error() -> None
     embeddings(next(coming))["t"].sum().backward()
     with pytest.raises(ConfigError, match=r"batch 0: its gradients were neither applied nor discarded"):
         next(coming)
-    before = embeddings.table_weights("t")
+    before = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=1):
         embeddings(planned)["t"].sum().backward()
         embeddings.discard()
-    assert np.array_equal(embeddings.table_weights("t"), before)
+    assert np.array_equal(embeddings.rows.table_weights("t"), before)
+
+
+def test_a_module_of_depth_one_with_few_names() -> None:
+    """What is not a loop's business lies behind `rows`, `optimizer`, `statistics` and `runtime`."""
+    assert TieredEmbeddingBag.__bases__ == (torch.nn.Module,)
+    embeddings, plain = (
+        TieredEmbeddingBag([TableConfig(name="t", num_embeddings=3, embedding_dim=4)]),
+        torch.nn.Module(),
+    )
+    names = {name for name in {*dir(TieredEmbeddingBag), *vars(embeddings)} if not name.startswith("_")}
+    assert len(names - {*dir(plain)}) <= 25

@@ -55,7 +55,11 @@ def test_a_misspelt_name_is_told_with_the_nearest_one(arguments: dict[str, Any],
 
 
 def test_the_default_optimizer_is_that_of_the_command_line() -> None:
-    assert TieredEmbeddingBag([TABLE]).row_optimizer == row_optimizer(TrainConfig().optimizer) == RowwiseAdagrad(0.05)
+    assert (
+        TieredEmbeddingBag([TABLE]).runtime.outline.optimizer
+        == row_optimizer(TrainConfig().optimizer)
+        == RowwiseAdagrad(0.05)
+    )
 
 
 def test_a_batch_that_was_not_looked_ahead() -> None:
@@ -75,7 +79,7 @@ def sgd_table() -> TieredEmbeddingBag:
 def test_backward_into_a_batch_that_has_ended(depth: int, closed: bool) -> None:
     """One loss of two batches would lose the gradients of the first."""
     embeddings = sgd_table()
-    before = embeddings.table_weights("t")
+    before = embeddings.rows.table_weights("t")
     coming = embeddings.look_ahead([BATCH] * 3, depth=depth)
     loss = sum_of(embeddings(next(coming)))
     if closed:
@@ -86,15 +90,15 @@ def test_backward_into_a_batch_that_has_ended(depth: int, closed: bool) -> None:
         loss.backward()
     embeddings.discard()
     coming.close()
-    assert np.array_equal(embeddings.table_weights("t"), before)
+    assert np.array_equal(embeddings.rows.table_weights("t"), before)
 
 
 def test_an_ended_batch_stays_so_after_a_load() -> None:
     """Loading sets the number of the next batch back; an old batch must not come to life again by that."""
     embeddings = sgd_table()
-    arrays = embeddings.state_arrays()
+    arrays = embeddings.rows.state_arrays()
     (planned,) = step_all(embeddings, [BATCH])
-    embeddings.load_state_arrays(arrays)
+    embeddings.rows.load_state_arrays(arrays)
     with pytest.raises(ConfigError, match="batch 0 has ended"):
         embeddings(planned)
 
@@ -126,13 +130,13 @@ def test_a_loop_left_otherwise_does_not_warn(end: str) -> None:
 
 def test_discarded_gradients_do_not_come_back() -> None:
     embeddings = sgd_table()
-    before = embeddings.table_weights("t")
+    before = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead([BATCH]):
         (100 * sum_of(embeddings(planned))).backward()
         embeddings.discard()
         sum_of(embeddings(planned)).backward()
         embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(before, [BATCH]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(before, [BATCH]))
 
 
 @pytest.mark.parametrize("way", ["look_ahead", "read"])
@@ -193,7 +197,7 @@ def test_a_compiled_model_leaves_the_rows_alone() -> None:
         for planned in model.rows.look_ahead([BATCH] * 3, depth=1):
             call(planned).backward()
             model.rows.step()
-        trained.append(model.rows.table_weights("t"))
+        trained.append(model.rows.rows.table_weights("t"))
     assert np.array_equal(*trained)
     assert graphs and all("linear" in code and "_Pool" not in code for code in graphs)
 
@@ -259,7 +263,7 @@ def _trained(make: Callable[[_Buffers], Batch], *, reuse: bool, depth: int) -> t
         embeddings.step()
         inputs = (planned.dense, planned.labels, planned.extras["extra"], vectors["t"].detach())
         seen.append([one.tolist() for one in inputs])
-    return seen, embeddings.table_weights("t").tolist()
+    return seen, embeddings.rows.table_weights("t").tolist()
 
 
 @pytest.mark.parametrize("make", [_named, _tensors, _arrays, _one_hot, _replaced])
@@ -341,32 +345,32 @@ def _abandon(coming: LookAhead) -> None:
 def test_a_forked_child_is_refused_by_name(depth: int) -> None:
     """The thread that holds the pipeline's lock is not in the child, which would wait for it for ever."""
     embeddings = sgd_table()
-    before = embeddings.table_weights("t")
+    before = embeddings.rows.table_weights("t")
     coming = embeddings.look_ahead([BATCH] * 4, depth=depth)
     planned = next(coming)
     loss = sum_of(embeddings(planned))
     calls: list[Callable[[], Any]] = [
         lambda: embeddings.read(BATCH),
-        lambda: embeddings.table_weights("t"),
+        lambda: embeddings.rows.table_weights("t"),
         embeddings.state_dict,
-        embeddings.flush,
+        embeddings.rows.flush,
         lambda: next(coming),
         lambda: embeddings(planned),
         lambda: (loss.backward(), embeddings.step()),  # type: ignore[no-untyped-call]
         lambda: next(embeddings.look_ahead([BATCH])),
     ]
     for call in calls:
-        with embeddings._pipeline.lock:  # as while the look-ahead thread moves rows
+        with embeddings.runtime.pipeline.lock:  # as while the look-ahead thread moves rows
             assert "ConfigError: tables t: expected the process that made them" in _in_child(call)
     for work in (embeddings.close, lambda: _abandon(coming)):
-        with embeddings._pipeline.lock:
+        with embeddings.runtime.pipeline.lock:
             assert _in_child(work) == "nothing was raised"
     loss.backward()
     embeddings.step()
     for planned in coming:  # the parent's look-ahead is as it was
         sum_of(embeddings(planned)).backward()
         embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(before, [BATCH] * 4))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(before, [BATCH] * 4))
 
 
 class _Loaded(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -381,9 +385,9 @@ class _Loaded(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 def test_workers_of_a_data_loader_make_batches() -> None:
     embeddings, loader = sgd_table(), torch.utils.data.DataLoader(_Loaded(), batch_size=None, num_workers=1)
-    before = embeddings.table_weights("t")
+    before = embeddings.rows.table_weights("t")
     for _ in range(2):
         step_all(embeddings, loader, depth=2)
     assert np.array_equal(
-        embeddings.table_weights("t"), after_sums(before, [*map(_Loaded().__getitem__, range(6))] * 2)
+        embeddings.rows.table_weights("t"), after_sums(before, [*map(_Loaded().__getitem__, range(6))] * 2)
     )

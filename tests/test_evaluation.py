@@ -52,7 +52,7 @@ def test_numbers_equal_those_of_scikit_learn() -> None:
 def predictions(data: ToyData, parts: Components) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     """Logits from the tables as they stand, without the tiers."""
     batch = next(data.evaluation(256))
-    tables = [torch.from_numpy(parts.embeddings.table_weights(table.name)) for table in parts.tables]
+    tables = [torch.from_numpy(parts.embeddings.rows.table_weights(table.name)) for table in parts.tables]
     ids = torch.from_numpy(batch.ids.reshape(len(tables), -1))
     pooled = torch.stack([table[rows] for table, rows in zip(tables, ids, strict=True)], dim=1)
     with torch.no_grad():

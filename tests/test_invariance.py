@@ -239,7 +239,7 @@ class ReturnsAList(Nonsense):
 
 def books(embeddings: TieredEmbeddingBag) -> list[NDArray[np.int64]]:
     """Copies of all that says where rows lie."""
-    planners = [lane.planner for lane in embeddings._pipeline.lanes]
+    planners = [lane.planner for lane in embeddings.runtime.pipeline.lanes]
     return [
         array.copy()
         for planner in planners

@@ -29,7 +29,7 @@ def after(passes: int) -> np.ndarray:
     embeddings = one_table()
     for _ in range(passes):
         step_all(embeddings, BATCHES)
-    return embeddings.table_weights("word")
+    return embeddings.rows.table_weights("word")
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -43,7 +43,7 @@ def test_one_look_ahead_for_several_passes(depth: int) -> None:
             train(embeddings, planned)
             numbers.append(planned.number)
     assert numbers == list(range(9))
-    assert np.array_equal(embeddings.table_weights("word"), after(3))
+    assert np.array_equal(embeddings.rows.table_weights("word"), after(3))
 
 
 def test_who_knows_the_length_need_not_ask_for_the_end() -> None:
@@ -54,7 +54,7 @@ def test_who_knows_the_length_need_not_ask_for_the_end() -> None:
         iterator = iter(coming)
         for _ in range(len(coming)):
             train(embeddings, next(iterator))
-    assert np.array_equal(embeddings.table_weights("word"), after(2))
+    assert np.array_equal(embeddings.rows.table_weights("word"), after(2))
 
 
 def test_a_pass_that_is_under_way_goes_on() -> None:
@@ -63,7 +63,7 @@ def test_a_pass_that_is_under_way_goes_on() -> None:
     train(embeddings, next(coming))
     for planned in coming:
         train(embeddings, planned)
-    assert np.array_equal(embeddings.table_weights("word"), after(1))
+    assert np.array_equal(embeddings.rows.table_weights("word"), after(1))
 
 
 def test_a_pass_that_was_closed_begins_anew() -> None:
@@ -113,7 +113,7 @@ def test_a_depth_may_be_of_numpy() -> None:
     embeddings = one_table()
     for planned in embeddings.look_ahead(BATCHES, depth=np.int32(2)):  # type: ignore[arg-type]
         train(embeddings, planned)
-    assert np.array_equal(embeddings.table_weights("word"), after(1))
+    assert np.array_equal(embeddings.rows.table_weights("word"), after(1))
 
 
 def test_a_recording_has_passes_and_a_number_too(tmp_path: Path) -> None:

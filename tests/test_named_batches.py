@@ -172,7 +172,7 @@ def test_the_order_of_features_does_not_matter() -> None:
         embeddings = TieredEmbeddingBag(TABLES)
         vectors = embeddings(embeddings.read(batch))
         step_all(embeddings, [batch])
-        trained.append((vectors, {table.name: embeddings.table_weights(table.name) for table in TABLES}))
+        trained.append((vectors, {table.name: embeddings.rows.table_weights(table.name) for table in TABLES}))
     for name in ("user", "tags"):
         assert torch.equal(trained[0][0][name], trained[1][0][name])
         assert np.array_equal(trained[0][1][name], trained[1][1][name])
@@ -279,7 +279,7 @@ def test_one_feature_may_have_weights_while_another_table_takes_means() -> None:
     embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="60%"), policy=LFU, optimizer=SGD())
     peers = {}
     for table, mode in zip(TABLES, ("sum", "mean"), strict=True):
-        weight = torch.from_numpy(embeddings.table_weights(table.name))
+        weight = torch.from_numpy(embeddings.rows.table_weights(table.name))
         peers[table.name] = torch.nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode=mode)
     expected = {
         "user": peers["user"](torch.tensor([1, 2, 2]), torch.tensor([0, 2]), torch.tensor([0.5, -1.0, 2.0])),
@@ -293,7 +293,7 @@ def test_one_feature_may_have_weights_while_another_table_takes_means() -> None:
         embeddings.step()
     torch.stack([(v**2).sum() for v in expected.values()]).sum().backward()
     for name, peer in peers.items():
-        gradient, found = peer.weight.grad, torch.from_numpy(embeddings.table_weights(name))
+        gradient, found = peer.weight.grad, torch.from_numpy(embeddings.rows.table_weights(name))
         assert gradient is not None
         torch.testing.assert_close(found, (peer.weight - 0.1 * gradient).detach())
 

@@ -112,11 +112,11 @@ from adaptive import SGD, TableConfig, TierConfig, TieredEmbeddingBag, one_hot_b
 tables = [TableConfig(name="user", num_embeddings=100, embedding_dim=4)]
 embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="10%"), policy="lru", optimizer=SGD(lr=1.0))
 batch = one_hot_batch(dense=np.zeros((2, 0), np.float32), ids=np.array([[7], [9]]), labels=np.zeros(2, np.float32))
-before = embeddings.table_weights("user").copy()
+before = embeddings.rows.table_weights("user").copy()
 for planned in embeddings.look_ahead([batch]):
     embeddings.stack(planned).sum().backward()
     embeddings.step()
-print(*np.flatnonzero((embeddings.table_weights("user") != before).any(axis=1)))
+print(*np.flatnonzero((embeddings.rows.table_weights("user") != before).any(axis=1)))
 embeddings.close()
 """
 

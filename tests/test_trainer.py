@@ -333,7 +333,7 @@ def test_schedules_of_rows_and_dense_weights_are_those_of_the_settings() -> None
             rates.append((parts.embeddings.optimizer.lr, parts.optimizer.param_groups[0]["lr"]))
 
         Trainer(parts.embeddings, parts.model, parts.optimizer, set_rates=set_and_see).train(toy.train(32), depth=depth)
-        return rates, parts.embeddings.state_arrays()
+        return rates, parts.embeddings.rows.state_arrays()
 
     rates, arrays = trained(0, "100%")
     factors = [ScheduleConfig.model_validate(schedule).factor(step) for step in range(len(rates))]

@@ -60,7 +60,7 @@ def test_the_result_is_that_of_an_undisturbed_run(where: str, calls: list[int]) 
     expected, steps = train([], where)
     found, steps_found = train(calls, where, transfer="direct")
     assert steps_found == steps == 20
-    assert found.embeddings.view.device_rows < expected.embeddings.view.device_rows
+    assert found.embeddings.runtime.view.device_rows < expected.embeddings.runtime.view.device_rows
     assert_equal(everything(found), everything(expected))
 
 
@@ -98,7 +98,7 @@ def test_without_room_for_the_dense_update_the_batch_is_run_again(
     monkeypatch.setattr(adaptive.training.trainer, "require_room", asked := Fails(require_room, calls))
     found, steps = train([], "")
     assert steps == 20 and asked.calls == 20 + len(calls)
-    assert found.embeddings.view.device_rows < expected.embeddings.view.device_rows
+    assert found.embeddings.runtime.view.device_rows < expected.embeddings.runtime.view.device_rows
     assert_equal(everything(found), everything(expected))
 
 
@@ -136,9 +136,9 @@ def test_rows_make_room_for_the_model(part: str, late: bool, monkeypatch: pytest
             adaptive.training.build, "dense_optimizer", Fails(adaptive.training.build.dense_optimizer, [0, 1])
         )
     found, _ = train([], "")
-    rows = expected.embeddings.view.device_rows
-    assert found.embeddings.view.device_rows == int(0.9 * int(0.9 * rows))
-    assert "fewer than wanted: out of GPU memory" in found.embeddings.device_rows_text()
+    rows = expected.embeddings.runtime.view.device_rows
+    assert found.embeddings.runtime.view.device_rows == int(0.9 * int(0.9 * rows))
+    assert "fewer than wanted: out of GPU memory" in found.embeddings.statistics.device_rows_text()
     assert_equal(everything(found), everything(expected))
 
 
@@ -154,9 +154,9 @@ def test_a_model_that_never_fits_is_exit_code_7(monkeypatch: pytest.MonkeyPatch)
 def test_evaluation_gives_rows_back_and_finds_the_same(device: str) -> None:
     parts, toy = made(device=device), ToyData()
     Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32))
-    expected, values, rows = evaluate_with([], parts), everything(parts), parts.embeddings.view.device_rows
+    expected, values, rows = evaluate_with([], parts), everything(parts), parts.embeddings.runtime.view.device_rows
     assert evaluate_with([0, 2, 3], parts) == expected
-    assert parts.embeddings.view.device_rows < rows
+    assert parts.embeddings.runtime.view.device_rows < rows
     assert_equal(everything(parts), values)
 
 
@@ -168,7 +168,7 @@ def test_an_evaluation_in_the_middle_of_training_gives_rows_back() -> None:
             trainer.step(planned)
             if planned.number == 9:
                 evaluate_with(calls, parts)
-    assert found.embeddings.view.device_rows < expected.embeddings.view.device_rows
+    assert found.embeddings.runtime.view.device_rows < expected.embeddings.runtime.view.device_rows
     assert_equal(everything(found), everything(expected))
 
 

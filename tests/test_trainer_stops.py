@@ -77,7 +77,7 @@ def test_bad_rows_are_named() -> None:
     parts, toy = parts_of()
     with parts.embeddings as embeddings:
         Trainer(embeddings, parts.model, parts.optimizer).train(islice(toy.train(32), 2))
-        embeddings.load_table("site", np.full_like(embeddings.table_weights("site"), np.nan))
+        embeddings.rows.load_table("site", np.full_like(embeddings.rows.table_weights("site"), np.nan))
         with pytest.raises(NonFiniteError, match="step 1: the loss is nan; not finite: embedding vector of feature 0"):
             Trainer(embeddings, parts.model, parts.optimizer).train(toy.train(32))
 

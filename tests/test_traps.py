@@ -78,12 +78,12 @@ def test_trap_02_update_goes_to_the_copy_that_is_valid(policy: type[Policy]) -> 
         batches += crowd + [bags([row for row in range(1, 8) if row >> j & 1]) for j in range(3)]
     for depth in (1, 2):
         embeddings = one_table(14, "10" if policy is Scattered else "3", policy, when_full="reduce_lookahead")
-        initial = embeddings.table_weights("t")
+        initial = embeddings.rows.table_weights("t")
         for planned in embeddings.look_ahead(batches, depth=depth):
             wait_for_look_ahead(embeddings, planned, 1, len(batches))
             sum_of(embeddings(planned)).backward()
             embeddings.step()
-        assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+        assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 @pytest.mark.parametrize("depth", range(7))
@@ -117,7 +117,7 @@ def test_trap_05_every_batch_is_planned_once_for_loaders_of_any_length(
 def test_trap_06_prefetch_without_backward_leaks_no_pins(fault: str) -> None:
     """Pins were released by a backward hook; a batch without backward kept its rows for ever, until nothing fitted."""
     embeddings = one_table(10, "6", when_full="error")
-    initial, trained = embeddings.table_weights("t"), []
+    initial, trained = embeddings.rows.table_weights("t"), []
     for _ in range(5):
         coming = embeddings.look_ahead([bags([n, n + 1]) for n in range(0, 10, 2)], depth=2)
         with suppress(RuntimeError), closing(coming):
@@ -136,7 +136,7 @@ def test_trap_06_prefetch_without_backward_leaks_no_pins(fault: str) -> None:
                     raise RuntimeError("between backward and step")
     more = [bags([n, 9 - n]) for n in range(5)]
     step_all(embeddings, more, depth=2)
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [*trained, *more]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [*trained, *more]))
 
 
 def test_trap_07_statistics_on_or_off_give_the_same_bits() -> None:
@@ -144,7 +144,7 @@ def test_trap_07_statistics_on_or_off_give_the_same_bits() -> None:
     batches = random_batches(TABLE, 12)
     embeddings, trainee = build(device_rows="60%"), Trainee(TABLE)
     for planned in embeddings.look_ahead(batches, depth=2):
-        embeddings.take_statistics()
+        embeddings.statistics.take()
         trainee.learn(embeddings(planned), planned.batch)
         embeddings.step()
     asked = snapshot(embeddings, trainee)
@@ -169,13 +169,13 @@ def test_trap_09_rows_written_back_are_there_before_they_are_read_or_flushed(tmp
     embeddings = one_table(12, "7", Scattered, eviction_share=1.0, host=f"mmap:{tmp_path}")
     rng = np.random.default_rng(2)
     batches = [bags(rng.integers(0, 12, 3).tolist()) for _ in range(60)]
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=1):
         wait_for_look_ahead(embeddings, planned, 1, len(batches))
         sum_of(embeddings(planned)).backward()
-        embeddings.flush()
+        embeddings.rows.flush()
         embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 class Listens(Policy):
@@ -195,7 +195,7 @@ def test_trap_10_look_ups_are_counted_once_and_belong_to_the_row(depth: int) -> 
     embeddings = build(policy=Listens(), device_rows="70%")
     train(embeddings, TABLE, batches, depth)
     ids = np.concatenate([batch.ids for batch in batches])
-    assert np.array_equal(embeddings.view.accesses(np.arange(60)), np.bincount(ids, minlength=60))
+    assert np.array_equal(embeddings.runtime.view.accesses(np.arange(60)), np.bincount(ids, minlength=60))
 
     policy = Listens()
     step_all(one_table(9, "2", policy), [bags([1, 1, 1]), bags([2]), bags([3]), bags([4])])
@@ -274,10 +274,10 @@ def test_trap_12_tables_beyond_32_bits(tmp_path: Path, num_rows: int, width: int
 def test_trap_13_ids_outside_the_table_are_errors_that_say_where(bad: int, depth: int) -> None:
     """Negative and too large ids became row 0 without a word, or crashed the process."""
     embeddings = build()
-    before = embeddings.table_weights("t")
+    before = embeddings.rows.table_weights("t")
     with pytest.raises(InputError, match=f"feature t, sample 1, position 2: id {bad} is outside table t, .* 0 to 59"):
         step_all(embeddings, [bags([3], [4, 5, bad])], depth=depth)
-    assert np.array_equal(embeddings.table_weights("t"), before)
+    assert np.array_equal(embeddings.rows.table_weights("t"), before)
 
 
 @pytest.mark.parametrize("offsets", [[1, 2, 3], [0, 2, 1], [0, 1, 2], [0, 1, 4], [0, 3], [0, -1, 3], [0, 1, 2, 3], []])
@@ -295,7 +295,7 @@ def test_trap_15_empty_bags_tables_and_batches_give_zeros(pooling: Literal["sum"
         TableConfig(name="b", num_embeddings=5, embedding_dim=16, pooling=pooling),
     ]
     embeddings = build(tables, optimizer=Adam(lr=0.1))
-    before = [embeddings.table_weights(name) for name in ("a", "b")]
+    before = [embeddings.rows.table_weights(name) for name in ("a", "b")]
     for planned in embeddings.look_ahead([featured([[], []], [[], []]), featured([[], [1]], [[], []])], depth=1):
         vectors = embeddings(planned)
         for name in ("a", "b"):
@@ -305,7 +305,7 @@ def test_trap_15_empty_bags_tables_and_batches_give_zeros(pooling: Literal["sum"
                 assert vectors[name][0].tolist() == [0.0] * vectors[name].shape[1]
         sum_of(vectors).backward()
         embeddings.step()
-    changed = [embeddings.table_weights(name) != table for name, table in zip(("a", "b"), before, strict=True)]
+    changed = [embeddings.rows.table_weights(name) != table for name, table in zip(("a", "b"), before, strict=True)]
     assert np.flatnonzero(changed[0].any(1)).tolist() == [1]
     assert not changed[1].any()
 
@@ -340,19 +340,19 @@ def test_trap_17_a_gradient_of_zero_is_an_update() -> None:
     state = table_states(embeddings)["t"]
     assert state[1, 8] == 2  # updates of the row, the first with a gradient of 1
     assert state[1, 0] == np.float32(0.9) * ((np.float32(1) - np.float32(0.9)) * np.float32(1))
-    assert embeddings.view.accesses(np.array([1])).tolist() == [2]
-    assert embeddings.take_statistics().update_norm_counts.sum() == 4
+    assert embeddings.runtime.view.accesses(np.array([1])).tolist() == [2]
+    assert embeddings.statistics.take().update_norm_counts.sum() == 4
 
 
 def test_trap_18_weights_scale_gradients_and_are_not_counted() -> None:
     """Per-sample weights were left out of the gradient, and look-ups were counted by weight."""
     embeddings = one_table()
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     step_all(embeddings, [bags([1, 2], [2, 3], weights=[0.5, 2.0, -4.0, 0.0])])
-    change = (initial - embeddings.table_weights("t"))[:, 0]
+    change = (initial - embeddings.rows.table_weights("t"))[:, 0]
     assert change[[1, 2]].tolist() == pytest.approx([0.5, -2.0], abs=1e-6)
     assert change[3] == 0
-    assert embeddings.view.accesses(np.arange(5)).tolist() == [0, 1, 2, 1, 0]
+    assert embeddings.runtime.view.accesses(np.arange(5)).tolist() == [0, 1, 2, 1, 0]
 
 
 # --- with a GPU only -----------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def train_beside_a_busy_gpu(depth: int) -> tuple[NDArray[np.float32], NDArray[np
     embeddings = one_table(40, "50%", Scattered, device="cuda", when_full="reduce_lookahead")
     rng = np.random.default_rng(4)
     batches = [bags(rng.integers(0, 40, 6).tolist()) for _ in range(50)]
-    initial, stop = embeddings.table_weights("t"), threading.Event()
+    initial, stop = embeddings.rows.table_weights("t"), threading.Event()
 
     def disturb() -> None:
         stream = torch.cuda.Stream()
@@ -386,7 +386,7 @@ def train_beside_a_busy_gpu(depth: int) -> tuple[NDArray[np.float32], NDArray[np
     finally:
         stop.set()
         thread.join()
-    return embeddings.table_weights("t"), after_sums(initial, batches)
+    return embeddings.rows.table_weights("t"), after_sums(initial, batches)
 
 
 @pytest.mark.gpu

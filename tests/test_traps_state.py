@@ -39,9 +39,9 @@ def test_trap_19_saving_needs_no_flush_and_flushing_twice_is_flushing_once() -> 
     for planned in flushed.look_ahead(batches, depth=2):
         trainee.learn(flushed(planned), planned.batch)
         flushed.step()
-        flushed.flush()
-        flushed.flush()
-    left, right = unflushed.state_arrays(), flushed.state_arrays()
+        flushed.rows.flush()
+        flushed.rows.flush()
+    left, right = unflushed.rows.state_arrays(), flushed.rows.state_arrays()
     assert all(np.array_equal(left[name], right[name]) for name in left)
 
 
@@ -51,7 +51,7 @@ def test_trap_20_adams_step_count_is_saved_and_is_the_rows_own() -> None:
     first, trainee = build(optimizer=Adam(lr=0.01)), Trainee(TABLE)
     train_more(first, trainee, batches[:5], 0)
     second = build(optimizer=Adam(lr=0.01))
-    second.load_state_arrays(first.state_arrays())
+    second.rows.load_state_arrays(first.rows.state_arrays())
     train_more(second, trainee, batches[5:], 0).assert_equals(train_slowly(TABLE, batches, Adam(lr=0.01)))
     updates = sum(np.bincount(np.unique(batch.ids), minlength=60) for batch in batches)
     assert table_states(second)["t"][:, 8].tolist() == np.asarray(updates).tolist()
@@ -64,7 +64,7 @@ def test_trap_21_state_is_loaded_into_a_smaller_device(optimizer: RowOptimizer) 
     large = build(optimizer=optimizer)
     train_more(large, trainee, batches[:8], 1)
     small = build(device_rows=str(rows_held(TABLE, batches, 0)[4]), optimizer=optimizer)
-    small.load_state_arrays(large.state_arrays())
+    small.rows.load_state_arrays(large.rows.state_arrays())
     train_more(small, trainee, batches[8:], 1).assert_equals(train_slowly(TABLE, batches, optimizer))
 
 
@@ -75,7 +75,7 @@ def test_trap_22_saving_while_rows_move_sees_every_row_once() -> None:
     for planned in embeddings.look_ahead(batches, depth=3):
         trainee.learn(embeddings(planned), planned.batch)
         embeddings.step()
-        arrays = embeddings.state_arrays()  # unsynchronised: rows of later batches move at the same time
+        arrays = embeddings.rows.state_arrays()  # unsynchronised: rows of later batches move at the same time
         saved = np.full((60, 4), np.nan, np.float32)
         saved[arrays["rows0.changed"]] = arrays["rows0.weights"]
         slow = train_slowly(TABLE, batches[: planned.number + 1], SGD(lr=0.5)).weights["t"]
@@ -92,9 +92,9 @@ def test_trap_25_stopped_and_resumed_equals_never_stopped(stop: int) -> None:
     first = build(policy=LFU, device_rows="50%")
     train_more(first, trainee, batches[:stop], 2)
     second = build(policy=LFU, device_rows="50%")
-    second.load_state_arrays(first.state_arrays())
+    second.rows.load_state_arrays(first.rows.state_arrays())
     train_more(second, trainee, batches[stop:], 2).assert_equals(expected)
-    resumed, never_stopped = second.state_arrays(), whole.state_arrays()
+    resumed, never_stopped = second.rows.state_arrays(), whole.rows.state_arrays()
     for name in ("next_batch", "rows0.accesses", "rows0.last_access", "rows0.update_norm"):
         assert np.array_equal(resumed[name], never_stopped[name]), name
 
@@ -105,7 +105,7 @@ def test_trap_25_stopped_and_resumed_equals_never_stopped(stop: int) -> None:
 def test_trap_26_both_tiers_have_one_precision() -> None:
     """A cache kept other bits per value than the table, so that a row changed by being moved."""
     embeddings = build(optimizer=Adam())
-    (lane,) = embeddings._pipeline.lanes
+    (lane,) = embeddings.runtime.pipeline.lanes
     device = lane.device.read(np.arange(2))
     assert {array.dtype for array in (lane.host.weights, lane.host.state, *device)} == {np.dtype(np.float32)}
 
@@ -125,7 +125,7 @@ def test_trap_27_any_width(optimizer: RowOptimizer) -> None:
 def test_trap_28_new_rows_are_never_uninitialised(policy: type[Policy]) -> None:
     """A row's first look-up read whatever was in memory. Initial values are the same on whatever way they come."""
     embeddings = build(policy=policy, device_rows="auto" if policy is Hybrid else "20%")
-    table = embeddings.table_weights("t")
+    table = embeddings.rows.table_weights("t")
     assert np.isfinite(table).all()
     assert len(np.unique(table)) > 200
     read = embeddings(embeddings.read(bags(*([row] for row in range(60)))))["t"].detach().numpy()
@@ -143,11 +143,11 @@ def test_trap_29_a_warm_up_does_not_hide_in_the_hit_rate() -> None:
     the last call, and calibrating moves nothing."""
     embeddings = one_table()
     embeddings.calibrate([bags([1, 2, 3])])
-    assert embeddings.view.resident(np.arange(10)).sum() == 0
+    assert embeddings.runtime.view.resident(np.arange(10)).sum() == 0
     step_all(embeddings, [bags([1, 2])])
-    warm_up = embeddings.take_statistics()
+    warm_up = embeddings.statistics.take()
     step_all(embeddings, [bags([1, 2, 3])])
-    measured = embeddings.take_statistics()
+    measured = embeddings.statistics.take()
     assert warm_up.counts[0, [Counter.LOOKUPS, Counter.LOOKUP_HITS]].tolist() == [2, 0]
     assert measured.counts[0, [Counter.LOOKUPS, Counter.LOOKUP_HITS]].tolist() == [3, 2]
 
@@ -169,11 +169,11 @@ def test_trap_30_a_skipped_row_stands_still_and_can_be_woken() -> None:
     for planned in embeddings.look_ahead([bags([1])] * 8, depth=0):
         sum_of(embeddings(planned)).backward()
         embeddings.step()
-        weights.append(embeddings.table_weights("t")[1].tolist())
+        weights.append(embeddings.rows.table_weights("t")[1].tolist())
         counts.append(table_states(embeddings)["t"][1].tolist())
     assert weights[1] == weights[2] == weights[4] != weights[5]
     assert counts[1] == counts[4]
     assert [state[-1] for state in counts] == [1, 2, 2, 2, 2, 3, 4, 5]
     awake = one_table(optimizer=Adam(lr=0.1))
     step_all(awake, [bags([1])] * 5)
-    assert weights[-1] == awake.table_weights("t")[1].tolist()
+    assert weights[-1] == awake.rows.table_weights("t")[1].tolist()

@@ -1,8 +1,10 @@
-"""What `TieredEmbeddingBag` is given, checked."""
+"""Arguments of `TieredEmbeddingBag`, checked; and tables of the shapes of torch's own modules."""
 
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
+
+from torch import nn
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.pipeline import Lane
@@ -49,26 +51,47 @@ def check_arguments(tables: Sequence[TableConfig], tier: TierConfig, optimizer: 
     Raises:
         ConfigError: for the first one that is not.
     """
-    given: list[tuple[str, object, type]] = [
+    arguments: list[tuple[str, object, type]] = [
         *((f"tables[{number}]", table, TableConfig) for number, table in enumerate(tables)),
         ("tier", tier, TierConfig),
         ("optimizer", optimizer, RowOptimizer),
     ]
     if skip is not None and not isinstance(skip, str | SkipRule):
-        given.append(("skip", skip, SkipConfig))
-    for name, found, needed in given:
-        if isinstance(found, needed):
+        arguments.append(("skip", skip, SkipConfig))
+    for name, value, kind in arguments:
+        if isinstance(value, kind):
             continue
-        got = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
-        hint = _optimizer_hint(found) if needed is RowOptimizer else ""
-        raise ConfigError(f"{name}: expected a {needed.__name__}, got {got}{hint}")
+        got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        hint = _optimizer_hint(value) if kind is RowOptimizer else ""
+        raise ConfigError(f"{name}: expected a {kind.__name__}, got {got}{hint}")
 
 
-def _optimizer_hint(found: object) -> str:
-    """The row optimizer that goes by the name of what was given instead of one."""
-    kind = found if isinstance(found, type) else type(found)
-    name = found if isinstance(found, str) else kind.__name__
+def _optimizer_hint(value: object) -> str:
+    """The row optimizer that goes by the name of what was passed instead of one."""
+    name = value if isinstance(value, str) else (value if isinstance(value, type) else type(value)).__name__
     plain = name.lower().replace("_", "").removeprefix("sparse").removesuffix("w")
-    own = {one.__name__.lower(): one.__name__ for one in (SGD, Adagrad, RowwiseAdagrad, Adam)}.get(plain)
-    meant = f"adaptive.{own}(lr=...)" if own else "one of adaptive.SGD, Adagrad, RowwiseAdagrad and Adam"
-    return f". Rows are updated by optimizers of their own: pass {meant}; torch's update the dense part."
+    row_optimizers = {kind.__name__.lower(): kind.__name__ for kind in (SGD, Adagrad, RowwiseAdagrad, Adam)}
+    similar = row_optimizers.get(plain)
+    advice = f"adaptive.{similar}(lr=...)" if similar else "one of adaptive.SGD, Adagrad, RowwiseAdagrad and Adam"
+    return f". Rows are updated by optimizers of their own: pass {advice}; torch's update the dense part."
+
+
+def table_like(name: str, module: nn.Module) -> TableConfig:
+    """A table of the size and pooling of an `nn.EmbeddingBag` or `nn.Embedding`.
+
+    Raises:
+        ConfigError: for another module, or a setting that tables here do not have.
+    """
+    if not isinstance(module, nn.EmbeddingBag | nn.Embedding):
+        raise ConfigError(f"{name}: expected an nn.EmbeddingBag or nn.Embedding, got {type(module).__name__}")
+    pooling = module.mode if isinstance(module, nn.EmbeddingBag) else "none"
+    settings = {
+        "max_norm": module.max_norm is not None,
+        "padding_idx": module.padding_idx is not None,
+        "scale_grad_by_freq": module.scale_grad_by_freq,
+        'mode="max"': pooling == "max",
+    }
+    if unsupported := [setting for setting, is_set in settings.items() if is_set]:
+        raise ConfigError(f"{name}: {', '.join(unsupported)} of {type(module).__name__} is not supported")
+    sizes = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
+    return TableConfig.model_validate({"name": name, "pooling": pooling, **sizes})

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch, OwnPart
 from adaptive.embeddings.blocks import PlannedBlocks
-from adaptive.embeddings.distributed import Together
+from adaptive.embeddings.distributed import RankSteps
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.channel import NOTHING, Exchanged
 from adaptive.embeddings.ranks.dense import slice_size, slices_of, sum_blocks
@@ -84,7 +84,7 @@ class StepTogether:
 
     def agree(
         self,
-        embeddings: Together,
+        steps: RankSteps,
         planned: PlannedBlocks,
         losses: Sequence[float],
         logits: Sequence[Tensor],
@@ -94,7 +94,7 @@ class StepTogether:
         all blocks then, and gradients of rows have come to their owners, for `embeddings.step()`: all crosses at once.
 
         Args:
-            embeddings: that the batch is of.
+            steps: of the tables that the batch is of.
             planned: the batch, whose passes have run.
             losses: of this rank's blocks that have samples.
             logits: of these blocks, (n,) or (n, T) together.
@@ -103,7 +103,7 @@ class StepTogether:
         mine = [logit.float().cpu().numpy() for logit in logits]
         scores = _joined(np.array([len(losses), labels.size]), np.array(losses, np.float64), *mine, labels)
         dense = [_joined(*slices) for slices in slices_of(self._ranks, self.blocks, self._size)]
-        rows, own = embeddings.gradients_for_owners(planned), self._ranks.rank
+        rows, own = steps.gradients_for_owners(planned), self._ranks.rank
         found = self._ranks.rows.exchange(
             Kind.STEP,
             planned.number,

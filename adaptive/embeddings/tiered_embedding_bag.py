@@ -10,7 +10,7 @@ Letters: B samples, F features, D width, V vectors of a group.
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -20,30 +20,30 @@ from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.checks import check_arguments, check_depth, check_planned
-from adaptive.embeddings.engine.build import build_engine, watch_rows
+from adaptive.embeddings.checks import check_arguments, check_depth, check_planned, table_like
+from adaptive.embeddings.distributed import RankSteps
+from adaptive.embeddings.engine.build import build_pipeline, outline_engine, watch_rows
 from adaptive.embeddings.engine.lookahead import look_ahead
 from adaptive.embeddings.engine.pipeline import ReadyBatch
-from adaptive.embeddings.engine.rates import RowsOptimizer
-from adaptive.embeddings.engine.statistics import StatisticsInterval
-from adaptive.embeddings.engine.table_loading import tables_like
+from adaptive.embeddings.engine.statistics import StatisticsCollector
 from adaptive.embeddings.planned_batch import GroupWork, Planned
-from adaptive.embeddings.planning.layout import feature_order
 from adaptive.embeddings.planning.lookups import lay_out_bags
 from adaptive.embeddings.planning.tier_view import RowView
 from adaptive.embeddings.prefetch_iterator import LookAhead
 from adaptive.embeddings.ranks import Ranks
-from adaptive.embeddings.row_store import Rows
-from adaptive.embeddings.steps import Steps
+from adaptive.embeddings.row_store import RowStore
+from adaptive.embeddings.rows_optimizer import RowsOptimizer
+from adaptive.embeddings.runtime import Runtime
 from adaptive.errors import ConfigError
 from adaptive.optim import RowOptimizer, row_optimizer
 from adaptive.plugins import make_policy, with_rule
-from adaptive.policy import Policy, SkipRule, TierView
+from adaptive.policy import Policy, SkipRule
 from adaptive.system import running_out
 
 DEFAULT_OPTIMIZER: Final = row_optimizer(OptimizerConfig())  # that of the command line
 
-T = TypeVar("T")
+MOST_TABLES: Final = 12  # that `repr` lists one by one
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -53,7 +53,7 @@ def _not_compiled(method: Method) -> Method:
     return cast(Method, torch._disable_dynamo(method))  # type: ignore[attr-defined]
 
 
-class TieredEmbeddingBag(Steps, Rows):
+class TieredEmbeddingBag(nn.Module):
     """Embedding tables whose rows lie on the device or on the host, with their optimizer state.
 
     Batches made by `Batch.of` name their features; others have them in the order of `features`: the tables' features,
@@ -64,10 +64,23 @@ class TieredEmbeddingBag(Steps, Rows):
     Rows are no parameters: not in `parameters()`, and `.to()`, `.half()` and `.cuda()` leave them as they are, float32
     on `TierConfig.device`. `state_dict()` has those that ever changed, with their optimizer state. For tables too large
     to be copied there, `rows="separate"` leaves a mark only: `load_state_dict` then fails unless the rows were loaded
-    before, by `load_state_arrays`.
+    before, by `rows.load_state_arrays`.
 
     With `ranks` (`adaptive.TorchRanks`), each rank owns a part of the rows and gives its own samples to `look_ahead`.
     All call `look_ahead`, `step`, `read` and what reads or saves rows together, in the same order.
+
+    Attributes:
+        rows: reads, loads and saves rows, wherever they lie.
+        optimizer: the rows' optimizer as a `torch.optim.Optimizer`: for learning-rate schedulers, gradient scalers, and
+            loops that step it.
+        statistics: what happened, what memory is used, and how many device rows there are.
+        runtime: what trainers, guards and studies need, and a loop does not; its interface may change.
+        features: in the order of batches.
+        table_names: of all tables, by their widths.
+        policy, skip: as they were made from the arguments.
+        drops_updates, defers: updates of saturated rows are left out; their gradients wait.
+        device: of the device tier.
+        ranks: that train together; None: this process alone.
 
     Raises:
         ConfigError: for tables, sizes or combinations that cannot work.
@@ -88,30 +101,26 @@ class TieredEmbeddingBag(Steps, Rows):
     ) -> None:
         super().__init__()
         if rows not in ("in_state_dict", "separate"):
-            raise ConfigError(f'rows: "in_state_dict" or "separate" is needed, found {rows!r}')
+            raise ConfigError(f'rows: expected "in_state_dict" or "separate", got {rows!r}')
         self._separate = rows == "separate"
         check_arguments(tables, tier, optimizer, skip)
-        self.features = feature_order(tables)
         self.policy = make_policy(policy)
-        self.skip = skip = with_rule(self.policy, skip)
-        engine = build_engine(tables, tier, self.policy, optimizer, skip, seed, ranks)
-        self.ranks, self._exchange = ranks, engine.pipeline.exchange
-        self._failure, self._has_no_samples = None, False
-        self._pipeline, self._sizes = engine.pipeline, engine.sizes
-        self.drops_updates, self.defers = engine.drops_updates, engine.defers
-        lanes = self._pipeline.lanes
-        self.table_names = tuple(table.name for lane in lanes for table in lane.group.tables)
+        self.skip = with_rule(self.policy, skip)
+        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, ranks)
+        self._pipeline, sizes = build_pipeline(outline)
+        self._rank_steps = RankSteps(self._pipeline)
+        self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._rank_steps)
+        self.statistics = StatisticsCollector(self._pipeline, sizes, optimizer)
+        self.rows = RowStore(self._pipeline, self.statistics)
+        view = RowView([lane.planner for lane in self._pipeline.lanes])
+        self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, self._rank_steps, view)
+        self.ranks, self.drops_updates, self.defers = ranks, outline.drops_updates, outline.defers
+        self.features, self.table_names = self._pipeline.features, tuple(self.statistics.table_rows())
         self.device = self._pipeline.mover.device
-        self.view: TierView = RowView([lane.planner for lane in lanes])
-        self.row_optimizer, self._tables, self._seed = optimizer, tuple(tables), seed
-        self._tier, self._optimizer = tier, optimizer
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
-        self._pending: dict[int, Planned] = {}
-        self._rates = RowsOptimizer(optimizer, self._update_rows, self._all_finite)
-        self._since = StatisticsInterval(self._pipeline)
-        if engine.skip is not None:
-            watched = engine.skip
-            self.with_room(lambda: watch_rows(self._pipeline, watched, optimizer))
+        if outline.skip is not None:
+            watched = outline.skip
+            self.runtime.with_room(lambda: watch_rows(self._pipeline, watched, optimizer))
 
     @classmethod
     def from_bags(
@@ -131,32 +140,27 @@ class TieredEmbeddingBag(Steps, Rows):
         Raises:
             ConfigError: for another module, or one with max_norm, padding_idx, scale_grad_by_freq or mode "max".
         """
-        found = cls(tables_like(bags), tier, **options)
+        embeddings = cls([table_like(name, module) for name, module in bags.items()], tier, **options)
         for name, module in bags.items():
             weight = cast(Tensor, module.weight).detach()
             if not weight.is_meta:
-                found.load_table(name, weight.float().cpu().numpy())
-        return found
+                embeddings.rows.load_table(name, weight.float().cpu().numpy())
+        return embeddings
 
-    def like(self, policy: Policy) -> "TieredEmbeddingBag":
-        """New tables of the same shapes, initial values, optimizer and rate, wholly on the host; nothing skips."""
-        own = self._tier
-        tier = TierConfig(device=own.device, device_rows="0", policy_timeout_s=0)
-        found = TieredEmbeddingBag(self._tables, tier, policy=policy, optimizer=self._optimizer, seed=self._seed)
-        found.set_lr(self.optimizer.lr)
-        return found
+    @property
+    def optimizer(self) -> RowsOptimizer:
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, value: object) -> None:
+        raise ConfigError(
+            "the rows' optimizer is fixed when tables are made, as its state lies beside the rows; a scheduler of "
+            "embeddings.optimizer, or optimizer.lr, changes its rate, load_state_dict() moves rows to new tables"
+        )
 
     def calibrate(self, sample: Sequence[Batch]) -> None:
         """Let the policy look at a sample of the training data before training."""
-        self._pipeline.policy_caller.calibrate([self._pipeline.check(batch) for batch in sample], self.view)
-
-    def ask_policy(self, method: str, question: Callable[[], T]) -> T:
-        """Ask the policy for something that is not asked in training, such as its state, within its time limit.
-
-        Raises:
-            PolicyError: for whatever it raises, or if it does not return; names `method`.
-        """
-        return self._pipeline.policy_caller.ask(method, question)
+        self._pipeline.policy_caller.calibrate([self._pipeline.check(batch) for batch in sample], self.runtime.view)
 
     def look_ahead(self, batches: Iterable[Batch], *, depth: int = 4) -> LookAhead:
         """Every batch of `batches`, in order, with its rows planned and fetched up to `depth` batches ahead.
@@ -172,11 +176,11 @@ class TieredEmbeddingBag(Steps, Rows):
     def _look_ahead(self, batches: Iterable[Batch], depth: int) -> Generator[Planned, None, None]:
         policy_caller = self._pipeline.policy_caller
         failed: BaseException | None = None
-        self._failure = None
+        self._rank_steps.failure = None
         try:
             with policy_caller.listening(), running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
-                arranged = policy_caller.arrange(named, self.view)
+                arranged = policy_caller.arrange(named, self.runtime.view)
                 with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
                     for ready in coming:
                         planned = self._planned(ready)
@@ -193,12 +197,12 @@ class TieredEmbeddingBag(Steps, Rows):
             failed = error
             raise
         finally:
-            self._leave(failed)
-            self._since.count_rows()  # rows of batches that were planned and dropped are there, too
+            self._rank_steps.leave(failed)
+            self.statistics.count_rows()  # rows of batches that were planned and dropped are there, too
 
     def _planned(self, ready: ReadyBatch) -> Planned:
-        if self._exchange is not None:
-            return self._planned_with_ranks(ready)
+        if self.ranks is not None:
+            return self._rank_steps.planned(ready)
         inputs = self._pipeline.inputs(ready)
         return Planned(ready.batch, self._works(ready), inputs, partial(self._pipeline.wait_for, ready))
 
@@ -207,11 +211,8 @@ class TieredEmbeddingBag(Steps, Rows):
         lanes = self._pipeline.lanes
         return [GroupWork(lane, plan, parts=own) for lane, plan, own in zip(lanes, ready.plans, parts, strict=True)]
 
-    def _is_unapplied(self, planned: Planned) -> bool:
-        return planned.number in self._pending and planned.has_gradients and not self._rates.was_skipped
-
     def _check_stepped(self, planned: Planned) -> None:
-        if self._is_unapplied(planned):
+        if self._optimizer.is_unapplied(planned):
             raise ConfigError(
                 f"batch {planned.number}: its gradients were neither applied nor discarded before the next batch; "
                 f"call embeddings.step() after loss.backward(), or embeddings.discard()"
@@ -220,7 +221,8 @@ class TieredEmbeddingBag(Steps, Rows):
     def _warn_if_unapplied(self, planned: Planned, ready: ReadyBatch, closed: GeneratorExit) -> None:
         """Warn of a loop that was left between backward() and step(), unless an error has ended it."""
         has_rows = not ready.arrived.done() or ready.arrived.exception() is None
-        if closed.__context__ is None and self._failure is None and has_rows and self._is_unapplied(planned):
+        was_left = closed.__context__ is None and self._rank_steps.failure is None
+        if was_left and has_rows and self._optimizer.is_unapplied(planned):
             warnings.warn(
                 f"batch {planned.number}: the loop was left after backward() and before step(), so the gradients of "
                 "its rows are lost. Call embeddings.step() before `break`, or embeddings.discard() to drop them.",
@@ -229,11 +231,10 @@ class TieredEmbeddingBag(Steps, Rows):
 
     def _finish(self, planned: Planned, ready: ReadyBatch) -> None:
         planned.ended = True
-        self._pending.pop(planned.number, None)
-        self._rates.forget()
+        self._optimizer.end_batch(planned)
         if not self._pipeline.is_forked:
-            self._finish_with_ranks(planned)
-        self._since.add(ready, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
+            self._rank_steps.end_batch(planned)
+        self.statistics.add(ready, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
     @_not_compiled
     def forward(self, planned: Planned) -> dict[str, Tensor]:
@@ -276,25 +277,45 @@ class TieredEmbeddingBag(Steps, Rows):
             raise ConfigError(f"batch {planned.number} has ended, its rows may have left: use a batch in its own turn")
         self._pipeline.refuse_in_child()
         planned.wait()
-        pooled: Tensor = _Pool.apply(self._anchor, self, planned, work)  # type: ignore[no-untyped-call]
+        pooled: Tensor = _Pool.apply(self._anchor, self._optimizer, planned, work)  # type: ignore[no-untyped-call]
         return pooled
 
-    def _take_gradients(self, planned: Planned, work: GroupWork, gradients: Tensor) -> None:
-        """Keep the gradients of vectors for `step()`. Called by autograd, on a GPU from a thread of its own."""
-        if not planned.trainable:
-            return
-        if planned.whole.ended:
+    def step(self, *, grad_scale: float = 1.0) -> None:
+        """Update the rows of the batch whose backward pass has run, with the rate that `optimizer` has now.
+
+        Args:
+            grad_scale: by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`); gradients are divided by
+                it, as the scaler divides those of parameters only. If it is not 1 and a gradient is not finite, no row
+                is updated, as the scaler does. bfloat16 needs no scaler.
+
+        Raises:
+            ValueError: if no backward pass has run since the last step.
+        """
+        self._optimizer.step(grad_scale=grad_scale)
+
+    def discard(self) -> None:
+        """Forget the gradients of the current batch: its rows are not updated."""
+        self._optimizer.discard()
+
+    def report_loss(self, planned: Planned, loss: float) -> None:
+        """Report the mean loss on `planned.batch.held_back`, measured after `step()`, to the policy
+        (`Policy.observe`)."""
+        check_planned(planned, self._pipeline.lanes)
+        if planned.ended:
             raise ConfigError(
-                f"batch {planned.number} has ended; its gradients cannot be applied. Call backward() and step() for "
-                "each batch before you ask for the next one; to accumulate gradients, make batches larger."
+                f"batch {planned.number} has ended: report the loss after its step, before the next batch"
             )
-        work.add_gradients(gradients)
-        self._pending[planned.number] = planned.whole
+        self._pipeline.report_loss(planned.number, loss)
+
+    def telling_ranks(self) -> AbstractContextManager[None]:
+        """Around the body of a loop: whatever ends it is reported to the other ranks when the look-ahead is closed.
+        Without it they only learn that this rank has left its loop."""
+        return self._rank_steps.telling_ranks()
 
     def read(self, batch: Batch) -> Planned:
         """A batch for evaluation or prediction: nothing moves, nothing is counted, nothing can be trained."""
-        if self._exchange is not None:
-            return self._read_with_ranks(batch)
+        if self.ranks is not None:
+            return self._rank_steps.read(batch)
         batch = self._pipeline.check(self._pipeline.take_over(batch))
         works = []
         with self._pipeline.lock:
@@ -304,7 +325,7 @@ class TieredEmbeddingBag(Steps, Rows):
                 here = np.arange(len(distinct.rows), dtype=np.int64)
                 pooling = lay_out_bags(lane.group, batch).pooling(distinct.inverse, here)
                 works.append(GroupWork(lane, None, pooling, weights))
-        return Planned(batch, works, self._send)
+        return Planned(batch, works, self._pipeline.lanes[0].device.send)
 
     def close(self) -> None:
         """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""
@@ -314,6 +335,39 @@ class TieredEmbeddingBag(Steps, Rows):
             for lane in self._pipeline.lanes:
                 lane.device.close()
                 lane.host.close()
+
+    def extra_repr(self) -> str:
+        """Tables with sizes, device rows and why so many, where rows lie, policy and optimizer: lines of text."""
+        outline, policy = self.runtime.outline, self.policy
+        lines = [*map(_table_text, outline.tables[:MOST_TABLES])]
+        if len(outline.tables) > MOST_TABLES:
+            lines.append(f"and {len(outline.tables) - MOST_TABLES} more tables")
+        lines += [self.statistics.device_rows_text(), f"device {self.device}, host {outline.tier.host}"]
+        rule = "" if policy.rule is None else f", skip rule {type(policy.rule).__name__}"
+        lines.append(f"policy {type(policy).__name__}{rule}, optimizer {outline.optimizer}")
+        return "\n".join(lines)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        tensors = self.rows.to_tensors(separate=self._separate)
+        destination.update({prefix + name: tensor for name, tensor in tensors.items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        tensors = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        if not tensors:
+            missing_keys.append(prefix + "rows0.weights")
+            return
+        if (wrong := self.rows.load_tensors(tensors)) is not None:
+            error_msgs.append(f"{prefix or 'embeddings'}: {wrong}")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -332,11 +386,16 @@ class _Pool(torch.autograd.Function):
     """Pooling whose gradient is kept for `step()` instead of becoming a sparse tensor."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, embeddings: TieredEmbeddingBag, planned: Planned, work: GroupWork) -> Tensor:
-        ctx.embeddings, ctx.planned, ctx.work = embeddings, planned, work
+    def forward(ctx: Any, anchor: Tensor, optimizer: RowsOptimizer, planned: Planned, work: GroupWork) -> Tensor:
+        ctx.optimizer, ctx.planned, ctx.work = optimizer, planned, work
         return work.pool()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[None, None, None, None]:
-        ctx.embeddings._take_gradients(ctx.planned, ctx.work, gradients[0])
+        ctx.optimizer.take_gradients(ctx.planned, ctx.work, gradients[0])
         return None, None, None, None
+
+
+def _table_text(table: TableConfig) -> str:
+    by = "" if table.feature_names == (table.name,) else f" by {', '.join(table.feature_names)}"
+    return f"{table.name}: {table.num_embeddings:,} x {table.embedding_dim}, {table.pooling}{by}"

@@ -219,7 +219,7 @@ def _tables(run: LoadedRun) -> dict[str, Blocks]:
 
 
 def _table(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
-    return run.embeddings.table_blocks(name, BLOCK_BYTES)
+    return run.embeddings.rows.table_blocks(name, BLOCK_BYTES)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -85,7 +85,7 @@ def save_checkpoint(
 
     Args:
         directory: must not exist.
-        rows: arrays of `TieredEmbeddingBag.state_arrays` or `state_blocks`.
+        rows: arrays of `RowStore.state_arrays` or `state_blocks`.
         dense: tensors of the model's `state_dict`.
         policy: arrays of `Policy.state_dict`.
         meta: JSON values.

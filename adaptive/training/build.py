@@ -137,10 +137,12 @@ def build(
         ranks=ranks,
     )
     try:
-        model = embeddings.with_room(
+        model = embeddings.runtime.with_room(
             lambda: make_model(config.model, shape, inputs, seed=config.seed).to(embeddings.device)
         )
-        optimizer = embeddings.with_room(lambda: dense_optimizer(config.dense_optimizer, model))  # may make its state
+        optimizer = embeddings.runtime.with_room(
+            lambda: dense_optimizer(config.dense_optimizer, model)
+        )  # may make its state
         return Components(tables, embeddings, model, optimizer)
     except BaseException:
         embeddings.close()
@@ -235,7 +237,7 @@ def dense_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> torch.opt
 def set_rates(config: TrainConfig, components: Components, step: int) -> None:
     """Give rows and dense weights the learning rates of a step, counted from 0; nothing where schedules have none."""
     if not config.optimizer.schedule.is_constant:
-        components.embeddings.set_lr(config.optimizer.lr * config.optimizer.schedule.factor(step))
+        components.embeddings.optimizer.lr = config.optimizer.lr * config.optimizer.schedule.factor(step)
     if not config.dense_optimizer.schedule.is_constant:
         for group in components.optimizer.param_groups:
             group["lr"] = config.dense_optimizer.lr * config.dense_optimizer.schedule.factor(step)

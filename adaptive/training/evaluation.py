@@ -176,7 +176,7 @@ def _predictions(
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
     for number, batch in enumerate(batches):
         with evaluating(model), torch.no_grad():  # for this batch: whoever iterates may do something else in between
-            logits = embeddings.with_room(partial(_logits, embeddings, model, batch))
+            logits = embeddings.runtime.with_room(partial(_logits, embeddings, model, batch))
         _check_finite(logits, number, batch)
         yield batch, logits
 

@@ -130,7 +130,7 @@ class Trainer:
         A device that runs out of memory in the passes gives rows back, and they are run again.
         """
         name = f"step {self.recorder.steps + 1}"
-        passed = self.embeddings.with_room(lambda: self._checked_passes(planned, name))
+        passed = self.embeddings.runtime.with_room(lambda: self._checked_passes(planned, name))
         loss, logits, labels = self._of_all(planned, passed)
         self._set_rates(self.recorder.steps)
         with self.recorder.timed("update"):
@@ -145,7 +145,9 @@ class Trainer:
         if self._together is not None:
             assert isinstance(planned, PlannedBlocks)
             with self.recorder.timed("update"):
-                return self._together.agree(self.embeddings, planned, passed.losses, passed.logits, labels)
+                return self._together.agree(
+                    self.embeddings.runtime.rank_steps, planned, passed.losses, passed.logits, labels
+                )
         logits = torch.cat(passed.logits) if len(passed.logits) > 1 else passed.logits[0]
         return passed.loss, logits, labels
 
@@ -210,7 +212,7 @@ class Trainer:
                 what = f"{name}: the loss is {loss}"
                 raise explain_loss(what, part.batch, logits=logits, pooled=pooled, model=self.model)
         if not passed.finite:
-            parameters, features = self._bad_parameters(), self.embeddings.bad_gradients()
+            parameters, features = self._bad_parameters(), self.embeddings.optimizer.bad_gradients()
             if parameters or features:
                 raise explain_gradients(name, planned.batch, parameters=parameters, features=features)
 

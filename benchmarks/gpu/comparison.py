@@ -180,7 +180,7 @@ class Comparison:
 
 def fill(tiers: Tiers, workload: Workload, *, train: bool) -> None:
     """Bring the most popular rows onto the device, as many as it has slots; with `train`, change them."""
-    bag, slots = tiers.bag, tiers.bag.view.device_rows
+    bag, slots = tiers.bag, tiers.bag.runtime.view.device_rows
     if not slots:
         return
     lookups = max(1, min(FILLING_LOOKUPS, slots // 2))
@@ -189,4 +189,4 @@ def fill(tiers: Tiers, workload: Workload, *, train: bool) -> None:
             pooled = bag.stack(planned)
             pooled.backward(torch.full_like(pooled, 1e-4))  # type: ignore[no-untyped-call]
             bag.step()
-    bag.take_statistics()
+    bag.statistics.take()

@@ -142,7 +142,7 @@ class Tiers(Ours):
 
     def _store_every_row(self) -> None:
         """What loading a checkpoint of all rows would do, without arrays of their size."""
-        (lane,) = self.bag._pipeline.lanes
+        (lane,) = self.bag.runtime.pipeline.lanes
         weights = np.full((BLOCK_ROWS, lane.host.weights.shape[1]), STORED, np.float32)
         state = np.zeros((BLOCK_ROWS, lane.host.state.shape[1]), np.float32)
 

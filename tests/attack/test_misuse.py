@@ -110,14 +110,14 @@ class Abused:
 
     def load_in_a_loop(self) -> None:
         if self.planned is not None:
-            state = self.module.state_arrays()
-            _refused(lambda: self.module.load_state_arrays(state))
+            state = self.module.rows.state_arrays()
+            _refused(lambda: self.module.rows.load_state_arrays(state))
 
     def write_into_what_was_given(self) -> None:
-        self.module.table_weights("t").fill(9)
-        for block in self.module.table_blocks("t"):
+        self.module.rows.table_weights("t").fill(9)
+        for block in self.module.rows.table_blocks("t"):
             block.fill(8)
-        for array in self.module.state_arrays().values():
+        for array in self.module.rows.state_arrays().values():
             array.fill(7)
         for tensor in self.module.state_dict().values():
             tensor.fill_(6)
@@ -139,7 +139,7 @@ class Abused:
                 _refused(lambda: call(other.planned))  # noqa: B023 (called at once)
 
     def check(self) -> None:
-        assert np.array_equal(self.module.table_weights("t"), self.expected)
+        assert np.array_equal(self.module.rows.table_weights("t"), self.expected)
 
 
 def _refused(call: Any, kind: type[Exception] = AdaptiveError) -> None:

@@ -99,7 +99,7 @@ def changed(checkpoint: Checkpoint, group: str, name: str, array: Array) -> Chec
 
 def held(components: Components) -> dict[str, bytes]:
     """What was restored."""
-    arrays: dict[str, Any] = {**components.embeddings.state_arrays(), **policy_state(components.embeddings)}
+    arrays: dict[str, Any] = {**components.embeddings.rows.state_arrays(), **policy_state(components.embeddings)}
     arrays |= {name: tensor.numpy() for name, tensor in components.model.state_dict().items()}
     arrays |= optimizer_arrays(components.optimizer) | {"random": torch.get_rng_state().numpy()}
     return {name: np.ascontiguousarray(array).tobytes() for name, array in arrays.items()}

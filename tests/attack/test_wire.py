@@ -51,7 +51,7 @@ def trained(ranks: Ranks, rule: str) -> list[bytes]:
     read = embeddings(embeddings.read(batches[0])).values()
     return [
         *(one.detach().numpy().tobytes() for one in read),
-        *(embeddings.table_weights(table.name).tobytes() for table in TABLES),
+        *(embeddings.rows.table_weights(table.name).tobytes() for table in TABLES),
     ]
 
 

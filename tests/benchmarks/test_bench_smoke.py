@@ -169,8 +169,8 @@ def test_turns() -> None:
     whole = whole_step.our_model("ours", ours, Case(16, 16, "sgd"), small=True)
     for size in (2, 3):
         bench_turns.turn(whole, make_batches(setup.tables, size, 16))
-        planned.append(ours.bag._pipeline.next_number)
-        assert not ours.bag._pipeline.running and not ours.bag._pipeline.in_flight()
+        planned.append(ours.bag.runtime.pipeline.next_number)
+        assert not ours.bag.runtime.pipeline.running and not ours.bag.runtime.pipeline.in_flight()
     whole.close()
     assert planned == [2, 5]
 

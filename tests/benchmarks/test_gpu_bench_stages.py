@@ -140,7 +140,7 @@ def test_it_is_noted_if_ours_do_not_agree_bit_for_bit(monkeypatch: pytest.Monkey
 def test_every_row_is_stored_and_what_leaves_is_written_back() -> None:
     workload = replace(SMALL, optimizer="adam")
     tiers = Tiers(workload.setup(), Spec("lru", 10), Accelerator("cpu-torch"))
-    arrays = tiers.bag.state_arrays()
+    arrays = tiers.bag.rows.state_arrays()
     assert len(arrays["rows0.changed"]) == workload.num_rows == 20_000
     assert (arrays["rows0.weights"] == np.float32(STORED)).all() and not arrays["rows0.state"].any()
     fill(tiers, workload, train=True)

@@ -30,7 +30,7 @@ def test_rows_and_state_stay_float32(device: str) -> None:
             logits.sum().backward()  # type: ignore[no-untyped-call]
             assert all(work.gradients is None or work.gradients.dtype == torch.float32 for work in planned.works)
             embeddings.step()
-        arrays = embeddings.state_arrays()
+        arrays = embeddings.rows.state_arrays()
     assert {arrays["rows0.weights"].dtype, arrays["rows0.state"].dtype} == {np.dtype(np.float32)}
 
 

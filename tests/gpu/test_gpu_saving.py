@@ -22,9 +22,9 @@ def test_saved_there_and_loaded_here(device: str) -> None:
 
     there, here, trainee = opened(device), opened("cpu"), HostTrainee(tables)
     train_more(there, trainee, batches, 2)
-    here.load_state_arrays(there.state_arrays())
+    here.rows.load_state_arrays(there.rows.state_arrays())
     snapshot(here, trainee).assert_equals(snapshot(there, trainee))
-    there.flush()
+    there.rows.flush()
     snapshot(there, trainee).assert_equals(snapshot(here, trainee))
-    there.load_state_arrays(here.state_arrays())
+    there.rows.load_state_arrays(here.rows.state_arrays())
     snapshot(there, trainee).assert_equals(snapshot(here, trainee))

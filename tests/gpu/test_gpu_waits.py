@@ -133,7 +133,7 @@ def test_a_tier_takes_the_memory_it_was_given(device: str, size: str, optimizer:
     with TieredEmbeddingBag(
         tables, TierConfig(device_rows=size, device=device), optimizer=optimizer, policy=LRU
     ) as one:  # type: ignore[arg-type]
-        memory = one.memory()
+        memory = one.statistics.memory()
         assert memory["device_weights"] + memory["device_state"] == pytest.approx(configured, rel=0.03)
         if device == "cuda":
             assert taken(device) - before == pytest.approx(configured, rel=0.03)

@@ -46,8 +46,8 @@ def learn(device: str, *, bf16: bool, around: Around = contextlib.nullcontext) -
             assert all(one is None or one.dtype == torch.float32 for one in gradients)
             optimizer.step()
             embeddings.step()
-        found = {name: embeddings.table_weights(name) for name in embeddings.table_names}
-        found["state"] = embeddings.state_arrays()["rows0.state"]
+        found = {name: embeddings.rows.table_weights(name) for name in embeddings.table_names}
+        found["state"] = embeddings.rows.state_arrays()["rows0.state"]
     return found | {name: value.detach().numpy() for name, value in model.named_parameters()}
 
 

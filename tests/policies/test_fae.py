@@ -134,7 +134,7 @@ def test_bytes_of_rows_are_those_of_their_tables() -> None:
     tier = TierConfig(device_rows="60%", device="cpu")
     with TieredEmbeddingBag(tables, tier, policy=policy) as embeddings:
         embeddings.calibrate([samples([3, 7], [3, 8])])
-        view = embeddings.view
+        view = embeddings.runtime.view
         widths = dict(zip(np.diff(view.table_starts).tolist(), view.row_bytes.tolist(), strict=True))
         assert widths == {200: 64, 100: 8}
         list(policy.arrange(iter([samples([150, 1], [3, 1])] * 2), view))
@@ -191,7 +191,7 @@ def test_a_sample_rate_that_takes_no_input_of_some_batches() -> None:
     random = np.random.default_rng(0)
     batches = [batch_of(random.integers(0, 50, (16, 2))) for _ in range(40)]
     with TieredEmbeddingBag(tables, TierConfig(device_rows="50%", device="cpu"), policy=policy) as embeddings:
-        assert embeddings.view.rows(batches[0].take(np.zeros(0, np.int64))).tolist() == []
+        assert embeddings.runtime.view.rows(batches[0].take(np.zeros(0, np.int64))).tolist() == []
         embeddings.calibrate(batches)
     assert 0 < policy.hot_rows <= 50
 

@@ -210,7 +210,7 @@ def weights(policy: Policy, scale: float) -> NDArray[np.float32]:
         for part in planned.parts():
             (embeddings.stack(part).sum((1, 2)) * part.labels * scale).sum().backward()  # type: ignore[no-untyped-call]
         embeddings.step()
-    return embeddings.table_weights("t")
+    return embeddings.rows.table_weights("t")
 
 
 def test_a_mini_batch_is_the_same_step_to_the_bit_where_sums_are_exact() -> None:

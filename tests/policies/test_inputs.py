@@ -188,8 +188,10 @@ def test_beside_any_policy_dropped_inputs_do_not_depend_on_the_look_ahead_or_the
         dropping = embeddings.policy.rule
         assert isinstance(dropping, Inputs) and dropping.seen_inputs == 60 * 16
         assert 0.02 < dropping.dropped_inputs / dropping.seen_inputs < 0.6
-        assert not embeddings.defers and not embeddings.drops_updates and not embeddings.may_end_early
-        runs.append((dropping.dropped_inputs, embeddings.table_weights("t") if policy != "fae" or rows == "60%" else 0))
+        assert not embeddings.defers and not embeddings.drops_updates and not embeddings.runtime.may_end_early
+        runs.append(
+            (dropping.dropped_inputs, embeddings.rows.table_weights("t") if policy != "fae" or rows == "60%" else 0)
+        )
     if policy in ("lru", "scratchpipe"):  # the others regroup by what fits on the device
         for dropped, weights in runs[1:]:
             assert dropped == runs[0][0]

@@ -63,8 +63,8 @@ def test_the_better_table_lies_on_the_device_as_a_whole_and_the_other_where_ther
         for batch in embeddings.look_ahead(batches(drifting_ids()), depth=0):
             embeddings.stack(batch).sum().backward()  # type: ignore[no-untyped-call]
             embeddings.step()
-        counts = embeddings.take_statistics().counts
-        view, starts = embeddings.view, np.cumsum([0, *NUM_EMBEDDINGS])
+        counts = embeddings.statistics.take().counts
+        view, starts = embeddings.runtime.view, np.cumsum([0, *NUM_EMBEDDINGS])
         rows = np.arange(starts[-1])
         resident = [view.resident(rows[starts[t] : starts[t + 1]]) for t in (0, 1)]
     small = counts[1]

@@ -82,7 +82,7 @@ def run(
     tier = TierConfig(device_rows=rows, poison=True, when_full="reduce_lookahead")
     embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=rule)
     trained = train(embeddings, TABLES, BATCHES, depth)
-    return trained, embeddings.counts(), embeddings
+    return trained, embeddings.statistics.counts(), embeddings
 
 
 # --- placement changes nothing ---------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_rows_that_wait_or_are_left_out_are_reported_as_saturated() -> None:
     policy.rule.warmup = 0
     embeddings = one_table(6, policy=policy, skip=skip)
     step_all(embeddings, [bags([1, 2]), bags([4, 1]), bags([3])])
-    assert embeddings.take_statistics().saturated_rows.tolist() == [2]  # rows 2 and 4
+    assert embeddings.statistics.take().saturated_rows.tolist() == [2]  # rows 2 and 4
 
 
 def test_nothing_waits_and_nothing_is_saturated_in_the_warm_up() -> None:
@@ -207,7 +207,7 @@ def test_nothing_waits_and_nothing_is_saturated_in_the_warm_up() -> None:
     policy.rule = Answers(lambda rows: np.full(len(rows), 5))  # whose warm-up is 100 batches
     embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=SKIP)
     train(embeddings, TABLES, BATCHES, 0)
-    statistics = embeddings.take_statistics()
+    statistics = embeddings.statistics.take()
     assert statistics.saturated_rows.sum() == 0 and statistics.counts[:, Counter.SKIPPED_UPDATES].sum() == 0
 
 

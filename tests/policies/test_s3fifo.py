@@ -79,8 +79,8 @@ def hits(batches: Sequence[Sequence[int]], size: int, small: float = 0.34, depth
         for planned in embeddings.look_ahead((batch_of(ids) for ids in batches), depth=depth):
             embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
             embeddings.step()
-        counts = embeddings.take_statistics().counts
-        resident = np.flatnonzero(embeddings.view.resident(np.arange(NUM_ROWS))).tolist()
+        counts = embeddings.statistics.take().counts
+        resident = np.flatnonzero(embeddings.runtime.view.resident(np.arange(NUM_ROWS))).tolist()
     return int(counts[:, Counter.ROW_HITS].sum()), resident
 
 

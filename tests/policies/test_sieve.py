@@ -59,8 +59,8 @@ def hits(batches: Sequence[Sequence[int]], size: int, depth: int = 0) -> tuple[i
         for planned in embeddings.look_ahead((batch_of(ids) for ids in batches), depth=depth):
             embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
             embeddings.step()
-        counts = embeddings.take_statistics().counts
-        resident = np.flatnonzero(embeddings.view.resident(np.arange(NUM_ROWS))).tolist()
+        counts = embeddings.statistics.take().counts
+        resident = np.flatnonzero(embeddings.runtime.view.resident(np.arange(NUM_ROWS))).tolist()
     return int(counts[:, Counter.ROW_HITS].sum()), resident
 
 

@@ -27,7 +27,7 @@ def train(
     for planned in embeddings.look_ahead(skewed_batches(), depth=depth):
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
         embeddings.step()
-    return embeddings, embeddings.table_weights("t")
+    return embeddings, embeddings.rows.table_weights("t")
 
 
 def test_scores_by_popularity() -> None:
@@ -74,9 +74,9 @@ def test_without_skipping_switched_on_it_is_a_plain_run() -> None:
 def test_by_visits_keeps_sums_and_no_snapshots() -> None:
     policy = Slipstream(by="visits", every=2, at_most=5, warmup=3)
     embeddings, weights = train(policy)
-    counts = embeddings.take_statistics().counts.sum(axis=0)
+    counts = embeddings.statistics.take().counts.sum(axis=0)
     assert counts[Counter.DEFERRED_UPDATES] == counts[Counter.SKIPPED_UPDATES] > 100
-    assert not embeddings._pipeline.policy_caller.watches_movement
+    assert not embeddings.runtime.pipeline.policy_caller.watches_movement
     assert (weights != train(LFU())[1]).any()
     again = Slipstream(by="visits", every=2, at_most=5, warmup=3)
     np.testing.assert_array_equal(train(again, depth=0, rows="100%")[1], weights)

@@ -42,7 +42,7 @@ def skipped(rule: Updates, depth: int = 2) -> NDArray[np.float64]:
             (vectors.mean(0).sum(1) @ (steps / 2)).backward()  # type: ignore[no-untyped-call]
             embeddings.step()
             if planned.number % INTERVAL == INTERVAL - 1:
-                found.append(embeddings.take_statistics().counts[:, Counter.SKIPPED_UPDATES])
+                found.append(embeddings.statistics.take().counts[:, Counter.SKIPPED_UPDATES])
     return np.array(found) / (INTERVAL * NUM_ROWS)
 
 

@@ -88,7 +88,7 @@ def test_torch_alone_reads_the_tables(tmp_path: Path) -> None:
     with load_run(run) as loaded:
         for number, table in enumerate(facts["tables"]):
             bag = torch.nn.EmbeddingBag.from_pretrained(state[f"tables.{number}.weight"], mode="sum")
-            assert np.array_equal(bag.weight.numpy(), loaded.embeddings.table_weights(table["name"]))
+            assert np.array_equal(bag.weight.numpy(), loaded.embeddings.rows.table_weights(table["name"]))
         for name, tensor in loaded.model.state_dict().items():
             assert torch.equal(state[f"dense.{name}"], tensor)
 
@@ -246,7 +246,7 @@ def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.M
     export_run(run, "large", to=to)
 
     def record(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
-        for block in run.embeddings.table_blocks(name, 48):
+        for block in run.embeddings.rows.table_blocks(name, 48):
             sizes.append(block.nbytes)
             yield block
 

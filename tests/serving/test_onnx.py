@@ -150,7 +150,7 @@ def test_tables_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.M
     export_run(run, "large", to="onnx")
 
     def record(run: Any, name: str) -> Iterator[NDArray[np.float32]]:
-        for block in run.embeddings.table_blocks(name, 48):
+        for block in run.embeddings.rows.table_blocks(name, 48):
             sizes.append(block.nbytes)
             yield block
 

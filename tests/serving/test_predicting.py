@@ -35,7 +35,7 @@ def from_tables(run: Path, spec: str) -> NDArray[np.float64]:
 
     found = []
     with load_run(run) as loaded, torch.no_grad():
-        tables = {table.name: loaded.embeddings.table_weights(table.name) for table in loaded.components.tables}
+        tables = {table.name: loaded.embeddings.rows.table_weights(table.name) for table in loaded.components.tables}
         loaded.model.eval()
         for batch in data_of(loaded, spec).evaluation(7):
             pooled = np.zeros((batch.num_samples, batch.num_features, 4), np.float32)

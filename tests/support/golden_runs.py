@@ -61,7 +61,7 @@ def planned(policy: Policy, ids: Ids, device_rows: str, depth: int) -> Hits:
         for batch in embeddings.look_ahead(batches(ids), depth=depth):
             embeddings.stack(batch).sum().backward()  # type: ignore[no-untyped-call]
             embeddings.step()
-        counts = embeddings.take_statistics().counts.sum(axis=0)
+        counts = embeddings.statistics.take().counts.sum(axis=0)
     assert counts[Counter.UNIQUE_ROWS] == sum(len(set(batch)) for batch in lookups(ids))
     return Hits(int(counts[Counter.ROW_HITS]), int(counts[Counter.LOOKUP_HITS]))
 

@@ -125,8 +125,8 @@ class Running:
 
     def numbers(self) -> dict[str, np.ndarray[Any, Any]]:
         """Tables, optimizer state, dense weights, losses."""
-        found = {f"table {name}": self.embeddings.table_weights(name) for name in self.embeddings.table_names}
-        found |= {f"rows {name}": array for name, array in self.embeddings.state_arrays().items()}
+        found = {f"table {name}": self.embeddings.rows.table_weights(name) for name in self.embeddings.table_names}
+        found |= {f"rows {name}": array for name, array in self.embeddings.rows.state_arrays().items()}
         found |= {f"dense {name}": value.detach().cpu().numpy() for name, value in self.model.named_parameters()}
         found["losses"] = torch.stack(self.losses).cpu().numpy()
         return found

@@ -165,7 +165,7 @@ def one_table(
 
 def planner_of(embeddings: TieredEmbeddingBag, group: int = 0) -> Planner:
     """The books of one group."""
-    return embeddings._pipeline.lanes[group].planner
+    return embeddings.runtime.pipeline.lanes[group].planner
 
 
 def resident(embeddings: TieredEmbeddingBag) -> dict[int, int]:
@@ -280,7 +280,7 @@ def train_more(embeddings: TieredEmbeddingBag, trainee: Trainee, batches: Iterab
     """Train on `batches`; an error leaves `trainee` at the last batch that was stepped."""
     for planned in embeddings.look_ahead(batches, depth=depth):
         trainee.learn(embeddings(planned), planned.batch)
-        assert embeddings.bad_gradients() == []
+        assert embeddings.optimizer.bad_gradients() == []
         trainee.skipped.append(skipped_rows(embeddings, trainee.tables, planned))
         embeddings.step()
     return snapshot(embeddings, trainee)
@@ -288,16 +288,16 @@ def train_more(embeddings: TieredEmbeddingBag, trainee: Trainee, batches: Iterab
 
 def snapshot(embeddings: TieredEmbeddingBag, trainee: Trainee) -> Trained:
     """All numbers as they are now."""
-    weights = {table.name: embeddings.table_weights(table.name) for table in trainee.tables}
+    weights = {table.name: embeddings.rows.table_weights(table.name) for table in trainee.tables}
     state = table_states(embeddings)
     return Trained(weights, state, trainee.model.numbers(), list(trainee.losses), list(trainee.skipped))
 
 
 def table_states(embeddings: TieredEmbeddingBag) -> dict[str, Floats]:
     """Table -> (num_embeddings, S) optimizer state, from what a checkpoint would hold."""
-    arrays, found = embeddings.state_arrays(), {}
-    for number, lane in enumerate(embeddings._pipeline.lanes):
-        first = reference.initial_state(embeddings._optimizer, lane.group.embedding_dim)
+    arrays, found = embeddings.rows.state_arrays(), {}
+    for number, lane in enumerate(embeddings.runtime.pipeline.lanes):
+        first = reference.initial_state(embeddings.runtime.outline.optimizer, lane.group.embedding_dim)
         state = np.tile(first, (lane.group.num_rows, 1))
         state[arrays[f"rows{number}.changed"]] = arrays[f"rows{number}.state"]
         for table, (start, stop) in zip(lane.group.tables, pairwise(lane.group.table_starts), strict=True):
@@ -308,7 +308,7 @@ def table_states(embeddings: TieredEmbeddingBag) -> dict[str, Floats]:
 def skipped_rows(embeddings: TieredEmbeddingBag, tables: Sequence[TableConfig], planned: Planned) -> Skipped:
     """The rows that a planned batch looks up and will not update."""
     skipped = {(name, row) for name, rows in table_rows(tables, planned.batch).items() for row in rows}
-    for lane, work in zip(embeddings._pipeline.lanes, planned.works, strict=True):
+    for lane, work in zip(embeddings.runtime.pipeline.lanes, planned.works, strict=True):
         assert work.plan is not None
         rows, starts = work.plan.row_updates.rows, lane.group.table_starts
         numbers = np.searchsorted(starts, rows, side="right") - 1
@@ -378,7 +378,7 @@ def after_sums(initial: Floats, batches: Iterable[Batch]) -> Floats:
 
 def wait_for_look_ahead(embeddings: TieredEmbeddingBag, planned: Planned, depth: int, num_batches: int) -> None:
     """Let the look-ahead thread run as far ahead as it may while `planned` is not trained: the worst schedule."""
-    pipeline, deadline = embeddings._pipeline, time.monotonic() + 600  # only a hang comes to it
+    pipeline, deadline = embeddings.runtime.pipeline, time.monotonic() + 600  # only a hang comes to it
     while pipeline.next_number < min(planned.number + depth + 1, num_batches):
         assert time.monotonic() < deadline, "the look-ahead does not look ahead"
         time.sleep(0.0005)

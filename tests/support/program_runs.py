@@ -322,7 +322,7 @@ class Tiered(Tables):
             self._scaler.unscale_(dense)
             if act.clip is not None and act.kind != "overflow":
                 self._scaler.unscale_(rows)
-                norm = self._tables.clip_grad_norm_(act.clip, parameters)
+                norm = self._tables.optimizer.clip_grad_norm_(act.clip, parameters)
             self._scaler.step(dense)
             self._scaler.step(rows)
             self._scaler.update()
@@ -334,13 +334,13 @@ class Tiered(Tables):
             self._tables.step(grad_scale=scale)
             return 0.0
         if act.clip is not None:
-            norm, scale = self._tables.clip_grad_norm_(act.clip, parameters, grad_scale=scale), 1.0
+            norm, scale = self._tables.optimizer.clip_grad_norm_(act.clip, parameters, grad_scale=scale), 1.0
         dense.step()
         self._tables.step(grad_scale=scale)
         return float(norm)
 
     def set_rate(self, rate: float) -> None:
-        self._tables.set_lr(rate)
+        self._tables.optimizer.lr = rate
 
     def misuse(self, name: str, batch: Planned, earlier: Earlier) -> None:
         if name == "ended forward" and earlier.batch is not None:
@@ -375,7 +375,7 @@ class Tiered(Tables):
         return self._tables(self._tables.read(batch))
 
     def values(self) -> dict[str, NDArray[Any]]:
-        found = {f"{table.name} values": self._tables.table_weights(table.name) for table in self._configs}
+        found = {f"{table.name} values": self._tables.rows.table_weights(table.name) for table in self._configs}
         states = table_states(self._tables)
         return found | {f"{name} state": state for name, state in states.items()}
 
@@ -384,15 +384,15 @@ class Tiered(Tables):
             self._replace(name, seed)
         elif name == "load_table":
             table, vectors = loaded_vectors(self._configs, seed)
-            self._tables.load_table(table.name, vectors)
+            self._tables.rows.load_table(table.name, vectors)
         elif name == "rate":
             self.set_rate(seed / (1 << 30))
         elif name == "flush":
-            self._tables.flush()
+            self._tables.rows.flush()
         elif name == "mark":
-            self._mark = self._tables.state_arrays()
+            self._mark = self._tables.rows.state_arrays()
         elif name == "overwrite" and self._mark is not None:
-            self._tables.overwrite_rows(self._mark)
+            self._tables.rows.overwrite(self._mark)
 
     def _replace(self, how: str, seed: int) -> None:
         """Save everything, and go on with new tables that have loaded it."""
@@ -408,13 +408,13 @@ class Tiered(Tables):
             new.load_state_dict(saved["rows"])
             new.optimizer.load_state_dict(saved["rate"])
         else:
-            np.savez(file, **old.state_arrays())
+            np.savez(file, **old.rows.state_arrays())
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
-                new.load_state_arrays(dict(arrays), grow=how == "grow")
+                new.rows.load_state_arrays(dict(arrays), grow=how == "grow")
             if how == "separate":
                 new.load_state_dict(new.state_dict())
-            new.set_lr(rate)
+            new.optimizer.lr = rate
         load_policy_state(new, policy, self._folder)
         old.close()
         self._tables = new

@@ -45,8 +45,8 @@ class Case:
                 loss.backward()
                 losses.append(loss.item())
             embeddings.step()
-        tables = {table.name: embeddings.table_weights(table.name) for table in TABLES}
-        return tables, embeddings.state_arrays(), losses, ranks.traffic()
+        tables = {table.name: embeddings.rows.table_weights(table.name) for table in TABLES}
+        return tables, embeddings.rows.state_arrays(), losses, ranks.traffic()
 
 
 def own_part(batch: Batch, ranks: Ranks) -> OwnPart:

@@ -57,7 +57,7 @@ def main(out: str, blocks: int, steps: int, optimizer: str, device: Any = "cpu",
     found = evaluate(embeddings, model, data.evaluation(100))
     facts = {
         "steps": trainer.recorder.steps,
-        "tables": {table.name: digest(embeddings.table_weights(table.name)) for table in tables},
+        "tables": {table.name: digest(embeddings.rows.table_weights(table.name)) for table in tables},
         "dense": digest(*(weight.detach().cpu().numpy() for weight in model.parameters())),
         "log_loss": trainer.recorder.log_loss.value(),
         "auc": found.auc,

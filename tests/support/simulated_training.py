@@ -143,17 +143,17 @@ class Run:
     pooled: dict[int, list[Tensor]] = field(default_factory=dict)  # the vectors of these
 
     def train(self, num_batches: int = len(BATCHES)) -> Arrays:
-        pipeline = self.embeddings._pipeline
+        pipeline = self.embeddings.runtime.pipeline
         pipeline.begin(self.depth)
         with pipeline.lookups_ahead.working():
             self._train(num_batches)
         self.assert_host_at_rest()
         self.catch_up()
         self.readings |= {~number: [one.numpy().copy() for one in found] for number, found in self.pooled.items()}
-        return dict(self.embeddings.state_arrays())
+        return dict(self.embeddings.rows.state_arrays())
 
     def _train(self, num_batches: int) -> None:
-        pipeline = self.embeddings._pipeline
+        pipeline = self.embeddings.runtime.pipeline
         coming = deque[ReadyBatch]()
 
         def train_until(number: int) -> None:
@@ -176,12 +176,12 @@ class Run:
             pipeline.end()
 
     def may_plan(self) -> bool:
-        pipeline = self.embeddings._pipeline
+        pipeline = self.embeddings.runtime.pipeline
         return pipeline.next_number < min(len(BATCHES), pipeline.trained + self.depth + 2)
 
     def assert_host_at_rest(self) -> None:
         """No copy to the host is under way."""
-        pipeline = self.embeddings._pipeline
+        pipeline = self.embeddings.runtime.pipeline
         rows = [np.flatnonzero(lane.planner.tracker.codes == books.ON_HOST) for lane in pipeline.lanes]
         found = [lane.host.read(own) for lane, own in zip(pipeline.lanes, rows, strict=True)]
         pipeline.finish_copies()
@@ -190,20 +190,23 @@ class Run:
 
     def assert_flushed(self) -> None:
         """Rows that changed since they came, and will not change in a batch in flight, are on the host, too."""
-        for lane in self.embeddings._pipeline.lanes:
+        for lane in self.embeddings.runtime.pipeline.lanes:
             slots = np.flatnonzero(lane.planner.slots.flags == books.CHANGED)
             on_host = lane.host.read(lane.planner.slots.rows[slots])
             assert all(map(np.array_equal, on_host, lane.device.read(slots)))
 
     def train_one(self, ready: ReadyBatch) -> None:
-        pipeline = self.embeddings._pipeline
+        pipeline = self.embeddings.runtime.pipeline
         pipeline.start_training(ready)
         works = [GroupWork(lane, plan) for lane, plan in zip(pipeline.lanes, ready.plans, strict=True)]
         if self.forgets and ready.number % 2:
             self.pooled[ready.number] = [work.pool() for work in works]
             pipeline.end_training(ready)
             return
-        slope, inputs = self.embeddings._send(np.array([0.25 + ready.number / 64], np.float32)), pipeline.inputs(ready)
+        slope, inputs = (
+            self.embeddings.runtime.pipeline.lanes[0].device.send(np.array([0.25 + ready.number / 64], np.float32)),
+            pipeline.inputs(ready),
+        )
         dense, labels = inputs(ready.batch.dense), inputs(ready.batch.labels)  # sent ahead, with the plan
         for work in works:
             vectors = work.pool()
@@ -214,7 +217,7 @@ class Run:
         pipeline.end_training(ready)
 
     def on_device(self, like: Tensor, work: Callable[[Tensor], object]) -> Tensor:
-        compute = self.embeddings._pipeline.mover.compute
+        compute = self.embeddings.runtime.pipeline.mover.compute
         out = compute.empty(tuple(like.shape))
         compute.run(lambda: (work(out), None)[1])
         return out
@@ -223,11 +226,11 @@ class Run:
         """Now and then rows are read, flushed, or given fewer slots while batches are in flight."""
         self.read_now_and_then()
         if self.random.random() < 0.1:
-            self.embeddings.flush()
+            self.embeddings.rows.flush()
             self.assert_flushed()
         if self.shrinks and self.random.random() < 0.2:
             self.shrinks = False
-            self.embeddings.make_room()
+            self.embeddings.runtime.make_room()
 
     def read_now_and_then(self) -> None:
         if self.random.random() < 0.2:
@@ -236,10 +239,10 @@ class Run:
             vectors = [work.pool() for work in planned.works]
             self.catch_up()
             found = [numbers.copy() for numbers in (*rows, *(tensor.cpu().numpy() for tensor in vectors))]
-            self.readings[self.embeddings._pipeline.trained] = found
+            self.readings[self.embeddings.runtime.pipeline.trained] = found
 
     def catch_up(self) -> None:
-        compute = self.embeddings._pipeline.mover.compute
+        compute = self.embeddings.runtime.pipeline.mover.compute
         compute.record().wait()
 
 

@@ -36,47 +36,13 @@ MEMORY = ("host_weights", "host_state", "device_weights", "device_state", "bookk
 
 
 @dataclass(frozen=True)
-class Engine:
-    """All that `TieredEmbeddingBag` drives: the pipeline, the sizes of its tiers, and what is skipped."""
-
-    pipeline: Pipeline
-    sizes: Sizes
-    skip: SkipConfig | None  # None: no update is left out or deferred, by the settings or by the policy
-    drops_updates: bool  # updates of saturated rows are left out
-    defers: bool
-
-
-def build_engine(
-    tables: Sequence[TableConfig],
-    tier: TierConfig,
-    policy: Policy,
-    optimizer: RowOptimizer,
-    skip: SkipConfig | None,
-    seed: int,
-    ranks: Ranks | None = None,
-) -> Engine:
-    """Make tiers, with all rows at their initial values, and what plans and moves. `watch_rows` begins to watch rows.
-
-    Raises:
-        ConfigError: for tables, sizes or combinations that cannot work.
-        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
-    """
-    outline = outline_engine(tables, tier, policy, optimizer, skip, seed, ranks)
-    mover = Mover(streams_of(outline.device))
-    policy_caller = outline.policy_caller
-    finds = device_finds(tier, mover.device, _lookups_needed(policy, outline.skip, ranks))
-    lanes, sizes = _build_lanes(outline.groups, outline.sizes, tier, optimizer, policy_caller, mover, finds=finds)
-    devices = [lane.device for lane in lanes]
-    exchange = None if ranks is None else Exchange(ranks, outline.groups, devices, mover.device)
-    pipeline = Pipeline(lanes, policy_caller, tier, outline.skip, mover, optimizer, exchange)
-    pipeline.use_rate(optimizer.lr)
-    return Engine(pipeline, sizes, outline.skip, outline.drops_updates, outline.defers)
-
-
-@dataclass(frozen=True)
 class Outline:
-    """What an engine is going to have; no memory is taken for rows, however many there are."""
+    """What tables were asked for and are going to have; no memory is taken for rows, however many there are."""
 
+    tables: tuple[TableConfig, ...]
+    tier: TierConfig
+    seed: int
+    ranks: Ranks | None
     groups: tuple[Group, ...]
     policy_caller: PolicyCaller
     device: torch.device
@@ -105,8 +71,8 @@ class Outline:
         return sum(self.sizes.slots)
 
     def memory(self) -> dict[str, int]:
-        """Bytes, as `TieredEmbeddingBag.memory` reports them, but for buffers, which grow with use."""
-        caller, found = self.policy_caller, dict.fromkeys(MEMORY, 0)
+        """Bytes, as `StatisticsCollector.memory` reports them, but for buffers, which grow with use."""
+        caller, totals = self.policy_caller, dict.fromkeys(MEMORY, 0)
         for group, slots in zip(self.groups, self.sizes.slots, strict=True):
             width, state = group.embedding_dim, self.optimizer.state_width(group.embedding_dim)
             parts = [4 * rows * wide for rows in (group.num_rows, slots) for wide in (width, state)]
@@ -115,12 +81,12 @@ class Outline:
                 watched = hot_rows(group, self.skip, self.optimizer)
                 parts[-1] += hot_set_bytes(watched) + caller.defers * watched * deferral.RECORD.itemsize
             for name, size in zip(MEMORY, parts, strict=False):
-                found[name] += size
+                totals[name] += size
         if self.skip is not None:
-            found["snapshots"] = watched_bytes(
+            totals["snapshots"] = watched_bytes(
                 self.groups, self.skip, self.optimizer, snapshots=caller.watches_movement, sums=caller.defers
             )
-        return found
+        return totals
 
 
 def outline_engine(
@@ -132,10 +98,11 @@ def outline_engine(
     seed: int,
     ranks: Ranks | None = None,
 ) -> Outline:
-    """Choose what `build_engine` makes.
+    """Choose what `build_pipeline` makes.
 
     Raises:
-        ConfigError, DeviceMemoryError: as `build_engine` does.
+        ConfigError: for tables, sizes or combinations that cannot work.
+        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
     """
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
     groups = make_groups(tables, seed)
@@ -150,7 +117,26 @@ def outline_engine(
         snapshots, sums = policy_caller.watches_movement, policy_caller.defers
         room = max(0, room - watched_bytes(groups, skip, optimizer, snapshots=snapshots, sums=sums))
     sizes = choose_slots(groups, tier, optimizer, policy, room)
-    return Outline(groups, policy_caller, device, optimizer, sizes, skip)
+    return Outline(tuple(tables), tier, seed, ranks, groups, policy_caller, device, optimizer, sizes, skip)
+
+
+def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
+    """Make tiers, with all rows at their initial values, and what plans and moves; returns it with the sizes that
+    fitted into memory. `watch_rows` begins to watch rows.
+
+    Raises:
+        ConfigError: for combinations that cannot work.
+        DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
+    """
+    ranks, policy_caller = outline.ranks, outline.policy_caller
+    mover = Mover(streams_of(outline.device))
+    finds = device_finds(outline.tier, mover.device, _lookups_needed(outline.policy, outline.skip, ranks))
+    lanes, sizes = _build_lanes(outline, mover, finds=finds)
+    devices = [lane.device for lane in lanes]
+    exchange = None if ranks is None else Exchange(ranks, outline.groups, devices, mover.device)
+    pipeline = Pipeline(lanes, policy_caller, outline.tier, outline.skip, mover, outline.optimizer, exchange)
+    pipeline.use_rate(outline.optimizer.lr)
+    return pipeline, sizes
 
 
 def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
@@ -169,12 +155,12 @@ def refuse_with_ranks(policy: Policy, ranks: Ranks) -> None:
 
 def _leaving_batches() -> list[str]:
     """The installed policies that leave batches as they come, as they are by default."""
-    found = []
+    names = []
     for name in installed_policies():
         with contextlib.suppress(PolicyError):  # one that does not load, or needs parameters, is no advice
             if not arranges(make_policy(name)):
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def _lookups_needed(policy: Policy, skip: SkipConfig | None, ranks: Ranks | None) -> str:
@@ -224,17 +210,10 @@ def device_of_rank(wanted: str, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.gpu)
 
 
-def _build_lanes(
-    groups: Sequence[Group],
-    sizes: Sizes,
-    tier: TierConfig,
-    optimizer: RowOptimizer,
-    policy_caller: PolicyCaller,
-    mover: Mover,
-    *,
-    finds: bool,
-) -> tuple[list[Lane], Sizes]:
+def _build_lanes(outline: Outline, mover: Mover, *, finds: bool) -> tuple[list[Lane], Sizes]:
     """One lane for each group, and the sizes that fitted into memory."""
+    groups, sizes, tier, optimizer = outline.groups, outline.sizes, outline.tier, outline.optimizer
+    policy_caller = outline.policy_caller
     in_place = policy_caller.policy.misses == "host"
     own_pages = tier.transfer == "direct" or (tier.transfer == "auto" and mover.device.type == "cuda")
     hosts = [_make_host(group, optimizer, tier.host, in_place=in_place, own_pages=own_pages) for group in groups]

@@ -1,16 +1,18 @@
-"""`Statistics`: what the tiers did since they were last asked."""
+"""`StatisticsCollector`: what the tiers did since they were last asked, what they hold, and how large they are."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
-from typing import Any
+from dataclasses import asdict, astuple, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.counters import Counter
+from adaptive.embeddings.engine.build import MEMORY
 from adaptive.embeddings.engine.pipeline import Pipeline, ReadyBatch
+from adaptive.embeddings.planning.sizing import Sizes, resized
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
+from adaptive.optim import RowOptimizer
 
 
 @dataclass(frozen=True)
@@ -38,36 +40,99 @@ class Statistics:
 SUMMED = ("counts", "resident_rows", "watched_rows", "judged_rows", "saturated_rows", "update_norm_counts")
 
 
-def summed(ranks: Ranks, found: Statistics) -> Statistics:
+def _summed(ranks: Ranks, own: Statistics) -> Statistics:
     """Over all ranks. Times are this rank's."""
-    everyones = ranks.gather_arrays(np.array([astuple(one) for one in found.ranks], np.float64))
-    numbers = np.concatenate([getattr(found, name).reshape(-1) for name in SUMMED] + [[found.device_rows]])
+    everyones = ranks.gather_arrays(np.array([astuple(traffic) for traffic in own.ranks], np.float64))
+    columns = [getattr(own, name) for name in SUMMED]
+    numbers = np.concatenate([*(column.reshape(-1) for column in columns), [own.device_rows]])
     total = np.sum(ranks.gather_arrays(numbers.astype(np.int64)), axis=0)
-    norms = ranks.gather_arrays(np.array([found.update_norm_sum]))
-    sizes = [getattr(found, name).size for name in SUMMED]
-    pieces = np.split(total, np.cumsum(sizes))
-    shaped: dict[str, Any] = {
-        name: piece.reshape(getattr(found, name).shape) for name, piece in zip(SUMMED, pieces, strict=False)
-    }
-    norm_sum = sum(float(one[0]) for one in norms)
-    traffic = tuple(RankTraffic.of(one.tolist()) for one in everyones)
-    return replace(found, **shaped, device_rows=int(pieces[-1][0]), update_norm_sum=norm_sum, ranks=traffic)
+    norms = ranks.gather_arrays(np.array([own.update_norm_sum]))
+    *pieces, device_rows = np.split(total, np.cumsum([column.size for column in columns]))
+    sums = {name: piece.reshape(col.shape) for name, piece, col in zip(SUMMED, pieces, columns, strict=True)}
+    return replace(
+        own,
+        **sums,  # type: ignore[arg-type]
+        device_rows=int(device_rows[0]),
+        update_norm_sum=sum(float(norm[0]) for norm in norms),
+        ranks=tuple(RankTraffic.of(traffic.tolist()) for traffic in everyones),
+    )
 
 
-class StatisticsInterval:
-    """Statistics between two calls: counts of trained batches, times and histograms as differences."""
+class StatisticsCollector:
+    """Counts of trained batches; times and histograms as differences. Of one training loop, not thread-safe."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: Pipeline, sizes: Sizes, optimizer: RowOptimizer) -> None:
+        self._pipeline, self._sizes, self._optimizer = pipeline, sizes, optimizer
         self._counts = self._zeros()
         self._resident = self._zeros()[:, 0]
         self._watched = [lane.planner.watched_counts() for lane in pipeline.lanes]
         self._policy: Mapping[str, float] = {}
-        self.total = np.zeros(len(Counter), np.int64)  # over all tables, never reset
+        self._total = np.zeros(len(Counter), np.int64)  # over all tables, never reset
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
-        self._told = self._sizes = pipeline.update_sizes()
+        self._updates_taken = self._updates = pipeline.update_sizes()
         self._traffic = self._all_traffic()
+
+    def take(self) -> Statistics:
+        """What happened since the last call; on all ranks, which call it together."""
+        own, exchange = self._take_own(), self._pipeline.exchange
+        return own if exchange is None or exchange.ranks.size == 1 else _summed(exchange.ranks, own)
+
+    def counts(self) -> NDArray[np.int64]:
+        """(len(Counter),) what was counted over all tables and all batches trained so far."""
+        return self._total.copy()
+
+    def policy_numbers(self) -> dict[str, float]:
+        """What the policy, and its skip rule, report (`reported`). With no look-ahead running.
+
+        Raises:
+            PolicyError: if one names an attribute that does not exist, or no number.
+        """
+        return self._pipeline.policy_caller.reported()
+
+    def table_rows(self) -> dict[str, int]:
+        """Table -> its rows, in the order of `table_names`."""
+        return {table.name: table.num_embeddings for lane in self._pipeline.lanes for table in lane.group.tables}
+
+    @property
+    def batches_trained(self) -> int:
+        return self._pipeline.trained + 1
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: of both tiers if every row were written, of records and slots, of snapshots and deferred sums, and of
+        the transfer buffers, pinned and on the device; these grow with use."""
+        totals = dict.fromkeys((*MEMORY, "pinned_buffers", "device_buffers"), 0)
+        for lane in self._pipeline.lanes:
+            weights, state, snapshots = lane.device.num_bytes
+            of_device = (weights, state, lane.planner.num_bytes, snapshots)
+            parts = (*lane.host.num_bytes, *of_device, *lane.device.buffer_bytes)
+            for name, size in zip(totals, parts, strict=True):
+                totals[name] += size
+        return totals
+
+    def host_io(self) -> dict[str, int]:
+        """What has crossed between the host tier and its files so far: `reads`, `bytes_read`, `writes`,
+        `bytes_written`. All 0 for a host tier in memory, and rows used in place are not counted."""
+        counts = [asdict(lane.host.io) for lane in self._pipeline.lanes]
+        return {name: sum(count[name] for count in counts) for name in counts[0]}
+
+    @property
+    def hot_set_is_full(self) -> bool:
+        """No more rows can be watched in some group of this rank."""
+        skippers = [lane.planner.skipper for lane in self._pipeline.lanes]
+        return any(skipper is not None and skipper.hot.num_entries == skipper.hot.capacity for skipper in skippers)
+
+    def device_rows_text(self) -> str:
+        """How many device rows there are and why, in one sentence."""
+        if self._sizes.slots != tuple(lane.device.num_slots for lane in self._pipeline.lanes):
+            self.resize("shared among widths by what batches ask")
+        return self._sizes.text
+
+    def resize(self, reason: str) -> None:
+        """There are other numbers of slots now."""
+        lanes = self._pipeline.lanes
+        groups, slots = [lane.group for lane in lanes], [lane.device.num_slots for lane in lanes]
+        self._sizes = resized(groups, slots, self._optimizer, reason)
 
     def _all_traffic(self) -> tuple[RankTraffic, ...]:
         """Of this rank; nothing without ranks."""
@@ -85,9 +150,9 @@ class StatisticsInterval:
         self._waited += waited
         counts = np.concatenate([plan.tally for plan in ready.plans])
         self._watched = [plan.watched or old for plan, old in zip(ready.plans, self._watched, strict=True)]
-        self._policy, self._sizes = ready.reported, ready.update_sizes
+        self._policy, self._updates = ready.reported, ready.update_sizes
         self._counts += counts
-        self.total += counts.sum(axis=0)
+        self._total += counts.sum(axis=0)
         lost = np.concatenate(self._pipeline.lost)
         self._resident += counts[:, Counter.PROMOTED] - counts[:, Counter.DEMOTED] - lost
         for left in self._pipeline.lost:
@@ -99,12 +164,11 @@ class StatisticsInterval:
 
     def count_rows(self) -> None:
         """Count the rows in slots as resident, those that are watched, and all updates. No batch is in flight."""
-        self._sizes = self._pipeline.update_sizes()
+        self._updates = self._pipeline.update_sizes()
         self._watched = [lane.planner.watched_counts() for lane in self._pipeline.lanes]
         self._resident = np.concatenate([lane.planner.resident_per_table() for lane in self._pipeline.lanes])
 
-    def take(self) -> Statistics:
-        """What happened since the last call."""
+    def _take_own(self) -> Statistics:
         pipeline = self._pipeline
         times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
         traffic = self._all_traffic()
@@ -120,12 +184,12 @@ class StatisticsInterval:
             saturated_rows=np.concatenate([counts.saturated for counts in self._watched]),
             times_ms={name: total - self._times.get(name, 0.0) for name, total in times.items()},
             update_norm_edges=pipeline.lanes[0].planner.tracker.bin_edges.astype(np.float64),
-            update_norm_counts=self._sizes.counts - self._told.counts,
-            update_norm_sum=self._sizes.sum - self._told.sum,
+            update_norm_counts=self._updates.counts - self._updates_taken.counts,
+            update_norm_sum=self._updates.sum - self._updates_taken.sum,
             policy=self._policy,
             ranks=tuple(now.since(before) for now, before in zip(traffic, self._traffic, strict=True)),
         )
         self._counts, self._times = self._zeros(), times
         self._batches = self._in_parts = self._waited = 0
-        self._told, self._traffic = self._sizes, traffic
+        self._updates_taken, self._traffic = self._updates, traffic
         return statistics

@@ -96,13 +96,13 @@ def _summary(
     bins, log_loss, totals = StreamingAUC(), StreamingLogLoss(), RunTotals()
     bins.update(logits, labels)
     log_loss.update(logits, labels)
-    totals.tables = table_counts(["all"], embeddings.counts()[None, :])
-    totals.steps, totals.samples, totals.seconds = embeddings.batches_trained, len(labels), seconds
+    totals.tables = table_counts(["all"], embeddings.statistics.counts()[None, :])
+    totals.steps, totals.samples, totals.seconds = embeddings.statistics.batches_trained, len(labels), seconds
     auc = exact_auc(logits, labels)
     found = run_summary(label, totals, auc=auc, log_loss=log_loss.value(), accuracy=bins.accuracy())
     seen, dropped = inputs_of(embeddings.policy)
     found |= {"samples": seen or 0, "samples_per_s": None, "samples_per_s_later": None}
-    found["time_ms"] = {"training and scoring": 1000 * seconds / max(embeddings.batches_trained, 1)}
+    found["time_ms"] = {"training and scoring": 1000 * seconds / max(embeddings.statistics.batches_trained, 1)}
     return {**found, "auc_of": "evaluation", "skipped_input_share": dropped / seen if dropped else 0.0}
 
 
@@ -110,6 +110,6 @@ def _bits(embeddings: TieredEmbeddingBag, logits: NDArray[np.float32]) -> str:
     """A digest of all rows and of the predictions: equal exactly if two trainings agree bit for bit."""
     digest = hashlib.sha256(logits.tobytes())
     for name in sorted(embeddings.table_names):
-        for block in embeddings.table_blocks(name):
+        for block in embeddings.rows.table_blocks(name):
             digest.update(np.ascontiguousarray(block).data)
     return digest.hexdigest()

@@ -38,7 +38,7 @@ class Recording:
     `run.json` says that it is a loop of one's own; no command can resume or evaluate it.
 
     Args:
-        embeddings: whose statistics are recorded; nobody else may take them (`take_statistics`) meanwhile.
+        embeddings: whose statistics are recorded; nobody else may take them (`statistics.take`) meanwhile.
         directory: new or empty.
         log_every: batches of an interval, one record each.
         tensorboard: write TensorBoard files, too.
@@ -65,7 +65,7 @@ class Recording:
         self._embeddings, self._name = embeddings, type(embeddings.policy).__name__.lower()
         self._recorder = Recorder(embeddings, log_every=log_every)
         self._directory = RunDirectory(Path(directory), overwrite=overwrite)
-        rows = embeddings.table_rows()
+        rows = embeddings.statistics.table_rows()
         sinks: list[Sink] = [MetricsFile(self._directory.metrics)]
         if tensorboard:
             sinks.append(TensorBoardView(self._directory.tensorboard, list(rows), list(rows.values())))

@@ -236,7 +236,7 @@ def train_tables(
                 embeddings.stack(planned).square().sum().backward()  # type: ignore[no-untyped-call]
                 embeddings.step()
                 trained.append(planned.batch)
-        return trained, {name: embeddings.table_weights(name) for name in embeddings.table_names}
+        return trained, {name: embeddings.rows.table_weights(name) for name in embeddings.table_names}
 
 
 def _require(condition: bool, message: str) -> None:

@@ -244,8 +244,8 @@ def _facts(
     return {
         "device": str(embeddings.device),
         "misses": embeddings.policy.misses,
-        "device_rows": embeddings.view.device_rows,
-        "device_share": embeddings.view.device_rows / embeddings.view.num_rows,
+        "device_rows": embeddings.runtime.view.device_rows,
+        "device_share": embeddings.runtime.view.device_rows / embeddings.runtime.view.num_rows,
         "batch_size": config.batch_size,
         "depth": config.depth,
         "training_ms": stages,

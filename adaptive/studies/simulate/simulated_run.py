@@ -61,7 +61,7 @@ class _ByVisits(SkipRule):
 
 
 class SimulatedRun:
-    """Plans batch after batch as training would, and counts what `take_statistics` would count.
+    """Plans batch after batch as training would, and counts what `statistics.take` would count.
 
     What a policy is told of values (update sizes, drift) is what it is told of fresh rows. Deferral that goes by visits
     is decided as in training; a rule that lets rows which move wait less is taken by its bound on visits, as if none

@@ -57,7 +57,7 @@ class SkipCounts:
 
 def left_out(embeddings: TieredEmbeddingBag, inputs: int, kept: int) -> SkipCounts:
     """The counts as of now; `kept` of the `inputs` were not dropped."""
-    counts = embeddings.counts()
+    counts = embeddings.statistics.counts()
     return SkipCounts(
         updates=int(counts[Counter.UNIQUE_ROWS]),
         skipped=int(counts[Counter.SKIPPED_UPDATES]),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
+from adaptive.config import TierConfig
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.tasks import first_label
@@ -53,8 +54,8 @@ class TrainingLoop(ABC):
     def copied(self, policy: Policy, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """A copy in memory, its rows on the host, under another policy; it is trained independently. `arrays`: the
         tables' `state_arrays`."""
-        embeddings = self.embeddings.like(policy)
-        embeddings.load_state_arrays(arrays)
+        embeddings = _on_host(self.embeddings, policy)
+        embeddings.rows.load_state_arrays(arrays)
         rows: dict[int, Any] = {id(self.embeddings): embeddings, id(self.embeddings.optimizer): embeddings.optimizer}
         found = copy.copy(self)
         found.embeddings, found.parts = embeddings, copy.deepcopy(self.parts, rows)  # references to tables follow
@@ -62,7 +63,7 @@ class TrainingLoop(ABC):
 
     def take_over(self, other: "TrainingLoop") -> None:
         """Take the values of a copy, between two steps; the copy can go on."""
-        self.embeddings.overwrite_rows(other.embeddings.state_arrays())
+        self.embeddings.rows.overwrite(other.embeddings.rows.state_arrays())
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             if mine is self.embeddings or mine is self.embeddings.optimizer:
                 continue
@@ -81,6 +82,15 @@ class TrainingLoop(ABC):
         """Memory of the dense weights."""
         weights = {id(weight): weight for module in self.modules for weight in module.parameters()}
         return sum(weight.nbytes for weight in weights.values())
+
+
+def _on_host(embeddings: TieredEmbeddingBag, policy: Policy) -> TieredEmbeddingBag:
+    """New tables of the same shapes, initial values, optimizer and rate, wholly on the host; nothing skips."""
+    outline = embeddings.runtime.outline
+    tier = TierConfig(device=outline.tier.device, device_rows="0", policy_timeout_s=0)
+    on_host = TieredEmbeddingBag(outline.tables, tier, policy=policy, optimizer=outline.optimizer, seed=outline.seed)
+    on_host.optimizer.lr = embeddings.optimizer.lr
+    return on_host
 
 
 def _take_values(mine: nn.Module, theirs: nn.Module) -> None:
@@ -144,7 +154,7 @@ class Fork:
 
     def __init__(self, run: TrainingLoop, start: int) -> None:
         """`start`: the step that comes next, from which dropout follows."""
-        arrays = run.embeddings.state_arrays()
+        arrays = run.embeddings.rows.state_arrays()
         self.trained = run.copied(_OnHost(), arrays)
         self._step = start
         self.num_bytes = self.trained.num_bytes + sum(array.nbytes for array in arrays.values())

@@ -115,7 +115,9 @@ class Guard:
         self._settings, self._config, self._run, self._recorder = settings, config, run, recorder
         self._policy = run.embeddings.policy
         self._timing = Timing.of(settings, config, self._policy, total)
-        self._allowed = Allowance(run.embeddings, run.embeddings.row_optimizer, self._timing, settings.budget)
+        self._allowed = Allowance(
+            run.embeddings, run.embeddings.runtime.outline.optimizer, self._timing, settings.budget
+        )
         if self._allowed.drops and total is None:
             raise length_unknown(config.policy)
         self._passes, self._triggers, self._account = Passes(run.embeddings, recorder), Triggers(), Account()

@@ -207,16 +207,16 @@ class Loop:
 
     def _train_stretch(self, source: Source, stop: StopRequest) -> None:
         embeddings, before = self._trainer.embeddings, source.taken
-        files = embeddings.host_io()
+        files = embeddings.statistics.host_io()
         steps = self._trainer.train(
             source.stretch(self._length()),
             depth=self._config.depth,
             stopped=lambda: self._is_over(source, stop),
         )
         # What ranks have asked each other for is trained; one may have read further than others.
-        one_each = embeddings.may_end_early or embeddings.ranks is not None
+        one_each = embeddings.runtime.may_end_early or embeddings.ranks is not None
         self.place.advance(steps if one_each else source.taken - before)
-        crossed = embeddings.host_io()
+        crossed = embeddings.statistics.host_io()
         self.file_bytes = {name: so_far + crossed[name] - files[name] for name, so_far in self.file_bytes.items()}
 
     def _is_over(self, source: Source, stop: StopRequest) -> bool:
@@ -232,6 +232,6 @@ class Loop:
         if not stop:
             return False
         source.end()
-        if self._trainer.embeddings.may_end_early:
-            self._trainer.embeddings.end_early()
+        if self._trainer.embeddings.runtime.may_end_early:
+            self._trainer.embeddings.runtime.end_early()
         return self._guard is not None  # guarded runs cannot be resumed

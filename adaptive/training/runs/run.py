@@ -232,9 +232,11 @@ class Run:
             **best_summary(self.config, self.recorder.evaluations),
             **(self.guard.summary() if self.guard else {}),
             **self._file_traffic(),
-            **ranks_summary(self.ranks, self.recorder.totals, full=self.components.embeddings.hot_set_is_full),
+            **ranks_summary(
+                self.ranks, self.recorder.totals, full=self.components.embeddings.statistics.hot_set_is_full
+            ),
             "skipped_input_share": dropped / seen if dropped else 0.0,
-            "device_rows": self.components.embeddings.view.device_rows,
+            "device_rows": self.components.embeddings.runtime.view.device_rows,
             "seed": self.config.seed,
             "rejected_lines": self.dataset.rejects(),
             "out_of_range_ids": self._out_of_range(),

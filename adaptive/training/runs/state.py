@@ -41,9 +41,9 @@ def policy_state(embeddings: TieredEmbeddingBag) -> Arrays:
         PolicyError: if one fails to give them, or gives something else.
     """
     policy = embeddings.policy
-    found = _checked(policy, embeddings.ask_policy("state_dict", policy.state_dict))
+    found = _checked(policy, embeddings.runtime.ask_policy("state_dict", policy.state_dict))
     if (rule := policy.rule) is not None:
-        of_rule = _checked(rule, embeddings.ask_policy(f"{OF_RULE}state_dict", rule.state_dict))
+        of_rule = _checked(rule, embeddings.runtime.ask_policy(f"{OF_RULE}state_dict", rule.state_dict))
         found |= {OF_RULE + name: array for name, array in of_rule.items()}
     return found
 
@@ -62,9 +62,9 @@ def load_policy_state(embeddings: TieredEmbeddingBag, state: Mapping[str, NDArra
         if (here.dtype, here.ndim, here.shape[1:]) != (one.dtype, one.ndim, one.shape[1:]):
             raise CheckpointError(f"{where}: policy array {name}: expected {one.dtype} {one.shape}, got {_text(here)}")
     try:
-        embeddings.ask_policy("load_state_dict", lambda: policy.load_state_dict(own))
+        embeddings.runtime.ask_policy("load_state_dict", lambda: policy.load_state_dict(own))
         if (rule := policy.rule) is not None:
-            embeddings.ask_policy(f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule))
+            embeddings.runtime.ask_policy(f"{OF_RULE}load_state_dict", lambda: rule.load_state_dict(of_rule))
         taken = policy_state(embeddings)
     except PolicyError as error:
         raise CheckpointError(f"{where}: saved by another version of the policy? {error}") from error
@@ -237,12 +237,12 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
         place=loop.place,
         recorder=RecorderState.model_validate(recorder.state()),
         file_bytes=loop.file_bytes,
-        device_rows=components.embeddings.view.device_rows,
+        device_rows=components.embeddings.runtime.view.device_rows,
         evaluations=[to_json(record) for record in recorder.evaluations],
         metrics=next((MetricsSoFar(**one.written()) for one in recorder.sinks if isinstance(one, MetricsFile)), None),
     )
     return {
-        "rows": components.embeddings.state_blocks(),
+        "rows": components.embeddings.rows.state_blocks(),
         "dense": components.model.state_dict(),
         "policy": policy_state(components.embeddings),
         "optimizer": optimizer_arrays(components.optimizer),
@@ -407,7 +407,7 @@ def restore_weights(components: Components, checkpoint: Checkpoint, *, where: Pa
         )
     with _naming(where):
         check_dense(components.model, checkpoint.dense)
-        components.embeddings.load_state_arrays(checkpoint.rows)
+        components.embeddings.rows.load_state_arrays(checkpoint.rows)
         components.model.load_state_dict(checkpoint.dense)
 
 

@@ -117,7 +117,7 @@ def begin_with(components: Components, config: TrainConfig) -> None:
     try:
         arrays = _rows(components, checkpoint, keep_state=config.init_optimizer)
         check_dense(components.model, checkpoint.dense)
-        components.embeddings.load_state_arrays(arrays, grow=True, last=last)
+        components.embeddings.rows.load_state_arrays(arrays, grow=True, last=last)
         components.model.load_state_dict(checkpoint.dense)
         if config.init_optimizer:
             load_optimizer_arrays(components.optimizer, checkpoint.optimizer)
@@ -175,9 +175,9 @@ def _rows(components: Components, checkpoint: Checkpoint, *, keep_state: bool) -
     found = {name: value for name, value in rows.items() if name != "rate" and ".watched." not in name}
     if keep_state:
         return found
-    for number, (width, first) in enumerate(components.embeddings.state_shapes()):
-        count = len(whole(found[f"rows{number}.changed"]))
-        found[f"rows{number}.state"] = np.full((count, width), first, np.float32)
+    for number, lane in enumerate(components.embeddings.runtime.pipeline.lanes):
+        count, first = len(whole(found[f"rows{number}.changed"])), lane.host.first_state
+        found[f"rows{number}.state"] = np.full((count, lane.host.state.shape[1]), first, np.float32)
         found[f"rows{number}.first_state"] = np.array([first], np.float32)
     return found
 

@@ -80,7 +80,7 @@ class Recorder:
         self.evaluations: list[EvalRecord] = []
         self.sinks = sinks
         self._embeddings, self._log_every, self._now = embeddings, log_every, now
-        embeddings.policy_numbers()  # a wrong name is told now, not at the end of the first interval
+        embeddings.statistics.policy_numbers()  # a wrong name is told now, not at the end of the first interval
         self.start()
 
     def start(self, at: float | None = None) -> None:
@@ -127,7 +127,7 @@ class Recorder:
             logits, labels = logits[:, 0], labels[:, 0]
         self.auc.update(logits, labels)
         self.log_loss.update(logits, labels)
-        record = self._interval(self._embeddings.take_statistics(), ended - self._started, len(labels))
+        record = self._interval(self._embeddings.statistics.take(), ended - self._started, len(labels))
         self.totals.add(record)
         self.write(record)
         self.start(ended)  # recording is part of the next interval

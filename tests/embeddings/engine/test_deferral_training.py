@@ -71,7 +71,7 @@ def train(
         error = embeddings(planned)["t"].sum(1) - planned.labels
         error.square().mean().backward()
         embeddings.step()
-    return embeddings, embeddings.table_weights("t")
+    return embeddings, embeddings.rows.table_weights("t")
 
 
 def train_slowly(optimizer: RowOptimizer) -> tuple[Floats, Floats]:
@@ -153,8 +153,8 @@ def test_without_skip_settings_nothing_is_deferred() -> None:
     for planned in embeddings.look_ahead(batches(), depth=1):
         (embeddings(planned)["t"].sum(1) - planned.labels).square().mean().backward()
         embeddings.step()
-    np.testing.assert_array_equal(embeddings.table_weights("t"), train(Plain, SGD(lr=0.1))[1])
-    assert embeddings.take_statistics().counts[:, Counter.DEFERRED_UPDATES].sum() == 0
+    np.testing.assert_array_equal(embeddings.rows.table_weights("t"), train(Plain, SGD(lr=0.1))[1])
+    assert embeddings.statistics.take().counts[:, Counter.DEFERRED_UPDATES].sum() == 0
 
 
 def test_under_sgd_with_gradients_that_do_not_depend_on_rows_nothing_is_lost() -> None:
@@ -169,7 +169,7 @@ def test_under_sgd_with_gradients_that_do_not_depend_on_rows_nothing_is_lost() -
         for planned in embeddings.look_ahead(batches(), depth=2):
             (embeddings(planned)["t"].sum(1) * planned.labels).sum().backward()
             embeddings.step()
-        return embeddings.table_weights("t")
+        return embeddings.rows.table_weights("t")
 
     np.testing.assert_array_equal(moved(Defer), moved(Plain))
 
@@ -185,11 +185,11 @@ def test_evaluation_sees_waiting_gradients_and_changes_nothing() -> None:
 
 def test_deferred_rows_stay_clean_and_are_counted() -> None:
     embeddings, _ = train(Defer, Adagrad(lr=0.1), rows="40%", depth=2)
-    counts = embeddings.take_statistics().counts.sum(axis=0)
+    counts = embeddings.statistics.take().counts.sum(axis=0)
     updates, deferred = counts[Counter.UNIQUE_ROWS], counts[Counter.DEFERRED_UPDATES]
     assert 0.2 < deferred / updates < 0.8
     assert counts[Counter.SKIPPED_UPDATES] == deferred
-    plain = train(Plain, Adagrad(lr=0.1), rows="40%", depth=2)[0].take_statistics().counts.sum(axis=0)
+    plain = train(Plain, Adagrad(lr=0.1), rows="40%", depth=2)[0].statistics.take().counts.sum(axis=0)
     assert counts[Counter.WRITTEN_BACK] <= plain[Counter.WRITTEN_BACK]
 
 
@@ -199,4 +199,4 @@ def test_bytes_of_sums_and_squares(optimizer: RowOptimizer, squares: int, device
     """Of 100 watched rows, and on a torch device of the marks of those that wait."""
     tier = TierConfig(device_rows="10%", device=device)
     embeddings = TieredEmbeddingBag([TABLE], tier, policy=Defer, optimizer=optimizer, skip=SKIP)
-    assert embeddings._pipeline.lanes[0].device.num_bytes[2] == 100 * (4 * (5 + squares) + marks)
+    assert embeddings.runtime.pipeline.lanes[0].device.num_bytes[2] == 100 * (4 * (5 + squares) + marks)

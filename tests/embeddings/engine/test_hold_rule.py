@@ -210,13 +210,13 @@ def test_a_late_row_that_is_fetched_earlier_loses_updates(depth: int, early: int
 def train_eagerly(batches: list[Batch], depth: int) -> bool:
     """Train with the look-ahead as far ahead as it gets; whether the table is what it should be."""
     embeddings = one_table(NUM_ROWS, str(NUM_ROWS - 1), Scattered, when_full="reduce_lookahead", eviction_share=0.5)
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=depth):
         if planned.number % 3:
             wait_for_look_ahead(embeddings, planned, min(1, depth), len(batches))
         sum_of(embeddings(planned)).backward()
         embeddings.step()
-    return np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    return np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 @pytest.mark.parametrize("depth", range(4))
@@ -229,12 +229,12 @@ def test_the_planner_holds_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(planner._Question, "oldest_held", property(lambda self: self.number - self.depth + 1))
     batches = [bags([0, 0, 0]), bags([1]), bags([2, 2]), bags([0])]
     embeddings = one_table(3, "1", Scattered)
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=1):
         wait_for_look_ahead(embeddings, planned, 1, len(batches))
         sum_of(embeddings(planned)).backward()
         embeddings.step()
-    assert not np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert not np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 def test_and_with_the_rule_the_same_training_says_that_it_does_not_fit() -> None:

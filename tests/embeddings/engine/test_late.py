@@ -42,7 +42,7 @@ def test_a_row_that_every_batch_uses_comes_in_once_a_slot_is_idle(depth: int, de
     """Row 0 takes the only slot and is held while batch 0 is in flight; row 7 is worth more once it was used."""
     batches = [bags([0]), *[bags([7])] * 12]
     embeddings = one_table(NUM_ROWS, "1", LRUOnHost, device=device)
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     in_slot = []
     for planned in embeddings.look_ahead(batches, depth=depth):
         wait_for_look_ahead(embeddings, planned, depth, len(batches))
@@ -52,7 +52,7 @@ def test_a_row_that_every_batch_uses_comes_in_once_a_slot_is_idle(depth: int, de
         sum_of(embeddings(planned)).backward()  # type: ignore[no-untyped-call]
         embeddings.step()
     assert in_slot[1:] == [number >= max(depth + 1, 2) for number in range(1, 13)]
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 def test_where_it_is_late_it_is_fetched_when_training_comes_to_its_batch() -> None:
@@ -89,7 +89,7 @@ class Looks:
 
     def __init__(self, embeddings: TieredEmbeddingBag, batches: list[Batch]) -> None:
         self.embeddings, self.batches, self.trained = embeddings, batches, 0
-        self.initial = embeddings.table_weights("t")
+        self.initial = embeddings.rows.table_weights("t")
         self.late = 0
 
     def train(self, depth: int, stop: int, looks: dict[int, str]) -> None:
@@ -107,15 +107,15 @@ class Looks:
 
     def look(self, how: str) -> None:
         if how == "flush":
-            self.embeddings.flush()
+            self.embeddings.rows.flush()
         if how == "shrink":
-            self.embeddings.make_room()
+            self.embeddings.runtime.make_room()
         if how:
             self.assert_right()
 
     def assert_right(self) -> None:
         expected = after_sums(self.initial, self.batches[: self.trained])
-        assert np.array_equal(self.embeddings.table_weights("t"), expected)
+        assert np.array_equal(self.embeddings.rows.table_weights("t"), expected)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -129,7 +129,7 @@ def test_training_equals_its_twin_wherever_rows_lie(optimizer: RowOptimizer) -> 
     assert min(watched) >= NUM_ROWS // 2, "the rows of the beginning are watched still: the example shows nothing"
     for policy, rows, depth, device in PLACES:
         embeddings = train(policy, optimizer, rows=rows, depth=depth, device=device)
-        np.testing.assert_array_equal(embeddings.table_weights("t"), weights)
+        np.testing.assert_array_equal(embeddings.rows.table_weights("t"), weights)
         np.testing.assert_array_equal(table_states(embeddings)["t"], state)
         assert sorted(watched_rows(embeddings)) == sorted(watched)
 
@@ -152,7 +152,7 @@ def test_snapshots_and_verdicts_move_with_their_rows(device: str) -> None:
     assert min(watched_rows(expected)) >= NUM_ROWS // 2
     for rows, depth in (("60%", 0), ("70%", 4)):
         found = train(LRU, Adagrad(lr=0.1), skip=skip, rows=rows, depth=depth, device=device)
-        np.testing.assert_array_equal(found.table_weights("t"), expected.table_weights("t"))
+        np.testing.assert_array_equal(found.rows.table_weights("t"), expected.rows.table_weights("t"))
         mine = planner_of(found).skipper.hot  # type: ignore[union-attr]
         for name, column in hot.columns().items():
             np.testing.assert_array_equal(mine.columns()[name], column, err_msg=name)

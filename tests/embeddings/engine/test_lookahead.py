@@ -53,12 +53,12 @@ class Source:
 @pytest.mark.parametrize("num_batches", range(6))
 def test_every_batch_once_and_in_order(num_batches: int, depth: int) -> None:
     source, embeddings = Source(num_batches), one_table()
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     done = step_all(embeddings, source, depth=depth)
     assert [planned.batch.ids.tolist() for planned in done] == [[n] for n in range(num_batches)]
     assert [planned.number for planned in done] == list(range(num_batches))
     assert source.asked == num_batches
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [p.batch for p in done]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [p.batch for p in done]))
 
 
 @pytest.mark.parametrize("depth", range(4))
@@ -66,7 +66,7 @@ def test_never_further_ahead_than_the_depth(depth: int) -> None:
     source, embeddings = Source(12), one_table()
     for planned in embeddings.look_ahead(source, depth=depth):
         wait_for_look_ahead(embeddings, planned, depth, 12)
-        assert embeddings._pipeline.next_number == min(planned.number + depth + 1, 12)
+        assert embeddings.runtime.pipeline.next_number == min(planned.number + depth + 1, 12)
         # One more batch may have been read; it is planned when there is room for it.
         assert source.asked <= planned.number + depth + 2
 
@@ -87,7 +87,7 @@ def test_a_second_look_ahead_goes_on_counting() -> None:
 def test_breaking_out_of_the_loop(depth: int, stop: int) -> None:
     """Batches in flight are dropped; what was trained stays, and training can go on."""
     source, embeddings = Source(20), one_table(device_rows="50%")
-    initial, trained = embeddings.table_weights("t"), []
+    initial, trained = embeddings.rows.table_weights("t"), []
     for planned in embeddings.look_ahead(source, depth=depth):
         wait_for_look_ahead(embeddings, planned, depth, 20)
         sum_of(embeddings(planned)).backward()
@@ -99,7 +99,7 @@ def test_breaking_out_of_the_loop(depth: int, stop: int) -> None:
     assert len(trained) == stop + 1
     more = [bags([n, n + 1]) for n in range(9)]
     step_all(embeddings, more, depth=depth % 2)
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [*trained, *more]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [*trained, *more]))
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -222,7 +222,7 @@ def test_an_error_in_score_names_the_batch_and_comes_after_the_batches_before_it
 @pytest.mark.parametrize("depth", [0, 3])
 def test_an_error_in_the_training_loop(depth: int) -> None:
     embeddings = one_table(device_rows="50%")
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
 
     def loop() -> None:
         for planned in embeddings.look_ahead(Source(9), depth=depth):
@@ -234,7 +234,7 @@ def test_an_error_in_the_training_loop(depth: int) -> None:
     assert look_ahead_threads() == []
     more = [bags([n, n + 1]) for n in range(9)]
     step_all(embeddings, more, depth=depth)
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, more))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, more))
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -247,12 +247,12 @@ def test_after_a_fault_the_first_error_is_raised_and_the_last_one_told(
     def end() -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(embeddings._pipeline, "end", end)
+    monkeypatch.setattr(embeddings.runtime.pipeline, "end", end)
     with pytest.raises(InputError, match="id 10 is outside"):
         step_all(embeddings, [bags([1]), bags([2, 10])], depth=depth)
     assert caplog.messages == ["the look-ahead could not be ended either: RuntimeError: the device is gone"]
     other = one_table()
-    monkeypatch.setattr(other._pipeline, "end", end)
+    monkeypatch.setattr(other.runtime.pipeline, "end", end)
     coming = other.look_ahead(Source(3), depth=depth)
     next(coming)
     with pytest.raises(RuntimeError, match="the device is gone"):
@@ -263,7 +263,7 @@ def test_after_a_fault_the_first_error_is_raised_and_the_last_one_told(
 def test_feedback_is_taken_in_under_the_lock_and_timed(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another thread moves rows because memory ran out, no policy is asked about them."""
     embeddings, held = one_table(), list[bool]()
-    pipeline = embeddings._pipeline
+    pipeline = embeddings.runtime.pipeline
     observe = pipeline.observe_until
     monkeypatch.setattr(pipeline, "observe_until", lambda n: (held.append(pipeline.lock.locked()), observe(n)))
     step_all(embeddings, Source(5), depth=depth)
@@ -317,20 +317,20 @@ def test_a_batch_that_has_ended_cannot_be_used_any_more(depth: int) -> None:
 def test_gradients_of_an_abandoned_batch_are_forgotten(depth: int) -> None:
     """The slots of its rows belong to other rows by the time of the next step."""
     embeddings = one_table(device_rows="4", policy=LRU)
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     coming = embeddings.look_ahead([bags([0, 1])], depth=depth)
     sum_of(embeddings(next(coming))).backward()
     with pytest.warns(UserWarning, match="the gradients of its rows are lost"):
         coming.close()  # as a loop does that found a gradient it does not like
     batches = [bags([2, 3]), bags([4, 5]), bags([6])]
     step_all(embeddings, batches)
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_batches_without_forward_backward_or_step_hold_nothing(depth: int) -> None:
     embeddings = one_table(device_rows="5", when_full="reduce_lookahead")
-    initial, batches, stepped = embeddings.table_weights("t"), [bags([n, (n + 1) % 10]) for n in range(10)] * 3, []
+    initial, batches, stepped = embeddings.rows.table_weights("t"), [bags([n, (n + 1) % 10]) for n in range(10)] * 3, []
     for planned in embeddings.look_ahead(batches, depth=depth):
         kind = planned.number % 4
         if kind == 0:
@@ -344,4 +344,4 @@ def test_batches_without_forward_backward_or_step_hold_nothing(depth: int) -> No
             embeddings.step()
             stepped.append(planned.batch)
     assert len(resident(embeddings)) <= 5
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, stepped))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, stepped))

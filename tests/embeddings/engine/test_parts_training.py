@@ -62,7 +62,7 @@ def exactly_trained(policy: type[Policy], depth: int) -> list[NDArray[np.float32
             loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         embeddings.step()
-    return [embeddings.table_weights("t"), model.weights.detach().numpy()]
+    return [embeddings.rows.table_weights("t"), model.weights.detach().numpy()]
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -104,7 +104,7 @@ def test_where_no_part_can_start_early_a_batch_is_run_in_one_pass(depth: int) ->
         parts = build(toy_config(policy=policy, tier={"device": "cpu-torch", "device_rows": "60%"}), toy)
         with parts.embeddings as embeddings:
             Trainer(embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=depth)
-            assert embeddings.take_statistics().batches_in_parts == 0
+            assert embeddings.statistics.take().batches_in_parts == 0
             found.append(everything(parts))
     assert_equal(*found)
 
@@ -172,7 +172,7 @@ def test_passes_that_run_out_of_memory_are_run_again(policy: str, monkeypatch: p
         parts = build(toy_config(tier=tier, policy=policy), toy)
         with parts.embeddings:
             Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=1)
-            return everything(parts), parts.embeddings.view.device_rows
+            return everything(parts), parts.embeddings.runtime.view.device_rows
 
     def run_out(model: Hooked, dense: Tensor, pooled: Tensor) -> None:
         if model.calls == 8:

@@ -38,7 +38,7 @@ def told(name: str, depth: int) -> list[Any]:
     found = []
     for planned in embeddings.look_ahead(islice(skewed_batches(), BATCHES), depth=depth):
         if planned.number:
-            one = embeddings.take_statistics()
+            one = embeddings.statistics.take()
             rows = (*one.watched_rows, *one.judged_rows, *one.saturated_rows)
             sizes = (one.update_norm_counts.tolist(), one.update_norm_sum) if skip else ()  # else depth is their delay
             found.append((*map(int, rows), dict(one.policy), *sizes))
@@ -64,4 +64,4 @@ def test_a_wrong_name_ends_a_loop_of_ones_own_before_anything_moves() -> None:
     embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="60%"), policy=Misnamed)
     with pytest.raises(PolicyError, match=r"policy Misnamed\.reported must name attributes that are numbers"):
         next(embeddings.look_ahead(skewed_batches(), depth=0))
-    assert embeddings.take_statistics().resident_rows.sum() == 0
+    assert embeddings.statistics.take().resident_rows.sum() == 0

@@ -61,13 +61,13 @@ def build(
 def test_flush_brings_every_changed_row_to_the_host_and_rows_keep_their_slots() -> None:
     embeddings = one_table(device_rows="4")
     batches = [bags([1, 2]), bags([2, 3])]
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     step_all(embeddings, batches)
     before = resident(embeddings)
     for _ in range(2):  # flushing twice is flushing once
-        embeddings.flush()
+        embeddings.rows.flush()
         assert resident(embeddings) == before
-        host = embeddings._pipeline.lanes[0].host.weights[[1, 2, 3]]
+        host = embeddings.runtime.pipeline.lanes[0].host.weights[[1, 2, 3]]
         assert np.array_equal(host, after_sums(initial, batches)[[1, 2, 3]])
         assert planner_of(embeddings).slots.dirty().tolist() == []
 
@@ -76,15 +76,15 @@ def test_flush_in_the_middle_keeps_rows_of_batches_in_flight_dirty() -> None:
     """Row 1 is flushed before batch 1 updates it; if it then counted as clean, that update would be lost."""
     embeddings = one_table(device_rows="3")
     batches = [bags([1]), bags([1]), bags([2]), bags([3]), bags([4]), bags([5]), bags([1])]
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=1):
         wait_for_look_ahead(embeddings, planned, 1, len(batches))
         if planned.number == 0:
-            embeddings.flush()
+            embeddings.rows.flush()
             assert planner_of(embeddings).slots.flags[resident(embeddings)[1]] & DIRTY
         sum_of(embeddings(planned)).backward()
         embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 @pytest.mark.parametrize("policy", [Scattered, ScatteredOnHost, LFU, LFUOnHost])
@@ -92,15 +92,15 @@ def test_flush_in_the_middle_keeps_rows_of_batches_in_flight_dirty() -> None:
 def test_flushing_all_the_time_changes_nothing(policy: type[Policy], depth: int) -> None:
     embeddings, trainee = build(policy), Trainee(TABLES)
     for planned in embeddings.look_ahead(BATCHES, depth=depth):
-        embeddings.flush()
+        embeddings.rows.flush()
         vectors = embeddings(planned)
         if planned.number % 2:
-            embeddings.flush()
+            embeddings.rows.flush()
         trainee.learn(vectors, planned.batch)
-        embeddings.flush()
+        embeddings.rows.flush()
         embeddings.step()
         if planned.number % 3:
-            embeddings.flush()
+            embeddings.rows.flush()
     snapshot(embeddings, trainee).assert_equals(train_slowly(TABLES, BATCHES, Adagrad(lr=0.1)))
 
 
@@ -109,7 +109,7 @@ def test_flushing_all_the_time_changes_nothing(policy: type[Policy], depth: int)
 
 def books(embeddings: TieredEmbeddingBag) -> list[NDArray[Any]]:
     arrays = []
-    for lane in embeddings._pipeline.lanes:
+    for lane in embeddings.runtime.pipeline.lanes:
         slots, records = lane.planner.slots, lane.planner.tracker.records
         arrays += [records.copy(), slots.rows.copy(), slots.used.copy(), slots.flags.copy(), slots.free.copy()]
         arrays += [lane.device.read(np.arange(len(slots)))[0], lane.device.read(np.arange(len(slots)))[1]]
@@ -131,13 +131,13 @@ def test_reading_gives_the_tables_values_and_touches_nothing(policy: type[Policy
     vectors = embeddings(embeddings.read(BATCHES[10]))
     assert same(books(embeddings), before)
     ids = BATCHES[10].ids[BATCHES[10].offsets[8] :]
-    assert np.array_equal(vectors["b"].detach().numpy(), embeddings.table_weights("b")[ids])
+    assert np.array_equal(vectors["b"].detach().numpy(), embeddings.rows.table_weights("b")[ids])
 
 
 def test_rows_never_trained_read_as_their_initial_values() -> None:
     embeddings = one_table()
     vectors = embeddings(embeddings.read(bags([3], [])))["t"].detach().numpy()
-    assert np.array_equal(vectors[0], embeddings.table_weights("t")[3])
+    assert np.array_equal(vectors[0], embeddings.rows.table_weights("t")[3])
     assert vectors[1].tolist() == [0.0] * 4
 
 
@@ -155,7 +155,7 @@ def test_evaluation_in_the_middle_of_training_changes_no_bit_and_no_count(policy
                 sum_of(read).backward()  # gradients of what is only read go nowhere
             trainee.learn(embeddings(planned), planned.batch)
             embeddings.step()
-        counts = embeddings.take_statistics().counts
+        counts = embeddings.statistics.take().counts
         return snapshot(embeddings, trainee), books(embeddings), counts
 
     (plain, plain_books, plain_counts), (read, read_books, read_counts) = run(False), run(True)
@@ -167,7 +167,7 @@ def test_evaluation_in_the_middle_of_training_changes_no_bit_and_no_count(policy
 def test_what_was_read_keeps_its_values() -> None:
     embeddings = one_table(device_rows="2")
     read = embeddings.read(bags([1]))
-    before = embeddings.table_weights("t")[1]
+    before = embeddings.rows.table_weights("t")[1]
     step_all(embeddings, [bags([1]), bags([2, 3])])
     assert np.array_equal(embeddings(read)["t"].detach().numpy()[0], before)
 
@@ -199,18 +199,18 @@ def test_training_goes_on_from_saved_arrays_in_other_tiers(
     trainee = Trainee(TABLES)
     first = build(Scattered, optimizer=optimizer)
     train_more(first, trainee, BATCHES[:12], 2)
-    arrays = {name: array.copy() for name, array in first.state_arrays().items()}
+    arrays = {name: array.copy() for name, array in first.rows.state_arrays().items()}
     second = build(policy, device_rows=device_rows, optimizer=optimizer)
-    second.load_state_arrays(arrays)
+    second.rows.load_state_arrays(arrays)
     train_more(second, trainee, BATCHES[12:], 3).assert_equals(train_slowly(TABLES, BATCHES, optimizer))
 
 
 def test_saving_what_was_loaded_gives_the_same_arrays() -> None:
     first, second = build(), build(LRU, device_rows="100%")
     train(first, TABLES, BATCHES[:12], 2)
-    arrays = first.state_arrays()
-    second.load_state_arrays(arrays)
-    again = second.state_arrays()
+    arrays = first.rows.state_arrays()
+    second.rows.load_state_arrays(arrays)
+    again = second.rows.state_arrays()
     assert sorted(again) == sorted(arrays)
     assert all(np.array_equal(again[name], arrays[name]) for name in arrays)
     assert int(again["next_batch"][0]) == 12
@@ -219,11 +219,11 @@ def test_saving_what_was_loaded_gives_the_same_arrays() -> None:
 def test_arrays_may_lie_in_memory_in_any_way() -> None:
     first = build()
     train(first, TABLES, BATCHES[:12], 2)
-    arrays = first.state_arrays()
+    arrays = first.rows.state_arrays()
     for arrange in (np.asfortranarray, lambda array: np.repeat(array, 2, axis=-1)[..., ::2]):
         second = build()
-        second.load_state_arrays({name: arrange(array) for name, array in arrays.items()})
-        again = second.state_arrays()
+        second.rows.load_state_arrays({name: arrange(array) for name, array in arrays.items()})
+        again = second.rows.state_arrays()
         assert all(np.array_equal(again[name], arrays[name]) for name in arrays)
 
 
@@ -236,9 +236,9 @@ def test_saving_between_batches_while_others_are_in_flight(depth: int) -> None:
         trainee.learn(embeddings(planned), planned.batch)
         embeddings.step()
         if planned.number == 9:
-            arrays = {name: array.copy() for name, array in embeddings.state_arrays().items()}
+            arrays = {name: array.copy() for name, array in embeddings.rows.state_arrays().items()}
     restored = build(LRU, device_rows="100%")
-    restored.load_state_arrays(arrays)
+    restored.rows.load_state_arrays(arrays)
     slow = train_slowly(TABLES, BATCHES[:10], Adagrad(lr=0.1))
     saved = snapshot(restored, other)
     assert all(np.array_equal(saved.weights[name], slow.weights[name]) for name in slow.weights)
@@ -247,24 +247,24 @@ def test_saving_between_batches_while_others_are_in_flight(depth: int) -> None:
 
 def test_loading_replaces_all_that_was_there() -> None:
     embeddings = build()
-    blank = {name: array.copy() for name, array in embeddings.state_arrays().items()}
-    initial = embeddings.table_weights("a")
+    blank = {name: array.copy() for name, array in embeddings.rows.state_arrays().items()}
+    initial = embeddings.rows.table_weights("a")
     train(embeddings, TABLES, BATCHES, 2)
-    embeddings.take_statistics()
-    embeddings.load_state_arrays(blank)
-    assert np.array_equal(embeddings.table_weights("a"), initial)
-    assert embeddings.take_statistics().resident_rows.tolist() == [0, 0]
+    embeddings.statistics.take()
+    embeddings.rows.load_state_arrays(blank)
+    assert np.array_equal(embeddings.rows.table_weights("a"), initial)
+    assert embeddings.statistics.take().resident_rows.tolist() == [0, 0]
     train(embeddings, TABLES, BATCHES, 2).assert_equals(train_slowly(TABLES, BATCHES, Adagrad(lr=0.1)))
     fresh = build()
     train(fresh, TABLES, BATCHES, 2)
-    loaded = embeddings.state_arrays()
-    assert all(np.array_equal(loaded[name], array) for name, array in fresh.state_arrays().items())
+    loaded = embeddings.rows.state_arrays()
+    assert all(np.array_equal(loaded[name], array) for name, array in fresh.rows.state_arrays().items())
 
 
 def damaged(change: str) -> dict[str, NDArray[Any]]:
     other = build()
     train(other, TABLES, BATCHES[:3], 0)
-    arrays = dict(other.state_arrays())
+    arrays = dict(other.rows.state_arrays())
     if change == "lacks":
         del arrays["rows1.weights"]
     elif change == "shape":
@@ -290,18 +290,18 @@ def test_arrays_that_do_not_fit_are_refused_and_nothing_has_changed(change: str)
     trained = train(embeddings, TABLES, BATCHES[:5], 0)
     before = books(embeddings)
     with pytest.raises(CheckpointError):
-        embeddings.load_state_arrays(damaged(change))
+        embeddings.rows.load_state_arrays(damaged(change))
     assert same(books(embeddings), before)
-    assert np.array_equal(embeddings.table_weights("a"), trained.weights["a"])
+    assert np.array_equal(embeddings.rows.table_weights("a"), trained.weights["a"])
 
 
 def test_loading_while_batches_are_in_flight_is_refused() -> None:
     embeddings = one_table()
-    arrays = embeddings.state_arrays()
+    arrays = embeddings.rows.state_arrays()
     ready = embeddings.look_ahead([bags([1])] * 9, depth=2)
     next(ready)
     with pytest.raises(ConfigError, match="while a look-ahead is running"):
-        embeddings.load_state_arrays(arrays)
+        embeddings.rows.load_state_arrays(arrays)
     ready.close()
 
 
@@ -317,10 +317,10 @@ def test_memory_mapped_rows_equal_rows_in_memory(tmp_path: Path, policy: type[Po
 def test_two_embeddings_may_share_a_directory(tmp_path: Path) -> None:
     first = one_table(device_rows="2", host=f"mmap:{tmp_path}")
     step_all(first, [bags([1, 2]), bags([3, 4]), bags([5])])
-    before = first.table_weights("t")
+    before = first.rows.table_weights("t")
     second = one_table(device_rows="2", host=f"mmap:{tmp_path}")
     step_all(second, [bags([1]), bags([2]), bags([3])])
-    assert np.array_equal(first.table_weights("t"), before)
+    assert np.array_equal(first.rows.table_weights("t"), before)
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_policys_view_of_the_rows() -> None:
         TableConfig(name="c", num_embeddings=7, embedding_dim=4),
     ]
     embeddings = TieredEmbeddingBag(tables, TierConfig(device_rows="50%", poison=True))
-    view = embeddings.view
+    view = embeddings.runtime.view
     # Tables are ordered by width: a, c, b.
     assert view.table_starts.tolist() == [0, 10, 17, 22]
     assert (view.num_rows, view.device_rows) == (22, 9 + 3)

@@ -117,16 +117,16 @@ def check_cut(
 ) -> None:
     first, trainee = build(policy, optimizer, rows=rows[0], device=devices[0]), Trainee(TABLES)
     train_more(first, trainee, BATCHES[:cut], depths[0])
-    saved, later = first.state_arrays(), copy.deepcopy(trainee)
+    saved, later = first.rows.state_arrays(), copy.deepcopy(trainee)
     later.optimizer.param_groups[0]["params"] = list(later.model.parameters())
     expected = train_more(first, trainee, BATCHES[cut:], depths[1])
     second = build(policy, optimizer, rows=rows[1], device=devices[1])
-    second.load_state_arrays(saved)
-    assert_same(second.state_arrays(), saved)
+    second.rows.load_state_arrays(saved)
+    assert_same(second.rows.state_arrays(), saved)
     found = train_more(second, later, BATCHES[cut:], depths[1])
     found.assert_equals(expected)
     assert found.skipped == expected.skipped
-    assert_same(second.state_arrays(), first.state_arrays())
+    assert_same(second.rows.state_arrays(), first.rows.state_arrays())
 
 
 def test_batches_without_backward_can_be_gone_on_from() -> None:
@@ -134,16 +134,16 @@ def test_batches_without_backward_can_be_gone_on_from() -> None:
     saved, again = build(Freeze), build(Freeze)
     for _ in saved.look_ahead(BATCHES):
         pass
-    arrays = saved.state_arrays()
+    arrays = saved.rows.state_arrays()
     planned = arrays["rows0.watched.epoch"] >= 0
     assert planned.any() and np.isnan(arrays["rows0.watched.snapshots"][planned]).all()
-    again.load_state_arrays(arrays)
-    assert_same(again.state_arrays(), arrays)
+    again.rows.load_state_arrays(arrays)
+    assert_same(again.rows.state_arrays(), arrays)
 
 
 def test_what_is_watched_and_waits_is_saved() -> None:
     """Or else the test above would show nothing."""
-    arrays = trained()[0].state_arrays()
+    arrays = trained()[0].rows.state_arrays()
     for group in ("rows0.watched.", "rows1.watched."):
         waiting = arrays[group + "summed"]
         assert len(waiting) > 2 and arrays[group + "waiting"][waiting].min() > 0
@@ -159,10 +159,10 @@ def test_what_is_watched_and_waits_is_saved() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
 def test_rows_that_are_watched_and_never_wait_are_restored(optimizer: RowOptimizer, device: str) -> None:
     """There is no sum, however wide squares would be."""
-    arrays = trained(policy=Freeze, optimizer=optimizer, device=device)[0].state_arrays()
+    arrays = trained(policy=Freeze, optimizer=optimizer, device=device)[0].rows.state_arrays()
     restored = build(Freeze, optimizer, device=device)
-    restored.load_state_arrays(arrays)
-    again = restored.state_arrays()
+    restored.rows.load_state_arrays(arrays)
+    again = restored.rows.state_arrays()
     assert again.keys() == arrays.keys() and "rows0.watched.snapshots" in arrays
     for name, array in arrays.items():
         np.testing.assert_array_equal(again[name], array, err_msg=name)
@@ -171,10 +171,10 @@ def test_rows_that_are_watched_and_never_wait_are_restored(optimizer: RowOptimiz
 def test_tables_that_skip_nothing_get_the_values_with_what_waits_applied() -> None:
     embeddings, _ = trained()
     plain = build(Both, skip=None)
-    plain.load_state_arrays(embeddings.state_arrays())
+    plain.rows.load_state_arrays(embeddings.rows.state_arrays())
     for table in TABLES:
-        np.testing.assert_array_equal(plain.table_weights(table.name), embeddings.table_weights(table.name))
-    assert not [name for name in plain.state_arrays() if "watched" in name]
+        np.testing.assert_array_equal(plain.rows.table_weights(table.name), embeddings.rows.table_weights(table.name))
+    assert not [name for name in plain.rows.state_arrays() if "watched" in name]
 
 
 @pytest.mark.parametrize(
@@ -183,20 +183,20 @@ def test_tables_that_skip_nothing_get_the_values_with_what_waits_applied() -> No
 def test_tables_that_watch_otherwise_begin_to_watch_anew(policy: type[Policy], skip: SkipConfig) -> None:
     embeddings, _ = trained()
     other = build(policy, skip=skip)
-    other.load_state_arrays(embeddings.state_arrays())
+    other.rows.load_state_arrays(embeddings.rows.state_arrays())
     for table in TABLES:
-        np.testing.assert_array_equal(other.table_weights(table.name), embeddings.table_weights(table.name))
-    arrays = other.state_arrays()
-    assert len(arrays["rows0.watched.row"]) == 0 and other.take_statistics().saturated_rows.tolist() == [0, 0]
+        np.testing.assert_array_equal(other.rows.table_weights(table.name), embeddings.rows.table_weights(table.name))
+    arrays = other.rows.state_arrays()
+    assert len(arrays["rows0.watched.row"]) == 0 and other.statistics.take().saturated_rows.tolist() == [0, 0]
 
 
 def test_what_was_watched_before_is_forgotten() -> None:
-    saved = trained(8)[0].state_arrays()
+    saved = trained(8)[0].rows.state_arrays()
     embeddings, _ = trained()
-    embeddings.load_state_arrays(saved)
-    assert_same(embeddings.state_arrays(), saved)
+    embeddings.rows.load_state_arrays(saved)
+    assert_same(embeddings.rows.state_arrays(), saved)
     saturated = [int(saved[f"rows{group}.watched.saturated"].sum()) for group in (0, 1)]
-    assert embeddings.take_statistics().saturated_rows.tolist() == saturated
+    assert embeddings.statistics.take().saturated_rows.tolist() == saturated
 
 
 def test_while_a_look_ahead_runs_only_values_are_saved() -> None:
@@ -206,7 +206,7 @@ def test_while_a_look_ahead_runs_only_values_are_saved() -> None:
         trainee.learn(embeddings(planned), planned.batch)
         embeddings.step()
         if planned.number == 20:
-            assert not [name for name in embeddings.state_arrays() if "watched" in name]
+            assert not [name for name in embeddings.rows.state_arrays() if "watched" in name]
 
 
 def test_a_look_ahead_that_was_left_early_can_be_gone_on_from() -> None:
@@ -217,12 +217,12 @@ def test_a_look_ahead_that_was_left_early_can_be_gone_on_from() -> None:
         embeddings.step()
         if planned.number == 17:
             break
-    saved, later = embeddings.state_arrays(), copy.deepcopy(trainee)
+    saved, later = embeddings.rows.state_arrays(), copy.deepcopy(trainee)
     later.optimizer.param_groups[0]["params"] = list(later.model.parameters())
     second = build()
-    second.load_state_arrays(saved)
+    second.rows.load_state_arrays(saved)
     train_more(second, later, BATCHES[18:], 1).assert_equals(train_more(embeddings, trainee, BATCHES[18:], 1))
-    assert_same(second.state_arrays(), embeddings.state_arrays())
+    assert_same(second.rows.state_arrays(), embeddings.rows.state_arrays())
 
 
 def first_is(value: Any) -> Any:
@@ -289,18 +289,18 @@ def test_wrong_arrays_are_refused_and_nothing_changes(
     wrong = before | {name: change(before[name])}
     if not in_state_dict:
         with pytest.raises(CheckpointError, match=message):
-            embeddings.load_state_arrays(wrong)
+            embeddings.rows.load_state_arrays(wrong)
     elif isinstance(wrong[name], np.ndarray | np.generic):
         tensors = {key: torch.from_numpy(np.array(value)) for key, value in wrong.items()}
         with pytest.raises(RuntimeError, match=message):
             embeddings.load_state_dict(tensors)
-    assert_same(embeddings.state_arrays(), before)
+    assert_same(embeddings.rows.state_arrays(), before)
 
 
 @cache
 def shared_tables(optimizer: int) -> tuple[TieredEmbeddingBag, Arrays]:
     embeddings, _ = trained(optimizer=OPTIMIZERS[optimizer])
-    return embeddings, embeddings.state_arrays()
+    return embeddings, embeddings.rows.state_arrays()
 
 
 def tables_and_arrays(optimizer: int) -> tuple[TieredEmbeddingBag, Arrays]:
@@ -325,11 +325,11 @@ def test_adams_sums_need_their_number_of_gradients(change: Any, message: str) ->
     assert squares.shape[1] == 5 and squares[:, 4].min() >= 1 and squares[:, 4].max() > 1
     changed = before | {"rows0.watched.squares": np.ascontiguousarray(change(squares))}
     with pytest.raises(CheckpointError, match=message):
-        embeddings.load_state_arrays(changed)
-    assert_same(embeddings.state_arrays(), before)
+        embeddings.rows.load_state_arrays(changed)
+    assert_same(embeddings.rows.state_arrays(), before)
     plain = build(Both, OPTIMIZERS[3], skip=None)
-    plain.load_state_arrays(changed)
-    np.testing.assert_array_equal(plain.table_weights("a"), embeddings.table_weights("a"))
+    plain.rows.load_state_arrays(changed)
+    np.testing.assert_array_equal(plain.rows.table_weights("a"), embeddings.rows.table_weights("a"))
 
 
 def one_table(bound: float | None, size: int = 20, first: float = 0.0, seed: int = 0) -> TieredEmbeddingBag:
@@ -352,12 +352,12 @@ def test_tables_with_other_initial_values_are_refused(
 ) -> None:
     """Rows that were never trained are in no checkpoint: they would differ."""
     saved, tables = one_table(0.5), one_table(**other)
-    before = tables.state_arrays()
-    load = tables.load_state_dict if in_state_dict else tables.load_state_arrays
-    state: dict[str, Any] = saved.state_dict() if in_state_dict else saved.state_arrays()
+    before = tables.rows.state_arrays()
+    load = tables.load_state_dict if in_state_dict else tables.rows.load_state_arrays
+    state: dict[str, Any] = saved.state_dict() if in_state_dict else saved.rows.state_arrays()
     with pytest.raises(RuntimeError if in_state_dict else CheckpointError, match=message):
         load(state)
-    assert_same(tables.state_arrays(), before)
+    assert_same(tables.rows.state_arrays(), before)
     one_table(0.5).load_state_dict(saved.state_dict())
 
 
@@ -366,12 +366,12 @@ def test_tables_with_other_initial_values_are_refused(
 )
 def test_a_larger_table_begins_as_the_smaller_one_did(before: float | None, after: float | None, *, fits: bool) -> None:
     """Only the default bound follows from the number of rows."""
-    saved, larger = one_table(before).state_arrays(), one_table(after, 30)
+    saved, larger = one_table(before).rows.state_arrays(), one_table(after, 30)
     if fits:
-        larger.load_state_arrays(saved, grow=True)
+        larger.rows.load_state_arrays(saved, grow=True)
     else:
         with pytest.raises(CheckpointError, match="expected rows to begin within"):
-            larger.load_state_arrays(saved, grow=True)
+            larger.rows.load_state_arrays(saved, grow=True)
 
 
 def test_rows_that_never_changed_in_saved_tables_are_not_overwritten() -> None:
@@ -379,11 +379,11 @@ def test_rows_that_never_changed_in_saved_tables_are_not_overwritten() -> None:
     tables = one_table(0.5)
     for _ in tables.look_ahead([bags([1, 2])]):
         pass
-    arrays = tables.state_arrays()
+    arrays = tables.rows.state_arrays()
     step_all(tables, [bags([2, 3])])
-    before = tables.table_weights("t")
-    tables.overwrite_rows(arrays)
-    np.testing.assert_array_equal(tables.table_weights("t"), before)
+    before = tables.rows.table_weights("t")
+    tables.rows.overwrite(arrays)
+    np.testing.assert_array_equal(tables.rows.table_weights("t"), before)
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -393,11 +393,11 @@ def test_rows_that_begin_anew_in_a_larger_table_are_trained(depth: int) -> None:
     smaller, larger = (TieredEmbeddingBag([one], TierConfig(device_rows="100%", poison=True)) for one in tables)
     for _ in smaller.look_ahead([bags([n]) for n in range(5)]):
         pass
-    larger.load_state_arrays(smaller.state_arrays(), grow=True)
+    larger.rows.load_state_arrays(smaller.rows.state_arrays(), grow=True)
     for planned in larger.look_ahead([bags([n]) for n in range(5)], depth=depth):
         with torch.no_grad():
             vectors = larger(planned)["t"].numpy()
-        np.testing.assert_array_equal(vectors, larger.table_weights("t")[planned.number - 5][None])
+        np.testing.assert_array_equal(vectors, larger.rows.table_weights("t")[planned.number - 5][None])
 
 
 @pytest.mark.parametrize("rows", ["3", "100%"])
@@ -413,16 +413,16 @@ def test_rows_looked_up_and_never_changed_begin_as_a_larger_table_does(rows: str
     smaller.step()
     next(ready)
     ready.close()
-    larger.load_state_arrays(smaller.state_arrays(), grow=True)
-    np.testing.assert_array_equal(larger.table_weights("t")[0], smaller.table_weights("t")[0])
-    np.testing.assert_array_equal(larger.table_weights("t")[1:], new.table_weights("t")[1:])
+    larger.rows.load_state_arrays(smaller.rows.state_arrays(), grow=True)
+    np.testing.assert_array_equal(larger.rows.table_weights("t")[0], smaller.rows.table_weights("t")[0])
+    np.testing.assert_array_equal(larger.rows.table_weights("t")[1:], new.rows.table_weights("t")[1:])
 
 
 def test_more_watched_rows_than_there_is_room_for() -> None:
     embeddings, _ = trained()
     small = build(skip=SKIP.model_copy(update={"hot_rows": "5"}))
     with pytest.raises(CheckpointError, match=r"watches .* rows of width 4, there is room for .* raise skip.hot_rows"):
-        small.load_state_arrays(embeddings.state_arrays())
+        small.rows.load_state_arrays(embeddings.rows.state_arrays())
 
 
 # --- larger tables -----------------------------------------------------------------------------------------------
@@ -439,19 +439,19 @@ def sized(*rows: int, skip: SkipConfig | None = None) -> TieredEmbeddingBag:
 @pytest.mark.parametrize("skip", [None, SkipConfig(rule="defer", interval=2, min_accesses=1, min_visits=1)])
 def test_larger_tables_take_the_rows_of_smaller_ones_and_train_as_they_would(skip: SkipConfig | None) -> None:
     small, large = sized(20, 10, 30, skip=skip), sized(25, 10, 31, skip=skip)
-    batches = random_batches([table for group in small._pipeline.groups for table in group.tables], 8, samples=4)
+    batches = random_batches([table for group in small.runtime.pipeline.groups for table in group.tables], 8, samples=4)
     step_all(small, batches[:5], depth=1)
-    arrays = small.state_arrays()
+    arrays = small.rows.state_arrays()
     with pytest.raises(CheckpointError, match=r"expected tables of .*grow=True"):
-        large.load_state_arrays(arrays)
-    large.load_state_arrays(arrays, grow=True)
+        large.rows.load_state_arrays(arrays)
+    large.rows.load_state_arrays(arrays, grow=True)
     for embeddings in (small, large):
         step_all(embeddings, batches[5:], depth=1)
     for name, rows in (("a", 20), ("b", 10), ("c", 30)):
-        assert np.array_equal(large.table_weights(name)[:rows], small.table_weights(name))
-    assert np.array_equal(large.table_weights("a")[20:], sized(25, 10, 31).table_weights("a")[20:])
+        assert np.array_equal(large.rows.table_weights(name)[:rows], small.rows.table_weights(name))
+    assert np.array_equal(large.rows.table_weights("a")[20:], sized(25, 10, 31).rows.table_weights("a")[20:])
     with pytest.raises(CheckpointError, match="expected tables of"):
-        small.load_state_arrays(large.state_arrays(), grow=True)
+        small.rows.load_state_arrays(large.rows.state_arrays(), grow=True)
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -466,7 +466,7 @@ def test_one_look_ahead_a_day_trains_what_one_over_both_days_does(depth: int) ->
             for planned in embeddings.look_ahead(day, depth=depth):
                 (sum_of(embeddings(planned)) ** 2).backward()
                 embeddings.step()
-        return embeddings.state_arrays()
+        return embeddings.rows.state_arrays()
 
     whole, by_day = trained(batches), trained(batches[:6], batches[6:])
     for name, array in whole.items():

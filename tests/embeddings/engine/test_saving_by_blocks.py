@@ -19,7 +19,7 @@ from adaptive.storage.checkpoint import load_checkpoint, save_checkpoint
 
 def kept(embeddings: TieredEmbeddingBag, folder: Path) -> dict[str, Any]:
     """What a checkpoint gives back, its rows in files."""
-    save_checkpoint(folder, rows=embeddings.state_blocks(), dense={}, policy={}, meta={})
+    save_checkpoint(folder, rows=embeddings.rows.state_blocks(), dense={}, policy={}, meta={})
     return dict(load_checkpoint(folder, rows_in_files=True).rows)
 
 
@@ -31,13 +31,13 @@ def test_blocks_hold_what_the_arrays_do(
 ) -> None:
     monkeypatch.setattr(row_arrays, "BLOCK_BYTES", block_bytes)
     first, _ = trained(12, policy=policy, optimizer=optimizer)
-    expected = first.state_arrays()
-    assert any(isinstance(value, Blocks) for value in first.state_blocks().values())
+    expected = first.rows.state_arrays()
+    assert any(isinstance(value, Blocks) for value in first.rows.state_blocks().values())
     files = kept(first, tmp_path / "saved")
     assert_same({name: file.read() for name, file in files.items()}, expected)
     second = build(policy, optimizer)
-    second.load_state_arrays(files)
-    assert_same(second.state_arrays(), expected)
+    second.rows.load_state_arrays(files)
+    assert_same(second.rows.state_arrays(), expected)
 
 
 def test_a_host_tier_in_files_takes_them(tmp_path: Path) -> None:
@@ -45,8 +45,10 @@ def test_a_host_tier_in_files_takes_them(tmp_path: Path) -> None:
     files = kept(first, tmp_path / "saved")
     tier = TierConfig(device_rows="85%", host=f"mmap:{tmp_path}")
     with TieredEmbeddingBag(TABLES, tier, optimizer=OPTIMIZERS[1]) as second:
-        second.load_state_arrays(files)
-        assert_same(second.state_arrays(), {k: v for k, v in first.state_arrays().items() if "watched" not in k})
+        second.rows.load_state_arrays(files)
+        assert_same(
+            second.rows.state_arrays(), {k: v for k, v in first.rows.state_arrays().items() if "watched" not in k}
+        )
 
 
 @pytest.mark.parametrize("tells_pages", [False, True])
@@ -67,5 +69,5 @@ def test_memory_follows_the_rows_that_were_trained(monkeypatch: pytest.MonkeyPat
     finally:
         tracemalloc.stop()
     assert len(state["rows0.changed"]) > 100
-    assert_same(second.state_arrays(), first.state_arrays())
+    assert_same(second.rows.state_arrays(), first.rows.state_arrays())
     assert peak < 15 << 20

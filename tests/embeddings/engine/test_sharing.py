@@ -36,7 +36,7 @@ def trained(
     tier = TierConfig.model_validate({"device_rows": device_rows, "poison": True, "device": device})
     embeddings = TieredEmbeddingBag([USER, CATEGORY], tier, policy=LFU, optimizer=Adagrad(lr=0.1))
     step_all(embeddings, batches, depth=depth)
-    return embeddings, dict(embeddings.state_arrays())
+    return embeddings, dict(embeddings.rows.state_arrays())
 
 
 @pytest.mark.parametrize("device_rows", ["auto", "10%", "5%", "50%", "90%", "5000", "2MiB"])
@@ -46,12 +46,12 @@ def test_a_small_table_of_another_width_is_resident_and_the_numbers_are_the_same
     for depth in (0, 4):
         embeddings, found = trained(device_rows, batches, depth)
         assert all(np.array_equal(found[name], everything[name]) for name in everything)
-        slots = [lane.device.num_slots for lane in embeddings._pipeline.lanes]
+        slots = [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes]
         if depth:
             assert slots[1] == 500, "all of it: batches ask for more than half"
-        statistics = embeddings.take_statistics()
+        statistics = embeddings.statistics.take()
         assert statistics.resident_rows.tolist() == [
-            int(lane.planner.resident_per_table()[0]) for lane in embeddings._pipeline.lanes
+            int(lane.planner.resident_per_table()[0]) for lane in embeddings.runtime.pipeline.lanes
         ]
 
 
@@ -60,27 +60,27 @@ def test_the_code_of_a_gpu_shares_them_too() -> None:
     embeddings, found = trained("10%", batches, device="cpu-torch")
     _, everything = trained("100%", batches)
     assert all(np.array_equal(found[name], everything[name]) for name in everything)
-    assert [lane.device.num_slots for lane in embeddings._pipeline.lanes] == [9_550, 500]
+    assert [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes] == [9_550, 500]
 
 
 def test_all_slots_together_stay_as_many_as_were_set() -> None:
     embeddings, _ = trained("10%", clicks(4))
-    slots = [lane.device.num_slots for lane in embeddings._pipeline.lanes]
+    slots = [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes]
     assert slots == [9_550, 500]
-    assert embeddings.view.device_rows == 10_050
-    assert "10,050 of 100,500 rows" in embeddings.device_rows_text()
-    assert "shared among widths by what batches ask" in embeddings.device_rows_text()
+    assert embeddings.runtime.view.device_rows == 10_050
+    assert "10,050 of 100,500 rows" in embeddings.statistics.device_rows_text()
+    assert "shared among widths by what batches ask" in embeddings.statistics.device_rows_text()
 
 
 def test_a_share_that_fits_stays_what_it_is() -> None:
     embeddings, _ = trained("100%", clicks(2))
-    assert embeddings.device_rows_text().endswith("(as set)")
+    assert embeddings.statistics.device_rows_text().endswith("(as set)")
 
 
 def test_auto_grows_to_what_batches_ask_of_one_table() -> None:
     embeddings = one_table(100, "auto")
     step_all(embeddings, [clicks_of_one(40)] * 2, depth=1)
-    assert embeddings.view.device_rows == 100, "two batches of 40 rows: more than half of the table"
+    assert embeddings.runtime.view.device_rows == 100, "two batches of 40 rows: more than half of the table"
 
 
 def clicks_of_one(rows: int) -> Batch:
@@ -111,13 +111,13 @@ def test_rows_that_stay_keep_their_slots_when_others_are_given_away() -> None:
     embeddings = TieredEmbeddingBag([USER, CATEGORY], TierConfig(device_rows="1%", poison=True), policy=LFU)
     few = [one_hot_batch(np.zeros((3, 0), np.float32), np.array([[7, 1], [8, 2], [9, 3]]), np.zeros(3, np.float32))]
     step_all(embeddings, few)
-    assert [lane.device.num_slots for lane in embeddings._pipeline.lanes] == [1000, 5]
+    assert [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes] == [1000, 5]
     ids = np.stack([np.arange(7, 107), np.arange(100)], axis=1)
     step_all(embeddings, [one_hot_batch(np.zeros((100, 0), np.float32), ids, np.zeros(100, np.float32))])
-    assert [lane.device.num_slots for lane in embeddings._pipeline.lanes] == [902, 103], (
+    assert [lane.device.num_slots for lane in embeddings.runtime.pipeline.lanes] == [902, 103], (
         "103: what is left is shared, too"
     )
-    assert embeddings.view.resident(np.array([7, 8, 9])).all()
+    assert embeddings.runtime.view.resident(np.array([7, 8, 9])).all()
 
 
 @st.composite
@@ -144,7 +144,7 @@ def test_as_many_slots_as_are_held_are_enough_however_widths_ask_for_them(
     tier = TierConfig(device_rows=str(slots), poison=True)
     embeddings = TieredEmbeddingBag(tables, tier, policy=policy, optimizer=Adam(lr=0.1))
     train(embeddings, tables, batches, depth).assert_equals(train_slowly(tables, batches, Adam(lr=0.1)))
-    assert embeddings.view.device_rows <= slots + 2, "each width has a slot at least"
+    assert embeddings.runtime.view.device_rows <= slots + 2, "each width has a slot at least"
 
 
 def test_lookahead_is_reduced_only_after_sharing() -> None:
@@ -155,7 +155,7 @@ def test_lookahead_is_reduced_only_after_sharing() -> None:
     for planned in embeddings.look_ahead([batch, *others], depth=2):
         sum_of(embeddings(planned)).backward()
         embeddings.step()
-    assert embeddings.view.device_rows == 600
+    assert embeddings.runtime.view.device_rows == 600
 
 
 def test_skipping_decides_the_same_where_slots_are_shared_anew() -> None:
@@ -168,7 +168,7 @@ def test_skipping_decides_the_same_where_slots_are_shared_anew() -> None:
         lower = [one_hot_batch(b.dense, np.stack([b.ids[:128], b.ids[128:] % 200], 1), b.labels) for b in batches]
         embeddings = TieredEmbeddingBag(tables, tier, policy="lfu", optimizer=SGD(), skip="updates")
         step_all(embeddings, lower, depth=2)
-        return dict(embeddings.state_arrays())
+        return dict(embeddings.rows.state_arrays())
 
     few, all_rows = run("1%"), run("100%")
     assert all(np.array_equal(few[name], all_rows[name], equal_nan=True) for name in all_rows)

@@ -62,7 +62,7 @@ def train_running_out(embeddings: TieredEmbeddingBag, when: Sequence[int], depth
         if planned.number in when:
             wait_for_look_ahead(embeddings, planned, depth, len(BATCHES))
             sum_of(embeddings(planned)).backward()
-            embeddings.make_room()
+            embeddings.runtime.make_room()
         trainee.learn(embeddings(planned), planned.batch)
         trainee.skipped.append(skipped_rows(embeddings, TABLES, planned))
         embeddings.step()
@@ -81,9 +81,9 @@ def test_slots_given_back_in_the_middle_change_no_number(
     when: list[int], depth: int, policy: type[Policy], device: str, transfer: str
 ) -> None:
     embeddings = make(policy, device, transfer=transfer)
-    before = embeddings.view.device_rows
+    before = embeddings.runtime.view.device_rows
     trainee = train_running_out(embeddings, when, depth)
-    assert embeddings.view.device_rows < before
+    assert embeddings.runtime.view.device_rows < before
     train(make(policy, "cpu"), TABLES, BATCHES, depth).assert_equals(snapshot(embeddings, trainee))
 
 
@@ -95,49 +95,52 @@ def test_a_batch_in_parts_can_be_run_again() -> None:
         for planned in embeddings.look_ahead(batches, depth=2):
             for again in range(2 if planned.number == 5 else 1):
                 if again:
-                    embeddings.make_room()
+                    embeddings.runtime.make_room()
                 parts = [sum_of(embeddings(part)) for part in planned.parts()]
                 torch.stack(parts).sum().backward()
             losses.append(float(sum(part.detach() for part in parts)))
             embeddings.step()
         plain = make(LRU, "cpu")
         step_all(plain, BATCHES)
-        assert np.array_equal(embeddings.table_weights("a"), plain.table_weights("a"))
+        assert np.array_equal(embeddings.rows.table_weights("a"), plain.rows.table_weights("a"))
 
 
 def test_the_rows_used_longest_ago_leave_and_the_others_keep_their_values() -> None:
     embeddings = one_table(20, "100%", device="cpu-torch")
     step_all(embeddings, [bags([row]) for row in range(20)])
-    values = embeddings.table_weights("t")
-    embeddings.take_statistics()
-    embeddings.make_room()
+    values = embeddings.rows.table_weights("t")
+    embeddings.statistics.take()
+    embeddings.runtime.make_room()
     assert sorted(resident(embeddings)) == list(range(2, 20))
     assert sorted(resident(embeddings).values()) == list(range(18))
     assert planner_of(embeddings).slots.num_free == 0
-    assert np.array_equal(embeddings.table_weights("t"), values)
-    assert embeddings.take_statistics().resident_rows.tolist() == [18]
-    assert "18 of 20 rows" in embeddings.device_rows_text() and "out of GPU memory" in embeddings.device_rows_text()
-    assert embeddings.memory()["device_weights"] == 18 * 4 * 4
+    assert np.array_equal(embeddings.rows.table_weights("t"), values)
+    assert embeddings.statistics.take().resident_rows.tolist() == [18]
+    assert (
+        "18 of 20 rows" in embeddings.statistics.device_rows_text()
+        and "out of GPU memory" in embeddings.statistics.device_rows_text()
+    )
+    assert embeddings.statistics.memory()["device_weights"] == 18 * 4 * 4
 
 
 def test_free_slots_go_first() -> None:
     embeddings = one_table(20, "100%", device="cpu-torch")
     step_all(embeddings, [bags([3, 4, 5])])
-    embeddings.make_room()
+    embeddings.runtime.make_room()
     assert sorted(resident(embeddings)) == [3, 4, 5]
 
 
 def test_what_the_batches_in_flight_hold_cannot_be_given_back() -> None:
     embeddings, trained = one_table(30, "10", device="cpu-torch"), []
     batches = [bags(list(range(start, start + 5))) for start in (0, 5, 10, 15)]
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=1):
         wait_for_look_ahead(embeddings, planned, 1, len(batches))
         loss = sum_of(embeddings(planned))
         if planned.number == 1:
             before = resident(embeddings)
             with pytest.raises(DeviceMemoryError, match=r"batch 1: out of GPU memory.*10 rows.*hold 10"):
-                embeddings.make_room()
+                embeddings.runtime.make_room()
             assert resident(embeddings) == before
             loss = sum_of(embeddings(planned))
         loss.backward()
@@ -145,19 +148,19 @@ def test_what_the_batches_in_flight_hold_cannot_be_given_back() -> None:
         trained.append(planned.number)
     expected = initial.copy()
     expected[:20] -= 1
-    assert trained == [0, 1, 2, 3] and np.array_equal(embeddings.table_weights("t"), expected)
+    assert trained == [0, 1, 2, 3] and np.array_equal(embeddings.rows.table_weights("t"), expected)
 
 
 def test_a_policy_that_needs_every_row_gives_none_back() -> None:
     embeddings = one_table(10, "100%", policy=Device, device="cpu-torch")
     with pytest.raises(DeviceMemoryError, match="cannot give enough back"):
-        embeddings.make_room()
+        embeddings.runtime.make_room()
 
 
 def test_one_slot_is_the_least() -> None:
     embeddings = one_table(5, "1", device="cpu-torch")
     with pytest.raises(DeviceMemoryError, match="1 rows of width 4 are there"):
-        embeddings.make_room()
+        embeddings.runtime.make_room()
 
 
 # --- when the tiers are made -----------------------------------------------------------------------------------------
@@ -183,13 +186,13 @@ def test_out_of_memory_when_the_tiers_are_made(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(build, "TorchDevice", full := FullDevice(75))
     embeddings = one_table(100, "100%", device="cpu-torch")
     assert full.asked == [100, 90, 81, 72]
-    assert embeddings.device_rows_text().startswith("device tier: 72 of 100 rows")
-    assert "fewer than wanted: out of GPU memory" in embeddings.device_rows_text()
+    assert embeddings.statistics.device_rows_text().startswith("device tier: 72 of 100 rows")
+    assert "fewer than wanted: out of GPU memory" in embeddings.statistics.device_rows_text()
     batches = [bags([row, row + 1]) for row in range(40)]
     other = one_table(100, "100%")
     step_all(embeddings, batches, depth=2)
     step_all(other, batches)
-    assert np.array_equal(embeddings.table_weights("t"), other.table_weights("t"))
+    assert np.array_equal(embeddings.rows.table_weights("t"), other.rows.table_weights("t"))
 
 
 def test_out_of_memory_below_what_must_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,4 +257,4 @@ def test_out_of_memory_while_rows_are_written_back_is_exit_code_7(monkeypatch: p
 
     monkeypatch.setattr(build.TorchDevice, "write_back", fail)
     with pytest.raises(DeviceMemoryError, match="out of GPU memory while the device tier got smaller"):
-        embeddings.make_room()
+        embeddings.runtime.make_room()

@@ -74,7 +74,7 @@ def test_a_checkpoint_is_whole_and_training_goes_on_as_it_would_have(optimizer: 
     assert torch.equal(predictions(other), then)
     assert train(other, BATCHES[6:], again, depth=0) == rest
     for name in ("user", "kind"):
-        assert np.array_equal(other.tables.table_weights(name), net.tables.table_weights(name))
+        assert np.array_equal(other.tables.rows.table_weights(name), net.tables.rows.table_weights(name))
 
 
 def test_a_state_is_a_copy() -> None:
@@ -82,16 +82,16 @@ def test_a_state_is_a_copy() -> None:
     net = Net()
     optimizer = torch.optim.Adam(net.head.parameters())
     train(net, BATCHES[:3], optimizer)
-    best, then = net.tables.state_dict(), net.tables.table_weights("user")
+    best, then = net.tables.state_dict(), net.tables.rows.table_weights("user")
     copied = copy.deepcopy(best)
     train(net, BATCHES[3:], optimizer)
-    assert not np.array_equal(net.tables.table_weights("user"), then)
+    assert not np.array_equal(net.tables.rows.table_weights("user"), then)
     for state in (copied, best):
         net.tables.load_state_dict(state)
-        assert np.array_equal(net.tables.table_weights("user"), then)
+        assert np.array_equal(net.tables.rows.table_weights("user"), then)
     for tensor in best.values():
         tensor.zero_()
-    assert np.array_equal(net.tables.table_weights("user"), then)
+    assert np.array_equal(net.tables.rows.table_weights("user"), then)
     assert net.tables.state_dict()["rows0.table_starts"].tolist() == [0, 60]
 
 
@@ -121,13 +121,13 @@ def test_a_checkpoint_without_rows_or_of_other_tables_is_refused() -> None:
 def test_rows_apart_are_missed_until_they_are_loaded() -> None:
     net = Net(rows="separate")
     train(net, BATCHES[:4], torch.optim.SGD(net.head.parameters()))
-    state, rows = through_a_file(net.state_dict()), net.tables.state_arrays()
+    state, rows = through_a_file(net.state_dict()), net.tables.rows.state_arrays()
     assert set(state) == {"tables.rows_apart", "head.weight", "head.bias"}
     for options in ({"rows": "separate"}, {}):
         other = Net(**options)
         with pytest.raises(RuntimeError, match=r"it is of 4 trained batches, the rows here of 0; load them first"):
             other.load_state_dict(state)
-        other.tables.load_state_arrays(rows)
+        other.tables.rows.load_state_arrays(rows)
         other.load_state_dict(state)
         assert torch.equal(predictions(other), predictions(net))
 
@@ -139,7 +139,7 @@ def test_rows_apart_of_other_tables() -> None:
 
 
 def test_another_word_for_rows() -> None:
-    with pytest.raises(ValueError, match='rows: "in_state_dict" or "separate" is needed, found \'apart\''):
+    with pytest.raises(ValueError, match='rows: expected "in_state_dict" or "separate", got \'apart\''):
         Net(rows="apart")
 
 

@@ -57,7 +57,7 @@ def test_rows_that_are_looked_up_decay_as_the_twins_do(optimizer: RowOptimizer) 
         for planned in embeddings.look_ahead(Batch.of(t=[batch], labels=[0]) for batch in ids):
             embeddings(planned)["t"].sum().backward()
             embeddings.step()
-        found = embeddings.table_weights("t")
+        found = embeddings.rows.table_weights("t")
     weights = reference.initial_table(table, 0)
     untouched = weights.copy()
     states = reference.initial_states(table, optimizer)
@@ -74,7 +74,7 @@ def test_where_every_row_is_looked_up_it_is_torchs_adamw() -> None:
     optimizer = Adam(0.05, weight_decay=0.4)
     target = torch.linspace(-1, 1, 24).reshape(6, 4)
     with TieredEmbeddingBag([table], TierConfig(device_rows="100%"), policy=LRU, optimizer=optimizer) as embeddings:
-        weights = torch.nn.Parameter(torch.from_numpy(embeddings.table_weights("t")))
+        weights = torch.nn.Parameter(torch.from_numpy(embeddings.rows.table_weights("t")))
         plain = torch.optim.AdamW([weights], lr=0.05, weight_decay=0.4)
         for planned in embeddings.look_ahead([Batch.of(t=list(range(6)), labels=[0] * 6)] * 8):
             (embeddings(planned)["t"] - target).square().sum().backward()
@@ -83,7 +83,7 @@ def test_where_every_row_is_looked_up_it_is_torchs_adamw() -> None:
             (weights - target).square().sum().backward()
             plain.step()
         assert np.allclose(
-            embeddings.table_weights("t"), weights.detach().numpy(), atol=1e-5
+            embeddings.rows.table_weights("t"), weights.detach().numpy(), atol=1e-5
         )  # eps is added at another place
 
 
@@ -126,7 +126,7 @@ def test_a_deferred_sum_decays_its_row_once(optimizer: RowOptimizer) -> None:
         for planned in embeddings.look_ahead([Batch.of(t=[1], labels=[0])] * 9):
             embeddings(planned)["t"].sum().backward()
             embeddings.step()
-            seen.append(embeddings.table_weights("t")[1])
+            seen.append(embeddings.rows.table_weights("t")[1])
         position = 0
         for k in (1, 3, 3, 2):  # visits of each sum; the last one still waits
             for _ in range(k):

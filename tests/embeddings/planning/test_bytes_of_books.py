@@ -61,9 +61,9 @@ def test_the_hot_set_counts_all_its_bytes(capacity: int) -> None:
 def test_the_report_of_memory_is_what_the_arrays_take() -> None:
     table = TableConfig(name="t", num_embeddings=10_000, embedding_dim=8)
     embeddings = TieredEmbeddingBag([table], TierConfig(device_rows="500", device="cpu"))
-    memory = embeddings.memory()
+    memory = embeddings.statistics.memory()
     assert memory["bookkeeping"] <= 10_000 * HOST_ROW_BYTES + 500 * SLOT_BYTES
-    (lane,) = embeddings._pipeline.lanes
+    (lane,) = embeddings.runtime.pipeline.lanes
     assert memory["bookkeeping"] == lane.planner.tracker.records.nbytes + array_bytes(lane.planner.slots) - 2 * 8
     assert memory["host_weights"] == lane.host.weights.nbytes == 10_000 * 32
     assert memory["device_weights"] == 500 * 32
@@ -91,9 +91,9 @@ def train(num_rows, directory):
         for planned in embeddings.look_ahead([Batch(none, i, offsets, labels) for i in ids], depth=1):
             embeddings(planned)["t"].square().sum().backward()
             embeddings.step()
-        embeddings.flush()
-        disk = sum(lane.host.disk_bytes for lane in embeddings._pipeline.lanes)
-        return embeddings.memory(), embeddings.take_statistics().counts.sum(0), disk
+        embeddings.rows.flush()
+        disk = sum(lane.host.disk_bytes for lane in embeddings.runtime.pipeline.lanes)
+        return embeddings.statistics.memory(), embeddings.statistics.take().counts.sum(0), disk
 
 train(10**5, sys.argv[1] + "/small")
 before = resident()
@@ -133,8 +133,8 @@ def test_an_outline_has_the_bytes_of_the_tables(policy: str, rule: str | None, o
     skip = with_rule(chosen, SkipConfig(rule=rule, hot_rows="30%"))
     made = TieredEmbeddingBag(tables, tier, policy=policy, optimizer=optimizer, skip=skip)
     outline = outline_engine(tables, tier, chosen, optimizer, skip, 0)
-    assert outline.memory() == {name: size for name, size in made.memory().items() if "buffers" not in name}
-    assert (outline.num_rows, outline.device_rows) == (made.view.num_rows, made.view.device_rows)
+    assert outline.memory() == {name: size for name, size in made.statistics.memory().items() if "buffers" not in name}
+    assert (outline.num_rows, outline.device_rows) == (made.runtime.view.num_rows, made.runtime.view.device_rows)
     assert (outline.defers, outline.drops_updates) == (made.defers, made.drops_updates)
 
 

@@ -93,11 +93,11 @@ def test_rows_that_leave_between_two_batches_are_told_before_the_next() -> None:
         for planned in embeddings.look_ahead(batches(20), depth=1):
             if planned.number == 9:
                 before = len(policy.there)  # type: ignore[attr-defined]
-                embeddings.make_room()
+                embeddings.runtime.make_room()
             sum(vectors.sum() for vectors in embeddings(planned).values()).backward()  # type: ignore[union-attr]
             embeddings.step()
         assert before
-        embeddings.load_state_arrays(embeddings.state_arrays())
+        embeddings.rows.load_state_arrays(embeddings.rows.state_arrays())
         for planned in embeddings.look_ahead(batches(5, seed=4), depth=1):
             embeddings(planned)
 
@@ -121,13 +121,13 @@ def test_a_method_that_fails_stops_training_before_any_row_moves(method: str) ->
 
         def go_on() -> None:
             for planned in embeddings.look_ahead(batches(40), depth=0):
-                resident.append(embeddings.view.resident(np.arange(290)))
+                resident.append(embeddings.runtime.view.resident(np.arange(290)))
                 sum(vectors.sum() for vectors in embeddings(planned).values()).backward()  # type: ignore[union-attr]
                 embeddings.step()
 
         with pytest.raises(PolicyError, match=rf"policy Failing\.{method} at batch 1[2-9] raised ValueError: no idea"):
             go_on()
-        assert np.array_equal(embeddings.view.resident(np.arange(290)), resident[-1]), "books are as they were"
+        assert np.array_equal(embeddings.runtime.view.resident(np.arange(290)), resident[-1]), "books are as they were"
 
 
 def test_an_answer_is_refused() -> None:

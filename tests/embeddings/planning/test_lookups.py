@@ -204,7 +204,7 @@ def run(threads: int, policy: type[Policy], depth: int, device: str) -> tuple[li
         plans += [array.copy() for work in planned.works for array in arrays(work.plan)]
         sum_of(embeddings(planned)).backward()
         embeddings.step()
-    return plans, dict(embeddings.state_arrays())
+    return plans, dict(embeddings.rows.state_arrays())
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

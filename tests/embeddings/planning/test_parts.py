@@ -75,7 +75,7 @@ def trained(
                 learn(embeddings, part)
             embeddings.step()
         states = table_states(embeddings)
-        return {table.name: (embeddings.table_weights(table.name), states[table.name]) for table in tables}
+        return {table.name: (embeddings.rows.table_weights(table.name), states[table.name]) for table in tables}
 
 
 @st.composite
@@ -123,7 +123,7 @@ def test_parts_change_no_row(drawn: tuple[Any, ...]) -> None:
 
 def test_parts_written_out() -> None:
     embeddings = one_table(optimizer=SGD(lr=1.0))
-    before = embeddings.table_weights("t")
+    before = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead([in_parts(bags([1, 2], [2], [3]), 2, 1)], depth=0):
         first, second = planned.parts()
         assert [(part.num_samples, part.share, part.number) for part in (first, second)] == [
@@ -136,7 +136,7 @@ def test_parts_written_out() -> None:
         (10 * sum_of(embeddings(first))).backward()  # type: ignore[no-untyped-call]
         (100 * sum_of(embeddings(second))).backward()  # type: ignore[no-untyped-call]
         embeddings.step()
-    change = before - embeddings.table_weights("t")
+    change = before - embeddings.rows.table_weights("t")
     assert np.allclose(change[:4, 0], [0, 10, 20, 100], atol=1e-5)
 
 
@@ -146,7 +146,7 @@ def test_where_no_part_can_start_early_there_is_one_pass() -> None:
         assert list(planned.parts()) == [planned]
         sum_of(embeddings(planned)).backward()  # type: ignore[no-untyped-call]
         embeddings.step()
-    found = embeddings.take_statistics()
+    found = embeddings.statistics.take()
     assert (found.batches, found.batches_in_parts, found.batches_waited) == (3, 0, 0)
 
 
@@ -160,13 +160,13 @@ def test_a_batch_without_parts_is_its_own_only_one() -> None:
 
 def test_a_part_without_backward_has_gradients_of_zero_and_a_second_backward_adds() -> None:
     embeddings = one_table(optimizer=SGD(lr=1.0))
-    before = embeddings.table_weights("t")
+    before = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead([in_parts(bags([1], [2], [3]), 1, 1, 1)], depth=0):
         _, second, _ = planned.parts()
         for _ in range(2):
             sum_of(embeddings(second)).backward()  # type: ignore[no-untyped-call]
         embeddings.step()
-    change = before - embeddings.table_weights("t")
+    change = before - embeddings.rows.table_weights("t")
     assert np.allclose(change[:4, 0], [0, 0, 2, 0], atol=1e-6)
 
 
@@ -175,7 +175,7 @@ def test_the_batch_may_be_used_whole_although_it_has_parts() -> None:
     batches = [bags([n], [n + 1], [n + 2]) for n in range(6)]
     step_all(whole, [in_parts(batch, 1, 2) for batch in batches], depth=2)
     step_all(expected, batches, depth=2)
-    assert np.array_equal(whole.table_weights("t"), expected.table_weights("t"))
+    assert np.array_equal(whole.rows.table_weights("t"), expected.rows.table_weights("t"))
 
 
 # --- early start -----------------------------------------------------------------------------------------------------
@@ -238,12 +238,12 @@ def test_the_first_part_is_trained_before_the_rows_of_the_others_move(schedule: 
     done = schedule.train(embeddings, COLD, depth)
     assert schedule.early == list(range(1, 20)), "every batch but the first, which fetches the hot rows, too"
     assert [planned.waited for planned in done] == [False] + 19 * [True]
-    found = embeddings.take_statistics()
+    found = embeddings.statistics.take()
     assert (found.batches, found.batches_in_parts, found.batches_waited) == (20, 20, 19)
     assert found.times_ms["wait"] > 0
     expected = one_table()
     step_all(expected, [replace(batch, part_sizes=()) for batch in COLD])
-    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t"))
+    assert np.array_equal(embeddings.rows.table_weights("t"), expected.rows.table_weights("t"))
 
 
 def test_a_first_part_that_needs_a_row_waits_for_it(schedule: Schedule) -> None:
@@ -278,7 +278,7 @@ def test_with_depth_0_nothing_overlaps() -> None:
         for part in planned.parts():
             sum_of(embeddings(part)).backward()  # type: ignore[no-untyped-call]
         embeddings.step()
-    assert embeddings.take_statistics().batches_waited == 0
+    assert embeddings.statistics.take().batches_waited == 0
 
 
 @pytest.mark.parametrize("use", ["whole", "step"])
@@ -313,10 +313,10 @@ def test_an_error_in_the_fetch_comes_in_the_loop_and_nothing_is_updated(
     with pytest.raises(BrokenDiskError, match="the disk is gone"):
         schedule.train(embeddings, COLD, depth)
     assert schedule.stepped == [0, 1, 2, 3, 4]
-    hot = embeddings._pipeline.lanes[0].device.read(np.array([resident(embeddings)[0]]))[0]
+    hot = embeddings.runtime.pipeline.lanes[0].device.read(np.array([resident(embeddings)[0]]))[0]
     expected = one_table()
     step_all(expected, COLD[:5])
-    assert np.array_equal(hot[0], expected.table_weights("t")[0]), "the first part of batch 5 has changed nothing"
+    assert np.array_equal(hot[0], expected.rows.table_weights("t")[0]), "the first part of batch 5 has changed nothing"
 
 
 @pytest.mark.parametrize("where", ["before", "between"])
@@ -333,13 +333,13 @@ def test_a_loop_that_stops_in_a_batch_joins_the_thread(schedule: Schedule, where
     assert schedule.early == [1, 2, 3] or where == "between"
     assert look_ahead_threads() == []
     expected = one_table()
-    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t")), "nothing was stepped"
+    assert np.array_equal(embeddings.rows.table_weights("t"), expected.rows.table_weights("t")), "nothing was stepped"
 
 
 def test_evaluation_beside_an_early_start_sees_rows_at_rest(schedule: Schedule) -> None:
     embeddings = one_table(device_rows="5", policy=LRU)
     schedule.train(embeddings, COLD[:3], 1)
-    weights = embeddings.table_weights("t")
+    weights = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead(COLD[3:4], depth=1):
         part = next(planned.parts())
         assert part.num_samples == 2

@@ -149,10 +149,10 @@ def test_few_candidates_are_enough_and_the_search_goes_round() -> None:
 def test_a_row_that_comes_back_brings_what_it_learnt() -> None:
     embeddings = one_table(device_rows="1")
     batches = [bags([1]), bags([2]), bags([1])]
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     *_, planned = step_all(embeddings, batches)
     assert plan_of(planned).moves.fetch_initial.tolist() == [False]
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 # --- look-ahead ----------------------------------------------------------------------------------------------------
@@ -175,13 +175,13 @@ def test_a_row_in_any_choice_of_consecutive_batches(depth: int, num_slots: int) 
     again = [bags([7, 1]), bags([1, 2, 4]), bags([3, 5, 6])]
     batches = [*crowd, *sharing, *crowd, *again, *sharing]
     embeddings = one_table(11, str(num_slots), HighRowsStay, when_full="reduce_lookahead")
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     for planned in embeddings.look_ahead(batches, depth=depth):
         if num_slots == 8:
             wait_for_look_ahead(embeddings, planned, min(depth, 1), len(batches))
         sum_of(embeddings(planned)).backward()
         embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 def test_what_was_needed_what_there_was_and_what_to_do() -> None:
@@ -208,15 +208,15 @@ def test_no_slots_at_all_is_said_as_well() -> None:
 def test_reduced_lookahead_looks_less_far_ahead_for_the_batches_that_do_not_fit() -> None:
     embeddings = one_table(device_rows="4", when_full="reduce_lookahead")
     batches = [bags([1, 2]), bags([3, 4]), bags([5, 6]), bags([5, 6]), bags([5, 6]), bags([6])]
-    initial, ahead = embeddings.table_weights("t"), []
+    initial, ahead = embeddings.rows.table_weights("t"), []
     for planned in embeddings.look_ahead(batches, depth=2):
         allowed = 1 if planned.number == 0 else 2  # batches 0, 1 and 2 together have six rows
         wait_for_look_ahead(embeddings, planned, allowed, len(batches))
-        ahead.append(embeddings._pipeline.next_number - planned.number - 1)
+        ahead.append(embeddings.runtime.pipeline.next_number - planned.number - 1)
         sum_of(embeddings(planned)).backward()
         embeddings.step()
     assert ahead == [1, 2, 2, 2, 1, 0]
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 def test_reduced_lookahead_cannot_help_a_batch_that_does_not_fit_alone() -> None:
@@ -259,12 +259,12 @@ def test_on_the_host_a_row_that_a_batch_in_flight_updates_is_late() -> None:
     so it moves when batch 1 is trained. Batch 3 finds the slot held."""
     embeddings = one_table(device_rows="1", policy=NewcomersWin)
     batches = [bags([9]), bags([5]), bags([5]), bags([1]), bags([5])]
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     done = step_all(embeddings, batches, depth=1)
     assert [plan_of(planned).pooling.locations.tolist() for planned in done] == [[0], [~5], [0], [~1], [0]]
     assert [plan_of(planned).moves.late_rows.tolist() for planned in done] == [[], [], [5], [], []]
     assert [fetched(plan_of(planned)) for planned in done] == [{9: 0}, {}, {}, {}, {}]
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 class NewcomersWin(Policy):
@@ -285,7 +285,7 @@ def test_codes_and_flags_say_where_a_row_lies_and_whether_it_changed() -> None:
     assert planner.slots.flags.tolist() == [DIRTY, DIRTY]
     step_all(embeddings, [bags([3])])
     assert planner.tracker.codes[[1, 2, 3]].tolist() == [ON_HOST, 2, 1]
-    embeddings.flush()
+    embeddings.rows.flush()
     assert planner.slots.flags.tolist() == [CHANGED, CHANGED]
     assert planner.slots.dirty().tolist() == []
     step_all(embeddings, [bags([3, 1])])
@@ -294,13 +294,13 @@ def test_codes_and_flags_say_where_a_row_lies_and_whether_it_changed() -> None:
 
 def test_a_clean_row_leaves_without_being_copied() -> None:
     embeddings = one_table(device_rows="2", policy=HighRowsStay)
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     step_all(embeddings, [bags([1, 2])])
-    embeddings.flush()
+    embeddings.rows.flush()
     (planned,) = step_all(embeddings, [bags([3])])
     assert written_back(plan_of(planned)) == {}
     assert plan_of(planned).tally[0, [Counter.DEMOTED, Counter.WRITTEN_BACK]].tolist() == [1, 0]
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [bags([1, 2, 3])]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [bags([1, 2, 3])]))
 
 
 def test_counts_of_a_batch() -> None:

@@ -136,16 +136,16 @@ def test_a_policy_that_hangs_is_named_and_nothing_is_lost(policy_class: type[Han
     expected = one_table()
     step_all(expected, stepped)
     assert 0 < len(stepped) < len(BATCHES)
-    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t"))
-    saved = embeddings.state_arrays()  # with the policy still hanging
+    assert np.array_equal(embeddings.rows.table_weights("t"), expected.rows.table_weights("t"))
+    saved = embeddings.rows.state_arrays()  # with the policy still hanging
     with pytest.raises(PolicyError, match="a method that was given up still runs; make another instance"):
         train(embeddings, BATCHES, depth, stepped)
     policy.end()
-    embeddings._pipeline.policy_caller._timeout = 60.0  # on a busy machine any method may take a while
+    embeddings.runtime.pipeline.policy_caller._timeout = 60.0  # on a busy machine any method may take a while
     rest = BATCHES[len(stepped) :]
     train(embeddings, rest, depth, stepped)  # it has come to its senses
     step_all(expected, rest)
-    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t"))
+    assert np.array_equal(embeddings.rows.table_weights("t"), expected.rows.table_weights("t"))
     assert len(saved) > 0
 
 
@@ -164,11 +164,11 @@ def test_a_policy_that_raises_is_named_and_nothing_is_lost(
         train(embeddings, BATCHES, depth, stepped)
     expected = one_table()
     step_all(expected, stepped)
-    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t"))
+    assert np.array_equal(embeddings.rows.table_weights("t"), expected.rows.table_weights("t"))
     rest = BATCHES[len(stepped) :]
     train(embeddings, rest, depth, stepped)
     step_all(expected, rest)
-    assert np.array_equal(embeddings.table_weights("t"), expected.table_weights("t"))
+    assert np.array_equal(embeddings.rows.table_weights("t"), expected.rows.table_weights("t"))
 
 
 def test_a_calibration_that_raises() -> None:

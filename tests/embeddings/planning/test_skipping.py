@@ -81,7 +81,7 @@ def run(
     tier = TierConfig(device_rows=device_rows, poison=True, when_full="reduce_lookahead")
     embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer, skip=skip)
     trained = train(embeddings, TABLES, BATCHES, depth)
-    return trained, embeddings.take_statistics().counts
+    return trained, embeddings.statistics.take().counts
 
 
 def rows_watched(batches: Sequence[Batch], skip: SkipConfig) -> list[Skipped]:
@@ -170,7 +170,7 @@ def test_skipped_updates_and_look_ups_are_counted_per_table() -> None:
 def test_a_row_whose_updates_were_all_skipped_leaves_without_being_copied() -> None:
     skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
     embeddings = one_table(6, "2", EverybodyRests, skip=skip)
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     batches = [bags([1, 2]), bags([3, 4])] * 3
     done = step_all(embeddings, batches)
     tallies = [planned.works[0].plan.tally[0] for planned in done if planned.works[0].plan is not None]
@@ -179,10 +179,10 @@ def test_a_row_whose_updates_were_all_skipped_leaves_without_being_copied() -> N
     assert [tally[Counter.WRITTEN_BACK] for tally in tallies] == [0, 2, 2, 0, 0, 0]
     assert [tally[Counter.SKIPPED_UPDATES] for tally in tallies] == [0, 0, 2, 2, 2, 2]
     assert planner_of(embeddings).slots.dirty().tolist() == []
-    assert embeddings.take_statistics().saturated_rows.tolist() == [4]
+    assert embeddings.statistics.take().saturated_rows.tolist() == [4]
     expected = initial.copy()
     expected[1:5] -= 1
-    assert np.array_equal(embeddings.table_weights("t"), expected)
+    assert np.array_equal(embeddings.rows.table_weights("t"), expected)
 
 
 class EverybodyRests(LRU):
@@ -194,16 +194,16 @@ def test_the_view_knows_who_is_saturated() -> None:
     skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=1, feedback_delay=0)
     embeddings = one_table(6, policy=EvenRows, skip=skip)
     step_all(embeddings, [bags([1, 2]), bags([4, 1])])
-    assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, True, False, False, False]
+    assert embeddings.runtime.view.saturated(np.arange(6)).tolist() == [False, False, True, False, False, False]
     step_all(embeddings, [bags([5])])
-    assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, True, False, True, False]
+    assert embeddings.runtime.view.saturated(np.arange(6)).tolist() == [False, False, True, False, True, False]
 
 
 def test_only_so_many_rows_are_watched() -> None:
     skip = SkipConfig(interval=1, min_visits=1, hot_rows="2", min_accesses=1, feedback_delay=0)
     embeddings = one_table(6, policy=EverybodyRests, skip=skip)
     step_all(embeddings, [bags([5, 3, 1]), bags([1, 3, 5])])
-    assert embeddings.view.saturated(np.arange(6)).tolist() == [False, False, False, True, False, True]
+    assert embeddings.runtime.view.saturated(np.arange(6)).tolist() == [False, False, False, True, False, True]
 
 
 # --- what a policy is told about movement --------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_movement_is_measured_as_the_slow_twin_measures_it(delay: int) -> None:
     for planned in embeddings.look_ahead(batches, depth=0):
         sum_of(embeddings(planned)).square().backward()
         embeddings.step()
-        tables_after.append(embeddings.table_weights("t"))
+        tables_after.append(embeddings.rows.table_weights("t"))
     expected = movement(batches, tables_after, skip)
     assert [told.step for told in policy.heard] == [told.step for told in expected]
     for told, wanted in zip(policy.heard, expected, strict=True):
@@ -307,13 +307,13 @@ def test_loading_forgets_who_was_watched() -> None:
     """Verdicts, snapshots and counts belong to the rows that were there; with others loaded, training starts anew."""
     skip = SkipConfig(interval=1, min_visits=1, hot_rows="100%", min_accesses=2, feedback_delay=0)
     used, fresh = (one_table(policy=EverybodyRests, skip=skip) for _ in range(2))
-    blank = {name: array.copy() for name, array in used.state_arrays().items()}
+    blank = {name: array.copy() for name, array in used.rows.state_arrays().items()}
     step_all(used, [bags([1, 2])] * 6)
-    used.load_state_arrays(blank)
-    assert used.take_statistics().saturated_rows.tolist() == [0]
+    used.rows.load_state_arrays(blank)
+    assert used.statistics.take().saturated_rows.tolist() == [0]
     for embeddings in (used, fresh):
         step_all(embeddings, [bags([1, 2])] * 6)
-    assert np.array_equal(used.table_weights("t"), fresh.table_weights("t"))
+    assert np.array_equal(used.rows.table_weights("t"), fresh.rows.table_weights("t"))
 
 
 def test_a_checkpoint_keeps_what_was_counted_at_the_latest_question() -> None:
@@ -324,6 +324,6 @@ def test_a_checkpoint_keeps_what_was_counted_at_the_latest_question() -> None:
     whole, resumed = (one_table(policy="lru", skip=skip) for _ in range(2))
     # asked before batch 4: row 1 may wait; row 2 may from batch 7 on
     step_all(whole, [bags([1])] * 6 + [bags([2])] * 2)
-    assert whole.take_statistics().saturated_rows.tolist() == [1]
-    resumed.load_state_arrays({name: array.copy() for name, array in whole.state_arrays().items()})
-    assert resumed.take_statistics().saturated_rows.tolist() == [1]
+    assert whole.statistics.take().saturated_rows.tolist() == [1]
+    resumed.rows.load_state_arrays({name: array.copy() for name, array in whole.rows.state_arrays().items()})
+    assert resumed.statistics.take().saturated_rows.tolist() == [1]

@@ -135,7 +135,7 @@ def test_rows_loaded_between_two_loops_are_sent_again() -> None:
                 pooled.sum().backward()
                 embeddings.step()
             seen.append(pooled.detach().numpy().copy())
-            embeddings.load_table("t", np.full((40, 4), value, np.float32))
+            embeddings.rows.load_table("t", np.full((40, 4), value, np.float32))
         for planned in embeddings.look_ahead(batches[:1], depth=0):
             assert np.allclose(embeddings.stack(planned).detach().numpy()[:, 0, 0], np.diff(batches[0].offsets) * 2.0)
             embeddings.discard()
@@ -219,7 +219,7 @@ def test_bytes_of_gradients_fall_by_the_share_that_is_left_out() -> None:
         for planned in embeddings.look_ahead([Batch.of(t=one[ranks.rank], labels=np.zeros(64)) for one in ids]):
             embeddings.stack(planned).sum().backward()
             embeddings.step()
-        return ranks.traffic(), embeddings.counts()
+        return ranks.traffic(), embeddings.statistics.counts()
 
     found = on_ranks(2, work)
     traffic = [one for one, _ in found]

@@ -96,14 +96,14 @@ def test_a_failure_in_planning_is_told_in_the_place_of_answers(depth: int) -> No
     def work(ranks: Ranks) -> None:
         policy = Slipstream(by="visits", warmup=0)
         embeddings = TieredEmbeddingBag(TABLES, TierConfig(device_rows="100%"), policy=policy, skip=skip, ranks=ranks)
-        plan = embeddings._pipeline.plan
+        plan = embeddings.runtime.pipeline.plan
 
         def failing(coming: Any, held: int) -> Any:
-            if ranks.rank == 1 and embeddings._pipeline.next_number == 2:
+            if ranks.rank == 1 and embeddings.runtime.pipeline.next_number == 2:
                 raise DeviceMemoryError("it does not fit")
             return plan(coming, held)
 
-        embeddings._pipeline.plan = failing  # type: ignore[method-assign]
+        embeddings.runtime.pipeline.plan = failing  # type: ignore[method-assign]
         step_all(embeddings, BATCHES, depth=depth)
 
     found = outcomes(3, work)
@@ -155,14 +155,14 @@ def test_a_rank_that_has_read_less_far_leaves_with_the_others() -> None:
 
     def work(ranks: Ranks) -> int:
         embeddings, leaving = made(ranks), threading.Event()
-        learn = embeddings._pipeline.learn
+        learn = embeddings.runtime.pipeline.learn
 
         def late() -> None:
-            if ranks.rank == 1 and embeddings._pipeline.next_number == 1:
+            if ranks.rank == 1 and embeddings.runtime.pipeline.next_number == 1:
                 leaving.wait(600)
             learn()
 
-        embeddings._pipeline.learn = late  # type: ignore[method-assign]
+        embeddings.runtime.pipeline.learn = late  # type: ignore[method-assign]
         coming = embeddings.look_ahead(BATCHES, depth=1)
         embeddings.stack(next(coming)).sum().backward()
         embeddings.step()
@@ -208,7 +208,7 @@ def test_a_batch_that_a_loop_does_not_step_is_exchanged_all_the_same(way: str) -
 
     def work(ranks: Ranks) -> np.ndarray:
         embeddings = made(ranks)
-        before = embeddings.table_weights("t")
+        before = embeddings.rows.table_weights("t")
         for planned in embeddings.look_ahead(BATCHES, depth=1):
             left_out = planned.number == 1 and ranks.rank == 1
             if left_out and way == "no forward":
@@ -221,7 +221,7 @@ def test_a_batch_that_a_loop_does_not_step_is_exchanged_all_the_same(way: str) -
                 embeddings.discard()
             else:
                 embeddings.step()
-        return before - embeddings.table_weights("t")
+        return before - embeddings.rows.table_weights("t")
 
     one, other = on_ranks(2, work)
     assert np.array_equal(one, other)
@@ -234,9 +234,9 @@ def test_a_batch_that_a_loop_does_not_step_is_exchanged_all_the_same(way: str) -
 def test_gradients_are_a_mean_over_ranks_as_in_distributed_data_parallel() -> None:
     def work(ranks: Ranks) -> np.ndarray:
         embeddings = made(ranks)
-        before = embeddings.table_weights("t")
+        before = embeddings.rows.table_weights("t")
         step_all(embeddings, [bags([1, 2 + ranks.rank])])
-        return before - embeddings.table_weights("t")
+        return before - embeddings.rows.table_weights("t")
 
     moved = on_ranks(2, work)[0][:, 0]
     assert np.allclose(moved[[1, 2, 3]], [0.1, 0.05, 0.05], atol=1e-7)
@@ -248,7 +248,7 @@ def test_what_ranks_cannot_do_is_refused() -> None:
         for planned in embeddings.look_ahead(BATCHES[:1], depth=0):
             with embeddings.telling_ranks():
                 embeddings.stack(planned).sum().backward()
-                embeddings.clip_grad_norm_(1.0)
+                embeddings.optimizer.clip_grad_norm_(1.0)
 
     assert all("clip_grad_norm_" in str(one) for one in outcomes(2, clip))
     with pytest.raises(ConfigError, match="at least 2 blocks"):

@@ -79,13 +79,13 @@ def test_rows_saved_on_some_ranks_go_on_on_others() -> None:
         def work(ranks: Ranks) -> dict[str, Any]:
             embeddings = TieredEmbeddingBag(TABLES, case.tier, policy=LFU, optimizer=case.optimizer, ranks=ranks)
             if arrays is not None:
-                embeddings.load_state_arrays(arrays)
+                embeddings.rows.load_state_arrays(arrays)
             model = Readout(TABLES)
             for planned in embeddings.look_ahead([own_part(batch, ranks) for batch in BATCHES[first:last]], depth=1):
                 for part in planned.parts():
                     (model(embeddings(part), part.batch) * part.num_samples / planned.num_samples_of_all).backward()
                 embeddings.step()
-            return embeddings.state_arrays()
+            return embeddings.rows.state_arrays()
 
         return work
 

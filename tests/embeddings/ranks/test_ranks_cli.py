@@ -63,7 +63,7 @@ def test_a_run_on_two_ranks_is_evaluated_by_one_process_and_by_two(pool: RankPoo
     last, best = load_checkpoint(tmp_path / "run/weights").rows, load_checkpoint(tmp_path / "run/best-6").rows
     assert last.keys() == best.keys() and all(np.array_equal(last[name], best[name]) for name in last)
     with load_run(out) as loaded:
-        arrays = loaded.embeddings.state_arrays()
+        arrays = loaded.embeddings.rows.state_arrays()
     assert loaded.steps == 6 and all(np.array_equal(last[name], arrays[name]) for name in last)
     assert "500 samples" in first.err
     edit_manifest(tmp_path / "run/best-6", lambda manifest: manifest["meta"].update(dealt="by hand"))

@@ -80,7 +80,7 @@ def train(embeddings: TieredEmbeddingBag, batches: Sequence[Batch]) -> None:
 
 
 def content(embeddings: TieredEmbeddingBag, **meta: int) -> dict[str, Any]:
-    return {"rows": embeddings.state_blocks(), "dense": {}, "policy": {"own": np.arange(3)}, "meta": meta}
+    return {"rows": embeddings.rows.state_blocks(), "dense": {}, "policy": {"own": np.arange(3)}, "meta": meta}
 
 
 def trained_and_saved(directory: Path, number: int = 1, **options: Any) -> Work:
@@ -88,7 +88,7 @@ def trained_and_saved(directory: Path, number: int = 1, **options: Any) -> Work:
         embeddings = built(ranks, **options)
         train(embeddings, BATCHES)
         checkpoints_of(directory, ranks, keep=2).add(number, content(embeddings, steps=number))
-        return embeddings.state_arrays()
+        return embeddings.rows.state_arrays()
 
     return work
 
@@ -98,8 +98,8 @@ def loaded(directory: Path, **options: Any) -> Work:
         _, found, damaged = load_whole(directory, readers_of(ranks))
         assert not damaged and found.policy["own"].tolist() == [0, 1, 2]
         embeddings = built(ranks, **options)
-        embeddings.load_state_arrays(found.rows)
-        return embeddings.state_arrays()
+        embeddings.rows.load_state_arrays(found.rows)
+        return embeddings.rows.state_arrays()
 
     return work
 
@@ -174,10 +174,10 @@ def test_a_run_on_four_two_three_and_one_ranks_equals_one_that_never_stopped(tmp
         def work(ranks: Ranks) -> dict[str, Any]:
             embeddings = built(ranks, Adam(lr=0.01), skips=skips)
             if first:
-                embeddings.load_state_arrays(load_whole(directory, readers_of(ranks))[1].rows)
+                embeddings.rows.load_state_arrays(load_whole(directory, readers_of(ranks))[1].rows)
             train(embeddings, BATCHES[first:last])
             checkpoints_of(directory, ranks, keep=1).add(last, content(embeddings))
-            return embeddings.state_arrays()
+            return embeddings.rows.state_arrays()
 
         return work
 
@@ -357,11 +357,11 @@ def test_arrays_of_a_strangers_shards_signed_again(tmp_path: Path) -> None:
         shutil.copytree(saved, folder)
         may_fit = write_parts_again(folder, name, what)
         with TieredEmbeddingBag(TABLES, Case(()).tier, policy=Both, optimizer=OPTIMIZERS[1], skip=SKIP) as embeddings:
-            before = embeddings.state_arrays()
+            before = embeddings.rows.state_arrays()
             try:
-                embeddings.load_state_arrays(load_checkpoint(folder, rows_in_files=True).rows)
+                embeddings.rows.load_state_arrays(load_checkpoint(folder, rows_in_files=True).rows)
             except CheckpointError:
-                assert_same_rows(embeddings.state_arrays(), before)
+                assert_same_rows(embeddings.rows.state_arrays(), before)
             else:
                 assert may_fit, (name, what)
-                assert_same_rows(embeddings.state_arrays(), expected)
+                assert_same_rows(embeddings.rows.state_arrays(), expected)

@@ -30,9 +30,9 @@ def trained(ranks: Ranks, device: str, policy: Any) -> dict[str, Any]:
     tier = TierConfig(device=device, device_rows="60%", poison=True)  # type: ignore[arg-type]
     skip = None if policy in (LFU, LFUOnHost) else WATCHED
     embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy(), optimizer=Adagrad(lr=0.1), skip=skip, ranks=ranks)
-    compute = embeddings._pipeline.mover.compute
+    compute = embeddings.runtime.pipeline.mover.compute
     for planned in embeddings.look_ahead([own_part(batch, ranks) for batch in BATCHES], depth=2):
-        embeddings._pending[planned.number] = planned
+        embeddings.optimizer._pending[planned.number] = planned
         slope = 0.25 + planned.number / 64
         for part, work in ((block, work) for block in planned.parts() for work in block.works):
             vectors = work.pool()
@@ -46,7 +46,7 @@ def trained(ranks: Ranks, device: str, policy: Any) -> dict[str, Any]:
             compute.run(differentiate)
             work.add_gradients(gradients)
         embeddings.step()
-    return embeddings.state_arrays()
+    return embeddings.rows.state_arrays()
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def trained(ranks: Ranks) -> tuple[TieredEmbeddingBag, Statistics]:
     for planned in embeddings.look_ahead(loader, depth=1):
         embeddings.stack(planned).sum().backward()
         embeddings.step()
-    return embeddings, embeddings.take_statistics()
+    return embeddings, embeddings.statistics.take()
 
 
 def test_every_byte_between_ranks_is_counted_under_its_kind() -> None:
@@ -66,7 +66,7 @@ def test_nothing_crosses_that_is_not_counted() -> None:
 def test_an_interval_begins_where_the_last_one_ended() -> None:
     def work(ranks: Ranks) -> tuple[Statistics, RankTraffic]:
         embeddings, _ = trained(ranks)
-        return embeddings.take_statistics(), ranks.traffic()
+        return embeddings.statistics.take(), ranks.traffic()
 
     (again, since_start), _ = on_ranks(2, work)
     nothing = {"requests", "vectors", "gradients", "rows_asked", "rows_served", "wait_ms", "exchange_ms"}
@@ -81,4 +81,4 @@ def test_one_rank_sends_nothing_and_is_asked_for_all() -> None:
 
 
 def test_a_process_alone_has_no_ranks() -> None:
-    assert TieredEmbeddingBag(TABLES, policy=LFU).take_statistics().ranks == ()
+    assert TieredEmbeddingBag(TABLES, policy=LFU).statistics.take().ranks == ()

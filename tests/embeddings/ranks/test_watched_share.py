@@ -43,7 +43,7 @@ def trained(ranks: Ranks) -> tuple[dict[str, Any], bool]:
     for planned in embeddings.look_ahead(BATCHES, depth=1):
         model(embeddings(planned), planned.batch).backward()
         embeddings.step()
-    return embeddings.state_arrays(), embeddings.hot_set_is_full
+    return embeddings.rows.state_arrays(), embeddings.statistics.hot_set_is_full
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -66,8 +66,8 @@ def test_full_sets_fit_on_any_number_of_ranks(size: int) -> None:
 
     def load(ranks: Ranks | None) -> dict[str, Any]:
         with made(ranks) as embeddings:
-            embeddings.load_state_arrays(saved)
-            return embeddings.state_arrays()
+            embeddings.rows.load_state_arrays(saved)
+            return embeddings.rows.state_arrays()
 
     found = load(None) if size == 0 else on_ranks(size, load)[0]
     orders = [np.argsort(arrays["rows0.watched.row"]) for arrays in (saved, found)]
@@ -82,4 +82,4 @@ def test_full_sets_fit_on_any_number_of_ranks(size: int) -> None:
 def test_a_smaller_setting_is_refused_as_ever() -> None:
     (saved, _), *_ = on_ranks(2, trained)
     with made(None, hot="20") as embeddings, pytest.raises(CheckpointError, match=r"raise skip\.hot_rows"):
-        embeddings.load_state_arrays(saved)
+        embeddings.rows.load_state_arrays(saved)

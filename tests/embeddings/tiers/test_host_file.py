@@ -280,12 +280,12 @@ def test_training_ends_with_the_error_of_a_full_disk(tmp_path: Path, depth: int)
     embeddings = one_table(40, "12", Scattered, host=f"mmap:{tmp_path}")
     batches = [bags([k % 40, (7 * k) % 40]) for k in range(60)]
     step_all(embeddings, batches[:20], depth=depth)
-    fill_disk(embeddings._pipeline.lanes[0].host)
+    fill_disk(embeddings.runtime.pipeline.lanes[0].host)
     with pytest.raises(StorageError, match="No space left on device"):
         step_all(embeddings, batches[20:], depth=depth)
     assert not [thread for thread in threading.enumerate() if thread.name == "adaptive-look-ahead"]
     with pytest.raises(StorageError, match="No space left on device"):
-        embeddings.table_weights("t")
+        embeddings.rows.table_weights("t")
     embeddings.close()
 
 
@@ -351,7 +351,7 @@ def test_training_on_a_file_equals_training_in_memory(
         tier = TierConfig(device_rows=share, poison=True, when_full="reduce_lookahead", host=place, device=device)
         with TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=optimizer) as embeddings:
             results.append(train(embeddings, TABLES, batches, depth))
-            assert (sum(embeddings.host_io().values()) == 0) == (place == "memory")
+            assert (sum(embeddings.statistics.host_io().values()) == 0) == (place == "memory")
     results[0].assert_equals(results[1])
 
 
@@ -365,9 +365,9 @@ def test_a_checkpoint_of_rows_in_memory_loads_into_a_file_and_back(tmp_path: Pat
             tier = TierConfig(device_rows="80%", host=place, when_full="reduce_lookahead")
             with TieredEmbeddingBag(TABLES, tier, policy=policy, optimizer=Adam()) as embeddings:
                 if saved:
-                    embeddings.load_state_arrays(saved)
+                    embeddings.rows.load_state_arrays(saved)
                 step_all(embeddings, part, depth=1)
-                saved = embeddings.state_arrays()
+                saved = embeddings.rows.state_arrays()
         arrays.append(saved)
     for other in arrays[1:]:
         assert all(np.array_equal(other[name], array) for name, array in arrays[0].items())
@@ -376,10 +376,10 @@ def test_a_checkpoint_of_rows_in_memory_loads_into_a_file_and_back(tmp_path: Pat
 def test_what_crosses_is_counted(tmp_path: Path) -> None:
     """Rows that come for the first time are computed; rows that leave unchanged are not written."""
     with one_table(4000, "2", host=f"mmap:{tmp_path}", poison=False) as embeddings:
-        assert embeddings.host_io() == {"reads": 0, "bytes_read": 0, "writes": 0, "bytes_written": 0}
+        assert embeddings.statistics.host_io() == {"reads": 0, "bytes_read": 0, "writes": 0, "bytes_written": 0}
         step_all(embeddings, [bags([0, 3999])])
-        assert embeddings.host_io() == {"reads": 0, "bytes_read": 0, "writes": 0, "bytes_written": 0}
+        assert embeddings.statistics.host_io() == {"reads": 0, "bytes_read": 0, "writes": 0, "bytes_written": 0}
         step_all(embeddings, [bags([1, 2])])
-        assert embeddings.host_io() == {"reads": 0, "bytes_read": 0, "writes": 2, "bytes_written": 32}
+        assert embeddings.statistics.host_io() == {"reads": 0, "bytes_read": 0, "writes": 2, "bytes_written": 32}
         step_all(embeddings, [bags([0, 3999])])
-        assert embeddings.host_io() == {"reads": 2, "bytes_read": 32, "writes": 3, "bytes_written": 64}
+        assert embeddings.statistics.host_io() == {"reads": 2, "bytes_read": 32, "writes": 3, "bytes_written": 64}

@@ -137,7 +137,7 @@ def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkey
         monkeypatch.setattr(GroupWork, "pool", pool_now)
         embeddings, trainee = case.build(), Trainee(TABLES)
         found = train_more(embeddings, trainee, BATCHES, case.depth)
-    found.assert_equals(train_slowly(TABLES, BATCHES, embeddings._optimizer))
+    found.assert_equals(train_slowly(TABLES, BATCHES, embeddings.runtime.outline.optimizer))
 
 
 def test_slots_and_sums_are_there_before_any_other_stream_may_use_them() -> None:
@@ -146,7 +146,7 @@ def test_slots_and_sums_are_there_before_any_other_stream_may_use_them() -> None
         simulation.copying.laziness = simulation.compute.laziness = 1.0
         embeddings = Case(way="direct", device_rows="60%").build()
         assert not simulation.copying._queue and not simulation.compute._queue
-        for lane in embeddings._pipeline.lanes:
+        for lane in embeddings.runtime.pipeline.lanes:
             for change in (lambda d: d.resize(3), lambda d: d.watch(5, snapshots=True, sums=True)):
                 before = simulation.settled
                 change(lane.device)
@@ -199,12 +199,12 @@ def test_host_memory_is_let_go_when_no_copy_reads_or_writes_it() -> None:
         embeddings = case.build()
         simulation.copying.laziness = 1.0
         left: list[int] = []
-        for lane in embeddings._pipeline.lanes:
+        for lane in embeddings.runtime.pipeline.lanes:
             lane.device._transfer._let_go = lambda: left.append(len(simulation.copying._queue))  # type: ignore[attr-defined]
         coming = embeddings.look_ahead(BATCHES, depth=0)
         next(coming)
         assert simulation.copying._queue
         embeddings.close()
-        assert left == [0] * len(embeddings._pipeline.lanes)
+        assert left == [0] * len(embeddings.runtime.pipeline.lanes)
         with pytest.raises(AssertionError, match="closed"):
             next(coming)

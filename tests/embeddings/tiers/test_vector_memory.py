@@ -91,7 +91,7 @@ def test_vectors_of_a_batch_outlive_it() -> None:
     assert place % LINE_BYTES == second.data_ptr() % LINE_BYTES == 0 and place != second.data_ptr()
     del first
     assert bag.stack(one).data_ptr() == place
-    (lane,) = bag._pipeline.lanes
+    (lane,) = bag.runtime.pipeline.lanes
     assert isinstance(lane.device, CpuDevice) and isinstance(lane.host, MemoryHost)
     assert lane.device.weights.ctypes.data % LINE_BYTES == lane.host.weights.ctypes.data % LINE_BYTES == 0
     bag.close()

@@ -38,7 +38,7 @@ def test_a_run_counts_what_training_moved_and_no_more(tmp_path: Path, monkeypatc
     close = TieredEmbeddingBag.close
 
     def closing(embeddings: TieredEmbeddingBag) -> None:
-        totals.append(embeddings.host_io())
+        totals.append(embeddings.statistics.host_io())
         close(embeddings)
 
     monkeypatch.setattr(TieredEmbeddingBag, "close", closing)

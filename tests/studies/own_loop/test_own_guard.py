@@ -113,7 +113,7 @@ def test_it_decides_as_a_run_and_ends_with_its_numbers(
     for mine, theirs in zip(found["guard_decisions"], named["guard_decisions"], strict=True):
         assert {name: (value, theirs[name]) for name, value in mine.items() if value != theirs[name]} == {}
     assert found == named
-    saved = parts.embeddings.state_arrays()
+    saved = parts.embeddings.rows.state_arrays()
     for name, value in expected.saved.rows.items():
         if name.endswith(("weights", "state")):
             np.testing.assert_array_equal(saved[name], value)
@@ -167,7 +167,7 @@ def test_a_learning_rate_scheduler_and_the_rows_optimizer_may_be_parts() -> None
             for planned in guard.look_ahead(DATA.train(BATCH)):
                 guard.after(planned, own_step(*everything, planned))
         with tables:
-            rows = {name: tables.table_weights(name) for name in tables.table_names}
+            rows = {name: tables.rows.table_weights(name) for name in tables.table_names}
         return rows | {name: value.numpy() for name, value in model.state_dict().items()}
 
     found, plain = trained(Freeze, budget=STRICT), trained(Plain)

@@ -113,7 +113,7 @@ def test_recording_changes_nothing_and_tells_how_it_ended(tmp_path: Path) -> Non
 
     with pytest.raises(KeyError):
         fails()
-    assert np.array_equal(plain.table_weights("user"), embeddings.table_weights("user"))
+    assert np.array_equal(plain.rows.table_weights("user"), embeddings.rows.table_weights("user"))
     kept = json.loads((tmp_path / "run/run.json").read_text())
     assert kept["status"] == "stopped" and "KeyError" in kept["error"]
     assert not (tmp_path / "run/tensorboard").exists()
@@ -190,7 +190,7 @@ def test_a_simulation_counts_what_training_counts() -> None:
             for planned in embeddings.look_ahead(data, depth=1):
                 embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
                 embeddings.step()
-            counts = embeddings.counts()
+            counts = embeddings.statistics.counts()
         assert run["hit_rate"] == counts[Counter.LOOKUP_HITS] / counts[Counter.LOOKUPS]
     again = simulate_policies(lambda: iter(data), TABLES, ["lru"], ["80%"], depth=1)
     assert again["runs"][0]["hit_rate"] == found["runs"][0]["hit_rate"]

@@ -79,7 +79,7 @@ def trained_counts(dataset: Dataset, config: TrainConfig, device_rows: str) -> A
             for planned in embeddings.look_ahead(dataset.train(config.batch_size, epoch=epoch), depth=config.depth):
                 embeddings.stack(planned).sum().backward()  # type: ignore[no-untyped-call]
                 embeddings.step()
-        return embeddings.take_statistics().counts.sum(0), embeddings.view.device_rows
+        return embeddings.statistics.take().counts.sum(0), embeddings.runtime.view.device_rows
 
 
 # --- the same counts as training -------------------------------------------------------------------------------------

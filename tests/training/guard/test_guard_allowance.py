@@ -74,9 +74,9 @@ def test_saturated_rows_are_cut_when_the_allowance_changes(depth: int) -> None:
             (vectors["a"].sum() + vectors["b"].sum()).backward()
             embeddings.step()
             if planned.number:
-                counts = embeddings.take_statistics().counts  # of the batch before
+                counts = embeddings.statistics.take().counts  # of the batch before
                 shares.append((counts[:, Counter.SKIPPED_UPDATES] / NUM_ROWS).tolist())
-        saturated = embeddings.take_statistics().saturated_rows
+        saturated = embeddings.statistics.take().saturated_rows
     assert all(share == [0, 0] for share in shares[:16] + shares[40:])
     assert all(share == [1, 1] for share in shares[16:24])
     allowed = [allowing(0.25).allows(np.arange(first, first + NUM_ROWS)).mean() for first in (0, NUM_ROWS)]

@@ -95,7 +95,7 @@ def test_what_waits_in_the_run_is_applied_in_the_fork(monkeypatch: pytest.Monkey
     forks: list[Fork] = []
     run(Defer, {}, monkeypatch, {END: lambda parts: forks.append(Fork(RunLoop(parts), AT))})
     parts = run(Defer, {}, monkeypatch, {})
-    assert parts.embeddings.counts()[-1] > 0  # deferred
+    assert parts.embeddings.statistics.counts()[-1] > 0  # deferred
     assert_equal(everything(components_of(forks[0])), everything(parts))
 
 
@@ -141,14 +141,14 @@ class Overwritten(Run):
         self.values, self.looks = values, looks
 
     def look_around(self) -> None:
-        if self.embeddings._pipeline.trained == AFTER:
-            self.embeddings.overwrite_rows(self.values)
+        if self.embeddings.runtime.pipeline.trained == AFTER:
+            self.embeddings.rows.overwrite(self.values)
             if self.looks:
                 self.assert_overwritten()
         super().look_around()
 
     def assert_overwritten(self) -> None:
-        found = self.embeddings.state_arrays()
+        found = self.embeddings.rows.state_arrays()
         for name, value in self.values.items():
             if name.endswith((".weights", ".state")):
                 rows, theirs = (arrays[name.split(".")[0] + ".changed"] for arrays in (found, self.values))

@@ -48,7 +48,7 @@ def days_fixture(tmp_path: Path) -> tuple[str, str]:
 
 def weights(run: Path) -> dict[str, Any]:
     with load_run(run) as loaded:
-        tables = {name: loaded.embeddings.table_weights(name) for name in loaded.embeddings.table_names}
+        tables = {name: loaded.embeddings.rows.table_weights(name) for name in loaded.embeddings.table_names}
         return {**tables, **{name: value.numpy() for name, value in loaded.model.state_dict().items()}}
 
 

@@ -27,7 +27,7 @@ def aucs(monkeypatch: pytest.MonkeyPatch, data: Any) -> Scripted:
     def script(**by_step: float | None) -> None:
         def evaluate(embeddings: Any, model: Any, batches: Any, **more: Any) -> Evaluation:
             samples = sum(batch.num_samples for batch in batches)
-            auc = by_step[f"s{embeddings._pipeline.next_number}"]
+            auc = by_step[f"s{embeddings.runtime.pipeline.next_number}"]
             return Evaluation(samples, auc, True, 0.5, None if auc is None else 1 - auc, 1.0, 1.0)
 
         monkeypatch.setattr(run, "evaluate", evaluate)

@@ -85,7 +85,7 @@ def test_a_batch_that_is_run_again_counts_once(monkeypatch: pytest.MonkeyPatch, 
         parts = build(toy_config(tier=tier, **model("batch")), toy)
         with parts.embeddings:
             Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=1)
-            return everything(parts), parts.embeddings.view.device_rows
+            return everything(parts), parts.embeddings.runtime.view.device_rows
 
     expected, before = train()
     failed: list[int] = []

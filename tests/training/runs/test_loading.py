@@ -71,7 +71,7 @@ def test_a_run_is_loaded_in_another_folder(elsewhere: Path, monkeypatch: pytest.
     monkeypatch.chdir(elsewhere)
     with load_run(path) as run:
         found = evaluate(run.embeddings, run.model, data_of(run, None).evaluation(100))
-        values = np.concatenate([run.embeddings.table_weights(table.name) for table in run.components.tables])
+        values = np.concatenate([run.embeddings.rows.table_weights(table.name) for table in run.components.tables])
         changed = load_checkpoint(path / "weights").rows["rows0.changed"]
         assert np.array_equal(values[np.asarray(changed)], saved_rows(path))
         assert run.config.tier.host == tier.get("host", "memory").replace("rows", str(path.parent / "rows"))
@@ -109,14 +109,14 @@ def test_neither_data_nor_schema_nor_policy_need_be_there(elsewhere: Path, monke
 def test_rows_may_lie_elsewhere_than_in_the_run(elsewhere: Path) -> None:
     path = trained(Path.cwd())
     with load_run(path) as run:
-        expected = run.embeddings.table_weights("user")
+        expected = run.embeddings.rows.table_weights("user")
     with load_run(path, tier=TierConfig(device_rows="50%", host=f"mmap:{elsewhere}")) as run:
-        assert np.array_equal(run.embeddings.table_weights("user"), expected)
-        blocks = list(run.embeddings.table_blocks("user", block_bytes=7 * 16))
+        assert np.array_equal(run.embeddings.rows.table_weights("user"), expected)
+        blocks = list(run.embeddings.rows.table_blocks("user", block_bytes=7 * 16))
         assert [len(block) for block in blocks] == [7, 7, 7, 7, 7, 7, 7, 2]  # 50 rows and one for missing ids
         assert np.array_equal(np.concatenate(blocks), expected)
         with pytest.raises(ConfigError, match="no table 'x'; there are: genre, user, site, tags"):
-            next(run.embeddings.table_blocks("x"))
+            next(run.embeddings.rows.table_blocks("x"))
 
 
 def test_a_record_without_a_whole_shape_is_refused(elsewhere: Path) -> None:

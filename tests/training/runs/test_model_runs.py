@@ -58,7 +58,7 @@ def trained(name: str, policy: str, depth: int) -> dict[str, NDArray[Any]]:
     parts, toy = parts_of(policy=policy, labels=labels(name), **settings(name))
     with parts.embeddings:
         Trainer(parts.embeddings, parts.model, parts.optimizer).train(toy.train(32), depth=depth)
-        values = {table.name: parts.embeddings.table_weights(table.name) for table in parts.tables}
+        values = {table.name: parts.embeddings.rows.table_weights(table.name) for table in parts.tables}
         return values | {f"dense {n}": value.numpy() for n, value in parts.model.state_dict().items()}
 
 
@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_is_one_that_was_not_cut(tmp_path: Path, data: Callab
     weights = [load_run(tmp_path / one, model=OWN if name == "own" else None) for one in ("whole", "cut")]
     with weights[0] as one, weights[1] as other:
         for table in SIZES:
-            assert np.array_equal(one.embeddings.table_weights(table), other.embeddings.table_weights(table))
+            assert np.array_equal(one.embeddings.rows.table_weights(table), other.embeddings.rows.table_weights(table))
         for key, value in one.model.state_dict().items():
             assert torch.equal(value, other.model.state_dict()[key]), key
 

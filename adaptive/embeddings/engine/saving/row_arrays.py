@@ -165,7 +165,7 @@ def load_rows(
     grow: bool = False,
     last: Mapping[str, int] | None = None,
 ) -> None:
-    """Restore what `save_rows` or `save_blocks` gave; see `TieredEmbeddingBag.load_state_arrays`.
+    """Restore what `save_rows` or `save_blocks` gave; see `RowStore.load_state_arrays`.
 
     last: table -> how many of its last rows stay the last ones of a table that has grown.
     """
@@ -212,7 +212,7 @@ def _renumber(group: Group, part: Part, watched: Arrays, last: Mapping[str, int]
 
 
 def overwrite_rows(pipeline: Pipeline, arrays: Mapping[str, NDArray[Any] | Stored]) -> None:
-    """Give rows other values; see `TieredEmbeddingBag.overwrite_rows`. For the training thread, between two steps."""
+    """Give rows other values; see `RowStore.overwrite`. For the training thread, between two steps."""
     parts = _checked_parts(pipeline, arrays)
     with pipeline.lock:
         pipeline.mover.catch_up()  # steps asked for so far come first

@@ -1,5 +1,5 @@
 """`adaptive.embeddings.engine.saving.row_arrays` for several ranks: the arrays of one process, put together from rows
-that each rank owns, on all of them (`TieredEmbeddingBag.state_arrays`). All ranks call these functions together.
+that each rank owns, on all of them (`RowStore.state_arrays`). All ranks call these functions together.
 """
 
 from typing import Any

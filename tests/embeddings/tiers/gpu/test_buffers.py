@@ -84,7 +84,7 @@ def test_all_pinned_memory_is_told(
     embeddings = make("cpu-torch", policy, transfer, lookups)
     step_all(embeddings, BATCHES, depth=2)
     gc.collect()
-    found = added(lane.device.buffer_bytes for lane in embeddings._pipeline.lanes)  # type: ignore[attr-defined]
+    found = added(lane.device.buffer_bytes for lane in embeddings.runtime.pipeline.lanes)  # type: ignore[attr-defined]
     assert found[0] == sum(memory.nbytes for one in alive if (memory := one()) is not None) > 0
     assert 0 < found[1] <= found[0] + 2 * 8 * (1 << 20)  # twins, and a count of rows to a block
 
@@ -96,11 +96,11 @@ def test_what_names_every_row_takes_no_list_of_every_row(transfer: str, monkeypa
     rows = 40_000
     embeddings = one_table(rows, "100%", device="cpu-torch", transfer=transfer)
     step_all(embeddings, [bags(list(range(rows)))])
-    embeddings.flush()
-    before = embeddings.table_weights("t")
-    embeddings.make_room()
-    assert np.array_equal(embeddings.table_weights("t"), before)
-    (lane,) = embeddings._pipeline.lanes
+    embeddings.rows.flush()
+    before = embeddings.rows.table_weights("t")
+    embeddings.runtime.make_room()
+    assert np.array_equal(embeddings.rows.table_weights("t"), before)
+    (lane,) = embeddings.runtime.pipeline.lanes
     assert lane.device._transfer._lists.num_bytes == (8 * SMALLEST, 8 * SMALLEST)  # type: ignore[attr-defined]
 
 
@@ -120,7 +120,7 @@ def test_plans_are_counted_as_sent_to_the_device(policy: type[Policy], monkeypat
     for device in ("cpu", "cpu-torch"):
         embeddings = make(device, policy)
         step_all(embeddings, BATCHES, depth=2)
-        counts[device] = embeddings.take_statistics().counts
+        counts[device] = embeddings.statistics.take().counts
     difference = counts["cpu-torch"] - counts["cpu"]
     assert len(sizes) == 2 * len(BATCHES)
     assert difference[:, Counter.BYTES_H2D].sum() == sum(sizes)
@@ -137,7 +137,7 @@ def test_where_rows_lie_is_sent_once_for_forward_and_update(lookups: str) -> Non
         next(ahead)
         next(ahead)
         before = plan_of(embeddings, 1)
-        embeddings.make_room()
+        embeddings.runtime.make_room()
         sent = plan_of(embeddings, 1)
         assert sent is before
         assert sent.pooling.bags.row_locations is sent.row_updates.segments_here.locations
@@ -151,7 +151,7 @@ def test_where_rows_lie_is_sent_once_for_forward_and_update(lookups: str) -> Non
 
 
 def plan_of(embeddings: TieredEmbeddingBag, number: int) -> Any:
-    (plan,) = next(ready.plans for ready in embeddings._pipeline.in_flight() if ready.number == number)
+    (plan,) = next(ready.plans for ready in embeddings.runtime.pipeline.in_flight() if ready.number == number)
     return plan
 
 

@@ -128,10 +128,10 @@ def test_slots_may_be_given_back_while_batches_are_in_flight() -> None:
         with make(lookups, "90%") as embeddings:
             for planned in embeddings.look_ahead(BATCHES, depth=2):
                 if planned.number == 5:
-                    embeddings.make_room()
+                    embeddings.runtime.make_room()
                 sum_of(embeddings(planned)).backward()
                 embeddings.step()
-            return [embeddings.table_weights(table.name) for table in TABLES]
+            return [embeddings.rows.table_weights(table.name) for table in TABLES]
 
     assert all(map(np.array_equal, trained("device"), trained("host")))
 
@@ -148,7 +148,7 @@ def test_there_is_memory_for_the_batches_that_are_on_their_way(depth: int) -> No
         next(coming)
         coming.close()
         step_all(embeddings, BATCHES, depth=depth)
-        for lane in embeddings._pipeline.lanes:
+        for lane in embeddings.runtime.pipeline.lanes:
             memories = lane.device.searcher._memories  # type: ignore[union-attr]
             assert 1 <= len(memories) <= depth + 3  # in flight, read ahead, and one that may be trained by now
 
@@ -179,7 +179,7 @@ def test_a_plan_sends_nothing_as_long_as_its_look_ups() -> None:
                 assert [len(tensor) for tensor in inputs] == [200, 200]
                 assert max(map(len, others)) == (8 if lookups == "device" else 600)
                 embeddings.discard()
-            counts = embeddings.take_statistics().counts
+            counts = embeddings.statistics.take().counts
             totals[lookups] = [int(counts[:, one].sum()) for one in (Counter.BYTES_H2D, Counter.BYTES_D2H)]
     look_ups, starts, inputs = 4 * 600, 8 * 201 + 8, 2 * 4 * 200
     rows = 7 * 16 + 2 * 64 + 32  # fetched; a list of slots, where look-ups begin, which rows are hot
@@ -234,13 +234,13 @@ def test_nothing_is_asked_about_a_group_without_look_ups() -> None:
     offsets = np.minimum(empty.offsets, span.start)
     batch = Batch(empty.dense, empty.ids[: span.start], offsets, empty.labels)
     with make("device") as embeddings, make("host") as expected:
-        embeddings._pipeline.mover.begin(-1)
-        found = [searcher.start(batch) for searcher in embeddings._pipeline.lookups_ahead._searchers]  # type: ignore[union-attr]
+        embeddings.runtime.pipeline.mover.begin(-1)
+        found = [searcher.start(batch) for searcher in embeddings.runtime.pipeline.lookups_ahead._searchers]  # type: ignore[union-attr]
         assert [one is None for one in found] == [False, True]
         for one in (embeddings, expected):
             step_all(one, [BATCHES[0], batch, BATCHES[1]], depth=1)
         for table in TABLES:
-            assert np.array_equal(embeddings.table_weights(table.name), expected.table_weights(table.name))
+            assert np.array_equal(embeddings.rows.table_weights(table.name), expected.rows.table_weights(table.name))
 
 
 @pytest.mark.parametrize(
@@ -274,6 +274,6 @@ def test_a_policy_that_looks_ahead_sees_the_rows_that_the_device_found() -> None
         tier = TierConfig(device="cpu-torch", device_rows="90%", lookups=lookups, when_full="reduce_lookahead")  # type: ignore[arg-type]
         with TieredEmbeddingBag(TABLES, tier, policy=Looks) as embeddings:
             step_all(embeddings, BATCHES, depth=2)
-            return [embeddings.table_weights(table.name) for table in TABLES]
+            return [embeddings.rows.table_weights(table.name) for table in TABLES]
 
     assert all(map(np.array_equal, trained("device"), trained("host")))

@@ -249,7 +249,9 @@ def test_other_choices(runtime: Runtime) -> None:
 def test_on_the_cpu_rows_in_place_need_no_pinning() -> None:
     with one_table(10, "3", device="cpu-torch", transfer="direct") as embeddings:
         step_all(embeddings, [bags([1]), bags([2]), bags([3]), bags([4]), bags([5])], depth=1)
-        assert embeddings.device_rows_text().endswith("rows are read and written in place in pinned host memory")
+        assert embeddings.statistics.device_rows_text().endswith(
+            "rows are read and written in place in pinned host memory"
+        )
     embeddings.close()
 
 

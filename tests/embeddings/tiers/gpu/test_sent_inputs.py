@@ -88,7 +88,7 @@ def test_they_are_there_when_slots_were_given_back() -> None:
     with opened(tier={"device_rows": "100%"}) as embeddings:
         for batch, planned in zip(batches, embeddings.look_ahead(batches, depth=2), strict=True):
             if planned.number == 3:
-                embeddings.make_room()  # plans of batches in flight are sent again
+                embeddings.runtime.make_room()  # plans of batches in flight are sent again
             assert_of(batch, planned.dense, planned.labels, planned.extras)
             embeddings.discard()
 
@@ -136,7 +136,11 @@ def test_a_model_of_several_labels_is_given_them_on_the_device(monkeypatch: pyte
             model = TwoLabels()
             Trainer(embeddings, model, torch.optim.SGD(model.parameters(), lr=0.1)).train(batches, depth=2)
             assert sent == []
-            found[device] = [embeddings.table_weights("a"), embeddings.table_weights("b"), model.last.weight.detach()]
+            found[device] = [
+                embeddings.rows.table_weights("a"),
+                embeddings.rows.table_weights("b"),
+                model.last.weight.detach(),
+            ]
     assert all(map(np.array_equal, found["cpu"], found["cpu-torch"]))
 
 

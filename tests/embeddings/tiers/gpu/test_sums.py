@@ -57,7 +57,7 @@ def test_bytes_of_sums_count_their_squares(optimizer: RowOptimizer) -> None:
     """Rows of 4 numbers and 1 byte that tells whether they wait; snapshots of 4."""
     tables = [TableConfig(name="t", num_embeddings=50, embedding_dim=4)]
     embeddings = TieredEmbeddingBag(tables, TierConfig(device="cpu-torch", device_rows="10"), optimizer=optimizer)
-    (lane,) = embeddings._pipeline.lanes
+    (lane,) = embeddings.runtime.pipeline.lanes
     assert lane.device.num_bytes[2] == 0
     lane.device.watch(7, snapshots=False, sums=True)
     assert lane.device.num_bytes[2] == 7 * (4 * 4 + 4 * optimizer.squares_width(4) + 1)

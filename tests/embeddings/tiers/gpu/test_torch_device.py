@@ -224,10 +224,10 @@ def test_staged_rows_are_gathered_by_threads_where_there_are_cores(
         patch.setattr(MemoryHost, "copy_in", noted)
         with pytest.raises(OSError, match="row 17") if fails else nullcontext():
             step_all(found, batches, depth=0)
-            found.flush()
+            found.rows.flush()
     if not fails:
         step_all(expected, batches)
-        assert np.array_equal(found.table_weights("t"), expected.table_weights("t"))
+        assert np.array_equal(found.rows.table_weights("t"), expected.rows.table_weights("t"))
         assert len(threads) == transfer_module.THREADS
     found.close()
 
@@ -262,7 +262,7 @@ def test_whole_bags_on_the_host_cross_as_vectors_and_others_row_by_row(monkeypat
     embeddings = one_table(10, "3", policy=TwoStay, device="cpu-torch")
     warm = [bags([0, 1, 2])] * 3
     batch = bags([0, 1], [5, 6, 7], [1, 8], [9], [])
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     step_all(embeddings, warm)
     with crossings(monkeypatch) as found:
         for planned in embeddings.look_ahead([batch]):
@@ -271,12 +271,12 @@ def test_whole_bags_on_the_host_cross_as_vectors_and_others_row_by_row(monkeypat
             assert sorted(found) == [(1, 4), (2, 4)]  # row 8; the vectors of [5, 6, 7] and [9]
             loss.backward()
             embeddings.step()
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, [*warm, batch]))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, [*warm, batch]))
 
 
 def test_under_hybrid_vectors_cross_and_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings = one_table(10, "auto", policy=Hybrid, device="cpu-torch")
-    initial = embeddings.table_weights("t")
+    initial = embeddings.rows.table_weights("t")
     batches = [featured([[1, 2, 3], [4]]), featured([[], [4, 4]])]
     with crossings(monkeypatch) as found:
         for planned in embeddings.look_ahead(batches):
@@ -284,7 +284,7 @@ def test_under_hybrid_vectors_cross_and_no_row(monkeypatch: pytest.MonkeyPatch) 
             sum_of(embeddings(planned)).backward()
             embeddings.step()
             assert found == [(2, 4)]
-    assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+    assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 # --- how plans are cut -----------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def train(
             torch.stack([vectors.square().sum() for vectors in embeddings(planned).values()]).sum().backward()
             embeddings.step()
         torch.cuda.set_sync_debug_mode("default")
-        return {table.name: embeddings.table_weights(table.name) for table in TABLES}
+        return {table.name: embeddings.rows.table_weights(table.name) for table in TABLES}
 
 
 def assert_same(left: dict[str, NDArray[np.float32]], right: dict[str, NDArray[np.float32]]) -> None:
@@ -163,8 +163,8 @@ def little_memory() -> Iterator[int]:
 def test_out_of_memory_when_the_tiers_are_made(little_memory: int) -> None:
     table = TableConfig(name="t", num_embeddings=2_000_000, embedding_dim=64)
     with TieredEmbeddingBag([table], TierConfig(device=CUDA, device_rows="100%")) as embeddings:
-        assert "out of GPU memory" in embeddings.device_rows_text()
-        assert embeddings.memory()["device_weights"] < little_memory
+        assert "out of GPU memory" in embeddings.statistics.device_rows_text()
+        assert embeddings.statistics.memory()["device_weights"] < little_memory
     with pytest.raises(DeviceMemoryError, match="out of GPU memory"):
         TieredEmbeddingBag([table], TierConfig(device=CUDA, device_rows="100%", held_rows=1_900_000))
 
@@ -173,8 +173,8 @@ def test_out_of_memory_in_a_forward_pass(little_memory: int) -> None:
     table = TableConfig(name="t", num_embeddings=1_000_000, embedding_dim=64, init_bound=1.0)
     batches = [bags([row, row + 1]) for row in range(20)]
     with TieredEmbeddingBag([table], TierConfig(device=CUDA, device_rows="100%"), optimizer=SGD(lr=1.0)) as embeddings:
-        initial = embeddings.table_weights("t")
-        before = embeddings.view.device_rows
+        initial = embeddings.rows.table_weights("t")
+        before = embeddings.runtime.view.device_rows
         for planned in embeddings.look_ahead(batches, depth=2):
 
             def passes(number: int = planned.number, planned: object = planned) -> None:
@@ -183,10 +183,10 @@ def test_out_of_memory_in_a_forward_pass(little_memory: int) -> None:
                     torch.empty(80 << 20, dtype=torch.uint8, device=CUDA)
                 total.backward()
 
-            embeddings.with_room(passes)
+            embeddings.runtime.with_room(passes)
             embeddings.step()
-        assert embeddings.view.device_rows < before
-        assert np.array_equal(embeddings.table_weights("t"), after_sums(initial, batches))
+        assert embeddings.runtime.view.device_rows < before
+        assert np.array_equal(embeddings.rows.table_weights("t"), after_sums(initial, batches))
 
 
 def test_free_memory_counts_what_torch_keeps_for_itself() -> None:

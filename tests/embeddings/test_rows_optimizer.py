@@ -11,7 +11,7 @@ from helpers import LFU, featured, random_batches, step_all, sum_of
 from torch import nn
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
-from adaptive.embeddings.engine.rates import RowsOptimizer
+from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -32,14 +32,14 @@ def made(optimizer: RowOptimizer, device_rows: str = "100%", tables: Sequence[Ta
 
 def train(embeddings: TieredEmbeddingBag, first: int = 0, last: int = 12, depth: int = 0) -> TieredEmbeddingBag:
     for planned in embeddings.look_ahead(BATCHES[first:last], depth=depth):
-        embeddings.set_lr(RATES[planned.number])
+        embeddings.optimizer.lr = RATES[planned.number]
         (sum_of(embeddings(planned)) ** 2).backward()
         embeddings.step()
     return embeddings
 
 
 def assert_equal(one: TieredEmbeddingBag, other: TieredEmbeddingBag) -> None:
-    found, expected = one.state_arrays(), other.state_arrays()
+    found, expected = one.rows.state_arrays(), other.rows.state_arrays()
     assert found.keys() == expected.keys()
     for name, array in found.items():
         assert np.array_equal(array, expected[name], equal_nan=array.dtype.kind == "f"), name
@@ -49,15 +49,15 @@ def assert_equal(one: TieredEmbeddingBag, other: TieredEmbeddingBag) -> None:
 def test_each_batch_has_its_own_rate_as_if_tables_were_made_anew_for_it(optimizer: RowOptimizer) -> None:
     anew = made(optimizer.at(RATES[0]))
     for number, batch in enumerate(BATCHES):
-        arrays = anew.state_arrays()
+        arrays = anew.rows.state_arrays()
         anew = made(optimizer.at(RATES[number]))
-        anew.load_state_arrays(arrays)
+        anew.rows.load_state_arrays(arrays)
         for planned in anew.look_ahead([batch]):
             (sum_of(anew(planned)) ** 2).backward()
             anew.step()
     whole = train(made(optimizer))
     for table in TABLES:
-        assert np.array_equal(whole.table_weights(table.name), anew.table_weights(table.name))
+        assert np.array_equal(whole.rows.table_weights(table.name), anew.rows.table_weights(table.name))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
@@ -97,7 +97,7 @@ def test_torchs_schedulers_drive_it_and_find_nothing_to_warn_of() -> None:
         scheduled.step() if planned.number % 2 else scheduled.optimizer.step()
         scheduler.step()
     for planned in by_hand.look_ahead(BATCHES[:4]):
-        by_hand.set_lr(0.4 * 0.5**planned.number)
+        by_hand.optimizer.lr = 0.4 * 0.5**planned.number
         sum_of(by_hand(planned)).backward()
         by_hand.step()
     assert_equal(scheduled, by_hand)
@@ -106,10 +106,10 @@ def test_torchs_schedulers_drive_it_and_find_nothing_to_warn_of() -> None:
 
 def test_another_optimizer_is_not_taken_in_silence() -> None:
     embeddings = made(SGD())
-    with pytest.raises(ConfigError, match=r"the rows' optimizer is fixed when tables are made.*set_lr\(\)"):
+    with pytest.raises(ConfigError, match=r"the rows' optimizer is fixed when tables are made.*optimizer\.lr"):
         embeddings.optimizer = Adam()  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="a number from 0 on is needed, found nan"):
-        embeddings.set_lr(float("nan"))
+    with pytest.raises(ConfigError, match="expected a number from 0 on, got nan"):
+        embeddings.optimizer.lr = float("nan")
     with pytest.raises(ConfigError, match="takes no closure"):
         embeddings.optimizer.step(lambda: 1.0)
 
@@ -125,14 +125,14 @@ def test_a_table_may_have_its_own_rate() -> None:
     ]
     batch = featured([[1, 2], [3]], [[4], [5, 4]], [[7], [7]])
     together = made(Adagrad(lr=0.4), tables=tables)
-    initial = together.table_weights("c")
+    initial = together.rows.table_weights("c")
     step_all(together, [batch] * 3)
     for feature, table in enumerate(tables):
         bags = [[[1, 2], [3]], [[4], [5, 4]], [[7], [7]]][feature]
         alone = made(Adagrad(lr=0.4 * table.lr_scale), tables=[table.model_copy(update={"lr_scale": 1.0})])
         step_all(alone, [featured(bags)] * 3)
-        assert np.array_equal(together.table_weights(table.name), alone.table_weights(table.name))
-    assert np.array_equal(together.table_weights("c"), initial)
+        assert np.array_equal(together.rows.table_weights(table.name), alone.rows.table_weights(table.name))
+    assert np.array_equal(together.rows.table_weights("c"), initial)
 
 
 def test_tables_of_one_width_and_several_rates_are_stacked() -> None:
@@ -164,11 +164,11 @@ def test_a_loss_scaled_by_a_power_of_two_moves_rows_to_the_same_bits() -> None:
 
 def test_a_scaled_gradient_that_overflows_updates_nothing() -> None:
     embeddings = made(SGD())
-    before = embeddings.table_weights("user")
+    before = embeddings.rows.table_weights("user")
     for planned in embeddings.look_ahead(BATCHES[:2]):
         (sum_of(embeddings(planned)) * float("inf")).backward()
         embeddings.step(grad_scale=1024.0)
-    assert np.array_equal(embeddings.table_weights("user"), before)
+    assert np.array_equal(embeddings.rows.table_weights("user"), before)
 
 
 def test_a_grad_scaler_goes_on_beside_it() -> None:
@@ -188,7 +188,7 @@ def test_a_grad_scaler_goes_on_beside_it() -> None:
 def test_clipping_is_that_of_torch_over_rows_and_dense_weights() -> None:
     """No row twice in the batch: then the gradients of vectors are those of rows."""
     embeddings, head = made(SGD(lr=0.1), tables=TABLES[:1]), nn.Linear(8, 1)
-    initial = embeddings.table_weights("user")
+    initial = embeddings.rows.table_weights("user")
     table = nn.EmbeddingBag.from_pretrained(torch.from_numpy(initial.copy()), freeze=False, mode="sum")
     (head(table(torch.tensor([[3], [5]]))) * 100).sum().backward()
     expected = torch.nn.utils.clip_grad_norm_([table.weight, *head.parameters()], 0.5)
@@ -202,21 +202,21 @@ def test_clipping_is_that_of_torch_over_rows_and_dense_weights() -> None:
                 assert parameter.grad is not None
             for work in planned.works:
                 work.scale_gradients(scale)
-            norm = embeddings.clip_grad_norm_(0.5, head.parameters(), grad_scale=scale)
+            norm = embeddings.optimizer.clip_grad_norm_(0.5, head.parameters(), grad_scale=scale)
             embeddings.step()
         torch.testing.assert_close(norm, expected)
         for parameter, gradient in zip(head.parameters(), clipped, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
         assert table.weight.grad is not None
         torch.testing.assert_close(
-            torch.from_numpy(embeddings.table_weights("user")), torch.from_numpy(initial) - 0.1 * table.weight.grad
+            torch.from_numpy(embeddings.rows.table_weights("user")), torch.from_numpy(initial) - 0.1 * table.weight.grad
         )
 
 
 def test_nothing_to_clip_is_told() -> None:
     embeddings = made(SGD())
     with pytest.raises(ValueError, match=r"no gradient has reached the embeddings; call loss.backward\(\) first"):
-        embeddings.clip_grad_norm_(1.0)
+        embeddings.optimizer.clip_grad_norm_(1.0)
 
 
 def scaled_training(scale: float, *, clip: bool, broken: int = -1, first_growth: int = 10**6) -> Any:
@@ -236,7 +236,7 @@ def scaled_training(scale: float, *, clip: bool, broken: int = -1, first_growth:
         if clip:
             scaler.unscale_(dense)
             scaler.unscale_(embeddings.optimizer)
-            embeddings.clip_grad_norm_(0.3, head.parameters())
+            embeddings.optimizer.clip_grad_norm_(0.3, head.parameters())
         scaler.step(dense)
         scaler.step(embeddings.optimizer)
         scaler.update()
@@ -259,10 +259,10 @@ def test_a_grad_scaler_that_finds_infinity_takes_no_step_of_rows(clip: bool) -> 
     assert scaler.get_scale() == 128.0
     assert torch.isfinite(head.weight).all()
     for table in TABLES:
-        assert np.isfinite(found.table_weights(table.name)).all()
+        assert np.isfinite(found.rows.table_weights(table.name)).all()
     before, after = scaled_training_until(3), scaled_training_until(4, broken=3)
     for table in TABLES:
-        assert np.array_equal(before.table_weights(table.name), after.table_weights(table.name))
+        assert np.array_equal(before.rows.table_weights(table.name), after.rows.table_weights(table.name))
 
 
 def scaled_training_until(count: int, broken: int = -1) -> TieredEmbeddingBag:
