@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
 from adaptive.errors import ConfigError
-from adaptive.training.telemetry import tags
-from adaptive.training.telemetry.record import EvalRecord, GuardRecord, IntervalRecord, Record, RunRecord, sum_tables
+from adaptive.training.telemetry.record import (
+    EvalRecord,
+    GuardRecord,
+    IntervalRecord,
+    Numbers,
+    Record,
+    RunRecord,
+    evaluation_numbers,
+    guard_numbers,
+    interval_numbers,
+)
 
 GROUP: Final = "adaptive.loggers"
 MAX_FAILURES: Final = 3  # in a row, after which a logger is left alone
@@ -88,28 +97,22 @@ class LoggerSink:
 
     def write(self, record: Record) -> None:
         """Log a record, unless the logger has failed too often."""
-        found: tags.Numbers = {}
+        numbers: Numbers = {}
         match record:
             case IntervalRecord():
-                found = self._interval(record)
+                steps, self._step = max(record.step - self._step, 1), record.step
+                numbers = interval_numbers(record, steps)
             case EvalRecord():
-                found = tags.evaluation(record)
+                numbers = evaluation_numbers(record)
             case GuardRecord():
-                found = tags.guard(record)
-        values = {name: float(value) for name, value in found.items() if value is not None}
+                numbers = guard_numbers(record)
+        values = {name: float(value) for name, value in numbers.items() if value is not None}
         if values and not isinstance(record, RunRecord):
             self._safely(lambda: self._logger.numbers(values, record.step))
 
     def close(self) -> None:
         """Close the logger."""
         self._safely(self._logger.close)
-
-    def _interval(self, record: IntervalRecord) -> tags.Numbers:
-        steps, self._step = max(record.step - self._step, 1), record.step
-        whole = sum_tables(list(record.tables.values()))
-        numbers = tags.training(record) | tags.tiers(whole, record.device_rows, steps) | tags.skipping(whole)
-        numbers |= {f"{tags.TIME}/{stage}_ms": value for stage, value in record.time_ms.items()}
-        return numbers | {f"{tags.POLICY}/{name}": value for name, value in record.policy.items()}
 
     def _safely(self, work: Callable[[], None]) -> None:
         if self._failures == MAX_FAILURES:

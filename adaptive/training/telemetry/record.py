@@ -6,7 +6,7 @@ Numbers of an interval belong to the batches trained in it, unless they say "so 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,3 +235,87 @@ def table_counts(
         )
         for table, (name, values) in enumerate(columns)
     }
+
+
+# -- one table of what is counted, and the names of all numbers in views, loggers and summaries ------------------------
+
+# TensorBoard sorts groups by name, so they carry numbers: what a newcomer looks for comes first, single tables last.
+TRAINING, EVALUATION, TIERS, SKIPPING = "1_training", "2_evaluation", "3_tiers", "4_skipping"
+TIME, POLICY, GUARD, TABLES, RANKS = "5_time", "6_policy", "7_guard", "8_tables", "9_ranks"
+QUALITY: Final = ("auc", "log_loss", "accuracy")
+
+Numbers = dict[str, float | None]
+
+
+class CountField(NamedTuple):
+    """Where a number of `TableCounts` is shown."""
+
+    name: str
+    tag: str | None  # of all tables together
+    summary: str | None  # key in the run's summary
+    per_step: float = 0.0  # of a flow, which is shown per step: unit in which; 0: as it is now
+    by_table: bool = False  # each table has it, too, under the end of the tag
+
+
+COUNT_FIELDS: Final = (
+    CountField("hit_rate", f"{TIERS}/hit_rate", "hit_rate", by_table=True),
+    CountField("row_hit_rate", f"{TIERS}/row_hit_rate", "row_hit_rate", by_table=True),
+    CountField("resident_rows", f"{TIERS}/resident_rows", None, by_table=True),
+    CountField("promoted", f"{TIERS}/promoted_rows_per_step", "promoted", 1, by_table=True),
+    CountField("demoted", f"{TIERS}/demoted_rows_per_step", "demoted", 1),
+    CountField("fetched", f"{TIERS}/fetched_rows_per_step", "fetched_rows", 1),
+    CountField("written_back", f"{TIERS}/written_back_rows_per_step", "written_back_rows", 1),
+    CountField("bytes_h2d", f"{TIERS}/kib_to_device_per_step", "bytes_h2d", 1024),
+    CountField("bytes_d2h", f"{TIERS}/kib_to_host_per_step", "bytes_d2h", 1024),
+    CountField("watched_rows", f"{SKIPPING}/watched_rows", "watched_rows"),
+    CountField("saturated_rows", f"{SKIPPING}/saturated_rows", "saturated_rows", by_table=True),
+    CountField("judged_row_share", f"{SKIPPING}/judged_row_share", "judged_row_share"),
+    CountField("skipped_update_share", f"{SKIPPING}/skipped_update_share", "skipped_update_share", by_table=True),
+    CountField("deferred_update_share", f"{SKIPPING}/deferred_update_share", "deferred_update_share"),
+    CountField("skipped_lookup_share", None, "skipped_lookup_share"),
+)
+
+
+def count_numbers(counts: TableCounts, steps: int, table: str | None = None, *, skips: bool = True) -> Numbers:
+    """The numbers of all tables, or of one, in an interval of so many steps, by tag. `skips`: of skipping, too."""
+    numbers: Numbers = {}
+    for shown in COUNT_FIELDS:
+        if shown.tag is None or (table is not None and not shown.by_table):
+            continue
+        if skips or not shown.tag.startswith(SKIPPING):
+            value = getattr(counts, shown.name)
+            tag = shown.tag if table is None else f"{TABLES}/{table}/{shown.tag.partition('/')[2]}"
+            numbers[tag] = value / shown.per_step / steps if shown.per_step else value
+    return numbers
+
+
+def interval_numbers(record: IntervalRecord, steps: int, *, skips: bool = True) -> Numbers:
+    """Those of an interval of so many steps, all tables together: `so_far` since the run began, each prediction made
+    before its batch was learnt."""
+    each = {f"_{label}": quality for label, quality in record.labels.items()}
+    return {
+        f"{TRAINING}/loss": record.loss,
+        **{f"{TRAINING}/{name}_so_far": getattr(record, name) for name in QUALITY},
+        f"{TRAINING}/samples_per_s": record.samples_per_s,
+        **{f"{TRAINING}/{name}_so_far{end}": q.get(name) for end, q in each.items() for name in QUALITY[:2]},
+        f"{TIERS}/device_rows": record.device_rows,
+        **count_numbers(sum_tables(list(record.tables.values())), steps, skips=skips),
+        **{f"{TIME}/{stage}_ms": value for stage, value in record.time_ms.items()},
+        **{f"{POLICY}/{name}": value for name, value in record.policy.items()},
+    }
+
+
+def evaluation_numbers(record: EvalRecord) -> Numbers:
+    """Quality on held-out data, of several labels also that of each."""
+    each = {f"{EVALUATION}/{name}_{label}": q.get(name) for label, q in record.labels.items() for name in QUALITY}
+    return {f"{EVALUATION}/{name}": getattr(record, name) for name in (*QUALITY, "calibration", "gauc")} | each
+
+
+def guard_numbers(record: GuardRecord) -> Numbers:
+    """What the guard measured and decided."""
+    names = ("allowance", "auc_difference", "auc_change", "skipped_share")
+    numbers: Numbers = {f"{GUARD}/{name}": getattr(record, name) for name in names}
+    for name in ("auc_difference", "auc_change"):
+        low, high = getattr(record, f"{name}_ci") or (None, None)
+        numbers |= {f"{GUARD}/{name}_low": low, f"{GUARD}/{name}_high": high}
+    return numbers

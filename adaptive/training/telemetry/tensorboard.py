@@ -10,27 +10,42 @@ from typing import Any, Final
 import numpy as np
 
 from adaptive.errors import InputError, OutputError
-from adaptive.training.telemetry import events, tags
+from adaptive.training.telemetry import events
+from adaptive.training.telemetry.formatting import guard_text
 from adaptive.training.telemetry.jsonl import read_metrics
 from adaptive.training.telemetry.record import (
+    GUARD,
+    RANKS,
+    SKIPPING,
+    TIERS,
+    TIME,
+    TRAINING,
     EvalRecord,
     GuardRecord,
     IntervalRecord,
+    Numbers,
     Record,
     ResumeRecord,
     RunRecord,
     TableCounts,
+    count_numbers,
+    evaluation_numbers,
+    guard_numbers,
+    interval_numbers,
     sum_tables,
 )
 from adaptive.training.telemetry.report import crossed_numbers
 
-MAX_TABLES: Final = 32  # with tags of their own; the rest is one table called "other"
+MAX_TABLES: Final = 32  # with tags of their own
+OTHER: Final = "other"  # the rest of the tables, together
+UPDATE_NORM: Final = "update_norm"
+PERCENTILES: Final = (5, 50, 95)  # of a hit rate over tables
 
 
 class TensorBoardView:
     """Writes records as TensorBoard events. A failure to write never stops training (see `events.EventFile`).
 
-    `tags` says what stands under which tag. Of more than 32 tables the smaller ones are added up as "other". Counts of
+    `telemetry.record` has the tags. Of more than 32 tables the smaller ones are added up as "other". Counts of
     an interval are shown per step, as its last interval may be shorter; numbers of skipping from the first interval on
     that has any, so a run that skips nothing has no flat zeros.
     """
@@ -53,8 +68,8 @@ class TensorBoardView:
         sizes = np.zeros(len(table_names)) if table_rows is None else np.asarray(table_rows)
         assert len(sizes) == len(table_names), (len(sizes), len(table_names))
         largest = np.argsort(-sizes, kind="stable")[:MAX_TABLES]
-        self._shown = {table_names[table]: tags.table_name(table_names[table]) for table in largest}
-        self._file = events.EventFile(directory, preamble=tags.page(skips=False), purge_from=purge_from)
+        self._shown = {table_names[table]: _tag_of_table(table_names[table]) for table in largest}
+        self._file = events.EventFile(directory, preamble=page(skips=False), purge_from=purge_from)
         self._step = 0  # of the latest interval
         self._skips = False
         self._before = list[Record]()  # shown before the next record, with which the file is made
@@ -93,12 +108,13 @@ class TensorBoardView:
             case RunRecord():
                 values, step = events.text("config", _indented(record.config)), 0
             case EvalRecord():
-                values, step = events.scalars(tags.evaluation(record)), record.step
+                values, step = events.scalars(evaluation_numbers(record)), record.step
             case ResumeRecord():
                 values, step = events.text("resumed", f"resumed after step {record.step}"), record.step
                 self._step = record.step
             case GuardRecord():
-                values, step = events.scalars(tags.guard(record)) + tags.decision(record), record.step
+                decision = events.text(f"{GUARD}/decision", guard_text(record))
+                values, step = events.scalars(guard_numbers(record)) + decision, record.step
             case IntervalRecord():
                 values, step = self._interval(record), record.step
         self._file.add(values, step=step, wall_time=record.wall_time)
@@ -110,32 +126,27 @@ class TensorBoardView:
     def _interval(self, record: IntervalRecord) -> list[Any]:
         steps, self._step = max(record.step - self._step, 1), record.step
         tables = list(record.tables.values())
-        whole = sum_tables(tables)
-        begins = not self._skips and _has_skipping(whole)
+        begins = not self._skips and _has_skipping(sum_tables(tables))
         self._skips = self._skips or begins
-        numbers = tags.training(record) | tags.tiers(whole, record.device_rows, steps) | tags.spread(tables)
-        numbers |= {f"{tags.TIME}/{stage}_ms": value for stage, value in record.time_ms.items()}
-        numbers |= {f"{tags.POLICY}/{name}": value for name, value in record.policy.items()}
-        if self._skips:
-            numbers |= tags.skipping(whole)
-        if len(record.ranks) > 1:
-            numbers |= {f"{tags.RANKS}/{name}": value for name, value in crossed_numbers(record.ranks, steps).items()}
+        numbers = interval_numbers(record, steps, skips=self._skips) | _spread(tables)
         for name, counts in self._by_tag(record.tables).items():
-            numbers |= tags.table(name, counts, steps, skips=self._skips)
+            numbers |= count_numbers(counts, steps, name, skips=self._skips)
+        if len(record.ranks) > 1:
+            numbers |= {f"{RANKS}/{name}": value for name, value in crossed_numbers(record.ranks, steps).items()}
         values = events.scalars(numbers)
         if record.update_norms is not None:
-            values += events.histogram(tags.UPDATE_NORM, record.update_norms)
+            values += events.histogram(UPDATE_NORM, record.update_norms)
         return values + self._page_of_skipping() if begins else values
 
     def _page_of_skipping(self) -> list[Any]:
         """The page with the charts of skipping, for this event and later files: TensorBoard takes the last one."""
-        self._file.preamble = tags.page(skips=True)
+        self._file.preamble = page(skips=True)
         return self._file.preamble
 
     def _by_tag(self, tables: dict[str, TableCounts]) -> dict[str, TableCounts]:
         shown = {tag: tables[name] for name, tag in self._shown.items() if name in tables}
         rest = [counts for name, counts in tables.items() if name not in self._shown]
-        return shown | {tags.OTHER: sum_tables(rest)} if rest else shown
+        return shown | {OTHER: sum_tables(rest)} if rest else shown
 
 
 def view_from_metrics(metrics: Path, directory: Path) -> int:
@@ -168,3 +179,54 @@ def _has_skipping(counts: TableCounts) -> bool:
 
 def _indented(config: str) -> str:
     return "".join(f"    {line}\n" for line in config.splitlines())
+
+
+def _tag_of_table(name: str) -> str:
+    return f"{name}_table" if name == OTHER else name
+
+
+def _spread(tables: Sequence[TableCounts]) -> Numbers:
+    """Hit rates over tables: how far the worst ones lie behind."""
+    numbers: Numbers = {}
+    for rate in ("hit_rate", "row_hit_rate"):
+        values = [value for value in (getattr(table, rate) for table in tables) if value is not None]
+        if values:
+            numbers |= zip(_spread_tags(rate), np.percentile(values, PERCENTILES).tolist(), strict=True)
+    return numbers
+
+
+def page(*, skips: bool) -> list[Any]:
+    """The page "Tier movement". One line a chart: TensorBoard gives both lines of a run the same colour. What may stay
+    the same for long is drawn as a band, which is not smoothed: smoothing would draw its rounding errors.
+
+    Titles say what bands are, since TensorBoard has no legend for them. `skips`: with the charts of skipping, which are
+    empty in runs that skip nothing.
+    """
+    low, middle, high = _spread_tags("hit_rate")
+    charts = [
+        events.line_chart("loss (equal runs share one line)", f"{TRAINING}/loss"),
+        events.line_chart("hit rate: look-ups whose row was on the device", f"{TIERS}/hit_rate"),
+        events.line_chart("hit rate of distinct rows", f"{TIERS}/row_hit_rate"),
+        events.line_chart("rows promoted to the device, per step", f"{TIERS}/promoted_rows_per_step"),
+        events.line_chart("rows demoted to the host, per step", f"{TIERS}/demoted_rows_per_step"),
+        events.line_chart("KiB to the device, per step", f"{TIERS}/kib_to_device_per_step"),
+        events.line_chart("KiB to the host, per step", f"{TIERS}/kib_to_host_per_step"),
+        events.line_chart("waiting for rows, ms per step", f"{TIME}/wait_ms"),
+        _up_to("rows on the device; band: free room", f"{TIERS}/resident_rows", f"{TIERS}/device_rows"),
+        events.margin_chart("hit rate: median table; band: 5% to 95%", lower=low, value=middle, upper=high),
+    ]
+    if skips:
+        title = "saturated rows; band: other watched rows"
+        charts += [
+            events.line_chart("share of row updates not written", f"{SKIPPING}/skipped_update_share"),
+            _up_to(title, f"{SKIPPING}/saturated_rows", f"{SKIPPING}/watched_rows"),
+        ]
+    return events.layout({"Tier movement": charts})
+
+
+def _spread_tags(rate: str) -> tuple[str, ...]:
+    return tuple(f"{TIERS}/{rate}_of_tables_p{percentile}" for percentile in PERCENTILES)
+
+
+def _up_to(title: str, tag: str, most: str) -> Any:
+    return events.margin_chart(title, value=tag, lower=tag, upper=most)
