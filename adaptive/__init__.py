@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from adaptive.embeddings.ranks.traffic import RankTraffic
     from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
     from adaptive.errors import AdaptiveError
-    from adaptive.models.dlrm import DLRM, DLRMConfig
-    from adaptive.models.tbsm import TBSM, TBSMConfig
+    from adaptive.models.dense.dlrm import DLRM, TBSM
+    from adaptive.models.model_settings import DLRMConfig, TBSMConfig
     from adaptive.optim import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
     from adaptive.policy import NEVER, Deferral, Policy, RowStats, SkipRule, TierView
     from adaptive.studies.own_loop.comparing import compare_policies
@@ -40,8 +40,8 @@ _HOMES = {
     "AdaptiveError": "errors",
     "Batch": "batch.batch",
     "Counter": "counters",
-    "DLRM": "models.dlrm",
-    "DLRMConfig": "models.dlrm",
+    "DLRM": "models.dense.dlrm",
+    "DLRMConfig": "models.model_settings",
     "DataOptions": "data.data_options",
     "Dataset": "data.dataset",
     "Deferral": "policy",
@@ -64,8 +64,8 @@ _HOMES = {
     "Statistics": "embeddings.engine.statistics",
     "Synthetic": "data.synthetic.synthetic_stream",
     "SyntheticConfig": "data.data_options",
-    "TBSM": "models.tbsm",
-    "TBSMConfig": "models.tbsm",
+    "TBSM": "models.dense.dlrm",
+    "TBSMConfig": "models.model_settings",
     "TableConfig": "config",
     "TierConfig": "config",
     "TierView": "policy",

@@ -433,7 +433,7 @@ class TrainConfig(Config):
     preset: str | None = Field(
         default=None,
         description="shape of a model that a paper names; its settings count where none else is given, and only where "
-        "settings are read (adaptive.training.settings): see adaptive.models.presets",
+        "settings are read (adaptive.training.settings): see adaptive.models.paper_presets",
     )
     policy: str = Field(default="lru", description="name, module:Class or file.py:Class")
     policy_options: dict[str, Any] = Field(default_factory=dict, description="parameters of the policy")
@@ -448,7 +448,7 @@ class TrainConfig(Config):
         description="dlrm, dcn, deepfm, two-tower, multi-task, tbsm, module:Class or file.py:Class; tbsm needs data of "
         "sequences, multi-task several labels, and both train on built-in ones by default",
     )
-    model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.options")
+    model_options: dict[str, Any] = Field(default_factory=dict, description="see adaptive.models.model_settings")
     tier: TierConfig = TierConfig()
     skip: SkipConfig | None = Field(default=SkipConfig(), description="null: ask no policy for saturated rows")
     guard: GuardConfig | None = Field(default=None, description="null: what skipping costs is not checked in the run")

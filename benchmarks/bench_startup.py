@@ -28,7 +28,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from adaptive import TableConfig, TieredEmbeddingBag, TierConfig
 from adaptive.batch import one_hot_batch
-from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.model_settings import DLRMConfig
 imported = time.perf_counter()
 rng = np.random.default_rng(0)
 dense, ids = rng.standard_normal((256, 13), np.float32), rng.integers(0, 1000, (256, 4))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
-from adaptive.models.dlrm import DLRM
+from adaptive.models.dense.dlrm import DLRM
 from benchmarks.variants import DENSE_RATE, EPS, NotAvailable, Setup, feature_spans
 
 

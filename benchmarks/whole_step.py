@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from adaptive.batch import Batch
-from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.model_settings import DLRMConfig
 from benchmarks.harness import check_equal
 from benchmarks.peers_dlrm import DlrmCheckout
 from benchmarks.streams import NUM_DENSE

@@ -12,7 +12,7 @@ from toy_runs import assert_equal, everything
 import adaptive.training.build
 import adaptive.training.trainer
 from adaptive.errors import DeviceMemoryError
-from adaptive.models.dlrm import DLRM
+from adaptive.models.dense.dlrm import DLRM
 from adaptive.training.build import Components, build
 from adaptive.training.evaluation import evaluate
 from adaptive.training.trainer import UPDATE_ROOM, Trainer, require_room

@@ -81,7 +81,7 @@ def sections() -> Iterator[Section]:
     """All settings but the parameters of policies."""
     from adaptive.config import TrainConfig
     from adaptive.data.data_options import DataOptions
-    from adaptive.models.options import OPTIONS
+    from adaptive.models.model_settings import OPTIONS
 
     yield from _of_class(TrainConfig, "", "Settings of the run itself.")
     yield from _of_class(DataOptions, "data", DataOptions.__doc__ or "")

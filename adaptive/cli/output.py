@@ -7,12 +7,16 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adaptive.errors import printable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SETTINGS = "Settings"
 
@@ -57,13 +61,13 @@ def given_sets(sets: Sequence[str] | None) -> dict[str, Any]:
     return found
 
 
-def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
+def print_result(result: "Mapping[str, Any] | DataclassInstance", *, as_json: bool) -> None:
     """The result as one line of JSON, or its `table` (text made for people), or a line per key.
 
     Raises:
         OutputError: if stdout takes no more; a reader that has gone is none of our business.
     """
-    content = dict(result)
+    content = dict(result) if isinstance(result, Mapping) else asdict(result)
     table = content.pop("table", None)
     if as_json:
         text = json.dumps(_plain(content), allow_nan=False)

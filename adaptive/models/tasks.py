@@ -7,7 +7,6 @@ Letters: B samples, T labels.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -19,24 +18,17 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaptive.batch import Batch
 from adaptive.errors import InputError
+from adaptive.models.dense.base import Tasks as Tasks  # models name it from here
 
 BASE_RATE_SAMPLES: Final = 1 << 14  # of which the base rate is taken: its log odds are then good to 0.1 or so
 
 Values = TypeVar("Values", NDArray[Any], Tensor)
 
 
-@dataclass(frozen=True)
-class Tasks:
-    """Names of T >= 2 labels, and the weight of the loss of each."""
-
-    names: tuple[str, ...]
-    weights: tuple[float, ...]
-
-
 def tasks_of(model: nn.Module) -> Tasks | None:
     """The labels of a model; None: it has one."""
-    found = getattr(model, "tasks", None)
-    return found if isinstance(found, Tasks) else None
+    tasks = getattr(model, "tasks", None)
+    return tasks if isinstance(tasks, Tasks) else None
 
 
 def labels_of(batch: Batch, tasks: Tasks) -> NDArray[np.float32]:
@@ -60,8 +52,8 @@ def label_tensor(labels: Tensor, extras: Mapping[str, Tensor], tasks: Tasks) -> 
 
 def _extra(extras: Mapping[str, Values], name: str) -> Values:
     if name not in extras:
-        known = ", ".join(extras) or "none"
-        raise InputError(f"samples have no label {name!r}, which the model is to predict; further ones are: {known}")
+        others = ", ".join(extras) or "none"
+        raise InputError(f"samples have no label {name!r}, which the model is to predict; further ones are: {others}")
     return extras[name]
 
 

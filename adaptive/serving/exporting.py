@@ -2,37 +2,38 @@
 
 import copy
 import json
+import math
 import os
 import resource
 import shutil
+import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from adaptive.errors import ConfigError, OutputError
-from adaptive.models.custom import OwnConfig, given_to
-from adaptive.models.factory import model_config
-from adaptive.models.options import OPTIONS
-from adaptive.models.widths import Widened
-from adaptive.serving import dense_models, onnx_scoring, scoring, values
-from adaptive.serving.id_maps import dense_rules, id_rules, ignored_names, vocabularies
+from adaptive.models import dense
+from adaptive.models.dense.assembly import Widened
+from adaptive.models.factory import CustomConfig, model_config, offered_to
+from adaptive.models.model_settings import OPTIONS
+from adaptive.serving import onnx_scoring, sample_values, scoring
+from adaptive.serving.export_facts import dense_facts, feature_facts, ignored_names, page_text, vocabularies
 from adaptive.serving.onnx_files import onnx_or_error, write_onnx
-from adaptive.serving.page import page_text
-from adaptive.serving.tensors import blocks_of, write_safetensors, write_torch
+from adaptive.serving.sample_values import ExportFacts, TableFacts
 from adaptive.storage.arrays import Blocks, write_array
 from adaptive.storage.durable import DISK, write_directory, write_new
 from adaptive.training.build import inputs_of
 from adaptive.training.runs.loading import NO_SETTINGS, LoadedRun, load_with
 from adaptive.training.telemetry.report import SCHEMA
 
-ALONE: Final = ("dlrm", "tbsm")  # models that `scoring.py` has itself
-OWN_FILE: Final = "own_model.py"
+CUSTOM_FILE: Final = "custom_model.py"
 FORMAT: Final = "adaptive-export"
 VERSION: Final = 1
 BLOCK_BYTES: Final = 8 << 20  # of a table that are in memory at once
@@ -41,26 +42,38 @@ FORMATS: Final[Mapping[str, str]] = {
     "safetensors": "model.safetensors",
     "onnx": "model.onnx",
 }
+_ALIGNMENT: Final = 64
+_SAFETENSORS: Final = {"<f4": "F32", "<i8": "I64"}
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was exported. `peak_memory_bytes`: the most that this process has held in memory so far."""
+
+    schema: int
+    run_dir: str
+    out: str
+    to: str
+    tables: int
+    rows: int
+    export_bytes: int
+    peak_memory_bytes: int
 
 
 def export_run(
     run_directory: Path | str, out: Path | str, *, to: str = "torch", settings: Mapping[str, Any] = NO_SETTINGS
-) -> dict[str, Any]:
+) -> ExportResult:
     """Export a trained run into the new folder `out`, which is there whole afterwards, or not at all.
 
     The folder holds the tensors of plain `nn.EmbeddingBag`s and of the dense part in one file, `model.json` (features,
-    id maps, shapes), `ids/` (keys of fitted vocabularies), `scoring.py` and `values.py` (which need torch and numpy
-    only, of an ONNX file onnxruntime and numpy) and a `README.md`.
-    Tables are written 8 MiB at a time, and no value is read through pickle: rows lie as in the run.
+    id maps, shapes), `ids/` (keys of fitted vocabularies), a `README.md`, and code (`scoring.py`, `sample_values.py`,
+    `dense/`) that needs torch and numpy only, of an ONNX file onnxruntime and numpy. Tables
+    are written 8 MiB at a time, and no value is read through pickle: rows lie as in the run.
 
     Args:
         to: "torch" (`model.pt`, for `torch.load(..., weights_only=True)`), "safetensors" (needs no package), or "onnx"
             (`model.onnx` and, for tables, `model.onnx.data`; needs the extra `onnx`; any batch size).
         settings: as in `evaluate_run`.
-
-    Returns:
-        `run_dir`, `out`, `to`, `tables`, `rows`, `export_bytes`; `peak_memory_bytes`, the most that this process has
-        held in memory so far.
 
     Raises:
         CheckpointError: if the run or its weights are missing or damaged.
@@ -77,23 +90,23 @@ def export_run(
     if os.path.lexists(path):
         raise OutputError(f"--out {path}: exists already; an export makes a folder of its own")
     with load_with(Path(run_directory), settings) as run:
-        _own_file(run)
+        _custom_file(run)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_directory(path, partial(_fill, run, to))
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         except OSError as error:
             raise OutputError(f"{path} could not be written: {error}") from error
-        return {
-            "schema": SCHEMA,
-            "run_dir": str(run.path),
-            "out": str(path),
-            "to": to,
-            "tables": len(run.components.tables),
-            "rows": sum(table.num_embeddings for table in run.components.tables),
-            "export_bytes": size,
-            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        }
+        return ExportResult(
+            schema=SCHEMA,
+            run_dir=str(run.path),
+            out=str(path),
+            to=to,
+            tables=len(run.components.tables),
+            rows=sum(table.num_embeddings for table in run.components.tables),
+            export_bytes=size,
+            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
 
 
 def _fill(run: LoadedRun, to: str, folder: Path) -> None:
@@ -102,56 +115,55 @@ def _fill(run: LoadedRun, to: str, folder: Path) -> None:
     facts = _facts(run, FORMATS[to], keys)
     _write_tensors(run, to, folder, facts)
     (folder / "ids").mkdir()
-    for feature in facts["features"]:
-        if feature["vocabulary"] and not (folder / feature["vocabulary"]).exists():
-            table = facts["tables"][feature["table"]]["name"]
-            write_array(folder / feature["vocabulary"], keys[table], DISK)
+    for feature in facts.features:
+        if feature.vocabulary is not None and not (folder / feature.vocabulary).exists():
+            write_array(folder / feature.vocabulary, keys[facts.tables[feature.table].name], DISK)
     DISK.sync_directory(folder / "ids")
-    _write_text(folder / "model.json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    _write_text(folder / "model.json", json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n")
     _write_text(folder / "README.md", page_text(facts))
     _write_code(run, to, folder)
 
 
-def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: Mapping[str, Any]) -> None:
-    path, tables = folder / FORMATS[to], _tables(run)
+def _write_tensors(run: LoadedRun, to: str, folder: Path, facts: ExportFacts) -> None:
+    """Tables, named as `scoring.Model` names its own, and the dense part."""
+    tables = {
+        f"tables.{number}.weight": Blocks(
+            np.dtype(np.float32), (table.num_embeddings, table.embedding_dim), partial(_table, run, table.name)
+        )
+        for number, table in enumerate(run.components.tables)
+    }
     if to == "onnx":
-        write_onnx(path, facts, list(tables.values()), _plain(run, facts))
+        if facts.model.get("bf16"):
+            raise ConfigError(
+                f"{run.path}: the model computes in bfloat16 (model.bf16), which onnxruntime cannot on a CPU; export "
+                "it --to torch"
+            )
+        write_onnx(folder / FORMATS[to], facts, list(tables.values()), copy.deepcopy(run.model).cpu().eval())
         return
+    weights = {f"dense.{name}": blocks_of(tensor) for name, tensor in run.model.state_dict().items()}
     write = write_torch if to == "torch" else write_safetensors
-    dense = {f"dense.{name}": blocks_of(tensor) for name, tensor in run.model.state_dict().items()}
-    write(path, tables | dense)
+    write(folder / FORMATS[to], tables | weights)
+
+
+def _table(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
+    return run.embeddings.rows.table_blocks(name, BLOCK_BYTES)
 
 
 def _write_code(run: LoadedRun, to: str, folder: Path) -> None:
-    """Copies of the code that scores."""
-    _copy(Path(values.__file__), folder / "values.py")
+    """Copies of the code that scores; of the dense part those that made the model, less the fused kernels."""
+    _copy(Path(sample_values.__file__), folder / "sample_values.py")
     if to == "onnx":
         _copy(Path(onnx_scoring.__file__), folder / "scoring.py")
         return
     _copy(Path(scoring.__file__), folder / "scoring.py")
-    if run.config.model not in ALONE or isinstance(run.model, Widened):
-        _copy(Path(dense_models.__file__), folder / "dense_models.py")
-    if (own := _own_file(run)) is not None:
-        _copy(own, folder / OWN_FILE)
-
-
-def _plain(run: LoadedRun, facts: Mapping[str, Any]) -> nn.Module:
-    """The dense part on the CPU, in plain torch. A model of the user's own is that already.
-
-    Raises:
-        ConfigError: if it computes in bfloat16.
-    """
-    if facts["model"].get("bf16"):
-        raise ConfigError(
-            f"{run.path}: the model computes in bfloat16 (model.bf16), which onnxruntime cannot on a CPU; export it "
-            "--to torch"
-        )
-    if _own_file(run) is not None:
-        return copy.deepcopy(run.model).cpu().eval()
-    with torch.device("meta"):
-        model = scoring.dense_part(facts, run.path)
-    model.load_state_dict({name: tensor.cpu() for name, tensor in run.model.state_dict().items()}, assign=True)
-    return model.eval()
+    source, target = Path(dense.__path__[0]), folder / "dense"
+    target.mkdir()
+    for path in source.glob("*.py"):
+        if path.name != "interactions.py":
+            _copy(path, target / ("interactions.py" if path.name == "plain_interactions.py" else path.name))
+    DISK.sync_directory(target)
+    if (custom := _custom_file(run)) is not None:
+        _copy(custom, folder / CUSTOM_FILE)
 
 
 def _copy(path: Path, target: Path) -> None:
@@ -159,8 +171,8 @@ def _copy(path: Path, target: Path) -> None:
         write_new(target, lambda file: shutil.copyfileobj(source, file))
 
 
-def _own_file(run: LoadedRun) -> Path | None:
-    """The file of a model of the user's own; None: it is one that is here.
+def _custom_file(run: LoadedRun) -> Path | None:
+    """The file of a user-defined model; None: it is a built-in one.
 
     Raises:
         ConfigError: if it is of a module.
@@ -176,51 +188,117 @@ def _own_file(run: LoadedRun) -> Path | None:
     return Path(place)
 
 
-def _model_facts(run: LoadedRun) -> dict[str, Any]:
+def _model_facts(run: LoadedRun) -> Mapping[str, Any]:
     """Name and settings of the model, as `scoring` takes them."""
     config = model_config(run.config.model, run.config.model_options, inputs_of(run.shape))
-    found = config.model_dump(mode="json")
-    if not isinstance(config, OwnConfig):
-        return {"name": run.config.model, **found}
-    shared = {name: found.pop(name) for name in OwnConfig.model_fields}
-    model = run.model.model if isinstance(run.model, Widened) else run.model
-    return {"name": "own", "file": OWN_FILE, "class": type(model).__name__, **shared, "own": found,
-            "given": given_to(type(model))}  # fmt: skip
+    settings = config.model_dump(mode="json")
+    if not isinstance(config, CustomConfig):
+        return {"name": run.config.model, **settings}
+    shared = {name: settings.pop(name) for name in CustomConfig.model_fields}
+    kind = type(run.model.model if isinstance(run.model, Widened) else run.model)
+    code = {"file": CUSTOM_FILE, "class_name": kind.__name__, "offered": offered_to(kind)}
+    return {"name": "custom", **code, **shared, "settings": settings}
 
 
-def _facts(run: LoadedRun, tensors: str, keys: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-    """The content of `model.json`."""
+def _facts(run: LoadedRun, tensors: str, keys: Mapping[str, NDArray[np.int64]]) -> ExportFacts:
     tables = run.components.tables
-    numbers = {table.name: number for number, table in enumerate(tables)}
-    rules = id_rules(run, keys, {table: f"ids/{numbers[table]}.npy" for table in keys})
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "run": {"folder": run.path.absolute().name, "steps": run.steps, "data": run.record["config"]["data"]},
-        "tensors": tensors,
-        "tables": [{"name": t.name, "rows": t.num_embeddings, "width": t.embedding_dim} for t in tables],
-        "features": [{**rule, "table": numbers[table]} for rule, table in zip(rules, run.shape.tables, strict=True)],
-        "dense": dense_rules(run),
-        "ignored": ignored_names(run),
-        "steps": run.shape.steps,
-        "labels": list(run.shape.labels),
-        "model": _model_facts(run),
-    }
-
-
-def _tables(run: LoadedRun) -> dict[str, Blocks]:
-    """Name -> rows of each table, as `scoring.Model` names its own."""
-    found = {}
-    for number, table in enumerate(run.components.tables):
-        shape = (table.num_embeddings, table.embedding_dim)
-        make = partial(_table, run, table.name)
-        found[f"tables.{number}.weight"] = Blocks(np.dtype(np.float32), shape, make)
-    return found
-
-
-def _table(run: LoadedRun, name: str) -> Iterator[NDArray[np.float32]]:
-    return run.embeddings.rows.table_blocks(name, BLOCK_BYTES)
+    return ExportFacts(
+        format=FORMAT,
+        version=VERSION,
+        run={"folder": run.path.absolute().name, "steps": run.steps, "data": run.record["config"]["data"]},
+        tensors=tensors,
+        tables=[TableFacts(table.name, table.num_embeddings, table.embedding_dim) for table in tables],
+        features=feature_facts(run, keys, {table.name: number for number, table in enumerate(tables)}),
+        dense=dense_facts(run),
+        ignored=ignored_names(run),
+        steps=run.shape.steps,
+        labels=list(run.shape.labels),
+        model=_model_facts(run),
+    )
 
 
 def _write_text(path: Path, text: str) -> None:
     write_new(path, lambda file: DISK.write(file, text.encode()))
+
+
+# -- files of named tensors, written block by block: neither needs a tensor in memory ----------------------------------
+
+
+def write_torch(path: Path, tensors: Mapping[str, Blocks]) -> None:
+    """Write name -> tensor as `torch.save` writes an `OrderedDict` of tensors.
+
+    `torch.save` wants whole tensors, so the values go to an unnamed file next to `path` first, which is memory-mapped:
+    the export takes twice its size on the disk for a while, and none of it in memory.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+
+    def write(file: BinaryIO) -> None:
+        with tempfile.TemporaryFile(dir=path.parent) as values:
+            starts = [_append(blocks, values) for blocks in tensors.values()]
+            values.flush()
+            mapped = [_mapped(values, start, blocks) for start, blocks in zip(starts, tensors.values(), strict=True)]
+            torch.save(OrderedDict(zip(tensors, mapped, strict=True)), file)
+
+    write_new(path, write)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Blocks]) -> None:
+    """Write name -> tensor in the format of safetensors: the length of a JSON header, the header, the values.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, blocks in tensors.items():
+        start, end = end, end + _size(blocks)
+        entry = {"dtype": _SAFETENSORS[blocks.dtype.str], "shape": list(blocks.shape), "data_offsets": [start, end]}
+        header[name] = entry
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for blocks in tensors.values():
+            for block in blocks.make():
+                file.write(_bytes(block))
+        assert file.tell() == 8 + len(text) + end, f"{path.name}: blocks are not the tensors"
+
+    write_new(path, write)
+
+
+def blocks_of(tensor: torch.Tensor) -> Blocks:
+    """A tensor that is in memory, as one block."""
+    array = np.ascontiguousarray(tensor.detach().cpu().numpy())
+
+    def make() -> Iterator[np.ndarray[Any, Any]]:
+        yield array
+
+    return Blocks(array.dtype, tuple(tensor.shape), make)
+
+
+def _size(blocks: Blocks) -> int:
+    return math.prod(blocks.shape) * blocks.dtype.itemsize
+
+
+def _bytes(block: np.ndarray[Any, Any]) -> memoryview:
+    return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+
+
+def _append(blocks: Blocks, file: BinaryIO) -> int:
+    """Write the values at the end of the file and return where they begin."""
+    start = file.tell()
+    for block in blocks.make():
+        file.write(_bytes(block))
+    assert file.tell() - start == _size(blocks), "blocks are not the tensor"
+    return start
+
+
+def _mapped(file: BinaryIO, start: int, blocks: Blocks) -> torch.Tensor:
+    """The values at `start` as a tensor whose memory is the file's."""
+    if _size(blocks) == 0:  # nothing cannot be mapped
+        return torch.from_numpy(np.empty(blocks.shape, blocks.dtype))
+    # Shared and writable: private pages would count as memory, and torch warns of arrays it must not write to.
+    return torch.from_numpy(np.memmap(file, blocks.dtype, "r+", start, blocks.shape))

@@ -1,20 +1,22 @@
 """An exported model as an ONNX file, and its tables in a file beside it, since one ONNX file holds 2 GB at most.
 
-torch traces the dense part alone. Look-ups and sums are written here: they are a few operators, tables need not be in
-memory for them, and the batch size stays free. A bag is summed in look-up order, as `nn.EmbeddingBag` does.
+torch traces the dense part alone. Lookups and sums are written here: they are a few operators, tables need not be in
+memory for them, and the batch size stays free. A bag is summed in lookup order, as `nn.EmbeddingBag` does: by
+ScatterElements, whose sums onnxruntime takes one after another (those of ScatterND, side by side, it has got wrong).
+Where all bags hold one id, rows are only gathered.
 
-Inputs: `dense` (B, dense inputs) float32, if there are any; for feature n `rows.n` (N,), the rows of all its look-ups,
+Inputs: `dense` (B, dense inputs) float32, if there are any; for feature n `rows.n` (N,), the rows of all its lookups,
 and `offsets.n` (B,), where those of each sample begin, both int64. Outputs: `logits` (B,), of several labels
 (B, T), and `scores`, their probabilities.
 
-Letters: B samples, F features, D width of an embedding vector, N look-ups of one feature, T labels.
+Letters: B samples, F features, D width of an embedding vector, N lookups of one feature, T labels.
 """
 
 import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -23,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
-from adaptive.serving.onnx_pooling import PoolingNodes
-from adaptive.serving.scoring import is_widened
+from adaptive.serving.sample_values import ExportFacts, FeatureFacts
 from adaptive.storage.arrays import Blocks
 from adaptive.storage.durable import DISK, write_new
 
@@ -50,11 +51,10 @@ def onnx_or_error() -> Any:
     return onnx
 
 
-def write_onnx(path: Path, facts: Mapping[str, Any], tables: Sequence[Blocks], dense: nn.Module) -> None:
+def write_onnx(path: Path, facts: ExportFacts, tables: Sequence[Blocks], dense: nn.Module) -> None:
     """Write a model and, beside it, its tables, 4096 bytes aligned.
 
     Args:
-        facts: content of `model.json`.
         tables: (rows, width) float32 of each table, in the order of `facts`.
         dense: the dense part, on the CPU, in evaluation: of dense (B, dense inputs) and of vectors stacked (B, F, D),
             or where tables differ in width side by side.
@@ -100,25 +100,25 @@ class _Whole(nn.Module):
         return logits, torch.sigmoid(logits)
 
 
-def _traced(dense: nn.Module, facts: Mapping[str, Any]) -> Any:
+def _traced(dense: nn.Module, facts: ExportFacts) -> Any:
     """The graph of the dense part: inputs `pooled` and, if there are dense inputs, `dense`."""
-    widths = _widths(facts)
-    shape = (sum(widths),) if is_widened(facts) else (len(widths), widths[0])
-    given = [torch.zeros(3, *shape)] + ([torch.zeros(3, len(facts["dense"]))] if facts["dense"] else [])
+    widths = [facts.tables[feature.table].width for feature in facts.features]
+    shape = (sum(widths),) if facts.is_widened else (len(widths), widths[0])
+    arguments = [torch.zeros(3, *shape)] + ([torch.zeros(3, len(facts.dense))] if facts.dense else [])
     batch = torch.export.Dim("B", min=1)
     try:
         with _quiet(), torch.no_grad():
             # Not by `torch.onnx.export` alone: that takes a batch size that the model has fixed without a word.
-            found = torch.export.export(
-                _Whole(dense).eval(), tuple(given), dynamic_shapes=tuple({0: batch} for _ in given)
+            exported = torch.export.export(
+                _Whole(dense).eval(), tuple(arguments), dynamic_shapes=tuple({0: batch} for _ in arguments)
             )
             program = torch.onnx.export(
-                found, dynamo=True, opset_version=OPSET, verbose=False,
-                input_names=["pooled", "dense"][: len(given)], output_names=["logits", "scores"],
+                exported, dynamo=True, opset_version=OPSET, verbose=False,
+                input_names=["pooled", "dense"][: len(arguments)], output_names=["logits", "scores"],
             )  # fmt: skip
     except Exception as error:
         raise ConfigError(
-            f"--to onnx: torch could not trace the model {facts['model']['name']} for any batch size (x.shape[0] stays "
+            f"--to onnx: torch could not trace the model {facts.model['name']} for any batch size (x.shape[0] stays "
             f"free, len(x) does not); --to torch exports it as it is: {error}"
         ) from error
     assert program is not None
@@ -143,10 +143,10 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _add_pooling(onnx: Any, graph: Any, facts: Mapping[str, Any]) -> None:
-    """Put look-ups and sums before the graph of a dense part, in place of its input `pooled`."""
-    pooling = PoolingNodes(onnx, facts, side_by_side=is_widened(facts))
-    nodes, inputs = list(graph.node), [one for one in graph.input if one.name == "dense"]
+def _add_pooling(onnx: Any, graph: Any, facts: ExportFacts) -> None:
+    """Put lookups and sums before the graph of a dense part, in place of its input `pooled`."""
+    pooling = PoolingNodes(onnx, facts)
+    nodes, inputs = list(graph.node), [value for value in graph.input if value.name == "dense"]
     for field, content in ((graph.node, pooling.nodes + nodes), (graph.input, inputs + pooling.inputs)):
         del field[:]
         field.extend(content)
@@ -166,16 +166,102 @@ def _outside(onnx: Any, number: int, blocks: Blocks, start: int) -> Any:
 
 def _starts(tables: Sequence[Blocks]) -> list[int]:
     """Where each table begins in the file."""
-    found, end = [], 0
+    starts, end = [], 0
     for blocks in tables:
-        found.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
-        end = found[-1] + _size(blocks)
-    return found
+        starts.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+        end = starts[-1] + _size(blocks)
+    return starts
 
 
 def _size(blocks: Blocks) -> int:
     return math.prod(blocks.shape) * blocks.dtype.itemsize
 
 
-def _widths(facts: Mapping[str, Any]) -> list[int]:
-    return [facts["tables"][feature["table"]]["width"] for feature in facts["features"]]
+class PoolingNodes:
+    """The nodes of all features, which give the tensor `pooled`: (B, F, D), or of several widths (B, their sum).
+
+    Args:
+        onnx: the package.
+        facts: content of an export's `model.json`; table n is the tensor `tables.n.weight`.
+
+    Attributes:
+        nodes, initializers, inputs: to be added to the graph, nodes before all others.
+    """
+
+    def __init__(self, onnx: Any, facts: ExportFacts) -> None:
+        self._onnx = onnx
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+        self.inputs: list[Any] = []
+        for name, values in (("zero", 0), ("one", 1), ("first", [0]), ("second", [1])):
+            self._constant(f"pooling.{name}", values)
+        parts = [self._feature(number, feature, facts) for number, feature in enumerate(facts.features)]
+        if not facts.is_widened:
+            parts = [self._node("Unsqueeze", [part, "pooling.second"], f"{part}.stacked") for part in parts]
+        self._node("Concat", parts, "pooled", axis=1)
+
+    def _feature(self, number: int, feature: FeatureFacts, facts: ExportFacts) -> str:
+        """(B, D) pooled vectors of a feature."""
+        make, onnx, name = self._onnx.helper, self._onnx, f"features.{number}"
+        rows, offsets = f"rows.{number}", f"offsets.{number}"
+        self.inputs += [
+            make.make_tensor_value_info(rows, onnx.TensorProto.INT64, [f"N{number}"]),
+            make.make_tensor_value_info(offsets, onnx.TensorProto.INT64, ["B"]),
+        ]
+        width = facts.tables[feature.table].width
+        vectors = self._node("Gather", [f"tables.{feature.table}.weight", rows], f"{name}.vectors", axis=0)
+        samples = self._node("Shape", [offsets], f"{name}.samples")
+        count = self._node("Shape", [rows], f"{name}.count")
+        single = self._all_single(name, offsets, samples, count)
+        outer, self.nodes = self.nodes, []
+        output = make.make_tensor_value_info(f"{name}.gathered", onnx.TensorProto.FLOAT, None)
+        self._node("Identity", [vectors], f"{name}.gathered")
+        then = make.make_graph(self.nodes, f"{name}.single", [], [output])
+        self.nodes = []
+        output = make.make_tensor_value_info(f"{name}.summed", onnx.TensorProto.FLOAT, None)
+        self._sums(name, offsets, samples, count, width)
+        other = make.make_graph(self.nodes, f"{name}.bags", [], [output])
+        self.nodes = outer
+        chosen = self._node("If", [single], f"{name}.chosen", then_branch=then, else_branch=other)
+        self._constant(f"{name}.shape", [-1, width])  # so that every reader knows the width
+        return self._node("Reshape", [chosen, f"{name}.shape"], f"{name}.pooled", allowzero=1)
+
+    def _all_single(self, name: str, offsets: str, samples: str, count: str) -> str:
+        """Whether each sample has one lookup."""
+        number = self._node("Squeeze", [samples], f"{name}.number")
+        expected = self._node("Range", ["pooling.zero", number, "pooling.one"], f"{name}.expected")
+        equal = self._node("Equal", [offsets, expected], f"{name}.equal")
+        other = self._node("Cast", [self._node("Not", [equal], f"{name}.differ")], f"{name}.other", to=7)
+        total = self._node("ReduceSum", [other], f"{name}.others", keepdims=0)
+        none = self._node("Equal", [total, "pooling.zero"], f"{name}.none")
+        as_many = self._node("Squeeze", [self._node("Equal", [samples, count], f"{name}.many")], f"{name}.as_many")
+        return self._node("And", [none, as_many], f"{name}.all_single")
+
+    def _sums(self, name: str, offsets: str, samples: str, count: str, width: int) -> None:
+        """`NAME.summed` (B, D): the number of lookup n's sample is how many samples begin at or before n, less one."""
+        make, types = self._onnx.helper, self._onnx.TensorProto
+        int_zero, float_zero = make.make_tensor("", types.INT64, [1], [0]), make.make_tensor("", types.FLOAT, [1], [0])
+        int_one = make.make_tensor("", types.INT64, [1], [1])
+        beyond = self._node("Add", [count, "pooling.second"], f"{name}.beyond")
+        none = self._node("ConstantOfShape", [beyond], f"{name}.no_starts", value=int_zero)
+        ones = self._node("ConstantOfShape", [samples], f"{name}.ones", value=int_one)
+        starts = self._node("ScatterElements", [none, offsets, ones], f"{name}.starts", axis=0, reduction="add")
+        begun = self._node("CumSum", [starts, "pooling.zero"], f"{name}.begun_all")
+        begun = self._node("Slice", [begun, "pooling.first", count], f"{name}.begun")
+        owner = self._node("Sub", [begun, "pooling.one"], f"{name}.owner")
+        column = self._node("Unsqueeze", [owner, "pooling.second"], f"{name}.column")
+        shape = self._node("Shape", [f"{name}.vectors"], f"{name}.vectors_shape")
+        places = self._node("Expand", [column, shape], f"{name}.places")
+        self._constant(f"{name}.width", [width])
+        size = self._node("Concat", [samples, f"{name}.width"], f"{name}.size", axis=0)
+        zeros = self._node("ConstantOfShape", [size], f"{name}.zeros", value=float_zero)
+        inputs = [zeros, places, f"{name}.vectors"]
+        self._node("ScatterElements", inputs, f"{name}.summed", axis=0, reduction="add")
+
+    def _node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        self.nodes.append(self._onnx.helper.make_node(kind, inputs, [output], output, **attributes))
+        return output
+
+    def _constant(self, name: str, values: "int | list[int]") -> None:
+        shape, flat = ([], [values]) if isinstance(values, int) else ([len(values)], values)
+        self.initializers.append(self._onnx.helper.make_tensor(name, self._onnx.TensorProto.INT64, shape, flat))

@@ -8,18 +8,20 @@ such export, as `scoring.py`.
 
 As a program: `python DIR/scoring.py < samples.jsonl` prints a score a line.
 
-Letters: B samples, T labels, N look-ups of one feature.
+Letters: B samples, T labels, N lookups of one feature.
 """
 
 import importlib.util
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from adaptive.serving.sample_values import ExportFacts, Values
 
 Bag = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -39,9 +41,13 @@ class Model:
     def __init__(self, folder: Path) -> None:
         import onnxruntime
 
-        self.facts: dict[str, Any] = json.loads((folder / "model.json").read_text("utf-8"))
-        self.values = beside("values").Values(self.facts, folder)
-        path = str(folder / self.facts["tensors"])
+        spec = importlib.util.spec_from_file_location("sample_values", folder / "sample_values.py")
+        assert spec is not None and spec.loader is not None
+        sample_values = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sample_values)
+        self.facts: ExportFacts = sample_values.read_facts(folder)
+        self.values: Values = sample_values.Values(self.facts, folder)
+        path = str(folder / self.facts.tensors)
         try:
             self.session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors have no common class
@@ -49,12 +55,12 @@ class Model:
 
     def __call__(self, dense: NDArray[np.float32], bags: Sequence[Bag]) -> NDArray[np.float32]:
         """Logits (B,), of several labels (B, T), of dense inputs (B, dense) as they are after their transformation; and
-        for each feature in order the rows of all its look-ups (N,) and where those of each sample begin (B,)."""
+        for each feature in order the rows of all its lookups (N,) and where those of each sample begin (B,)."""
         return self._run("logits", dense, bags)
 
     def score(self, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The probability that its label is 1, of each sample; where there are several labels, a list of theirs in the
-        order of `facts["labels"]`. A sample: name of a feature or dense input -> its value, as it
+        order of `facts.labels`. A sample: name of a feature or dense input -> its value, as it
         stands in the data; of a bag a list of values, or one text with the data's separator between them. What is not
         given, or empty, is missing.
 
@@ -63,33 +69,24 @@ class Model:
         """
         if not samples:
             return []
-        found: list[Any] = self._run("scores", *self.values.inputs(samples)).tolist()
-        return found
+        scores: list[Any] = self._run("scores", *self.values.inputs(samples)).tolist()
+        return scores
 
     def _run(self, output: str, dense: NDArray[np.float32], bags: Sequence[Bag]) -> NDArray[np.float32]:
-        features = self.facts["features"]
+        features = self.facts.features
         if len(bags) != len(features):
-            raise ValueError(f"{len(features)} features are needed, found {len(bags)}")
-        given: dict[str, NDArray[Any]] = {"dense": dense} if self.facts["dense"] else {}
+            raise ValueError(f"expected bags of {len(features)} features, got {len(bags)}")
+        inputs: dict[str, NDArray[Any]] = {"dense": dense} if self.facts.dense else {}
         for number, (rows, offsets) in enumerate(bags):
-            given |= {f"rows.{number}": rows, f"offsets.{number}": offsets}
-        found: NDArray[np.float32] = self.session.run([output], given)[0]
-        return found
-
-
-def beside(name: str) -> Any:
-    """The module `name.py`, which lies beside this file."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+            inputs |= {f"rows.{number}": rows, f"offsets.{number}": offsets}
+        values: NDArray[np.float32] = self.session.run([output], inputs)[0]
+        return values
 
 
 if __name__ == "__main__":
     try:
-        here = load(Path(__file__).parent)
+        loaded = load(Path(__file__).parent)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(3) from None
-    here.values.score_lines(here.score, sys.stdin.buffer)
+    loaded.values.score_lines(loaded.score, sys.stdin.buffer)

@@ -26,9 +26,9 @@ from adaptive.embeddings.planning.sizing import held_rows
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
-from adaptive.models.common import Inputs
+from adaptive.models.dense.base import Inputs
+from adaptive.models.dense.dlrm import TBSM
 from adaptive.models.factory import checked, make_model, model_config
-from adaptive.models.tbsm import TBSM
 from adaptive.optim import row_optimizer
 from adaptive.plugins import make_policy, with_rule
 from adaptive.policy import Policy, arranges, calibrates

@@ -143,7 +143,7 @@ def parse_text(text: str) -> Any:
 
 def _from_preset(given: Sequence[Given], problems: list[str]) -> list[Given]:
     """What the preset says that is named last."""
-    from adaptive.models.presets import PRESETS
+    from adaptive.models.paper_presets import PRESETS
 
     named = next((one for one in reversed(given) if one.path == ("preset",)), None)
     if named is None or named.value is None:
@@ -158,7 +158,7 @@ def _from_preset(given: Sequence[Given], problems: list[str]) -> list[Given]:
 
 def _from_model(given: Sequence[Given]) -> list[Given]:
     """The data that the model trains on where none are given, if they are not those of the default."""
-    from adaptive.models.options import BUILT_IN_DATA
+    from adaptive.models.model_settings import BUILT_IN_DATA
 
     name = _last(given, "model")
     return [Given(key, value, f"model {name}") for key, value in BUILT_IN_DATA.get(name or "", {}).items()]
@@ -280,7 +280,7 @@ def _option_models(
 ) -> dict[str, type[BaseModel]]:
     """Of a model that does not exist the default's: its name is a mistake of its own, and goes to `problems`."""
     from adaptive.data.data_options import DataOptions
-    from adaptive.models.options import OPTIONS
+    from adaptive.models.model_settings import OPTIONS
     from adaptive.plugins import installed_models
 
     default = TrainConfig.model_fields["model"].default

@@ -39,7 +39,7 @@ from adaptive.embeddings.blocks import PlannedBlocks
 from adaptive.embeddings.dense import StepTogether
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.models.layers.dropout import at_step
+from adaptive.models.dense.layers import at_step
 from adaptive.models.tasks import label_tensor, labels_of, log_losses, tasks_of
 from adaptive.system import running_out
 from adaptive.training.evaluation import evaluate, vectors_of
@@ -73,7 +73,7 @@ class Trainer:
     """Trains `model(dense, pooled) -> logits (B,)` and its embeddings on click labels, by mean log loss.
 
     A model of T labels (`adaptive.models.tasks`) gives logits (B, T); its loss is the weighted sum of theirs. A model
-    behind matrices for tables of several widths (`adaptive.models.widths`) is given vectors side by side.
+    behind matrices for tables of several widths (`adaptive.models.dense.assembly`) is given vectors side by side.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ from adaptive.embeddings.tiers.streams import streams_of
 from adaptive.kernels.planning.torch_lookups import find_lookups
 from adaptive.kernels.rows.choose import RowKernels, row_kernels
 from adaptive.kernels.rows.hot import hot_rows
-from adaptive.models.layers.interaction import dot_interaction, gathered_dot_interaction, plain_dot_interaction
+from adaptive.models.dense.interactions import dot_interaction, gathered_dot_interaction, plain_dot_interaction
 from adaptive.optim import RowwiseAdagrad
 from benchmarks import harness
 from benchmarks.ending import kept_when_ended

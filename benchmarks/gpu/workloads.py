@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch
 from adaptive.config import TableConfig
 from adaptive.data.synthetic.fields import CRITEO_KAGGLE
-from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.model_settings import DLRMConfig
 from benchmarks.streams import NUM_DENSE, SCATTER, kaggle_tables, make_batches
 from benchmarks.variants import Optimizer, Setup, row_optimizer
 

@@ -12,9 +12,9 @@ from toy_runs import data_fixture, nothing_is_left_behind  # noqa: F401
 
 from adaptive import load_run
 from adaptive.batch import Batch
-from adaptive.models.common import Inputs
+from adaptive.models.dense.base import Inputs
 from adaptive.models.factory import make_model, model_config
-from adaptive.models.options import OPTIONS
+from adaptive.models.model_settings import OPTIONS
 from adaptive.models.tasks import BASE_RATE_SAMPLES, Tasks, start_at_base_rate
 from adaptive.training.runs import train_run
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
-from adaptive.models.dlrm import DLRM, DLRMConfig, parse_mlp
-from adaptive.models.layers.interaction import plain_dot_interaction
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.dense.interactions import plain_dot_interaction
+from adaptive.models.model_settings import DLRMConfig, parse_mlp
 
 NUM_DENSE, NUM_FEATURES = 13, 26
 
@@ -114,7 +115,7 @@ def test_shapes(num_dense: int, num_features: int, interaction: str) -> None:
 
 
 def test_nothing_to_interact() -> None:
-    with pytest.raises(ConfigError, match="found one feature and no dense inputs"):
+    with pytest.raises(ValueError, match="found one feature and no dense inputs"):
         make_model(num_dense=0, num_features=1)
     for least in ({"num_dense": 1}, {"num_dense": 0, "interaction_self": True}):
         model = make_model(num_features=1, **least)
@@ -124,9 +125,9 @@ def test_nothing_to_interact() -> None:
 def test_wrong_shapes_are_named() -> None:
     model = make_model()
     dense, pooled = make_inputs(model, 3)
-    with pytest.raises(ValueError, match=r"needs dense \(3, 13\) and pooled \(3, 26, 16\), found \(2, 13\)"):
+    with pytest.raises(ValueError, match=r"expected dense \(3, 13\) and pooled \(3, 26, 16\), got \(2, 13\)"):
         model(dense[:2], pooled)
-    with pytest.raises(ValueError, match=r"found \(3, 13\) and \(3, 25, 16\)"):
+    with pytest.raises(ValueError, match=r"got \(3, 13\) and \(3, 25, 16\)"):
         model(dense, pooled[:, 1:])
 
 

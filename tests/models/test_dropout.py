@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive.models.layers.dropout import Dropout, DroppedReLU, at_step, dropouts, seed_dropouts
+from adaptive.models.dense.layers import Dropout, DroppedReLU, at_step, dropouts, seed_dropouts
 
 
 def masked(layer: Dropout, samples: int = 50, width: int = 20) -> torch.Tensor:

@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adaptive.models.dlrm import DLRM, DLRMConfig
-from adaptive.models.layers.feature_norm import BatchFeatureNorm, LayerFeatureNorm, feature_norm
+from adaptive.models.dense.base import BatchFeatureNorm, LayerFeatureNorm, feature_norm
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.model_settings import DLRMConfig
 from adaptive.training.settings import load_settings
 
 FEATURES, WIDTH = 3, 4

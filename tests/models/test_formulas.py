@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from adaptive.errors import ConfigError
-from adaptive.models.common import CheckedModel, Inputs
-from adaptive.models.dcn import DCN, DCNConfig
-from adaptive.models.deepfm import DeepFM, DeepFMConfig
+from adaptive.models.dense.base import CheckedModel, Inputs
+from adaptive.models.dense.crosses import DCN, DeepFM
+from adaptive.models.dense.multi_task import MultiTask
+from adaptive.models.dense.two_tower import TwoTower
 from adaptive.models.factory import make_model, model_config
-from adaptive.models.multi_task import MultiTask, MultiTaskConfig
-from adaptive.models.options import OPTIONS
-from adaptive.models.two_tower import TwoTower, TwoTowerConfig
+from adaptive.models.model_settings import OPTIONS, DCNConfig, DeepFMConfig, MultiTaskConfig, TwoTowerConfig
 
 INPUTS = Inputs(
     tables=("user", "item", "item", "site"), num_dense=2, dense_names=("age", "price"), labels=("click", "buy", "like")
@@ -149,7 +148,7 @@ def test_other_shapes_are_told(name: str) -> None:
     dense, pooled = (tensor.float() for tensor in arguments())
     assert model(dense, pooled).shape == ((5, 3) if name == "multi-task" else (5,))
     with pytest.raises(
-        ValueError, match=r"needs dense \(5, 2\) and pooled \(5, 4, 4\), found \(5, 2\) and \(5, 4, 3\)"
+        ValueError, match=r"expected dense \(5, 2\) and pooled \(5, 4, 4\), got \(5, 2\) and \(5, 4, 3\)"
     ):
         model(dense, pooled[:, :, 1:])
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adaptive.kernels import interaction as kernels
-from adaptive.models.layers.interaction import (
+from adaptive.models.dense.interactions import (
     aligned,
     concatenation,
     dot_interaction,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adaptive.models.dlrm import DLRM, DLRMConfig
-from adaptive.models.layers import linear
-from adaptive.models.layers.linear import Linear
+from adaptive.models.dense import layers as linear
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.dense.layers import Linear
+from adaptive.models.model_settings import DLRMConfig
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError
-from adaptive.models.common import Inputs
+from adaptive.models.dense.base import Inputs
 from adaptive.models.factory import make_model, model_config
 from adaptive.plugins import CODE_SETTINGS, installed_models, load_model_class
 from adaptive.training.settings import load_settings
@@ -47,7 +47,7 @@ def test_the_example_trains_on_the_command_line(
         assert not exit_.value.code, capsys.readouterr().err
     text = capsys.readouterr().out
     assert "500 samples held out of training" in text and f"eval run --set model={EXAMPLE}:SumAndDot" in text
-    assert Path("served/own_model.py").read_text() == EXAMPLE.read_text()
+    assert Path("served/custom_model.py").read_text() == EXAMPLE.read_text()
 
 
 def test_settings_are_the_parameters_that_the_run_does_not_give() -> None:

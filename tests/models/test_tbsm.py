@@ -8,8 +8,8 @@ from tbsm_twin import twin_logits
 from torch import Tensor
 
 from adaptive.errors import ConfigError
-from adaptive.models.options import BUILT_IN_DATA, OPTIONS
-from adaptive.models.tbsm import TBSM, TBSMConfig
+from adaptive.models.dense.dlrm import TBSM
+from adaptive.models.model_settings import BUILT_IN_DATA, OPTIONS, TBSMConfig
 
 
 def make_model(*, inputs: int = 1, features: int = 3, steps: int = 21, seed: int = 0, **settings: Any) -> TBSM:
@@ -124,16 +124,16 @@ def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> No
 
 
 def test_samples_that_are_no_sequences() -> None:
-    with pytest.raises(ConfigError, match=r"needs samples that are sequences.*--data sequences .*taobao:PATH"):
+    with pytest.raises(ValueError, match=r"needs samples that are sequences.*--data sequences .*taobao:PATH"):
         TBSM(TBSMConfig(), num_dense=13, num_features=26, steps=1)
 
 
 def test_wrong_shapes() -> None:
     model = make_model(steps=3)
     dense, pooled = make_inputs(model)
-    with pytest.raises(ValueError, match=r"TBSM needs dense \(9, 3\) and pooled \(9, 9, 16\), found .*\(9, 8, 16\)"):
+    with pytest.raises(ValueError, match=r"TBSM: expected dense \(9, 3\) and pooled \(9, 9, 16\), got .*\(9, 8, 16\)"):
         model(dense, pooled[:, :8])
-    with pytest.raises(ValueError, match=r"found \(9, 2\)"):
+    with pytest.raises(ValueError, match=r"got \(9, 2\)"):
         model(dense[:, :2], pooled)
 
 

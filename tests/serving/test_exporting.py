@@ -56,13 +56,12 @@ def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path, to: str
     write_csv(Path("new.csv"), rows)
     predict_run(run, "scores.npy", data="new.csv")
     result = export_run(run, "served", to=to)
+    files = sorted(path.name for path in Path("served").iterdir())
     found = scoring.load("served").score(samples(rows))
     np.testing.assert_allclose(found, np.load("scores.npy"), atol=1e-6)
-    assert (result["tables"], result["rows"], result["to"]) == (4, 11 + 51 + 38 + 24, to)
-    assert sorted(path.name for path in Path("served").iterdir()) == [
-        "README.md", "ids", "model.json", {"torch": "model.pt", "safetensors": "model.safetensors"}[to], "scoring.py",
-        "values.py",
-    ]  # fmt: skip
+    assert (result.tables, result.rows, result.to) == (4, 11 + 51 + 38 + 24, to)
+    weights = {"torch": "model.pt", "safetensors": "model.safetensors"}[to]
+    assert files == ["README.md", "dense", "ids", "model.json", weights, "sample_values.py", "scoring.py"]
 
 
 @pytest.mark.parametrize("to", FORMATS)

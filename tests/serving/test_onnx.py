@@ -48,14 +48,14 @@ def test_values_as_in_the_data_get_the_scores_of_predict(tmp_path: Path) -> None
     write_csv(Path("new.csv"), rows)
     predict_run(run, "scores.npy", data="new.csv")
     result = export_run(run, "served", to="onnx")
+    files = sorted(path.name for path in Path("served").iterdir())
     model, expected = onnx_scoring.load("served"), np.load("scores.npy")
     for first, last in ((0, 300), (0, 1), (5, 7), (100, 164)):
         np.testing.assert_allclose(model.score(samples(rows)[first:last]), expected[first:last], atol=1e-6)
     assert model.score([]) == []
-    assert sorted(path.name for path in Path("served").iterdir()) == [
-        "README.md", "ids", "model.json", "model.onnx", "model.onnx.data", "scoring.py", "values.py",
-    ]  # fmt: skip
-    assert (result["to"], result["tables"]) == ("onnx", 4)
+    code = ["sample_values.py", "scoring.py"]
+    assert files == ["README.md", "ids", "model.json", "model.onnx", "model.onnx.data", *code]
+    assert (result.to, result.tables) == ("onnx", 4)
     onnx.checker.check_model("served/model.onnx", full_check=True)
 
 
@@ -205,7 +205,7 @@ def test_a_model_that_fixes_the_batch_size_is_told(data: Callable[..., ToyData])
     )
     train_run(toy_config(out="run", model="mine.py:Mine", model_options={"embedding_dim": 4}))
     with pytest.raises(
-        ConfigError, match=r"could not trace the model own for any batch size \(x.shape\[0\] stays free"
+        ConfigError, match=r"could not trace the model custom for any batch size \(x.shape\[0\] stays free"
     ):
         export_run("run", "served", to="onnx", settings={"model": "mine.py:Mine"})
     assert not list(Path.cwd().glob("served*"))

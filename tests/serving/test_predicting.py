@@ -12,8 +12,8 @@ from served import HEADER, lines, trained, without_label, write_csv
 from adaptive import load_run
 from adaptive.cli.app import main
 from adaptive.errors import ConfigError, InputError, NonFiniteError, OutputError
-from adaptive.serving import predict_run, scores
-from adaptive.serving.scores import write_scores
+from adaptive.serving import predict_run, predicting
+from adaptive.serving.predicting import write_scores
 from adaptive.storage import durable
 from adaptive.training.runs.loading import data_of
 
@@ -173,7 +173,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "scores.csv"
     path.write_text("of before")
     monkeypatch.setattr(durable.Disk, operation, fail) if operation != "write" else monkeypatch.setitem(
-        scores._WRITERS, ".csv", fail
+        predicting._WRITERS, ".csv", fail
     )
     with pytest.raises(OutputError, match="No space left"):
         write_scores(path, [np.zeros(3, np.float32)])

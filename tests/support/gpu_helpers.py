@@ -19,7 +19,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.model_settings import DLRMConfig
 from adaptive.optim import RowOptimizer
 from adaptive.policy import Policy
 

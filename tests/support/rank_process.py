@@ -23,7 +23,8 @@ from adaptive.batch import Batch
 from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.ranks.torch_transport import TorchRanks, TorchTransport
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
-from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.model_settings import DLRMConfig
 from adaptive.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from adaptive.training.evaluation import evaluate
 from adaptive.training.trainer import Trainer

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive.data.sampling import numbers
-from adaptive.models.tbsm import TBSM
+from adaptive.models.dense.dlrm import TBSM
 
 
 def twin_logits(model: TBSM, dense: Tensor, pooled: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from toy import SIZES, ToyData, toy_config
 
-from adaptive.models import factory
-from adaptive.models.dlrm import DLRM
+from adaptive.models.dense import assembly
+from adaptive.models.dense.dlrm import DLRM
 from adaptive.training.build import Components, build
 from adaptive.training.runs import loading, resuming, training
 
@@ -50,7 +50,7 @@ def in_model(monkeypatch: pytest.MonkeyPatch, action: Callable[["Hooked", Tensor
             action(self, dense, pooled)
             return super().forward(dense, pooled)
 
-    monkeypatch.setattr(factory, "DLRM", Model)
+    monkeypatch.setattr(assembly, "DLRM", Model)
 
 
 class Hooked(DLRM):

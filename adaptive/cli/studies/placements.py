@@ -180,8 +180,8 @@ def _data(config: "TrainConfig") -> "tuple[Dataset, Shape, Any, int]":
     from adaptive.embeddings.planning.layout import make_groups
     from adaptive.embeddings.planning.sizing import row_bytes
     from adaptive.errors import ConfigError
-    from adaptive.models.dlrm import TowerConfig
     from adaptive.models.factory import model_config
+    from adaptive.models.model_settings import TowerConfig
     from adaptive.optim import row_optimizer
     from adaptive.studies.placements.shape import Shape
     from adaptive.training.build import build_tables, inputs_of, open_data

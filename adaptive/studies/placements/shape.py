@@ -9,7 +9,7 @@ from pydantic import Field
 
 from adaptive.config import Config
 from adaptive.errors import ConfigError
-from adaptive.models.dlrm import MOST_LAYERS, WIDEST, parse_mlp
+from adaptive.models.model_settings import MOST_LAYERS, WIDEST, parse_mlp
 from adaptive.storage.presets import checked, load_named, names_in
 
 SHAPES: Final = Path(__file__).parent / "shapes"

@@ -31,7 +31,7 @@ from adaptive.data.dataset import Dataset
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError, InputError
-from adaptive.models.layers.dropout import at_step
+from adaptive.models.dense.layers import at_step
 from adaptive.models.tasks import log_losses
 from adaptive.plugins import make_policy
 from adaptive.studies.machines import HERE, MachineSpec, Measured

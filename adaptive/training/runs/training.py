@@ -16,8 +16,8 @@ from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.use_trace import Trace
 from adaptive.embeddings.ranks import Ranks
 from adaptive.errors import CheckpointError, ConfigError, DeviceMemoryError
-from adaptive.models.options import OPTIONS
-from adaptive.models.presets import PRESETS
+from adaptive.models.model_settings import OPTIONS
+from adaptive.models.paper_presets import PRESETS
 from adaptive.models.tasks import start_at_base_rate
 from adaptive.policy import arranges
 from adaptive.storage.arrays import Stored, whole

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from adaptive.data.kernels.text_rows import hashed_rows, mixed
-from adaptive.serving.values import key_of
+from adaptive.serving.sample_values import key_of
 
 NUM_IDS: Final = 20_000
 FURTHEST: Final = 5.0  # standard deviations

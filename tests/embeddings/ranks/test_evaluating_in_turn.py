@@ -13,7 +13,8 @@ from adaptive.config import TableConfig, TierConfig
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import InputError, NonFiniteError
-from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.model_settings import DLRMConfig
 from adaptive.training.evaluation import Evaluation, evaluate
 
 TABLES = [TableConfig(name=name, num_embeddings=300, embedding_dim=4) for name in ("a", "b")]

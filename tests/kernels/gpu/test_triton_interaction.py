@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from triton_setup import DEVICE, ready
 
-from adaptive.models.layers import interaction as models
-from adaptive.models.layers.interaction import aligned, num_dots, plain_dot_interaction
+from adaptive.models.dense import interactions as models
+from adaptive.models.dense.interactions import aligned, num_dots, plain_dot_interaction
 
 with ready():
     from adaptive.kernels.gpu import interaction as kernels

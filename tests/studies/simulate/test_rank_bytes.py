@@ -14,7 +14,8 @@ from adaptive.data.dataset import by_table
 from adaptive.embeddings.ranks import Ranks, dense
 from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.errors import ConfigError, InputError
-from adaptive.models.dlrm import DLRM, DLRMConfig
+from adaptive.models.dense.dlrm import DLRM
+from adaptive.models.model_settings import DLRMConfig
 from adaptive.studies.simulate.rank_traffic import simulate_rank_traffic
 from adaptive.studies.simulate.simulation_report import rank_traffic_document
 from adaptive.training.build import build

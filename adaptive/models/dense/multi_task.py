@@ -10,40 +10,16 @@ The loss is the sum over labels of weight times mean log loss.
 Letters: B samples, T labels, X experts.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from adaptive.errors import ConfigError
-from adaptive.models.common import CheckedModel, Inputs, ModelConfig, set_last_bias, side_by_side
-from adaptive.models.dlrm import LayerSizes, activation, layers, linear
-from adaptive.models.tasks import Tasks
+from .base import CheckedModel, Inputs, Tasks, side_by_side
+from .layers import activation, layers, linear, set_last_bias
 
-
-class MultiTaskConfig(ModelConfig):
-    """Shape of a model of several labels."""
-
-    sharing: Literal["bottom", "mmoe"] = Field(
-        default="mmoe", description="bottom: all labels share one MLP; mmoe: each mixes the experts for itself"
-    )
-    shared_mlp: LayerSizes = Field(
-        default=(128, 64), description="layer sizes of the shared MLP, or of each expert, without its input"
-    )
-    experts: int = Field(default=4, ge=1, le=256, description="experts of mmoe")
-    task_mlp: LayerSizes = Field(
-        default=(32,), description="layer sizes of each label's own MLP, without its input and its output of 1"
-    )
-    loss_weights: dict[str, float] = Field(
-        default_factory=dict, description="label -> weight of its loss; those that are not named have 1"
-    )
-
-    @model_validator(mode="after")
-    def _weights(self) -> "MultiTaskConfig":
-        if bad := [name for name, weight in self.loss_weights.items() if weight < 0]:
-            raise ValueError(f"loss_weights of {', '.join(bad)} is below 0")
-        return self
+if TYPE_CHECKING:
+    from adaptive.models.model_settings import MultiTaskConfig
 
 
 class MultiTask(CheckedModel):
@@ -51,15 +27,12 @@ class MultiTask(CheckedModel):
 
     Attributes:
         tasks: the labels in the order of the logits, and the weights of their losses.
-
-    Raises:
-        ConfigError: if the samples have one label, or a weight is of none of theirs.
     """
 
-    def __init__(self, config: MultiTaskConfig, inputs: Inputs, *, seed: int = 0) -> None:
+    def __init__(self, config: "MultiTaskConfig", inputs: Inputs, *, seed: int = 0) -> None:
         super().__init__(config, inputs)
         self.config = config
-        self.tasks = _tasks(config, inputs)
+        self.tasks = Tasks(inputs.labels, tuple(config.loss_weights.get(name, 1.0) for name in inputs.labels))
         generator, width = torch.Generator().manual_seed(seed), inputs.width(config.embedding_dim)
         is_mixed, count = config.sharing == "mmoe", len(self.tasks.names)
 
@@ -84,7 +57,7 @@ class MultiTask(CheckedModel):
         values = side_by_side(dense, pooled)
         shared = torch.stack([part(values) for part in self.shared], dim=1)  # (B, X, E)
         mixed = [self._mixed(shared, values, task) for task in range(len(self.heads))]
-        return torch.cat([head(one) for head, one in zip(self.heads, mixed, strict=True)], dim=1)
+        return torch.cat([head(mixture) for head, mixture in zip(self.heads, mixed, strict=True)], dim=1)
 
     def _mixed(self, shared: Tensor, values: Tensor, task: int) -> Tensor:
         """(B, E) what the head of a label is given."""
@@ -92,15 +65,3 @@ class MultiTask(CheckedModel):
             return shared[:, 0]
         weights = torch.softmax(self.gates[task](values), dim=1)
         return torch.bmm(weights[:, None], shared).squeeze(1)
-
-
-def _tasks(config: MultiTaskConfig, inputs: Inputs) -> Tasks:
-    if len(inputs.labels) < 2:
-        raise ConfigError(
-            "model multi-task needs samples with several labels, and these have one: name more columns in the schema "
-            "([[more_labels]]), or of the built-in stream set data.synthetic.labels"
-        )
-    unknown = [name for name in config.loss_weights if name not in inputs.labels]
-    if unknown:
-        raise ConfigError(f"model.loss_weights: no label {', '.join(unknown)}; there are: {', '.join(inputs.labels)}")
-    return Tasks(inputs.labels, tuple(config.loss_weights.get(name, 1.0) for name in inputs.labels))

@@ -1,4 +1,4 @@
-"""How DLRM's vectors meet: pairwise dot products or concatenation, padded to a width that matrix products like.
+"""How DLRM's vectors meet in training: by fused kernels where there are some. Exports have `plain_interactions` here.
 
 Letters: B samples, F features, D values in a vector, P columns of the output. `bottom` is the bottom MLP's output
 (B, D), or (B, 0) where a model has no dense inputs; `pooled` is (B, F, D). All float32 unless said otherwise.
@@ -14,22 +14,10 @@ from torch.autograd.function import once_differentiable
 from adaptive.kernels.interaction import dot_backward, dot_forward
 from adaptive.kernels.rows import gpu
 
-ALIGNMENT = 16  # MKL's products of 2048 samples are 3 % faster at 368 columns than at 367
+from .plain_interactions import aligned, concatenation, num_dots, padded, stacked
+from .plain_interactions import dot_interaction as plain_dot_interaction
 
-
-def aligned(width: int) -> int:
-    """The next multiple of 16 that is at least `width`, and at least 16."""
-    return max(1, -(-width // ALIGNMENT)) * ALIGNMENT
-
-
-def num_dots(num_vectors: int, *, include_self: bool) -> int:
-    """Pairs of `num_vectors` vectors, with or without each vector's product with itself."""
-    return num_vectors * (num_vectors + (1 if include_self else -1)) // 2
-
-
-def concatenation(bottom: Tensor, pooled: Tensor) -> Tensor:
-    """`[bottom | pooled vectors | zeros]`, (B, P)."""
-    return _side_by_side(bottom, pooled.flatten(1))
+__all__ = ["aligned", "concatenation", "dot_interaction", "num_dots", "plain_dot_interaction"]
 
 
 def dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
@@ -50,15 +38,6 @@ def dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = Fals
             return by_triton
         return gathered_dot_interaction(bottom, pooled, include_self=include_self)
     return plain_dot_interaction(bottom, pooled, include_self=include_self)
-
-
-def plain_dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
-    """`dot_interaction` in torch operations: any device, any floating dtype, any number of derivatives."""
-    vectors = _vectors(bottom, pooled)
-    products = torch.bmm(vectors, vectors.transpose(1, 2))
-    num_vectors = vectors.shape[1]
-    i, j = torch.tril_indices(num_vectors, num_vectors, offset=0 if include_self else -1, device=pooled.device)
-    return _side_by_side(bottom, products[:, i, j])
 
 
 def gathered_dot_interaction(bottom: Tensor, pooled: Tensor, *, include_self: bool = False) -> Tensor:
@@ -82,26 +61,16 @@ def _pairs(num_vectors: int, include_self: bool, device: torch.device) -> Tensor
 @cache
 def _dots_of_pairs(num_vectors: int, include_self: bool, device: torch.device) -> Tensor:
     """(vectors * vectors,) number of the dot of each pair, either way round; 0 on a diagonal that has none."""
-    found = torch.zeros((num_vectors, num_vectors), dtype=torch.int64)
+    numbers = torch.zeros((num_vectors, num_vectors), dtype=torch.int64)
     i, j = torch.tril_indices(num_vectors, num_vectors, offset=0 if include_self else -1)
-    found[i, j] = found[j, i] = torch.arange(len(i))
-    return found.flatten().to(device)
-
-
-def _vectors(bottom: Tensor, pooled: Tensor) -> Tensor:
-    """(B, F or F + 1, D) all that meet: the bottom output first, if there is one."""
-    return pooled if bottom.shape[1] == 0 else torch.cat([bottom[:, None], pooled], dim=1)
+    numbers[i, j] = numbers[j, i] = torch.arange(len(i))
+    return numbers.flatten().to(device)
 
 
 def _empty_output(bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
     """(B, P), not written."""
     dots = num_dots(pooled.shape[1] + (bottom.shape[1] > 0), include_self=include_self)
     return pooled.new_empty((len(pooled), aligned(bottom.shape[1] + dots)))
-
-
-def _side_by_side(left: Tensor, right: Tensor) -> Tensor:
-    width = left.shape[1] + right.shape[1]
-    return torch.cat([left, right, right.new_zeros((len(right), aligned(width) - width))], dim=1)
 
 
 def _can_fuse(tensor: Tensor) -> bool:
@@ -142,11 +111,11 @@ class _GatheredDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, pooled: Tensor, include_self: bool) -> Tensor:
         bottom, pooled = bottom.detach(), pooled.detach()
-        vectors = _vectors(bottom, pooled)
+        vectors = stacked(bottom, pooled)
         ctx.save_for_backward(vectors)
         ctx.num_copied, ctx.include_self = bottom.shape[1], include_self
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        return _side_by_side(bottom, products.index_select(1, _pairs(vectors.shape[1], include_self, vectors.device)))
+        return padded(bottom, products.index_select(1, _pairs(vectors.shape[1], include_self, vectors.device)))
 
     @staticmethod
     @once_differentiable

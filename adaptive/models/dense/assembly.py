@@ -1,18 +1,59 @@
-"""Tables of several widths before a model that wants one: a learnt matrix for each table that has another width.
+"""From a model's name and settings to the model, behind matrices for tables of other widths.
 
-As the mixed dimensions of Ginart et al. (arXiv 1909.11810): v' = P v, with P (D, width) for each table, no bias. Tables
-of the model's own width go past it.
+Matrices as the mixed dimensions of Ginart et al. (arXiv 1909.11810): v' = P v, with P (D, width) for each table that
+has another width than the model wants, no bias. Tables of the model's own width go past it.
 
 Letters: B samples, F features, D the model's width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adaptive.models.tasks import Tasks, tasks_of
+from .base import CheckedModel, Inputs, Tasks
+from .crosses import DCN, DeepFM
+from .dlrm import DLRM, TBSM
+from .multi_task import MultiTask
+from .two_tower import TwoTower
+
+CHECKED: dict[str, Callable[..., CheckedModel]] = {
+    "dcn": DCN,
+    "deepfm": DeepFM,
+    "two-tower": TwoTower,
+    "multi-task": MultiTask,
+}
+
+
+def build_model(name: str, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.Module:
+    """The model `name`, on the CPU, of pooled vectors (B, F, `embedding_dim`).
+
+    Args:
+        config: the model's settings as attributes, of `adaptive.models.model_settings` or as an export has them.
+
+    Raises:
+        ValueError: if it does not fit the samples.
+    """
+    if name == "tbsm":
+        return TBSM(config, num_dense=inputs.num_dense, num_features=inputs.num_features, steps=inputs.steps, seed=seed)
+    if name == "dlrm":
+        return DLRM(config, num_dense=inputs.num_dense, num_features=inputs.num_features, seed=seed)
+    return CHECKED[name](config, inputs, seed=seed)
+
+
+def widened(model: nn.Module, config: Any, inputs: Inputs, *, seed: int = 0) -> nn.Module:
+    """The model; behind matrices, if a table has another width than `config.embedding_dim`."""
+    if all(width == config.embedding_dim for width in config.widths.values()):
+        return model
+    return Widened(model, inputs.tables, config.widths, config.embedding_dim, seed=seed)
+
+
+def offered(inputs: Inputs, embedding_dim: int, seed: int) -> dict[str, object]:
+    """What the `__init__` of a user-defined model may ask for by name."""
+    sizes = {"num_dense": inputs.num_dense, "num_features": inputs.num_features, "embedding_dim": embedding_dim}
+    return {**sizes, "inputs": inputs, "seed": seed}
 
 
 class Widened(nn.Module):
@@ -53,13 +94,14 @@ class Widened(nn.Module):
 
     @property
     def tasks(self) -> Tasks | None:
-        return tasks_of(self.model)
+        tasks = getattr(self.model, "tasks", None)
+        return tasks if isinstance(tasks, Tasks) else None
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """What the model gives of `dense` and of `vectors` (B, sum of widths), feature by feature."""
         parts = [self._widened(vectors[:, span], table) for table, span in zip(self.tables, self.spans, strict=True)]
-        found: Tensor = self.model(dense, torch.stack(parts, dim=1))
-        return found
+        logits: Tensor = self.model(dense, torch.stack(parts, dim=1))
+        return logits
 
     def _widened(self, vectors: Tensor, table: str) -> Tensor:
         return vectors @ self.matrices[str(self.numbers[table])].T if table in self.numbers else vectors

@@ -1,7 +1,7 @@
 """From values as they stand in the data to rows and dense inputs, by numpy alone. A copy of this file lies
 in each export.
 
-Letters: B samples, N look-ups of one feature.
+Letters: B samples, N lookups of one feature.
 """
 
 import difflib
@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 WORD = 2**64 - 1
 LARGEST = float(np.finfo(np.float32).max)
 Bag = tuple[NDArray[np.int64], NDArray[np.int64]]
+Sample = Mapping[str, Any]  # name of a feature or dense input -> its value, as it stands in the data
 
 
 class SampleError(ValueError):
@@ -30,15 +32,97 @@ class SampleError(ValueError):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class TableFacts:
+    """A table: its name, rows and values in a row."""
+
+    name: str
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True)
+class FeatureFacts:
+    """A feature, and how its values become rows.
+
+    Attributes:
+        table: number of its table.
+        rule: "row" (the key is the row, below `rows`), "hash" (the upper 64 bits of `rows` times the hash of the key)
+            or "vocabulary" (the place of the key among those in the file `vocabulary`).
+        key: how a value becomes a 64-bit number: "int", "hex" or "text".
+        bag: several values, in a text with `separator` between them.
+        unknown, missing: rows of such values; None: there is no such row.
+        null: texts of missing values.
+    """
+
+    name: str
+    table: int
+    rule: str
+    key: str
+    rows: int
+    bag: bool
+    separator: str | None
+    unknown: int | None
+    missing: int | None
+    null: Sequence[str]
+    vocabulary: str | None
+
+
+@dataclass(frozen=True)
+class DenseFacts:
+    """A dense input, its `transform` ("none" or "log") and the texts `null` of missing values, which are 0."""
+
+    name: str
+    transform: str
+    null: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ExportFacts:
+    """Content of an export's `model.json`.
+
+    Attributes:
+        run: `folder`, `steps` and `data` of the run.
+        tensors: file of the weights.
+        ignored: columns of the data that are no inputs.
+        steps: of a sample that is a sequence.
+        model: `name` and settings of the model.
+    """
+
+    format: str
+    version: int
+    run: Mapping[str, Any]
+    tensors: str
+    tables: Sequence[TableFacts]
+    features: Sequence[FeatureFacts]
+    dense: Sequence[DenseFacts]
+    ignored: Sequence[str]
+    steps: int
+    labels: Sequence[str]
+    model: Mapping[str, Any]
+
+    @property
+    def is_widened(self) -> bool:
+        """True if tables have other widths than the model wants: it takes their vectors side by side."""
+        return any(table.width != self.model["embedding_dim"] for table in self.tables)
+
+
+def read_facts(folder: Path) -> ExportFacts:
+    """What the `model.json` of an export holds."""
+    facts = json.loads((folder / "model.json").read_text("utf-8"))
+    kinds = {"tables": TableFacts, "features": FeatureFacts, "dense": DenseFacts}
+    return ExportFacts(**facts | {key: [kind(**entry) for entry in facts[key]] for key, kind in kinds.items()})
+
+
 class Values:
-    """Turn samples into the inputs of a model, by the `facts` of an export's `model.json`, which is in `folder`."""
+    """Turn samples into the inputs of a model, by the `facts` of the export in `folder`."""
 
-    def __init__(self, facts: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, facts: ExportFacts, folder: Path) -> None:
         self.facts = facts
-        self.ids = [IdMap(feature, folder) for feature in facts["features"]]
-        self.names = [*(one["name"] for one in facts["dense"]), *(ids.name for ids in self.ids)]
+        self.ids = [IdMap(feature, folder) for feature in facts.features]
+        self.names = [*(dense.name for dense in facts.dense), *(ids.name for ids in self.ids)]
 
-    def inputs(self, samples: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.float32], list[Bag]]:
+    def inputs(self, samples: Sequence[Sample]) -> tuple[NDArray[np.float32], list[Bag]]:
         """Return dense inputs (B, dense inputs) after their transformation, and for each feature in order the rows of
         all its lookups (N,) and where those of each sample begin (B,).
 
@@ -50,23 +134,23 @@ class Values:
         for number, sample in enumerate(samples):
             try:
                 self._check_names(sample)
-                dense.append([dense_input(sample, one) for one in self.facts["dense"]])
+                dense.append([dense_input(sample, column) for column in self.facts.dense])
                 for ids, of_samples in zip(self.ids, rows, strict=True):
                     of_samples.append(ids.rows(sample.get(ids.name)))
             except ValueError as error:
                 raise SampleError(number, str(error)) from None
-        shape = (len(samples), len(self.facts["dense"]))
+        shape = (len(samples), len(self.facts.dense))
         return np.array(dense, np.float32).reshape(shape), list(map(bag_of, rows))
 
-    def _check_names(self, sample: Mapping[str, Any]) -> None:
+    def _check_names(self, sample: Sample) -> None:
         for name in sample:
-            if name not in self.names and name not in self.facts["ignored"]:
+            if name not in self.names and name not in self.facts.ignored:
                 near = difflib.get_close_matches(str(name), self.names, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"the model has {', '.join(self.names)}"
                 raise ValueError(f"{name}: expected a feature or dense input of the model; {hint}")
 
     @staticmethod
-    def score_lines(score: Callable[[Sequence[Mapping[str, Any]]], list[Any]], lines: Iterable[bytes]) -> None:
+    def score_lines(score: Callable[[Sequence[Sample]], list[Any]], lines: Iterable[bytes]) -> None:
         """Print the score of each line, a JSON object. The first line that cannot be scored ends the program: a message
         on stderr names it, the exit code is 3. The scores of the lines before it are printed."""
         for number, line in enumerate(lines, start=1):
@@ -83,26 +167,25 @@ class Values:
 def bag_of(rows: Sequence[Sequence[int]]) -> Bag:
     """The rows of all lookups (N,) and where those of each sample begin (B,), from the rows of each sample."""
     starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)[:-1]
-    return np.array([row for one in rows for row in one], np.int64), starts
+    return np.array([row for sample in rows for row in sample], np.int64), starts
 
 
-def dense_input(sample: Mapping[str, Any], facts: Mapping[str, Any]) -> float:
+def dense_input(sample: Sample, facts: DenseFacts) -> float:
     """The dense input of a sample after its transformation; a missing one is 0.
 
     Raises:
         ValueError: for a value that is no finite float32.
     """
-    name = facts["name"]
-    value = sample.get(name)
-    if is_missing(value, facts["null"]):
+    value = sample.get(facts.name)
+    if is_missing(value, facts.null):
         return 0.0
     try:
         number = float(value) if isinstance(value, str | Real) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= LARGEST:  # of NaN, too
-        raise ValueError(f"{name}: expected a number, got {value!r}")
-    return math.log1p(max(number, 0.0)) if facts["transform"] == "log" else number
+        raise ValueError(f"{facts.name}: expected a number, got {value!r}")
+    return math.log1p(max(number, 0.0)) if facts.transform == "log" else number
 
 
 def is_missing(value: Any, nulls: Sequence[str]) -> bool:
@@ -113,13 +196,13 @@ def is_missing(value: Any, nulls: Sequence[str]) -> bool:
 class IdMap:
     """The rows of its table that values of a feature look up. ValueError for keys that are not what `facts` say."""
 
-    def __init__(self, facts: Mapping[str, Any], folder: Path) -> None:
-        self.facts, self.name = facts, facts["name"]
-        if facts["rule"] == "vocabulary":
-            where = folder / facts["vocabulary"]
+    def __init__(self, facts: FeatureFacts, folder: Path) -> None:
+        self.facts, self.name = facts, facts.name
+        if facts.vocabulary is not None:
+            where = folder / facts.vocabulary
             keys = np.load(where, allow_pickle=False)
-            if keys.dtype != np.int64 or keys.shape != (facts["rows"],):
-                form = f"int64 ({facts['rows']},), got {keys.dtype} {keys.shape}"
+            if keys.dtype != np.int64 or keys.shape != (facts.rows,):
+                form = f"int64 ({facts.rows},), got {keys.dtype} {keys.shape}"
                 raise ValueError(f"expected {form} ({where}). Export the run again.")
             self._order = np.argsort(keys)
             self._keys = keys[self._order]
@@ -129,14 +212,14 @@ class IdMap:
     def rows(self, value: Any) -> list[int]:
         """The rows of one sample: one, or of a bag any number. A bag is a list of values, or one text that holds them
         with the data's separator between them."""
-        if not self.facts["bag"]:
+        if not self.facts.bag:
             return [self.row(value)]
         if isinstance(value, str):
-            value = value.split(self.facts["separator"])
+            value = value.split(self.facts.separator)
         elif value is not None and not isinstance(value, Sequence | np.ndarray):
             value = [value]
-        nulls = self.facts["null"]
-        return [self.row(one) for one in (() if value is None else value) if not is_missing(one, nulls)]
+        nulls = self.facts.null
+        return [self.row(item) for item in (() if value is None else value) if not is_missing(item, nulls)]
 
     def row(self, value: Any) -> int:
         """The row of one value; None or one of the texts `null`: it is missing.
@@ -145,25 +228,25 @@ class IdMap:
             ValueError: for a value that has no row.
         """
         facts = self.facts
-        if is_missing(value, facts["null"]):
+        if is_missing(value, facts.null):
             return self._special("missing", value)
-        key = key_of(value, facts["key"])
+        key = key_of(value, facts.key)
         if key is None:
-            raise ValueError(f"{self.name}: expected {EXPECTED[facts['key']]}, got {value!r}")
-        if facts["rule"] == "hash":
-            return mixed(key) * int(facts["rows"]) >> 64
-        if facts["rule"] == "row":
-            return key if 0 <= key < facts["rows"] else self._special("unknown", value)
+            raise ValueError(f"{self.name}: expected {EXPECTED[facts.key]}, got {value!r}")
+        if facts.rule == "hash":
+            return mixed(key) * int(facts.rows) >> 64
+        if facts.rule == "row":
+            return key if 0 <= key < facts.rows else self._special("unknown", value)
         place = int(np.searchsorted(self._keys, key))
         if place < len(self._keys) and self._keys[place] == key:
             return int(self._order[place])
         return self._special("unknown", value)
 
     def _special(self, name: str, value: Any) -> int:
-        row = self.facts[name]
+        row = self.facts.missing if name == "missing" else self.facts.unknown
         if row is None:
             raise ValueError(f"{self.name}: {value!r} has no row, and the table has none for {name} values")
-        return int(row)
+        return row
 
 
 EXPECTED = {

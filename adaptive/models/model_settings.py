@@ -1,0 +1,221 @@
+"""Which models there are by name, and the settings of each (`model.NAME`). Imports no torch."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from adaptive.config import Config
+from adaptive.errors import ConfigError
+
+MOST_LAYERS, WIDEST, MOST_WEIGHTS = 64, 2**16, 2**31  # of an MLP: what nobody trains is a mistake
+
+
+def parse_mlp(text: str, *, num_inputs: int | None = None) -> tuple[int, ...]:
+    """Layer sizes of `512-256-16`, without the input size.
+
+    With `num_inputs` the input size may stand first, as in `--arch-mlp-bot 13-512-256-16`: a first size that equals
+    `num_inputs` and is not the only one is taken as the input size.
+
+    Raises:
+        ConfigError: if a size is not a positive whole number.
+    """
+    parts = text.strip().split("-")
+    for position, part in enumerate(parts, start=1):
+        if not (part.isascii() and part.isdecimal() and len(part) < 20 and int(part) > 0):
+            raise ConfigError(
+                f"layer sizes {text!r}: {part!r} at position {position} is not a positive whole number; "
+                f"write sizes joined by dashes, such as 512-256-16"
+            )
+    sizes = tuple(int(part) for part in parts)
+    return sizes[1:] if len(sizes) > 1 and sizes[0] == num_inputs else sizes
+
+
+LayerSizes = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=WIDEST)], ...],
+    Field(min_length=1, max_length=MOST_LAYERS),
+    BeforeValidator(lambda value: parse_mlp(value) if isinstance(value, str) else value),
+]
+
+
+def _text(sizes: Sequence[int]) -> str:
+    return "-".join(map(str, sizes))
+
+
+class ModelConfig(Config):
+    """Settings of every model."""
+
+    embedding_dim: int = Field(default=16, ge=1, le=4096, description="values in an embedding vector")
+    widths: dict[str, int] = Field(
+        default_factory=dict,
+        description="table -> width of its rows, where it is not embedding_dim; a learnt matrix of the table takes its "
+        "vectors to embedding_dim",
+    )
+    feature_norm: Literal["none", "batch", "layer"] = Field(
+        default="none",
+        description="normalisation of pooled vectors; batch: over the samples of a batch, running statistics in "
+        "evaluation; layer: over the width of each vector",
+    )
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the values behind each hidden layer that a step sets to 0; follows from seed and step",
+    )
+    bf16: bool = Field(
+        default=False,
+        description="compute matrix products of the dense part in bfloat16; weights and logits stay float32",
+    )
+
+
+class TowerConfig(ModelConfig):
+    """Shape of a DLRM whose top MLP may end in any number of outputs: a model of its own, or a part of another."""
+
+    bottom_mlp: LayerSizes = Field(
+        default=(64, 16),
+        description="layer sizes of the bottom MLP without its input; the last is embedding_dim; default 64-<that>",
+    )
+    top_mlp: LayerSizes = Field(
+        default=(128, 64, 1), description="layer sizes of the top MLP without its input; the last is 1"
+    )
+    interaction: Literal["dot", "cat"] = Field(
+        default="dot", description="dot: pairwise dot products; cat: vectors side by side"
+    )
+    interaction_self: bool = Field(default=False, description="dot: also each vector's product with itself")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bottom_follows_width(cls, given: Any) -> Any:
+        """So that a width alone is a setting that fits."""
+        if isinstance(given, dict) and "bottom_mlp" not in given and isinstance(given.get("embedding_dim"), int):
+            return {**given, "bottom_mlp": (*cls.model_fields["bottom_mlp"].default[:-1], given["embedding_dim"])}
+        return given
+
+    @model_validator(mode="after")
+    def _check_last_sizes(self) -> "TowerConfig":
+        if self.bottom_mlp[-1] != self.embedding_dim:
+            raise ValueError(
+                f"bottom_mlp must end with embedding_dim = {self.embedding_dim}, found {_text(self.bottom_mlp)}"
+            )
+        for name, sizes in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
+            if sum(inputs * outputs for inputs, outputs in pairwise(sizes)) > MOST_WEIGHTS:
+                raise ValueError(f"{name} must have at most {MOST_WEIGHTS:,} weights, found {_text(sizes)}")
+        if self.interaction == "cat" and self.interaction_self:
+            raise ValueError("interaction_self needs interaction = dot, found cat")
+        return self
+
+
+class DLRMConfig(TowerConfig):
+    """Shape of a DLRM."""
+
+    @model_validator(mode="after")
+    def _check_logit(self) -> "DLRMConfig":
+        if self.top_mlp[-1] != 1:
+            raise ValueError(f"top_mlp must end with 1 (the logit), found {_text(self.top_mlp)}")
+        return self
+
+
+class DCNConfig(ModelConfig):
+    """Shape of a DCN-v2: cross network and MLP side by side on dense inputs and vectors."""
+
+    cross_layers: int = Field(default=3, ge=1, le=64, description="layers of the cross network")
+    cross_rank: int | None = Field(
+        default=None, ge=1, description="rank of their matrices, as two factors; null: whole matrices"
+    )
+    deep_mlp: LayerSizes = Field(
+        default=(128, 64), description="layer sizes of the MLP beside the cross network, without its input"
+    )
+
+
+class DeepFMConfig(ModelConfig):
+    """Shape of a DeepFM. The first of a row's `embedding_dim` values is its first-order weight, the others are its
+    factors."""
+
+    deep_mlp: LayerSizes = Field(
+        default=(128, 64), description="layer sizes of the MLP beside the pairs, without its input and its output of 1"
+    )
+
+    @model_validator(mode="after")
+    def _has_factors(self) -> "DeepFMConfig":
+        if self.embedding_dim < 2:
+            raise ValueError("deepfm needs embedding_dim of 2 or more, a weight and a factor; found 1")
+        return self
+
+
+class TwoTowerConfig(ModelConfig):
+    """Shape of two towers, of a user and an item."""
+
+    user_tables: tuple[str, ...] = Field(default=(), description="tables of the user's tower; needed")
+    item_tables: tuple[str, ...] = Field(
+        default=(), description="tables of the item's tower; empty: all that are not the user's"
+    )
+    item_dense: tuple[str, ...] = Field(
+        default=(), description="dense inputs of the item's tower, by name; all others are the user's"
+    )
+    tower_mlp: LayerSizes = Field(
+        default=(64, 32), description="layer sizes of each tower without its input; the last is the vectors' that meet"
+    )
+    unit_vectors: bool = Field(default=False, description="bring both vectors to length 1 before they meet")
+    temperature: float = Field(default=1.0, gt=0, description="what the dot product is divided by")
+
+
+class MultiTaskConfig(ModelConfig):
+    """Shape of a model of several labels."""
+
+    sharing: Literal["bottom", "mmoe"] = Field(
+        default="mmoe", description="bottom: all labels share one MLP; mmoe: each mixes the experts for itself"
+    )
+    shared_mlp: LayerSizes = Field(
+        default=(128, 64), description="layer sizes of the shared MLP, or of each expert, without its input"
+    )
+    experts: int = Field(default=4, ge=1, le=256, description="experts of mmoe")
+    task_mlp: LayerSizes = Field(
+        default=(32,), description="layer sizes of each label's own MLP, without its input and its output of 1"
+    )
+    loss_weights: dict[str, float] = Field(
+        default_factory=dict, description="label -> weight of its loss; those that are not named have 1"
+    )
+
+    @model_validator(mode="after")
+    def _weights(self) -> "MultiTaskConfig":
+        if bad := [name for name, weight in self.loss_weights.items() if weight < 0]:
+            raise ValueError(f"loss_weights of {', '.join(bad)} is below 0")
+        return self
+
+
+class TBSMConfig(TowerConfig):
+    """Shape of a TBSM. `bottom_mlp`, `top_mlp` and `interaction` are its DLRM's. Defaults: RMC1."""
+
+    bottom_mlp: LayerSizes = Field(
+        default=(16,), description="layer sizes of the DLRM's bottom MLP without its input; the last is embedding_dim"
+    )
+    top_mlp: LayerSizes = Field(
+        default=(15, 15), description="layer sizes of the DLRM's top MLP without its input; the last is a step's vector"
+    )
+    attention_mlp: LayerSizes = Field(
+        default=(15, 15), description="layer sizes of the attention between its input and output, which the history is"
+    )
+    final_mlp: LayerSizes = Field(
+        default=(60, 1), description="layer sizes of the MLP on history and candidate without its input; the last is 1"
+    )
+
+    @model_validator(mode="after")
+    def _check_logit(self) -> "TBSMConfig":
+        if self.final_mlp[-1] != 1:
+            raise ValueError(f"final_mlp must end with 1 (the logit), found {_text(self.final_mlp)}")
+        return self
+
+
+OPTIONS: Final[dict[str, type[ModelConfig]]] = {
+    "dlrm": DLRMConfig,
+    "dcn": DCNConfig,
+    "deepfm": DeepFMConfig,
+    "two-tower": TwoTowerConfig,
+    "multi-task": MultiTaskConfig,
+    "tbsm": TBSMConfig,
+}
+BUILT_IN_DATA: Final[dict[str, dict[str, str | int]]] = {
+    "tbsm": {"data": "sequences"},
+    "multi-task": {"data.synthetic.labels": 2},
+}  # what a model trains on where no data are given, unless it is the default

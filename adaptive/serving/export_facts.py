@@ -1,0 +1,237 @@
+"""What an export says of itself: `model.json`, which a server can follow, and the page `README.md`.
+
+Real categories own the first rows of a table; behind them is the row for unknown values, then the one for missing ones,
+as far as there are such (`adaptive.data.rows.batcher`).
+"""
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive.data.dataset import Feature
+from adaptive.data.rows.vocabularies import load_vocabularies
+from adaptive.data.text.schema import NULLS
+from adaptive.serving.sample_values import DenseFacts, ExportFacts, FeatureFacts
+from adaptive.training.runs.loading import LoadedRun, lacks_vocabulary, vocabulary_folder
+
+_RULES = {"direct": "row", "hashed": "hash", "fitted": "vocabulary"}
+_KEYS = {"int": "int", "hex": "hex", "string": "text"}
+
+
+def vocabularies(run: LoadedRun) -> dict[str, NDArray[np.int64]]:
+    """Table -> (rows,) the keys of its rows, of tables whose vocabulary was fitted.
+
+    Raises:
+        InputError: if they are not where the run has them.
+    """
+    data = _data(run)
+    if not data.get("vocabularies"):
+        return {}
+    folder, wanted = vocabulary_folder(run), dict[str, int]()
+    for feature, table in zip(run.shape.features, run.shape.tables, strict=True):
+        kind, size, _ = _described(feature, data)
+        if kind == "fitted":
+            wanted[table] = size
+    loaded = load_vocabularies(folder, wanted)
+    if loaded is None or {table: words.checksum() for table, words in loaded.items()} != data["vocabularies"]:
+        raise lacks_vocabulary(run, folder)
+    return {table: words.keys for table, words in loaded.items()}
+
+
+def feature_facts(
+    run: LoadedRun, keys: Mapping[str, NDArray[np.int64]], numbers: Mapping[str, int]
+) -> list[FeatureFacts]:
+    """The rule of each feature, in order.
+
+    Args:
+        keys: what `vocabularies` gave.
+        numbers: table -> its number; keys of table N are in the file `ids/N.npy`.
+    """
+    features, data = [], _data(run)
+    has_unknown = run.record["config"]["data_options"].get("out_of_range") == "oov"
+    for feature, table in zip(run.shape.features, run.shape.tables, strict=True):
+        kind, size, group = _described(feature, data)
+        rows = len(keys[table]) if kind == "fitted" else size
+        bag = bool(group.get("inner_separator"))
+        unknown = kind == "fitted" or (kind == "direct" and has_unknown)
+        missing = kind != "direct" or (group.get("missing") == "row" and not bag)
+        total = rows + unknown + missing
+        assert total == feature.num_embeddings, f"{feature.name}: {total} rows by its rule, {feature.num_embeddings}"
+        features.append(
+            FeatureFacts(
+                name=feature.name,
+                table=numbers[table],
+                rule=_RULES[kind],
+                key=_KEYS[group.get("kind", "int")],
+                rows=rows,
+                bag=bag,
+                separator=group.get("inner_separator"),
+                unknown=rows if unknown else None,
+                missing=rows + unknown if missing else None,
+                null=_nulls(data),
+                vocabulary=f"ids/{numbers[table]}.npy" if kind == "fitted" else None,
+            )
+        )
+    return features
+
+
+def dense_facts(run: LoadedRun) -> list[DenseFacts]:
+    """Each dense input, in order."""
+    data = _data(run)
+    names = run.shape.dense_names or tuple(f"dense_{number}" for number in range(run.shape.num_dense))
+    groups = (data.get("schema") or {}).get("dense", [])
+
+    def transform(name: str) -> str:
+        if data.get("format") == "criteo":
+            return "log"
+        return next((str(group["transform"]) for group in groups if _matches(name, group["columns"])), "none")
+
+    return [DenseFacts(name, transform(name), _nulls(data)) for name in names]
+
+
+def _nulls(data: Mapping[str, Any]) -> list[str]:
+    """Texts of missing values, the empty one among them."""
+    schema = data.get("schema")
+    return sorted({"", *schema.get("null", NULLS)}) if schema else [""]
+
+
+def ignored_names(run: LoadedRun) -> list[str]:
+    """Columns of the data that are no inputs: labels and the time. Samples may have them all the same."""
+    schema = _data(run).get("schema") or {}
+    columns = [schema.get("label"), *schema.get("more_labels", ()), schema.get("time")]
+    names = [str(column["column"]) for column in columns if column]
+    return names or (["label"] if _data(run).get("format") == "criteo" else [])
+
+
+def _data(run: LoadedRun) -> Mapping[str, Any]:
+    data = run.record.get("data")
+    return data if isinstance(data, dict) else {}
+
+
+def _described(feature: Feature, data: Mapping[str, Any]) -> tuple[str, int, Mapping[str, Any]]:
+    """The kind of a feature's rule, its size, and the schema's settings of its column. Where nothing is said of how
+    values become rows, they are rows."""
+    schema, rows = data.get("schema") or {}, data.get("rows")
+    if "categorical" in schema and isinstance(rows, dict):
+        kind, size = str(rows[feature.name]).split()
+        group = next(group for group in schema["categorical"] if _matches(feature.name, group["columns"]))
+        return kind, int(size), group
+    if data.get("format") == "criteo":
+        return str(rows), int(data["rows_setting"]), {"kind": "hex"}
+    return "direct", feature.num_embeddings, {}
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+_RULE_TEXTS = {
+    "row": "the value is the row",
+    "hash": "upper 64 bits of rows * hash(key)",
+    "vocabulary": "place of the key in `{vocabulary}`",
+}
+_KEY_TEXTS = {"int": "the number", "hex": "hex digits as a number", "text": "FNV-1a of its UTF-8"}
+
+
+def page_text(facts: ExportFacts) -> str:
+    """The page of an export."""
+    run, is_onnx = facts.run, facts.tensors.endswith(".onnx")
+    needs = "onnxruntime and numpy" if is_onnx else "torch and numpy"
+    load = "" if is_onnx else "            # tables are mapped into memory, not read"
+    tables = "".join(
+        f"| `tables.{number}.weight` | {table.name} | {table.rows:,} | {table.width} |\n"
+        for number, table in enumerate(facts.tables)
+    )
+    features = "".join(f"| {_feature(feature, facts)} |\n" for feature in facts.features)
+    dense = ", ".join(f"`{dense.name}`" + _transform(dense) for dense in facts.dense) or "none"
+    return f"""# A model for scoring
+
+Exported from the run `{run["folder"]}` after {run["steps"]:,} batches of `{run["data"]}`. It needs {needs}, not
+the package that trained it.
+
+    import scoring                       # this folder's scoring.py
+    model = scoring.load("."){load}
+    print(model.score([{_example(facts)}]))
+
+`score` takes values as they stand in the data, and gives {_score_text(facts)}. From the command line:
+`python scoring.py < samples.jsonl`, a JSON object a line; it stops at the first line that it cannot score.
+`model(dense, bags)` takes rows and gives logits.
+
+| file | holds |
+|---|---|
+{_tensors(facts.tensors)}
+| `model.json` | shapes, features, how values become rows |
+| `ids/` | keys of fitted vocabularies, by row: `.npy`, int64 |
+{_code(facts)}
+## Tables
+
+| tensor | table | rows | width |
+|---|---|---|---|
+{tables}
+## Features
+
+A value is turned into a 64-bit key, and the key into a row; `hash` is the finaliser of SplitMix64. Values that are
+missing, or unknown, have a row of their own where one is named. `sample_values.IdMap` does all this.
+
+| feature | table | key | row | unknown | missing |
+|---|---|---|---|---|---|
+{features}
+Dense inputs, in order: {dense}. Missing ones are 0.
+"""
+
+
+def _tensors(name: str) -> str:
+    """Lines of the files of tensors."""
+    if name.endswith(".onnx"):
+        return (
+            "| `model.onnx` | the model. Inputs: `dense` (batch, dense inputs) float32; of feature n, as below, "
+            "`rows.n`, the rows of all its lookups, and `offsets.n` (batch), where those of each sample begin, int64, "
+            "the first 0. Outputs: `logits` and `scores`, their probabilities |\n"
+            "| `model.onnx.data` | the tables, which `model.onnx` refers to |"
+        )
+    read = 'torch.load("model.pt", weights_only=True, mmap=True)'
+    return f"| `{name}` | all tensors: `{read if name.endswith('.pt') else 'safetensors.torch.load_file'}` |"
+
+
+def _code(facts: ExportFacts) -> str:
+    """Lines of the files of code."""
+    values = "| `sample_values.py` | how values become rows and dense inputs, by numpy alone |\n"
+    if facts.tensors.endswith(".onnx"):
+        return "| `scoring.py` | a session of onnxruntime, and values to its inputs |\n" + values
+    torch = 'the model in plain torch: an `nn.EmbeddingBag(mode="sum")` a table, and the dense part'
+    lines = f"| `scoring.py` | {torch} |\n{values}| `dense/` | the code of dense parts, as in training |\n"
+    is_custom = facts.model["name"] == "custom"
+    return lines + ("| `custom_model.py` | the model's own file, which `scoring.py` runs |\n" if is_custom else "")
+
+
+def _score_text(facts: ExportFacts) -> str:
+    """What `score` gives of a sample."""
+    labels = facts.labels if facts.model["name"] in ("multi-task", "custom") else []
+    names = ", ".join(labels)
+    return f"of each label the probability that it is 1: {names}" if labels else "the probability that the label is 1"
+
+
+def _feature(feature: FeatureFacts, facts: ExportFacts) -> str:
+    name = f"`{feature.name}`" + (" (several values)" if feature.bag else "")
+    rule = _RULE_TEXTS[feature.rule].format(vocabulary=feature.vocabulary) + f", {feature.rows:,} rows"
+    rows = ["none" if row is None else str(row) for row in (feature.unknown, feature.missing)]
+    return " | ".join([name, facts.tables[feature.table].name, _KEY_TEXTS[feature.key], rule, *rows])
+
+
+def _transform(dense: DenseFacts) -> str:
+    return " as log(1 + max(x, 0))" if dense.transform == "log" else ""
+
+
+def _example(facts: ExportFacts) -> str:
+    """A sample of the first dense input and the first two features."""
+    values: dict[str, Any] = {dense.name: 1.5 for dense in facts.dense[:1]}
+    for feature in facts.features[:2]:
+        value = {"int": 1, "hex": "1f", "text": "a"}[feature.key]
+        values[feature.name] = [value] if feature.bag else value
+    return json.dumps(values, ensure_ascii=False)
