@@ -66,7 +66,8 @@ def _exchanges() -> dict[str, Any]:
     transport = TorchTransport(TIMEOUT_S, "gloo")
     try:
         ranks = Ranks(transport)
-        ranks.require_equal({"versions": {"adaptive-train": version("adaptive-train"), "torch": version("torch")}})
+        versions = {"adaptive-train": version("adaptive-train"), "torch": version("torch")}
+        ranks.require_equal(lambda: {"versions": versions})
         return {**measure(ranks, transport), "prints": ranks.is_first}
     finally:
         transport.close()

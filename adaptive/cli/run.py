@@ -96,11 +96,12 @@ def run(
         of_run = settings_for_ranks(resume, ranks)
         if ranks is not None and of_run is not None:
             _launch(ranks, of_run)
+        from adaptive.embeddings.ranks import ALONE
         from adaptive.training.runs import resume_run
         from adaptive.training.runs.distributed import these_ranks
 
-        with own_stdout(), nullcontext() if of_run is None else these_ranks(of_run) as together:
-            is_first = together is None or together.is_first
+        with own_stdout(), nullcontext(ALONE) if of_run is None else these_ranks(of_run) as together:
+            is_first = together.is_first
             stream = sys.stderr if is_first else None
             found = resume_run(resume, **changed, **taken, stream=stream, ranks=together)
         if is_first:
@@ -125,7 +126,7 @@ def run(
             found = {**plan_run(settings), "settings_from": given}
         else:
             with these_ranks(settings) as together:
-                is_first = together is None or together.is_first
+                is_first = together.is_first
                 stream = sys.stderr if is_first else None
                 if auto_resume:
                     found = auto_resume_run(settings, **taken, stream=stream, ranks=together)

@@ -16,7 +16,7 @@ from adaptive.embeddings.planning.plan import Feedback, GroupPlan, Pooling
 from adaptive.embeddings.tiers.device import Send
 
 
-class GroupWork:
+class GroupBatch:
     """The rows of one group in one batch: pooled forward, updated after backward."""
 
     def __init__(
@@ -116,10 +116,10 @@ class GroupWork:
         return [name for name, part in parts.items() if not bool(torch.isfinite(part).all())]
 
 
-class PartWork(GroupWork):
+class PartWork(GroupBatch):
     """The rows of one group in one part of a batch: pooled alone, updated with the batch."""
 
-    def __init__(self, whole: GroupWork, part: GroupPart) -> None:
+    def __init__(self, whole: GroupBatch, part: GroupPart) -> None:
         super().__init__(whole._lane, whole.plan)
         self._whole, self._part = whole, part
         self._first = True
@@ -150,7 +150,7 @@ class Planned:
     def __init__(
         self,
         batch: Batch,
-        works: Sequence[GroupWork],
+        works: Sequence[GroupBatch],
         send: Send,
         arrived: Callable[[], bool] = lambda: False,
         *,

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaptive.embeddings.blocks import PlannedBlocks
-from adaptive.embeddings.distributed import RankSteps
+from adaptive.embeddings.distributed import BatchSteps
 from adaptive.embeddings.engine.pipeline import Pipeline
-from adaptive.embeddings.planned_batch import GroupWork, Planned
+from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.errors import ConfigError
 from adaptive.system import running_out
 
@@ -56,8 +55,8 @@ class RowsOptimizer(torch.optim.Optimizer):
     holds the rate; the state of rows is in the embeddings' own.
     """
 
-    def __init__(self, lr: float, pipeline: Pipeline, rank_steps: RankSteps) -> None:
-        self._pipeline, self._rank_steps = pipeline, rank_steps
+    def __init__(self, lr: float, pipeline: Pipeline, batch_steps: BatchSteps) -> None:
+        self._pipeline, self._batch_steps = pipeline, batch_steps
         self._pending: dict[int, Planned] = {}  # batches that gradients have reached and that are not updated yet
         all_finite = weakref.WeakMethod(self._all_finite)  # no circle: tables go when nobody uses them any more
 
@@ -98,12 +97,12 @@ class RowsOptimizer(torch.optim.Optimizer):
             raise ConfigError("the rows' optimizer takes no closure: their gradients come from one backward pass")
         self._pipeline.refuse_in_child()
         pending = [planned for planned in self._pending.values() if planned.has_gradients]
-        if not pending and self._rank_steps.has_no_samples:
+        if not pending and self._batch_steps.has_no_samples:
             return  # the other ranks' gradients come when the batch ends
         if not pending:
             raise ValueError("step(): no gradient has reached the embeddings; call loss.backward() first")
         if grad_scale != 1.0:
-            self._rank_steps.refuse("grad_scale")
+            self._batch_steps.refuse("grad_scale")
             if self.bad_gradients():
                 return self.discard()
             for work in self._works_with_gradients():
@@ -114,11 +113,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         with self._pipeline.stopwatch.stage("row_update"), running_out("in the update of rows"):
             for planned in pending:
                 planned.wait()
-                if isinstance(planned, PlannedBlocks):
-                    self._rank_steps.update(planned, with_own=True)
-                else:
-                    with self._rank_steps.telling_ranks():  # a loop that ends here was not left before step()
-                        self._pipeline.report(planned.number, [work.update() for work in planned.works])
+                self._batch_steps.update(planned)
                 del self._pending[planned.number]
         self._stand_in.forget()
 
@@ -130,7 +125,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         by the same factor. `grad_scale`: by which the loss was multiplied (`torch.amp.GradScaler.get_scale()`) while
         `parameters` were not, or are unscaled already.
         """
-        self._rank_steps.refuse("clip_grad_norm_")
+        self._batch_steps.refuse("clip_grad_norm_")
         works = self._unscaled()
         dense = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for work in works:
@@ -149,7 +144,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         bad = {name for planned in self._pending.values() for name in planned.bad_gradients()}
         return [name for name in self._pipeline.features if name in bad]
 
-    def take_gradients(self, planned: Planned, work: GroupWork, gradients: Tensor) -> None:
+    def take_gradients(self, planned: Planned, work: GroupBatch, gradients: Tensor) -> None:
         """Keep the gradients of vectors for `step()`. Called by autograd, on a GPU from a thread of its own."""
         if not planned.trainable:
             return
@@ -182,11 +177,11 @@ class RowsOptimizer(torch.optim.Optimizer):
         self._pending.pop(planned.number, None)
         self._stand_in.forget()
 
-    def _unscaled(self) -> list[GroupWork]:
+    def _unscaled(self) -> list[GroupBatch]:
         """`_works_with_gradients`, multiplied by what a scaler has left to do."""
         works = self._works_with_gradients()
         if (factor := self._stand_in.answer) is not None:
-            self._rank_steps.refuse("a gradient scaler")
+            self._batch_steps.refuse("a gradient scaler")
             for work in works:
                 work.scale_gradients(factor)
             self._stand_in.answer = None
@@ -201,7 +196,7 @@ class RowsOptimizer(torch.optim.Optimizer):
             return None
         return torch.where(torch.stack(finite).all(), 1.0, torch.nan).reshape(1)
 
-    def _works_with_gradients(self) -> list[GroupWork]:
+    def _works_with_gradients(self) -> list[GroupBatch]:
         works = [work for planned in self._pending.values() for work in planned.works if work.gradients is not None]
         if not works:
             raise ValueError("no gradient has reached the embeddings; call loss.backward() first")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from adaptive.embeddings.distributed import RankSteps
+from adaptive.embeddings.distributed import BatchSteps
 from adaptive.embeddings.engine.build import Outline
 from adaptive.embeddings.engine.pipeline import Pipeline
 from adaptive.embeddings.engine.shrinking import give_back
@@ -26,7 +26,7 @@ class Runtime:
         outline: the arguments of the tables, and what follows from them.
         optimizer: keeps gradients and updates rows.
         statistics: counts.
-        rank_steps: what a step takes of other ranks.
+        batch_steps: what is done with a batch, alone or with other ranks.
         view: what policies see of rows.
     """
 
@@ -34,7 +34,7 @@ class Runtime:
     outline: Outline
     optimizer: RowsOptimizer
     statistics: StatisticsCollector
-    rank_steps: RankSteps
+    batch_steps: BatchSteps
     view: TierView
 
     def ask_policy(self, method: str, question: Callable[[], T]) -> T:
@@ -49,7 +49,7 @@ class Runtime:
     def may_end_early(self) -> bool:
         """True if batches that were read and not planned can be read again without any change in what is trained: the
         policy leaves them as they come. With ranks, others have been asked for their rows."""
-        return self.pipeline.exchange is None and not arranges(self.outline.policy)
+        return self.pipeline.exchange.ranks.is_local and not arranges(self.outline.policy)
 
     def end_early(self) -> None:
         """Plan no more batches in the running look-ahead; those that are planned still come. Only if

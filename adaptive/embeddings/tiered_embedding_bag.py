@@ -14,23 +14,21 @@ from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import Any, Final, Literal, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
 from adaptive.config import OptimizerConfig, SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.checks import check_arguments, check_depth, check_planned, table_like
-from adaptive.embeddings.distributed import RankSteps
+from adaptive.embeddings.distributed import batch_steps
 from adaptive.embeddings.engine.build import build_pipeline, outline_engine, watch_rows
 from adaptive.embeddings.engine.lookahead import look_ahead
 from adaptive.embeddings.engine.pipeline import ReadyBatch
 from adaptive.embeddings.engine.statistics import StatisticsCollector
-from adaptive.embeddings.planned_batch import GroupWork, Planned
-from adaptive.embeddings.planning.lookups import lay_out_bags
+from adaptive.embeddings.planned_batch import GroupBatch, Planned
 from adaptive.embeddings.planning.tier_view import RowView
 from adaptive.embeddings.prefetch_iterator import LookAhead
-from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.row_store import RowStore
 from adaptive.embeddings.rows_optimizer import RowsOptimizer
 from adaptive.embeddings.runtime import Runtime
@@ -80,7 +78,7 @@ class TieredEmbeddingBag(nn.Module):
         policy, skip: as they were made from the arguments.
         drops_updates, defers: updates of saturated rows are left out; their gradients wait.
         device: of the device tier.
-        ranks: that train together; None: this process alone.
+        ranks: that train together, or this process alone.
 
     Raises:
         ConfigError: for tables, sizes or combinations that cannot work.
@@ -106,15 +104,16 @@ class TieredEmbeddingBag(nn.Module):
         check_arguments(tables, tier, optimizer, skip)
         self.policy = make_policy(policy)
         self.skip = with_rule(self.policy, skip)
-        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, ranks)
+        self.ranks = ALONE if ranks is None else ranks
+        outline = outline_engine(tables, tier, self.policy, optimizer, self.skip, seed, self.ranks)
         self._pipeline, sizes = build_pipeline(outline)
-        self._rank_steps = RankSteps(self._pipeline)
-        self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._rank_steps)
+        self._batch_steps = batch_steps(self._pipeline)
+        self._optimizer = RowsOptimizer(optimizer.lr, self._pipeline, self._batch_steps)
         self.statistics = StatisticsCollector(self._pipeline, sizes, optimizer)
         self.rows = RowStore(self._pipeline, self.statistics)
         view = RowView([lane.planner for lane in self._pipeline.lanes])
-        self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, self._rank_steps, view)
-        self.ranks, self.drops_updates, self.defers = ranks, outline.drops_updates, outline.defers
+        self.runtime = Runtime(self._pipeline, outline, self._optimizer, self.statistics, self._batch_steps, view)
+        self.drops_updates, self.defers = outline.drops_updates, outline.defers
         self.features, self.table_names = self._pipeline.features, tuple(self.statistics.table_rows())
         self.device = self._pipeline.mover.device
         self._anchor = torch.zeros(1, requires_grad=True, device=self.device)  # makes autograd call us; holds no weight
@@ -176,14 +175,14 @@ class TieredEmbeddingBag(nn.Module):
     def _look_ahead(self, batches: Iterable[Batch], depth: int) -> Generator[Planned, None, None]:
         policy_caller = self._pipeline.policy_caller
         failed: BaseException | None = None
-        self._rank_steps.failure = None
+        self._batch_steps.failure = None
         try:
             with policy_caller.listening(), running_out("while rows moved"):
                 named = map(self._pipeline.take_over, batches)  # before a policy sees them
                 arranged = policy_caller.arrange(named, self.runtime.view)
                 with closing(look_ahead(self._pipeline, arranged, depth)) as coming:
                     for ready in coming:
-                        planned = self._planned(ready)
+                        planned = self._batch_steps.planned(ready)
                         try:
                             yield planned
                             self._pipeline.refuse_in_child()
@@ -197,19 +196,8 @@ class TieredEmbeddingBag(nn.Module):
             failed = error
             raise
         finally:
-            self._rank_steps.leave(failed)
+            self._batch_steps.leave(failed)
             self.statistics.count_rows()  # rows of batches that were planned and dropped are there, too
-
-    def _planned(self, ready: ReadyBatch) -> Planned:
-        if self.ranks is not None:
-            return self._rank_steps.planned(ready)
-        inputs = self._pipeline.inputs(ready)
-        return Planned(ready.batch, self._works(ready), inputs, partial(self._pipeline.wait_for, ready))
-
-    def _works(self, ready: ReadyBatch) -> list[GroupWork]:
-        parts = ready.parts or [()] * len(ready.plans)
-        lanes = self._pipeline.lanes
-        return [GroupWork(lane, plan, parts=own) for lane, plan, own in zip(lanes, ready.plans, parts, strict=True)]
 
     def _check_stepped(self, planned: Planned) -> None:
         if self._optimizer.is_unapplied(planned):
@@ -221,7 +209,7 @@ class TieredEmbeddingBag(nn.Module):
     def _warn_if_unapplied(self, planned: Planned, ready: ReadyBatch, closed: GeneratorExit) -> None:
         """Warn of a loop that was left between backward() and step(), unless an error has ended it."""
         has_rows = not ready.arrived.done() or ready.arrived.exception() is None
-        was_left = closed.__context__ is None and self._rank_steps.failure is None
+        was_left = closed.__context__ is None and self._batch_steps.failure is None
         if was_left and has_rows and self._optimizer.is_unapplied(planned):
             warnings.warn(
                 f"batch {planned.number}: the loop was left after backward() and before step(), so the gradients of "
@@ -233,7 +221,7 @@ class TieredEmbeddingBag(nn.Module):
         planned.ended = True
         self._optimizer.end_batch(planned)
         if not self._pipeline.is_forked:
-            self._rank_steps.end_batch(planned)
+            self._batch_steps.end_batch(planned)
         self.statistics.add(ready, in_parts=any(work.parts for work in planned.works), waited=planned.waited)
 
     @_not_compiled
@@ -272,7 +260,7 @@ class TieredEmbeddingBag(nn.Module):
             raise ConfigError("side_by_side() needs pooled tables; call the module for one tensor a feature")
         return torch.cat(list(self(planned).values()), dim=1)
 
-    def _pool(self, planned: Planned, work: GroupWork) -> Tensor:
+    def _pool(self, planned: Planned, work: GroupBatch) -> Tensor:
         if planned.whole.ended:
             raise ConfigError(f"batch {planned.number} has ended, its rows may have left: use a batch in its own turn")
         self._pipeline.refuse_in_child()
@@ -310,22 +298,11 @@ class TieredEmbeddingBag(nn.Module):
     def telling_ranks(self) -> AbstractContextManager[None]:
         """Around the body of a loop: whatever ends it is reported to the other ranks when the look-ahead is closed.
         Without it they only learn that this rank has left its loop."""
-        return self._rank_steps.telling_ranks()
+        return self._batch_steps.telling_ranks()
 
     def read(self, batch: Batch) -> Planned:
         """A batch for evaluation or prediction: nothing moves, nothing is counted, nothing can be trained."""
-        if self.ranks is not None:
-            return self._rank_steps.read(batch)
-        batch = self._pipeline.check(self._pipeline.take_over(batch))
-        works = []
-        with self._pipeline.lock:
-            for lane in self._pipeline.lanes:
-                distinct = lane.reader.find(batch)
-                weights, _ = self._pipeline.values(lane, distinct.rows)
-                here = np.arange(len(distinct.rows), dtype=np.int64)
-                pooling = lay_out_bags(lane.group, batch).pooling(distinct.inverse, here)
-                works.append(GroupWork(lane, None, pooling, weights))
-        return Planned(batch, works, self._pipeline.lanes[0].device.send)
+        return self._batch_steps.read(batch)
 
     def close(self) -> None:
         """Give the files of a host tier on disk back; their rows are gone. The look-ahead joins its thread itself."""
@@ -386,7 +363,7 @@ class _Pool(torch.autograd.Function):
     """Pooling whose gradient is kept for `step()` instead of becoming a sparse tensor."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, optimizer: RowsOptimizer, planned: Planned, work: GroupWork) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, optimizer: RowsOptimizer, planned: Planned, work: GroupBatch) -> Tensor:
         ctx.optimizer, ctx.planned, ctx.work = optimizer, planned, work
         return work.pool()
 

@@ -115,7 +115,7 @@ class Readers:
         return wrong
 
 
-ALONE: Final = Readers()
+ONE_READER: Final = Readers()
 
 
 def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
@@ -128,7 +128,7 @@ def load_newest(directory: Path) -> tuple[Path, Checkpoint]:
     return _load(directory, newest_checkpoint)
 
 
-def load_whole(directory: Path, readers: Readers = ALONE) -> tuple[Path, Checkpoint, dict[Path, str]]:
+def load_whole(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Checkpoint, dict[Path, str]]:
     """The newest checkpoint that is whole, where it lies, and newer ones that are not, with what is wrong with each.
     Only for the process that holds the directory, and those that read with it.
 
@@ -147,7 +147,7 @@ def load_whole(directory: Path, readers: Readers = ALONE) -> tuple[Path, Checkpo
     raise first or CheckpointError(f"{directory / WEIGHTS}: expected a checkpoint, found none")
 
 
-def load_best(directory: Path, readers: Readers = ALONE) -> tuple[Path, Checkpoint]:
+def load_best(directory: Path, readers: Readers = ONE_READER) -> tuple[Path, Checkpoint]:
     """`load_newest`, but the weights of the best evaluation where they are kept.
 
     Raises:
@@ -156,7 +156,7 @@ def load_best(directory: Path, readers: Readers = ALONE) -> tuple[Path, Checkpoi
     return _load(directory, lambda path: best_checkpoint(path) or newest_checkpoint(path), readers)
 
 
-def _load(directory: Path, choose: Callable[[Path], Path], readers: Readers = ALONE) -> tuple[Path, Checkpoint]:
+def _load(directory: Path, choose: Callable[[Path], Path], readers: Readers = ONE_READER) -> tuple[Path, Checkpoint]:
     while True:
         try:
             path = directory / readers.of_first(choose(directory).name)

@@ -128,7 +128,7 @@ class RunDirectory:
         started = {"schema": SCHEMA, "status": "running", "start": now(), "versions": versions()}
         self.write(**started, **holder(), **facts)
 
-    def record_resume(self, *, step: int, ranks: Sequence[str] | None = None, **facts: Any) -> None:
+    def record_resume(self, *, step: int, ranks: Sequence[str] = (), **facts: Any) -> None:
         """Write `run.json` as of the start of a run that is resumed after `step` steps; `facts`: what changed; `ranks`:
         where each rank is that goes on."""
         over = ("end", "error", "summary", DIGEST)
@@ -136,7 +136,7 @@ class RunDirectory:
         stretch: dict[str, Any] = {"step": step, "start": now(), "versions": versions()}
         if was_finished(self.record, step):
             stretch["of_finished"] = True
-        resumed = [*earlier, stretch if ranks is None else {**stretch, "ranks": list(ranks)}]
+        resumed = [*earlier, {**stretch, "ranks": list(ranks)} if ranks else stretch]
         self.record = {**{name: one for name, one in self.record.items() if name not in over}, "schema": SCHEMA}
         self.write(status="running", resumed=resumed, **holder(), **facts)
 

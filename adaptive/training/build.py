@@ -23,7 +23,7 @@ from adaptive.data.sampling import Sample, take_share
 from adaptive.embeddings.checks import check_arguments
 from adaptive.embeddings.engine.build import Outline, outline_engine
 from adaptive.embeddings.planning.sizing import held_rows
-from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import ConfigError
 from adaptive.models.dense.base import Inputs
@@ -111,7 +111,7 @@ def _epoch_batches(config: TrainConfig, samples: int | None) -> int | None:
 
 
 def build(
-    config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch] = (), ranks: Ranks | None = None
+    config: TrainConfig, dataset: Dataset | DataShape, sample: Sequence[Batch] = (), ranks: Ranks = ALONE
 ) -> Components:
     """Make the components; initial values follow from `config.seed`.
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch, OwnPart
-from adaptive.embeddings.dense import own_part
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
@@ -185,7 +184,7 @@ def _in_turn(
     embeddings: TieredEmbeddingBag, model: nn.Module, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
     """`_predictions`, rank r computing batches r, r + W, r + 2 W and so on; all ranks get those of all."""
-    assert embeddings.ranks is not None and embeddings.ranks.blocks == embeddings.ranks.size
+    assert embeddings.ranks.blocks == embeddings.ranks.size
     number, coming = 0, iter(batches)
     while several := list(islice(coming, embeddings.ranks.size)):
         with evaluating(model), torch.no_grad():
@@ -202,9 +201,14 @@ def _check_finite(logits: NDArray[np.float32], number: int, batch: Batch) -> Non
 
 
 def _logits(embeddings: TieredEmbeddingBag, model: nn.Module, batch: Batch) -> NDArray[np.float32]:
-    if embeddings.ranks is not None:
-        return _logits_together(embeddings, embeddings.ranks, model, batch)
-    return logits_of(embeddings, model, embeddings.read(batch)).float().cpu().numpy()
+    """Each rank computes those of its blocks; all ranks get those of all."""
+    planned = embeddings.read(embeddings.ranks.own_part(batch))
+    parts = [logits_of(embeddings, model, part).float().cpu().numpy() for part in planned.parts()]
+    own = (
+        parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *(one.reshape(-1) for one in parts)])
+    )
+    everyones = _of_every_rank(embeddings, model, own)
+    return everyones[0] if len(everyones) == 1 else np.concatenate(everyones)
 
 
 def logits_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planned) -> Tensor:
@@ -218,18 +222,6 @@ def vectors_of(embeddings: TieredEmbeddingBag, model: nn.Module, planned: Planne
     return embeddings.side_by_side(planned) if getattr(model, "takes_widths", False) else embeddings.stack(planned)
 
 
-def _logits_together(
-    embeddings: TieredEmbeddingBag, ranks: Ranks, model: nn.Module, batch: Batch
-) -> NDArray[np.float32]:
-    """Each rank computes those of its blocks; all ranks get those of all."""
-    planned = embeddings.read(own_part(ranks, batch))
-    parts = [logits_of(embeddings, model, part).float().cpu().numpy() for part in planned.parts()]
-    own = np.concatenate([np.zeros(0, np.float32), *(part.reshape(-1) for part in parts)])
-    found = np.concatenate(ranks.gather_arrays(own))
-    tasks = tasks_of(model)
-    return found if tasks is None else found.reshape(-1, len(tasks.names))
-
-
 def _logits_of_several(
     embeddings: TieredEmbeddingBag, ranks: Ranks, model: nn.Module, batches: Sequence[Batch]
 ) -> list[NDArray[np.float32]]:
@@ -237,8 +229,14 @@ def _logits_of_several(
     has_one = ranks.rank < len(batches)
     planned = embeddings.read(batches[ranks.rank] if has_one else OwnPart.of_batch(batches[0], [0, 0]))
     own = logits_of(embeddings, model, planned).float().cpu().numpy() if has_one else np.zeros(0, np.float32)
-    tasks, found = tasks_of(model), ranks.gather_arrays(own)
-    return found if tasks is None else [one.reshape(-1, len(tasks.names)) for one in found]
+    return _of_every_rank(embeddings, model, own)
+
+
+def _of_every_rank(
+    embeddings: TieredEmbeddingBag, model: nn.Module, own: NDArray[np.float32]
+) -> list[NDArray[np.float32]]:
+    tasks, everyones = tasks_of(model), embeddings.ranks.gather_arrays(own)
+    return everyones if tasks is None else [logits.reshape(-1, len(tasks.names)) for logits in everyones]
 
 
 @contextmanager

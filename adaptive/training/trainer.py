@@ -29,14 +29,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive.batch import Batch
-from adaptive.embeddings.blocks import PlannedBlocks
-from adaptive.embeddings.dense import StepTogether
+from adaptive.embeddings.dense_step import dense_step
 from adaptive.embeddings.planned_batch import Planned
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.models.dense.layers import at_step
@@ -59,14 +56,6 @@ class _Passed:
     parts: list[Planned]
     logits: list[Tensor]  # of each part
     finite: bool = True  # all gradients are, for sure
-
-    @property
-    def loss(self) -> float:
-        """Loss of the batch, added up from its parts' shares."""
-        total = 0.0
-        for loss in self.losses:  # `sum` rounds differently
-            total += loss
-        return total
 
 
 class Trainer:
@@ -98,7 +87,7 @@ class Trainer:
         self._set_rates = set_rates
         self._tasks = tasks_of(model)
         self._mixes_samples = any(getattr(module, "mixes_samples", False) for module in model.modules())
-        self._together = None if embeddings.ranks is None else StepTogether(embeddings.ranks, model)
+        self._dense = dense_step(embeddings, model)
 
     def train(self, batches: Iterable[Batch], *, depth: int = 4, stopped: Callable[[], bool] = lambda: False) -> int:
         """Train on the batches, or until `stopped()` after a step; returns the number of steps.
@@ -108,19 +97,17 @@ class Trainer:
 
         With ranks, all of them are given the same batches, and each trains its own part.
         """
-        if self._together is not None:
-            batches = self._together.own_parts(batches)
         self.model.train()
         before = self.recorder.steps
         self.recorder.start()
-        look_ahead = contextlib.closing(self.embeddings.look_ahead(batches, depth=depth))
+        look_ahead = contextlib.closing(self.embeddings.look_ahead(self._dense.own_parts(batches), depth=depth))
         with look_ahead as coming, self.embeddings.telling_ranks():
             while (planned := self._next(coming)) is not None:
                 self.step(planned)
                 self.measure(planned)
                 if stopped():
                     break
-        self._check_alike()
+        self._dense.check_alike(self.recorder.steps)
         self.recorder.write_interval()
         return self.recorder.steps - before
 
@@ -131,25 +118,15 @@ class Trainer:
         """
         name = f"step {self.recorder.steps + 1}"
         passed = self.embeddings.runtime.with_room(lambda: self._checked_passes(planned, name))
-        loss, logits, labels = self._of_all(planned, passed)
+        labels = planned.batch.labels if self._tasks is None else labels_of(planned.batch, self._tasks)
+        with self.recorder.timed("update"):
+            loss, logits, labels = self._dense.combine(planned, passed.losses, passed.logits, labels)
         self._set_rates(self.recorder.steps)
         with self.recorder.timed("update"):
             update(self.optimizer)
         with self.recorder.timed("row_update"):
             self.embeddings.step()
         self.recorder.step(loss, logits, labels)
-
-    def _of_all(self, planned: Planned, passed: _Passed) -> tuple[float, Tensor, NDArray[np.float32]]:
-        """Loss, logits and labels of the whole batch; with ranks, dense gradients are sums over all of them now."""
-        labels = planned.batch.labels if self._tasks is None else labels_of(planned.batch, self._tasks)
-        if self._together is not None:
-            assert isinstance(planned, PlannedBlocks)
-            with self.recorder.timed("update"):
-                return self._together.agree(
-                    self.embeddings.runtime.rank_steps, planned, passed.losses, passed.logits, labels
-                )
-        logits = torch.cat(passed.logits) if len(passed.logits) > 1 else passed.logits[0]
-        return passed.loss, logits, labels
 
     def _checked_passes(self, planned: Planned, name: str) -> _Passed:
         with buffers_back_on_error(self.model):
@@ -161,16 +138,14 @@ class Trainer:
         """Forward and backward of all parts, and the one wait for the device."""
         self.optimizer.zero_grad()
         learnt, losses, logits, sums_of_blocks = [], [], [], []
-        if self._together is not None:
-            self._together.begin()
+        self._dense.begin()
         parts = self._in_one(planned) if self._mixes_samples and not planned.is_share else planned.parts()
         while (part := self._next_part(parts)) is not None:
             loss, logits_of_part = self._learn(part)
             learnt.append(part)
             losses.append(loss)
             logits.append(logits_of_part)
-            if self._together is not None:
-                sums_of_blocks.append(self._together.take_gradients())
+            sums_of_blocks += self._dense.take_gradients()
         if not learnt:  # this rank has no samples of the batch
             return _Passed([], [], [])
         with self.recorder.timed("backward"):
@@ -217,13 +192,10 @@ class Trainer:
                 raise explain_gradients(name, planned.batch, parameters=parameters, features=features)
 
     def _bad_parameters(self) -> list[str]:
-        if self._together is None:
-            return bad_parameters(self.model)
-        found: dict[str, None] = {}
-        for block in range(len(self._together.blocks)):
-            self._together.put_back(block)
-            found |= dict.fromkeys(bad_parameters(self.model))
-        return list(found)
+        bad: dict[str, None] = {}
+        for _ in self._dense.each_block():
+            bad |= dict.fromkeys(bad_parameters(self.model))
+        return list(bad)
 
     def _in_one(self, planned: Planned) -> Iterator[Planned]:
         """The whole batch as its own only part, once all of its rows are in place."""
@@ -241,15 +213,11 @@ class Trainer:
             assert found.log_loss is not None
             self.embeddings.report_loss(planned, found.log_loss)
 
-    def _check_alike(self) -> None:
-        if self._together is not None and self.embeddings.ranks is not None and self.embeddings.ranks.size > 1:
-            self._together.check_alike(self.recorder.steps)
-
     def _next(self, coming: Iterator[Planned]) -> Planned | None:
         with self.recorder.timed("wait"):
             planned = next(coming, None)
         if self.recorder.is_due:  # only now does the last batch count as trained
-            self._check_alike()
+            self._dense.check_alike(self.recorder.steps)
             self.recorder.write_interval()
         return planned
 

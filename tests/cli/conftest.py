@@ -13,6 +13,7 @@ import pytest
 
 from adaptive.cli.app import main
 from adaptive.config import TrainConfig
+from adaptive.embeddings.ranks import ALONE
 
 
 @dataclass
@@ -47,15 +48,15 @@ class FakeTrainer:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     error: BaseException | None = None
 
-    def train_run(self, config: TrainConfig, *, overwrite: bool = False, stream: TextIO, ranks: None) -> dict[str, Any]:
+    def train_run(self, config: TrainConfig, *, overwrite: bool = False, stream: TextIO, ranks: Any) -> dict[str, Any]:
         print("training", file=stream)
         return self._answer("train", config, overwrite=overwrite)
 
-    def resume_run(self, run_dir: Path, *, stream: TextIO, ranks: None, **lengths: Any) -> dict[str, Any]:
+    def resume_run(self, run_dir: Path, *, stream: TextIO, ranks: Any, **lengths: Any) -> dict[str, Any]:
         print("resuming", file=stream)
         return self._answer("resume", (run_dir, lengths))
 
-    def auto_resume_run(self, config: TrainConfig, *, stream: TextIO, ranks: None) -> dict[str, Any]:
+    def auto_resume_run(self, config: TrainConfig, *, stream: TextIO, ranks: Any) -> dict[str, Any]:
         print("going on", file=stream)
         return self._answer("go on", config)
 
@@ -82,6 +83,6 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
         setattr(module, name, getattr(fake, name))
     monkeypatch.setitem(sys.modules, "adaptive.training.runs", module)
     together: Any = ModuleType("adaptive.training.runs.distributed")
-    together.these_ranks = lambda config: nullcontext()
+    together.these_ranks = lambda config: nullcontext(ALONE)
     monkeypatch.setitem(sys.modules, "adaptive.training.runs.distributed", together)
     return fake

@@ -7,7 +7,7 @@ import numpy as np
 from helpers import LFU, Floats, Readout
 from thread_ranks import Town, on_ranks
 
-from adaptive.batch import Batch, OwnPart
+from adaptive.batch import Batch
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
@@ -38,7 +38,7 @@ class Case:
             TABLES, self.tier, policy=policy, optimizer=self.optimizer, skip=self.skip, ranks=ranks
         )
         model, losses = Readout(TABLES), []
-        parts = [own_part(batch, ranks) for batch in self.batches]
+        parts = [ranks.own_part(batch) for batch in self.batches]
         for planned in embeddings.look_ahead(parts, depth=self.depth):
             for part in planned.parts():
                 loss = model(embeddings(part), part.batch) * (part.num_samples / planned.num_samples_of_all)
@@ -47,11 +47,6 @@ class Case:
             embeddings.step()
         tables = {table.name: embeddings.rows.table_weights(table.name) for table in TABLES}
         return tables, embeddings.rows.state_arrays(), losses, ranks.traffic()
-
-
-def own_part(batch: Batch, ranks: Ranks) -> OwnPart:
-    own = ranks.own_blocks
-    return OwnPart.of_batch(batch, ranks.block_bounds(batch.num_samples)[own.start : own.stop + 1])
 
 
 def assert_equal_on(

@@ -23,11 +23,11 @@ from adaptive.embeddings.ranks.channel import error_class
 from adaptive.embeddings.ranks.wire import Kind
 
 STAGES = {
-    "reading": ("adaptive.embeddings.dense", "own_part"),
+    "reading": ("adaptive.embeddings.ranks", "Ranks.own_part"),
     "asking": ("adaptive.embeddings.exchange.id_requests", "Asker.ask"),
     "serving": ("adaptive.embeddings.exchange.owner", "Server.serve"),
     "forward": ("adaptive.training.trainer", "vectors_of"),
-    "backward": ("adaptive.embeddings.dense", "StepTogether.take_gradients"),
+    "backward": ("adaptive.embeddings.dense_step", "RankDenseStep.take_gradients"),
     "update": ("adaptive.training.trainer", "update"),
     "saving": ("adaptive.storage.shards", "write_part"),
     "writing": ("adaptive.training.runs.distributed", "CheckpointsOfRanks._save"),
@@ -35,7 +35,7 @@ STAGES = {
     "filling": ("adaptive.storage.durable", "Disk.write"),
     "syncing": ("adaptive.storage.durable", "Disk.sync"),
     "renaming": ("adaptive.storage.durable", "Disk.rename"),
-    "evaluating": ("adaptive.training.evaluation", "own_part"),
+    "evaluating": ("adaptive.training.evaluation", "_logits"),
 }
 
 

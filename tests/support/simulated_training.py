@@ -21,7 +21,7 @@ from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine import build as build_module
 from adaptive.embeddings.engine.lookahead import _carried_out
 from adaptive.embeddings.engine.pipeline import ReadyBatch
-from adaptive.embeddings.planned_batch import GroupWork
+from adaptive.embeddings.planned_batch import GroupBatch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.gpu import buffers, link, transfer
 from adaptive.kernels.planning import books
@@ -198,7 +198,7 @@ class Run:
     def train_one(self, ready: ReadyBatch) -> None:
         pipeline = self.embeddings.runtime.pipeline
         pipeline.start_training(ready)
-        works = [GroupWork(lane, plan) for lane, plan in zip(pipeline.lanes, ready.plans, strict=True)]
+        works = [GroupBatch(lane, plan) for lane, plan in zip(pipeline.lanes, ready.plans, strict=True)]
         if self.forgets and ready.number % 2:
             self.pooled[ready.number] = [work.pool() for work in works]
             pipeline.end_training(ready)

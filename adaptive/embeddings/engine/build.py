@@ -9,7 +9,8 @@ import torch
 
 from adaptive.config import SkipConfig, TableConfig, TierConfig
 from adaptive.embeddings.engine.pipeline import Lane, Pipeline
-from adaptive.embeddings.exchange.exchange import Exchange
+from adaptive.embeddings.exchange.exchange import Exchange, LocalExchange
+from adaptive.embeddings.exchange.rank_exchange import RankExchange
 from adaptive.embeddings.planning import deferral
 from adaptive.embeddings.planning.books import RECORD, SLOT_BYTES
 from adaptive.embeddings.planning.hot_set import hot_set_bytes
@@ -18,7 +19,7 @@ from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.planner import Planner
 from adaptive.embeddings.planning.policy_calls.caller import PolicyCaller
 from adaptive.embeddings.planning.sizing import Sizes, choose_slots, hot_rows, row_bytes, watched_bytes
-from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiers.cpu_device import CpuDevice
 from adaptive.embeddings.tiers.device import DeviceTier
 from adaptive.embeddings.tiers.gpu.build import build_devices, device_finds, free_bytes
@@ -42,7 +43,7 @@ class Outline:
     tables: tuple[TableConfig, ...]
     tier: TierConfig
     seed: int
-    ranks: Ranks | None
+    ranks: Ranks
     groups: tuple[Group, ...]
     policy_caller: PolicyCaller
     device: torch.device
@@ -96,7 +97,7 @@ def outline_engine(
     optimizer: RowOptimizer,
     skip: SkipConfig | None,
     seed: int,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outline:
     """Choose what `build_pipeline` makes.
 
@@ -105,11 +106,9 @@ def outline_engine(
         DeviceMemoryError: if the device's memory does not hold what the look-ahead must.
     """
     policy_caller = PolicyCaller(policy, tier.policy_timeout_s)
-    groups = make_groups(tables, seed)
-    if ranks is not None:
-        refuse_with_ranks(policy, ranks)
-        groups = own_share(groups, ranks.rank, ranks.size)
-    device = choose_device(tier.device) if ranks is None else device_of_rank(tier.device, ranks)
+    refuse_with_ranks(policy, ranks)
+    groups = own_share(make_groups(tables, seed), ranks.rank, ranks.size)
+    device = device_of_rank(tier.device, ranks)
     policy_caller.begin(type(optimizer).__name__.lower())
     skip = skip if policy_caller.skips else None
     room = free_bytes(device)
@@ -133,7 +132,9 @@ def build_pipeline(outline: Outline) -> tuple[Pipeline, Sizes]:
     finds = device_finds(outline.tier, mover.device, _lookups_needed(outline.policy, outline.skip, ranks))
     lanes, sizes = _build_lanes(outline, mover, finds=finds)
     devices = [lane.device for lane in lanes]
-    exchange = None if ranks is None else Exchange(ranks, outline.groups, devices, mover.device)
+    exchange: Exchange = LocalExchange()
+    if not ranks.is_local:
+        exchange = RankExchange(ranks, outline.groups, devices, mover.device)
     pipeline = Pipeline(lanes, policy_caller, outline.tier, outline.skip, mover, outline.optimizer, exchange)
     pipeline.use_rate(outline.optimizer.lr)
     return pipeline, sizes
@@ -163,9 +164,9 @@ def _leaving_batches() -> list[str]:
     return names
 
 
-def _lookups_needed(policy: Policy, skip: SkipConfig | None, ranks: Ranks | None) -> str:
+def _lookups_needed(policy: Policy, skip: SkipConfig | None, ranks: Ranks) -> str:
     """For what look-ups are needed here, not only distinct rows; empty: for nothing."""
-    if ranks is not None:
+    if not ranks.is_local:
         return "ranks ask each other for what they look up"
     if policy.misses == "host":
         return f"policy {type(policy).__name__} leaves rows on the host, where they are pooled and updated"

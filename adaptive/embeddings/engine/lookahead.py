@@ -27,7 +27,7 @@ from adaptive.batch import Batch
 from adaptive.embeddings.engine.hot_set_eviction import let_go, no_longer_come
 from adaptive.embeddings.engine.pipeline import Coming, Pipeline, ReadyBatch
 from adaptive.embeddings.engine.rebalancing import find_slots, share_anew, too_few
-from adaptive.embeddings.planning.lookups import Lookups
+from adaptive.embeddings.exchange.exchange import LookedUp
 from adaptive.errors import AdaptiveError, DeviceMemoryError
 from adaptive.policy import arranges
 from adaptive.system import count_as_thread, start_thread
@@ -82,8 +82,8 @@ def _carried_out(
     try:
         yield from _each_carried_out(pipeline, batches, depth, wait_until_trained, start_early)
     except Exception as error:
-        if pipeline.exchange is not None and not isinstance(error, _Stopped):
-            pipeline.exchange.tell_ahead(error)
+        if not isinstance(error, _Stopped):
+            pipeline.exchange.report_failure(error)
         raise
 
 
@@ -99,7 +99,8 @@ def _each_carried_out(
     `start_early` is given a batch whose first part may be trained while rows for the others are on their way; such a
     batch is not yielded.
     """
-    for coming in _windowed(pipeline, _looked_up(pipeline, batches)):
+    looked_up = pipeline.exchange.batches(batches, pipeline.check, pipeline.lookups_ahead, pipeline.stopwatch)
+    for coming in _windowed(pipeline, looked_up):
         number = pipeline.next_number
         wait_until_trained(number - depth - 1)
         if pipeline.ending:  # before anything is learnt, which is done once for each batch that is planned
@@ -108,8 +109,7 @@ def _each_carried_out(
         if pipeline.watches_rows and any(map(len, leaving := no_longer_come(pipeline))):
             wait_until_trained(number - 1)
             let_go(pipeline, leaving)
-            if pipeline.exchange is not None:
-                pipeline.exchange.forget_kept()
+            pipeline.exchange.forget_cached()
         held = depth
         while True:
             try:
@@ -135,30 +135,6 @@ def _each_carried_out(
         pipeline.answer(ready)
         if not early:
             yield ready
-
-
-def _read(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches, checked and timed."""
-    while True:
-        with pipeline.stopwatch.stage("read"):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield pipeline.check(batch)
-
-
-LookedUp = tuple[Batch, Callable[[], list[Lookups]]]
-
-
-def _looked_up(pipeline: Pipeline, batches: Iterator[Batch]) -> Iterator[LookedUp]:
-    """Each batch with its look-ups to be waited for; with other ranks, what all of them look up here."""
-    if pipeline.exchange is not None:
-        yield from pipeline.exchange.coming(batches, pipeline.check)
-        return
-    for batch in _read(pipeline, batches):
-        with pipeline.stopwatch.stage("plan"):
-            later = pipeline.lookups_ahead.start(batch)
-        yield batch, later
 
 
 def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Coming]:
@@ -187,7 +163,9 @@ def _windowed(pipeline: Pipeline, batches: Iterator[LookedUp]) -> Iterator[Comin
         except StopIteration:
             break
         except Exception as error:
-            if pipeline.exchange is not None:  # other ranks plan nothing more: they wait for what this one looks up
+            if (
+                not pipeline.exchange.ranks.is_local
+            ):  # other ranks plan nothing more: they wait for what this one looks up
                 raise
             failure = error
         else:

@@ -130,7 +130,7 @@ class Pipeline:
         skip: SkipConfig | None,
         mover: Mover,
         optimizer: RowOptimizer,
-        exchange: Exchange | None = None,
+        exchange: Exchange,
     ) -> None:
         self.lanes = tuple(lanes)
         self.exchange = exchange  # with other ranks
@@ -195,8 +195,7 @@ class Pipeline:
         self.trained = self.next_number - 1
         self.mover.begin(self.trained)
         self.lookups_ahead.begin()
-        if self.exchange is not None:
-            self.exchange.begin(self.next_number)
+        self.exchange.begin(self.next_number)
 
     def refuse_in_child(self) -> None:
         """To be called before rows are used.
@@ -297,7 +296,7 @@ class Pipeline:
 
     def _inputs(self, number: int, batch: Batch) -> Sequence[NDArray[Any]]:
         """What a model is given of a batch beside its vectors; with ranks, of each of this rank's blocks."""
-        blocks = [batch] if self.exchange is None else self.exchange.blocks(number)
+        blocks = self.exchange.blocks(number, batch)
         return [array for one in blocks if one is not None for array in (one.dense, one.labels, *one.extras.values())]
 
     def inputs(self, ready: ReadyBatch) -> Send:
@@ -307,7 +306,7 @@ class Pipeline:
     def answer(self, ready: ReadyBatch) -> None:
         """Tell other ranks what of a planned batch need not cross. Not under the lock: they may be waited for."""
         watched = [lane.planner.skipper.hot for lane in self.lanes if lane.planner.skipper is not None]
-        if self.exchange is not None and watched:
+        if watched and not self.exchange.ranks.is_local:
             with self.stopwatch.stage("answer"):
                 self.exchange.answer(ready.number, ready.plans, watched)
 
@@ -337,7 +336,8 @@ class Pipeline:
     ) -> list[tuple[GroupPart, ...]]:
         """None, so that the batch is run in one pass, where none could start before all rows have come. That is decided
         by the kind of tier alone, never by depth or by what is lacking: a sum over parts rounds differently."""
-        if not batch.part_sizes or self.exchange is not None or not all(lane.device.pools_parts for lane in self.lanes):
+        pools_parts = self.exchange.ranks.is_local and all(lane.device.pools_parts for lane in self.lanes)
+        if not batch.part_sizes or not pools_parts:
             return []
         return [
             describe_parts(lane.group, batch, plan, arrival)

@@ -71,12 +71,12 @@ class StatisticsCollector:
         self._batches = self._in_parts = self._waited = 0
         self._times: dict[str, float] = {}
         self._updates_taken = self._updates = pipeline.update_sizes()
-        self._traffic = self._all_traffic()
+        self._traffic = pipeline.exchange.traffic()
 
     def take(self) -> Statistics:
         """What happened since the last call; on all ranks, which call it together."""
-        own, exchange = self._take_own(), self._pipeline.exchange
-        return own if exchange is None or exchange.ranks.size == 1 else _summed(exchange.ranks, own)
+        own, ranks = self._take_own(), self._pipeline.exchange.ranks
+        return own if ranks.size == 1 else _summed(ranks, own)
 
     def counts(self) -> NDArray[np.int64]:
         """(len(Counter),) what was counted over all tables and all batches trained so far."""
@@ -134,11 +134,6 @@ class StatisticsCollector:
         groups, slots = [lane.group for lane in lanes], [lane.device.num_slots for lane in lanes]
         self._sizes = resized(groups, slots, self._optimizer, reason)
 
-    def _all_traffic(self) -> tuple[RankTraffic, ...]:
-        """Of this rank; nothing without ranks."""
-        exchange = self._pipeline.exchange
-        return () if exchange is None else (exchange.ranks.traffic(),)
-
     def _zeros(self) -> NDArray[np.int64]:
         tables = sum(len(lane.group.tables) for lane in self._pipeline.lanes)
         return np.zeros((tables, len(Counter)), np.int64)
@@ -171,7 +166,7 @@ class StatisticsCollector:
     def _take_own(self) -> Statistics:
         pipeline = self._pipeline
         times = {**pipeline.stopwatch.total_ms(), "policy": pipeline.policy_caller.seconds * 1e3}
-        traffic = self._all_traffic()
+        traffic = pipeline.exchange.traffic()
         statistics = Statistics(
             batches=self._batches,
             batches_in_parts=self._in_parts,

@@ -1,4 +1,4 @@
-"""What ranks have told each other of a batch (`Asked`), and who asks and serves (`Party`)."""
+"""What ranks have told each other of a batch (`ExchangedBatch`), and who asks and serves (`Party`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from adaptive.errors import RanksError
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExchangedBatch:
     """A batch, as far as ranks have told each other of it."""
 
     blocks: tuple[Batch | None, ...]  # of this rank

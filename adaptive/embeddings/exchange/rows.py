@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive.embeddings.exchange.arrays import Arrays
-from adaptive.embeddings.exchange.batch_exchange import Asked
+from adaptive.embeddings.exchange.batch_exchange import ExchangedBatch
 from adaptive.embeddings.exchange.id_requests import AskedGroup
 from adaptive.embeddings.exchange.owner import ServedGroup
 from adaptive.embeddings.exchange.payload import count_chosen
@@ -49,7 +49,7 @@ class RowsExchange:
         for copies in self._copies:
             copies[rank].forget()
 
-    def vectors(self, number: int, asked: Asked, served: Sequence[Tensor]) -> list[Tensor]:
+    def vectors(self, number: int, asked: ExchangedBatch, served: Sequence[Tensor]) -> list[Tensor]:
         """Give all ranks the rows they asked for, `served` (requests, D) of each group; returns the rows that this one
         asked for (n, D), on the device."""
         arrays = self._values.arrays
@@ -66,7 +66,7 @@ class RowsExchange:
             _use_copies(arrays, group, copies, vectors)
         return self._values.load(whole)
 
-    def gradients(self, number: int, asked: Asked, sums: Sequence[Tensor] | None) -> list[Tensor] | None:
+    def gradients(self, number: int, asked: ExchangedBatch, sums: Sequence[Tensor] | None) -> list[Tensor] | None:
         """Give the owners the gradients of the rows this rank asked for, `sums` (m, D) of each group without those that
         are left out, or none; returns those for the requests of all ranks, as `taken_in` does."""
         parts = self.for_owners(asked, sums)
@@ -74,13 +74,13 @@ class RowsExchange:
             asked, self._ranks.rows.exchange(Kind.GRADIENTS, number, parts, samples=int(sums is not None))
         )
 
-    def for_owners(self, asked: Asked, sums: Sequence[Tensor] | None) -> list[Bytes]:
+    def for_owners(self, asked: ExchangedBatch, sums: Sequence[Tensor] | None) -> list[Bytes]:
         """The part of each owner of the gradients that `gradients` is given."""
         _, counts = _crossing(asked.groups, "left_out")
         self._spare("gradients_spared", [one.sizes for one in asked.groups], counts)
         return [NOTHING] * self._ranks.size if sums is None else self._values.pack(self._values.unload(sums), counts)
 
-    def taken_in(self, asked: Asked, found: Exchanged) -> list[Tensor] | None:
+    def taken_in(self, asked: ExchangedBatch, found: Exchanged) -> list[Tensor] | None:
         """The gradients for the requests of all ranks (requests, D) on the device, 0 where they are left out, from what
         `for_owners` gave on each rank. Ranks whose header tells of no samples count as 0; None: no rank has
         gradients."""

@@ -6,14 +6,16 @@ ranks changes no bit. Without, there is one block for each rank.
 """
 
 import json
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive.batch import Batch, OwnPart
 from adaptive.embeddings.ranks.channel import Channel
 from adaptive.embeddings.ranks.traffic import RankTraffic, Tally
-from adaptive.embeddings.ranks.transport import AHEAD, ROWS, Transport
+from adaptive.embeddings.ranks.transport import AHEAD, ROWS, Bytes, Transport
 from adaptive.embeddings.ranks.wire import Kind
 from adaptive.errors import AdaptiveError, ConfigError, RanksError
 
@@ -51,6 +53,9 @@ class Ranks:
         self.ahead, self.rows = Channel(transport, AHEAD), Channel(transport, ROWS)
         self._transport = transport
 
+    is_local = False
+    """There are no ranks: this process trains alone, and nothing crosses."""
+
     @property
     def is_first(self) -> bool:
         """This rank writes what is written once."""
@@ -66,7 +71,7 @@ class Ranks:
 
     @property
     def places(self) -> list[str]:
-        """Host and process of each rank, as far as known."""
+        """Host and process of each rank, as far as known; none of a process alone."""
         return [self._transport.name_of(rank) for rank in range(self.size)]
 
     def blocks_of(self, rank: int) -> range:
@@ -80,6 +85,11 @@ class Ranks:
     def block_bounds(self, num_samples: int) -> list[int]:
         """Where the blocks of a global batch begin, and where the last one ends."""
         return [number * num_samples // self.blocks for number in range(self.blocks + 1)]
+
+    def own_part(self, batch: Batch) -> Batch:
+        """The samples of a global batch that are this rank's, in its blocks."""
+        own = self.own_blocks
+        return OwnPart.of_batch(batch, self.block_bounds(batch.num_samples)[own.start : own.stop + 1])
 
     def traffic(self) -> RankTraffic:
         """What this rank has sent since its start."""
@@ -117,13 +127,13 @@ class Ranks:
         raw = np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8)
         return [json.loads(part.tobytes()) for part in self.rows.exchange(Kind.FACTS, parts=[raw] * self.size).parts]
 
-    def require_equal(self, facts: dict[str, Any]) -> None:
-        """Check that all ranks have the same facts.
+    def require_equal(self, facts: Callable[[], dict[str, Any]]) -> None:
+        """Check that all ranks have the same facts, JSON values by name; a process alone does not ask for them.
 
         Raises:
             ConfigError: on every rank, naming the first that differs, the ranks and their values.
         """
-        found = self.gather_facts(facts)
+        found = self.gather_facts(facts())
         for key in dict.fromkeys(key for one in found for key in one):
             values = [one.get(key) for one in found]
             for rank, value in enumerate(values):
@@ -144,6 +154,56 @@ class Ranks:
 
     def close(self) -> None:
         self._transport.close()
+
+
+class _NoTransport(Transport):
+    """Of a process alone, which sends nothing."""
+
+    rank, size = 0, 1
+
+    def swap(self, channel: int, parts: Sequence[Sequence[Bytes]], sizes: Sequence[int], largest: int) -> list[Bytes]:
+        raise AssertionError("a process alone exchanges nothing")
+
+    def name_of(self, rank: int) -> str:
+        return "this process"
+
+    def silent(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        return
+
+
+class LocalRanks(Ranks):
+    """This process alone. What all ranks agree on is what it says itself, without copies."""
+
+    is_local = True
+
+    def __init__(self) -> None:
+        super().__init__(_NoTransport())
+
+    @property
+    def places(self) -> list[str]:
+        return []
+
+    def own_part(self, batch: Batch) -> Batch:
+        return batch
+
+    def gather_arrays(self, array: NDArray[Any], kind: Kind = Kind.FACTS, batch: int = -1) -> list[NDArray[Any]]:
+        return [array]
+
+    def gather_facts(self, facts: Any) -> list[Any]:
+        return [facts]
+
+    def require_equal(self, facts: Callable[[], dict[str, Any]]) -> None:
+        return
+
+    def tell(self, channel: Channel, error: BaseException) -> None:
+        return
+
+
+ALONE: Final = LocalRanks()
+"""For all processes that train alone: it has no state."""
 
 
 def _difference(key: str, one: Any, other: Any) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -70,7 +70,7 @@ class Guard:
         record: Recording | None = None,
         **limits: Any,
     ) -> None:
-        if embeddings.ranks is not None:
+        if not embeddings.ranks.is_local:
             raise ConfigError("guard: tables of one process are needed; those of several ranks are not copied")
         for number, part in enumerate(parts):
             _check_part(number, part)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from adaptive.batch import Batch, cut
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
+from adaptive.embeddings.dense_step import goes_whole
 from adaptive.embeddings.exchange.requests import MANY, index_type
 from adaptive.embeddings.planning.layout import Group, OwnedGroup, make_groups, own_share
 from adaptive.embeddings.planning.lookups import DistinctFinder, check_batch
-from adaptive.embeddings.ranks.dense import goes_whole
 from adaptive.embeddings.ranks.owners import SIZE, Owners
 from adaptive.embeddings.ranks.wire import header_size
 from adaptive.errors import ConfigError, InputError

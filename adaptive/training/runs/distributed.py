@@ -14,14 +14,14 @@ import torch
 
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
-from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.ranks.gpus import gpus_here, wants_nccl
 from adaptive.embeddings.ranks.launch import is_rank
 from adaptive.embeddings.ranks.torch_transport import TorchRanks
 from adaptive.errors import ConfigError, OutputError
 from adaptive.storage.checkpoint import save_checkpoint
 from adaptive.storage.durable import DISK, Disk
-from adaptive.storage.run_checkpoints import ALONE, Checkpoints, Readers
+from adaptive.storage.run_checkpoints import ONE_READER, Checkpoints, Readers
 from adaptive.storage.run_directory import LOCK, RunDirectory
 from adaptive.storage.shards import Part, pieces_of, write_parts
 from adaptive.system import StopRequest
@@ -31,10 +31,10 @@ LATE_S: Final = 5.0  # seconds after which a file that another machine has writt
 
 
 @contextlib.contextmanager
-def these_ranks(config: TrainConfig) -> Iterator[Ranks | None]:
-    """This process among those that torchrun, or `--ranks`, has started; None: it is alone."""
+def these_ranks(config: TrainConfig) -> Iterator[Ranks]:
+    """This process among those that torchrun, or `--ranks`, has started, or alone."""
     if not is_rank():
-        yield None
+        yield ALONE
         return
     settings = config.ranks
     ranks = TorchRanks(
@@ -55,19 +55,18 @@ def reading_ranks(config: TrainConfig) -> Iterator[Ranks]:
     """`these_ranks` of a process that is one, to read a run: whole batches in turn, so a block for each rank."""
     meeting = config.ranks.model_copy(update={"blocks": None, "wire": "fp32"})
     with these_ranks(config.model_copy(update={"ranks": meeting})) as ranks:
-        assert ranks is not None
         yield ranks
 
 
-def refuse_alone(config: TrainConfig, ranks: Ranks | None) -> None:
+def refuse_alone(config: TrainConfig, ranks: Ranks) -> None:
     """Refuse what ranks cannot do, and blocks without ranks.
 
     Raises:
         ConfigError: as `refuse_by_settings`, or for blocks that nobody would cut.
     """
-    if ranks is None and config.ranks.blocks is not None:
+    if ranks.is_local and config.ranks.blocks is not None:
         raise ConfigError(f"ranks.blocks={config.ranks.blocks} is for runs of ranks; add --ranks 1, or more")
-    if ranks is not None:
+    if not ranks.is_local:
         refuse_by_settings(config)
 
 
@@ -99,21 +98,18 @@ def versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def telling(ranks: Ranks | None) -> Iterator[None]:
+def telling(ranks: Ranks) -> Iterator[None]:
     """An error inside is told to the other ranks, in the place of their next exchange."""
     try:
         yield
     except Exception as error:
-        if ranks is not None:
-            ranks.tell(ranks.rows, error)
+        ranks.tell(ranks.rows, error)
         raise
 
 
-def directory_of(
-    ranks: Ranks | None, run_directory: Callable[[], RunDirectory]
-) -> AbstractContextManager[RunDirectory]:
+def directory_of(ranks: Ranks, run_directory: Callable[[], RunDirectory]) -> AbstractContextManager[RunDirectory]:
     """The run's own on rank 0, of others one that is gone with the process. Call it where errors are told."""
-    return run_directory() if ranks is None or ranks.is_first else _scratch_directory()
+    return run_directory() if ranks.is_first else _scratch_directory()
 
 
 @contextlib.contextmanager
@@ -122,10 +118,10 @@ def _scratch_directory() -> Iterator[RunDirectory]:
         yield found
 
 
-def ranks_summary(ranks: Ranks | None, totals: RunTotals, *, full: bool) -> dict[str, Any]:
+def ranks_summary(ranks: Ranks, totals: RunTotals, *, full: bool) -> dict[str, Any]:
     """What a report says of several ranks, which call it together; nothing of a process alone. `full`: the set of
     watched rows is, on this rank."""
-    if ranks is None:
+    if ranks.is_local:
         return {}
     is_full = any(ranks.gather_facts(full))
     hosts = {place.partition(",")[0] for place in ranks.places}
@@ -151,8 +147,8 @@ class AgreedStop(StopRequest):
         self._ranks.rows.heard = number or 0
 
 
-def agreed_stop(ranks: Ranks | None) -> StopRequest | None:
-    return None if ranks is None else AgreedStop(ranks)
+def agreed_stop(ranks: Ranks) -> StopRequest | None:
+    return None if ranks.is_local else AgreedStop(ranks)
 
 
 class CheckpointsOfRanks(Checkpoints):
@@ -219,9 +215,9 @@ class CheckpointsOfRanks(Checkpoints):
         self._ranks.gather_facts("finished")
 
 
-def checkpoints_of(directory: Path, ranks: Ranks | None, *, keep: int, damaged: Collection[Path] = ()) -> Checkpoints:
+def checkpoints_of(directory: Path, ranks: Ranks, *, keep: int, damaged: Collection[Path] = ()) -> Checkpoints:
     """Of the run in `directory`, which counts on rank 0."""
-    if ranks is None or ranks.size == 1:
+    if ranks.size == 1:
         return Checkpoints(directory, keep=keep, damaged=damaged)
     return CheckpointsOfRanks(_of_first(directory, ranks), ranks, keep=keep, damaged=damaged)
 
@@ -230,13 +226,13 @@ def _of_first(directory: Path, ranks: Ranks) -> Path:
     return Path(ranks.gather_facts(str(directory.absolute()))[0])
 
 
-def refuse_unseen(directory: Path, ranks: Ranks | None) -> None:
+def refuse_unseen(directory: Path, ranks: Ranks) -> None:
     """Check that all ranks see the directory that rank 0 holds: by its lock, which says who that is.
 
     Raises:
         OutputError: on all ranks, naming those that do not.
     """
-    if ranks is None or ranks.size == 1:
+    if ranks.size == 1:
         return
     path = _of_first(directory, ranks)
     told = ranks.gather_facts((path / LOCK).read_text() if ranks.is_first else None)[0]
@@ -276,5 +272,5 @@ class ReadersOfRanks(Readers):
         return next((f"{self._ranks.name_of(rank)}: {one}" for rank, one in found if one is not None), None)
 
 
-def readers_of(ranks: Ranks | None) -> Readers:
-    return ALONE if ranks is None else ReadersOfRanks(ranks)
+def readers_of(ranks: Ranks) -> Readers:
+    return ONE_READER if ranks.size == 1 else ReadersOfRanks(ranks)

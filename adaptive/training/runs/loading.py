@@ -16,7 +16,7 @@ from torch import nn
 from adaptive.batch import Batch
 from adaptive.config import TierConfig, TrainConfig
 from adaptive.data.dataset import Dataset, DataShape, shape_of
-from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.errors import AdaptiveError, ConfigError, InputError
 from adaptive.plugins import refuse_unnamed
@@ -121,7 +121,7 @@ def load_run(path: Path | str, *, tier: TierConfig | None = None, model: str | N
     return _load(Path(path), lambda config: config.model_copy(update=changed), model)
 
 
-def load_with(path: Path, settings: Mapping[str, Any], ranks: Ranks | None = None) -> LoadedRun:
+def load_with(path: Path, settings: Mapping[str, Any], ranks: Ranks = ALONE) -> LoadedRun:
     """`load_run` with some settings changed: dotted keys of `READABLE`; with `ranks`, which call it together, each has
     its own rows.
 
@@ -132,7 +132,7 @@ def load_with(path: Path, settings: Mapping[str, Any], ranks: Ranks | None = Non
 
 
 def _load(
-    path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None, ranks: Ranks | None = None
+    path: Path, change: Callable[[TrainConfig], TrainConfig], model: str | None, ranks: Ranks = ALONE
 ) -> LoadedRun:
     """`model`: what the caller has named."""
     record = read_record(path)
@@ -142,9 +142,14 @@ def _load(
     refuse_unnamed("model", config.model, where=str(path / RECORD), named=model, how=way)
     where, checkpoint = load_best(path, readers_of(ranks))
     shape = recorded_shape(record, path)
-    if ranks is not None:
-        settings, steps = config.model_dump(mode="json", exclude={"out"}), checkpoint.meta["steps"]
-        ranks.require_equal({"settings": settings, "checkpoint": where.name, "steps": steps, "versions": versions()})
+    ranks.require_equal(
+        lambda: {
+            "settings": config.model_dump(mode="json", exclude={"out"}),
+            "checkpoint": where.name,
+            "steps": checkpoint.meta["steps"],
+            "versions": versions(),
+        }
+    )
     components = build(config, shape, ranks=ranks)
     try:
         restore_weights(components, checkpoint, where=where)
@@ -202,7 +207,7 @@ def evaluate_run(
     by: str | None = None,
     settings: Mapping[str, Any] = NO_SETTINGS,
     stream: TextIO | None = None,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Evaluate the saved weights of a run on its evaluation data: the numbers its summary has, to the last digit. Of a
     run that was cut short, or is under way, the newest checkpoint is evaluated. Rows lie as in the run: those of a host
@@ -225,11 +230,10 @@ def evaluate_run(
     with telling(ranks), load_with(Path(run_directory), settings, ranks) as run:
         position = group_feature(by, [feature.name for feature in run.shape.features], f"{run.path}: --by ")
         dataset = data_of(run, data)
-        if ranks is not None:
-            ranks.require_equal({"by": by, "data": dataset.fingerprint()})
+        ranks.require_equal(lambda: {"by": by, "data": dataset.fingerprint()})
         with torch_settings(run.config):
             batches = evaluation_batches(run, dataset)
-            found = evaluate(run.embeddings, run.model, batches, by=position, in_turn=ranks is not None)
+            found = evaluate(run.embeddings, run.model, batches, by=position, in_turn=not ranks.is_local)
     if not found.samples:
         raise InputError(
             f"the data of {run.path} ({data or run.config.data}) have no evaluation part; give others: --data SPEC"

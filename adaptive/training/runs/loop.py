@@ -214,7 +214,7 @@ class Loop:
             stopped=lambda: self._is_over(source, stop),
         )
         # What ranks have asked each other for is trained; one may have read further than others.
-        one_each = embeddings.runtime.may_end_early or embeddings.ranks is not None
+        one_each = embeddings.runtime.may_end_early or not embeddings.ranks.is_local
         self.place.advance(steps if one_each else source.taken - before)
         crossed = embeddings.statistics.host_io()
         self.file_bytes = {name: so_far + crossed[name] - files[name] for name, so_far in self.file_bytes.items()}

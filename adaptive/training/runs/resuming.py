@@ -12,7 +12,7 @@ from adaptive.config import TrainConfig
 from adaptive.data.dataset import Dataset
 from adaptive.data.rows.vocabularies import INDEX
 from adaptive.embeddings.engine.build import choose_device
-from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.errors import CheckpointError, ConfigError, InputError, OutputError
 from adaptive.plugins import make_policy, refuse_unnamed
 from adaptive.storage.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ def resume_run(
     code: Mapping[str, str] = NOTHING,
     force_unlock: bool = False,
     stream: TextIO | None = None,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Resume a run and train it to its end; returns what `train_run` would have returned without the interruption.
 
@@ -62,7 +62,7 @@ def resume_run(
         InputError: if the data are not those of the run.
         OutputError: if another process holds the directory, or it cannot be written.
     """
-    is_first = ranks is None or ranks.is_first
+    is_first = ranks.is_first
     opened = partial(RunDirectory, Path(run_directory), resume=True, force_unlock=force_unlock)
     with telling(ranks), directory_of(ranks, opened) as directory:
         path = directory.path if is_first else Path(run_directory)
@@ -80,22 +80,19 @@ def resume_run(
             with _rejects_anew(directory.rejects):
                 dataset = open_data(config, directory.path)
                 check_same_data(path, record, dataset)
-            if ranks is not None:
-                come_from = {"checkpoint": where.name, "reached": reached.place.total}
-                ranks.require_equal(facts_of(config, dataset) | come_from)
+            resumed_from = {"checkpoint": where.name, "reached": reached.place.total}
+            ranks.require_equal(lambda: facts_of(config, dataset) | resumed_from)
             components = _build(_as_large(config, reached), dataset, ranks)
             with components.embeddings:
                 refuse_guarded_resume(config, components, path)
                 restore(components, checkpoint, where)
                 dropped = _drop_records(directory, config, checkpoint, reached, record) if is_first else 0
-                if ranks is not None:
-                    ranks.gather_facts("records dropped")  # the others read them behind this
+                ranks.gather_facts("records dropped")  # the others read them behind this
                 left = ResumePoint(where, checkpoint, reached, dropped, damaged)
                 run = Run(config, directory, dataset, components, stream, left)
                 directory.record = record
-                places = None if ranks is None else ranks.places
                 directory.record_resume(
-                    step=checkpoint.meta["steps"], ranks=places, config=config.model_dump(mode="json")
+                    step=checkpoint.meta["steps"], ranks=ranks.places, config=config.model_dump(mode="json")
                 )
                 _print_resume(stream, left, record)
                 return run.train()
@@ -113,7 +110,7 @@ def _check_code(config: TrainConfig, code: Mapping[str, str], path: Path) -> Non
         refuse_unnamed(key, spec, where=str(path / RECORD), named=code.get(key), how=resume_command(path, config))
 
 
-def _load(path: Path, ranks: Ranks | None) -> tuple[Path, Checkpoint, dict[Path, str]]:
+def _load(path: Path, ranks: Ranks) -> tuple[Path, Checkpoint, dict[Path, str]]:
     try:
         return load_whole(path, readers_of(ranks))
     except CheckpointError as error:
@@ -183,7 +180,7 @@ def _as_large(config: TrainConfig, reached: SavedProgress) -> TrainConfig:
     return config.model_copy(update={"tier": tier.model_copy(update={"device_rows": str(reached.device_rows)})})
 
 
-def _build(config: TrainConfig, dataset: Dataset, ranks: Ranks | None) -> Components:
+def _build(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> Components:
     """Calibrated anew: a checkpoint holds only those results of calibration that the policy's `state_dict` gives."""
     sample = first_batches(config, dataset)
     components = build(config, dataset, sample, ranks)
@@ -256,7 +253,7 @@ def auto_resume_run(
     *,
     force_unlock: bool = False,
     stream: TextIO | None = None,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Begin the run in `config.out`, or go on with it; returns what `train_run` returns.
 
@@ -272,12 +269,10 @@ def auto_resume_run(
     assert config.out is not None
     path = Path(config.out)
     with telling(ranks):
-        found = what_to_do(path, config) if ranks is None or ranks.is_first else None
-        if ranks is not None:
-            found = ranks.gather_facts(found)[0]
-    if found == DONE:
+        action = ranks.gather_facts(what_to_do(path, config) if ranks.is_first else None)[0]
+    if action == DONE:
         return _finished(path, stream)
-    if found == RESUME:
+    if action == RESUME:
         lengths = {name: getattr(config, name) for name in LENGTHS}
         code = {key: spec for key, spec in code_of(config).items() if spec is not None}
         return resume_run(path, **lengths, code=code, force_unlock=force_unlock, stream=stream, ranks=ranks)

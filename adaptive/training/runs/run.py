@@ -67,7 +67,7 @@ class Run:
         self._keep = partial(write_scores, directory.path) if keep_scores else None
         self.config, self.directory, self.dataset, self.components = config, directory, dataset, components
         self.left, self.ranks = left, components.embeddings.ranks
-        self._where = directory.path if self.ranks is None else Path(self.ranks.gather_facts(str(directory.path))[0])
+        self._where = Path(self.ranks.gather_facts(str(directory.path))[0])
         self._seen_before = dataset.out_of_range()
         self.guard: Guard | None = None
         self._reached: Evaluation | None = None  # the evaluation that ended training
@@ -256,7 +256,7 @@ class Run:
         return {f"host_{name}": size for name, size in self.loop.file_bytes.items()}
 
     def _sinks(self, stream: TextIO | None) -> list[Sink]:
-        if self.ranks is not None and not self.ranks.is_first:
+        if not self.ranks.is_first:
             return []
         sinks: list[Sink] = [MetricsFile(self.directory.metrics)]
         steps, samples = self.recorder.steps, self.recorder.samples

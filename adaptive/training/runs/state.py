@@ -260,8 +260,7 @@ def content(components: Components, recorder: Recorder, loop: Loop, guard: Guard
 
 def _is_shared(components: Components) -> bool:
     """Whether several ranks own the rows."""
-    ranks = components.embeddings.ranks
-    return ranks is not None and ranks.size > 1
+    return components.embeddings.ranks.size > 1
 
 
 def reached_by(checkpoint: Checkpoint, where: Path) -> SavedProgress:

@@ -14,7 +14,7 @@ from adaptive.data.rows.vocabularies import stored_tables
 from adaptive.embeddings.planning.layout import make_groups
 from adaptive.embeddings.planning.lookups import DistinctFinder
 from adaptive.embeddings.planning.use_trace import Trace
-from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks import ALONE, Ranks
 from adaptive.errors import CheckpointError, ConfigError, DeviceMemoryError
 from adaptive.models.model_settings import OPTIONS
 from adaptive.models.paper_presets import PRESETS
@@ -189,7 +189,7 @@ def train_run(
     force_unlock: bool = False,
     stream: TextIO | None = None,
     keep_scores: bool = False,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train as `config` says, in a run directory; returns the summary, and as `table` its text for people.
 
@@ -218,12 +218,11 @@ def train_run(
 
 
 def _train_in(
-    directory: RunDirectory, config: TrainConfig, stream: TextIO | None, keep_scores: bool, ranks: Ranks | None
+    directory: RunDirectory, config: TrainConfig, stream: TextIO | None, keep_scores: bool, ranks: Ranks
 ) -> dict[str, Any]:
     dataset = open_data(with_known_ids(config), directory.path)
     sample = first_batches(config, dataset)
-    if ranks is not None:
-        ranks.require_equal(facts_of(config, dataset))
+    ranks.require_equal(lambda: facts_of(config, dataset))
     components = build(config, dataset, sample, ranks)
     with components.embeddings:
         refuse_guarded_saves(config, components)
@@ -237,7 +236,7 @@ def _train_in(
             data=dataset.fingerprint(),
             **where_and_what(dataset),
             device=str(components.embeddings.device),
-            **({} if ranks is None else {"ranks": ranks.places}),
+            **({"ranks": places} if (places := ranks.places) else {}),
         )
         return Run(config, directory, dataset, components, stream, keep_scores=keep_scores).train()
 

@@ -66,7 +66,7 @@ def test_a_spoilt_header_stops_all() -> None:
 
 def test_facts_that_differ_are_named_on_every_rank() -> None:
     facts = [{"config": {"depth": 4, "tier": {"device_rows": text}}} for text in ("10%", "20%")]
-    for one in outcomes(2, lambda ranks: ranks.require_equal(facts[ranks.rank])):
+    for one in outcomes(2, lambda ranks: ranks.require_equal(lambda: facts[ranks.rank])):
         assert isinstance(one, ConfigError)
         assert "config.tier.device_rows is '10%' on rank 0 (thread 0) and '20%' on rank 1 (thread 1)" in str(one)
 

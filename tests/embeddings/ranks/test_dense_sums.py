@@ -8,9 +8,9 @@ from thread_ranks import on_ranks
 from toy import ToyData, toy_config
 
 from adaptive.data.dataset import by_table
-from adaptive.embeddings.dense import own_part
-from adaptive.embeddings.ranks import Ranks, dense
-from adaptive.embeddings.ranks.dense import goes_whole, slices_of, sum_blocks
+from adaptive.embeddings import dense_step
+from adaptive.embeddings.dense_step import goes_whole, slices_of, sum_blocks
+from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.wire import Kind
 from adaptive.training.build import build
 from adaptive.training.trainer import Trainer
@@ -34,7 +34,7 @@ def folded(ranks: Ranks, blocks: list[np.ndarray | None], size: int) -> np.ndarr
 def test_sums_are_taken_block_after_block_on_every_rank(
     whole: bool, ranks: int, blocks: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "goes_whole", lambda *numbers: whole)
+    monkeypatch.setattr(dense_step, "goes_whole", lambda *numbers: whole)
     drawn: list[np.ndarray | None] = list(drawn_blocks(blocks, size))
     drawn[-1] = None  # a last batch may leave blocks without samples
     expected = reduce(np.add, (block for block in drawn if block is not None))
@@ -44,7 +44,7 @@ def test_sums_are_taken_block_after_block_on_every_rank(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_without_gradients_there_is_no_sum(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "goes_whole", lambda *numbers: whole)
+    monkeypatch.setattr(dense_step, "goes_whole", lambda *numbers: whole)
     assert on_ranks(2, lambda one: folded(one, [None, None], 5)) == [None, None]
     assert all(found is None or not len(found) for found in on_ranks(2, lambda one: folded(one, drawn_blocks(2, 0), 0)))
 
@@ -59,14 +59,14 @@ def test_whole_gradients_cross_where_slices_save_little() -> None:
 def test_a_step_of_the_trainer_exchanges_rows_and_then_all_the_rest_at_once(
     whole: bool, exchanges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "goes_whole", lambda *numbers: whole)
+    monkeypatch.setattr(dense_step, "goes_whole", lambda *numbers: whole)
 
     def numbers(ranks: Ranks) -> list[int]:
         data = by_table(ToyData(num_train=64 * 8))
         made = build(toy_config(batch_size=64, policy="lfu"), data, (), ranks)
         with made.embeddings as embeddings:
             trainer, found = Trainer(embeddings, made.model, made.optimizer), []
-            for planned in embeddings.look_ahead([own_part(ranks, batch) for batch in data.train(64)], depth=1):
+            for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in data.train(64)], depth=1):
                 trainer.step(planned)
                 found.append(ranks.rows._sequence)
         return found

@@ -12,7 +12,7 @@ from contract import POLICIES
 from helpers import LFU, LFUOnHost, Readout, Scattered, Windowed, random_batches
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on, assert_same_rows, own_part
+from rank_cases import OPTIMIZERS, TABLES, Case, assert_equal_on, assert_same_rows
 from thread_ranks import on_ranks
 
 from adaptive.config import SkipConfig, TierConfig
@@ -81,7 +81,7 @@ def test_rows_saved_on_some_ranks_go_on_on_others() -> None:
             if arrays is not None:
                 embeddings.rows.load_state_arrays(arrays)
             model = Readout(TABLES)
-            for planned in embeddings.look_ahead([own_part(batch, ranks) for batch in BATCHES[first:last]], depth=1):
+            for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in BATCHES[first:last]], depth=1):
                 for part in planned.parts():
                     (model(embeddings(part), part.batch) * part.num_samples / planned.num_samples_of_all).backward()
                 embeddings.step()

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from manifests import edit_manifest
 from numpy.typing import NDArray
-from rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows, own_part
+from rank_cases import OPTIMIZERS, TABLES, Case, assert_same_rows
 from thread_ranks import on_ranks, outcomes
 
 from adaptive.batch import Batch
@@ -73,7 +73,7 @@ def built(ranks: Ranks, optimizer: RowOptimizer = OPTIMIZERS[1], *, skips: bool 
 def train(embeddings: TieredEmbeddingBag, batches: Sequence[Batch]) -> None:
     ranks, model = embeddings.ranks, Readout(TABLES)
     assert ranks is not None
-    for planned in embeddings.look_ahead([own_part(batch, ranks) for batch in batches], depth=1):
+    for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in batches], depth=1):
         for part in planned.parts():
             (model(embeddings(part), part.batch) * part.num_samples / planned.num_samples_of_all).backward()
         embeddings.step()

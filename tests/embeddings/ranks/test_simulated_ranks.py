@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import LFU, LFUOnHost, random_batches
-from rank_cases import TABLES, assert_same_rows, own_part
+from rank_cases import TABLES, assert_same_rows
 from simulated_streams import Simulation
 from simulated_training import build_module, patched, small_buffers
 from test_answers import POLICIES, WATCHED
@@ -31,7 +31,7 @@ def trained(ranks: Ranks, device: str, policy: Any) -> dict[str, Any]:
     skip = None if policy in (LFU, LFUOnHost) else WATCHED
     embeddings = TieredEmbeddingBag(TABLES, tier, policy=policy(), optimizer=Adagrad(lr=0.1), skip=skip, ranks=ranks)
     compute = embeddings.runtime.pipeline.mover.compute
-    for planned in embeddings.look_ahead([own_part(batch, ranks) for batch in BATCHES], depth=2):
+    for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in BATCHES], depth=2):
         embeddings.optimizer._pending[planned.number] = planned
         slope = 0.25 + planned.number / 64
         for part, work in ((block, work) for block in planned.parts() for work in block.works):

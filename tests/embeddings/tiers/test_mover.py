@@ -20,7 +20,7 @@ from simulated_training import BATCHES, CASES, TABLES, Case, check, simulated, s
 from torch import Tensor
 
 from adaptive.config import TierConfig
-from adaptive.embeddings.planned_batch import GroupWork
+from adaptive.embeddings.planned_batch import GroupBatch
 from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
 from adaptive.embeddings.tiers.mover import Mover, inline
 from adaptive.embeddings.tiers.streams import _CudaStream
@@ -127,14 +127,14 @@ def test_a_look_ahead_thread_and_a_model_on_the_host(way: str, seed: int, monkey
     """The real threads, at whatever pace; the model needs each batch's vectors at once."""
     case = Case([Scattered, ScatteredOnHost][seed % 2], seed % 4, way, ample=seed > 2)
     with simulated(seed) as simulation, small_buffers(case.ample):
-        pool = GroupWork.pool
+        pool = GroupBatch.pool
 
-        def pool_now(self: GroupWork) -> Tensor:
+        def pool_now(self: GroupBatch) -> Tensor:
             vectors = pool(self)
             simulation.compute.catch_up()
             return vectors
 
-        monkeypatch.setattr(GroupWork, "pool", pool_now)
+        monkeypatch.setattr(GroupBatch, "pool", pool_now)
         embeddings, trainee = case.build(), Trainee(TABLES)
         found = train_more(embeddings, trainee, BATCHES, case.depth)
     found.assert_equals(train_slowly(TABLES, BATCHES, embeddings.runtime.outline.optimizer))

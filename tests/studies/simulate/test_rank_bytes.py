@@ -11,7 +11,8 @@ from toy import SIZES, SMALL_DLRM, ToyData, toy_config
 import adaptive.studies.simulate.rank_traffic
 from adaptive.config import TrainConfig
 from adaptive.data.dataset import by_table
-from adaptive.embeddings.ranks import Ranks, dense
+from adaptive.embeddings import dense_step
+from adaptive.embeddings.ranks import Ranks
 from adaptive.embeddings.ranks.traffic import RankTraffic
 from adaptive.errors import ConfigError, InputError
 from adaptive.models.dense.dlrm import DLRM
@@ -56,7 +57,7 @@ def test_bytes_are_those_of_a_training(
 ) -> None:
     """Of every kind, to the byte; headers but for those of what ranks agree on between steps. Dense gradients cross
     whole, or by slices where that spares a byte."""
-    monkeypatch.setattr(dense, "ROUND", spared)
+    monkeypatch.setattr(dense_step, "ROUND", spared)
     settings = config(blocks, wire)
     result = simulate_rank_traffic(settings, [size])
     (found,) = result["ranks"]

@@ -21,9 +21,8 @@ Int64s = NDArray[np.int64]
 
 def gatherer_of(pipeline: Pipeline) -> Gatherer | None:
     """What puts rows of several ranks together; None if this rank has all rows."""
-    if pipeline.exchange is None or pipeline.exchange.ranks.size == 1:
-        return None
-    return Gatherer(pipeline.exchange.ranks)
+    ranks = pipeline.exchange.ranks
+    return None if ranks.size == 1 else Gatherer(ranks)
 
 
 def save_shared_lane(

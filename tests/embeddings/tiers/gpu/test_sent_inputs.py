@@ -11,7 +11,6 @@ import torch
 from helpers import Scattered, bags, one_table, random_batches, sum_of
 from numpy.typing import NDArray
 from rank_cases import TABLES as RANK_TABLES
-from rank_cases import own_part
 from thread_ranks import on_ranks
 from torch import Tensor, nn
 
@@ -150,7 +149,7 @@ def test_each_block_of_a_rank_has_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     def kept(ranks: Ranks) -> list[tuple[int, Tensor, Tensor]]:
         found = []
         with opened(RANK_TABLES, ranks=ranks) as embeddings:
-            for planned in embeddings.look_ahead([own_part(batch, ranks) for batch in batches], depth=2):
+            for planned in embeddings.look_ahead([ranks.own_part(batch) for batch in batches], depth=2):
                 found += [(part.first, part.dense, part.labels) for part in planned.parts()]
         return found
 

@@ -1,0 +1,294 @@
+"""The dense side of a training step: gradients, losses and predictions of the whole batch, on every rank.
+
+On one process they are its own. On several, all have the same numbers, in the order of one process: so each keeps the
+same totals, and updates its copy of the dense weights alike.
+
+    slices of all blocks' gradients  -- a step's exchange -->  slice r of every block, on rank r
+    slice r: (block 0 + block 1) + block 2 ...                 the same order, whichever rank computed which block
+    sums                             -- exchange -->           everywhere
+
+Bytes sent are those of a ring's all-reduce; unlike there, the order of additions does not depend on the number of
+ranks, nor on the library that sends. Where it costs few bytes more, as on two ranks none, every block's gradients go
+whole to all ranks instead, which all compute the same sums: without the second exchange.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adaptive.batch import Batch
+from adaptive.embeddings.distributed import PlannedBlocks, RankSteps
+from adaptive.embeddings.planned_batch import Planned
+from adaptive.embeddings.ranks import Ranks
+from adaptive.embeddings.ranks.channel import NOTHING, Exchanged
+from adaptive.embeddings.ranks.transport import Bytes, as_bytes
+from adaptive.embeddings.ranks.wire import Kind
+from adaptive.embeddings.tiered_embedding_bag import TieredEmbeddingBag
+from adaptive.errors import RanksError
+
+Floats = NDArray[np.float32]
+ROUND: Final = 128 << 10  # bytes of a rank: sent as soon as an exchange more would be over
+
+
+class DenseStep(ABC):
+    """The dense side of the steps of one model."""
+
+    @abstractmethod
+    def own_parts(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """Of each batch the samples that are this rank's."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """The passes of a batch begin, or begin again."""
+
+    @abstractmethod
+    def take_gradients(self) -> list[Tensor]:
+        """The backward pass of a block has run; returns the sum () of its gradients where they are taken."""
+
+    @abstractmethod
+    def each_block(self) -> Iterator[None]:
+        """Give the weights the gradients of one block after another: to see what is wrong with them."""
+
+    @abstractmethod
+    def combine(
+        self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
+    ) -> tuple[float, Tensor, Floats]:
+        """The loss of the whole batch, the logits and labels of all its samples in order. Dense gradients are sums over
+        all blocks then, and gradients of rows have come to their owners, for `embeddings.step()`: all crosses at once.
+
+        Args:
+            planned: the batch, whose passes have run.
+            losses: of this rank's blocks that have samples.
+            logits: of these blocks, (n,) or (n, T).
+            labels: of all of them, (n,) or (n, T).
+        """
+
+    @abstractmethod
+    def check_alike(self, step: int) -> None:
+        """Check that all ranks have the same dense weights; all call it together.
+
+        Raises:
+            RanksError: on all of them, if they have not.
+        """
+
+
+def dense_step(embeddings: TieredEmbeddingBag, model: nn.Module) -> DenseStep:
+    """Of the ranks that train these tables together."""
+    steps = embeddings.runtime.batch_steps
+    return RankDenseStep(embeddings.ranks, steps, model) if isinstance(steps, RankSteps) else LocalDenseStep()
+
+
+class LocalDenseStep(DenseStep):
+    """Of a process alone: what its passes leave is what counts."""
+
+    def own_parts(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        return batches
+
+    def begin(self) -> None:
+        return
+
+    def take_gradients(self) -> list[Tensor]:
+        return []
+
+    def each_block(self) -> Iterator[None]:
+        yield
+
+    def combine(
+        self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
+    ) -> tuple[float, Tensor, Floats]:
+        return _sum_in_order(losses), torch.cat(list(logits)) if len(logits) > 1 else logits[0], labels
+
+    def check_alike(self, step: int) -> None:
+        return
+
+
+class RankDenseStep(DenseStep):
+    """Of several ranks, or of several blocks.
+
+    Attributes:
+        blocks: (weights,) gradients of each block of this rank that has samples.
+    """
+
+    def __init__(self, ranks: Ranks, steps: RankSteps, model: nn.Module) -> None:
+        self._ranks, self._steps = ranks, steps
+        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self._size = sum(weight.numel() for weight in self._weights)
+        self.blocks: list[Floats] = []
+
+    def own_parts(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        return map(self._ranks.own_part, batches)
+
+    def check_alike(self, step: int) -> None:
+        if self._ranks.size == 1:
+            return
+        digest = hashlib.blake2b(digest_size=8)
+        for weight in self._weights:
+            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digests = self._ranks.gather_facts(digest.hexdigest())
+        other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
+        if other is not None:
+            raise RanksError(
+                f"dense weights differ after step {step}: those of {self._ranks.name_of(0)} have the digest "
+                f"{digests[0]}, those of {self._ranks.name_of(other)} {digests[other]}. Every rank computes the same "
+                "update, so something else has changed them, or the machines round differently; all steps since the "
+                "last record are in doubt"
+            )
+
+    def begin(self) -> None:
+        self.blocks.clear()
+
+    def take_gradients(self) -> list[Tensor]:
+        """They are kept, and cleared."""
+        parts = [
+            torch.zeros(weight.numel()) if weight.grad is None else weight.grad.detach().reshape(-1).cpu()
+            for weight in self._weights
+        ]
+        self.blocks.append(torch.cat(parts).numpy() if parts else np.zeros(0, np.float32))
+        for weight in self._weights:
+            weight.grad = None
+        return [torch.from_numpy(self.blocks[-1]).sum()]
+
+    def each_block(self) -> Iterator[None]:
+        for gradients in self.blocks:
+            self._set(gradients)
+            yield
+
+    def combine(
+        self, planned: Planned, losses: Sequence[float], logits: Sequence[Tensor], labels: Floats
+    ) -> tuple[float, Tensor, Floats]:
+        assert isinstance(planned, PlannedBlocks)
+        own_logits = [logit.float().cpu().numpy() for logit in logits]
+        scores = _joined(np.array([len(losses), labels.size]), np.array(losses, np.float64), *own_logits, labels)
+        dense = [_joined(*slices) for slices in slices_of(self._ranks, self.blocks, self._size)]
+        rows, rank = self._steps.gradients_for_owners(planned), self._ranks.rank
+        exchanged = self._ranks.rows.exchange(
+            Kind.STEP,
+            planned.number,
+            [
+                NOTHING if to == rank else _joined(scores, *parts)
+                for to, parts in enumerate(zip(dense, rows, strict=True))
+            ],
+            samples=int(planned.has_gradients),
+            counted={
+                kind: sum(map(len, parts)) - len(parts[rank])
+                for kind, parts in ((Kind.DENSE, dense), (Kind.GRADIENTS, rows))
+            },
+        )
+        size = slice_size(self._ranks, self._size)
+        parts = [
+            _StepPart.of(scores, dense[rank], rows[rank]) if sender == rank else _StepPart.of_message(message, size)
+            for sender, message in enumerate(exchanged.parts)
+        ]
+        planned.received = Exchanged(exchanged.headers, [part.rows for part in parts])
+        total = sum_blocks(self._ranks, [part.dense for part in parts], self._size)
+        if total is not None:
+            self._set(total)
+        loss = _sum_in_order(value for part in parts for value in part.losses.tolist())
+        shape = (-1, *labels.shape[1:])
+        all_logits = np.concatenate([part.logits for part in parts]).reshape(shape)
+        return loss, torch.from_numpy(all_logits), np.concatenate([part.labels for part in parts]).reshape(shape)
+
+    def _set(self, gradients: Floats) -> None:
+        whole, place = torch.from_numpy(gradients), 0
+        for weight in self._weights:
+            piece = whole[place : place + weight.numel()].view(weight.shape)
+            weight.grad = piece.to(weight.device, weight.dtype)
+            place += weight.numel()
+
+
+class _StepPart(NamedTuple):
+    """What one rank sends another in a step: its scores, dense gradients, and gradients of rows.
+
+    head     (2,) int64       blocks with samples; labels
+    losses   (blocks,) float64
+    logits   (labels,) float32, and as many labels
+    dense    (blocks, slice) float32
+    rows     the rest, as `RankSteps.gradients_for_owners` gives it
+    """
+
+    losses: NDArray[np.float64]
+    logits: Floats
+    labels: Floats
+    dense: Bytes
+    rows: Bytes
+
+    @classmethod
+    def of(cls, scores: Bytes, dense: Bytes, rows: Bytes) -> "_StepPart":
+        blocks, labels = _numbers(scores)
+        _, losses, logits, own_labels = np.split(scores, np.cumsum([16, 8 * blocks, 4 * labels]))
+        return cls(losses.view(np.float64), logits.view(np.float32), own_labels.view(np.float32), dense, rows)
+
+    @classmethod
+    def of_message(cls, message: Bytes, slice_size: int) -> "_StepPart":
+        blocks, labels = _numbers(message)
+        end = 16 + 8 * blocks + 8 * labels
+        return cls.of(message[:end], *np.split(message[end:], [4 * blocks * slice_size]))
+
+
+def _numbers(message: Bytes) -> tuple[int, int]:
+    """Blocks with samples, and labels."""
+    blocks, labels = message[:16].view(np.int64).tolist()
+    return blocks, labels
+
+
+def _sum_in_order(losses: Iterable[float]) -> float:
+    total = 0.0
+    for loss in losses:  # `sum` rounds differently
+        total += loss
+    return total
+
+
+def _joined(*arrays: NDArray[Any]) -> Bytes:
+    """All bytes; of one array its own."""
+    parts = [as_bytes(one) for one in arrays]
+    return parts[0] if len(parts) == 1 else np.concatenate([NOTHING, *parts])
+
+
+def goes_whole(ranks: int, blocks: int, size: int) -> bool:
+    """Whether gradients (size,) of blocks cross as they are: a rank sends few bytes more than by slices."""
+    whole, sliced = blocks * (ranks - 1), (blocks + ranks) * (ranks - 1) / ranks
+    return 4 * size * (whole - sliced) <= ROUND * ranks
+
+
+def slice_size(ranks: Ranks, size: int) -> int:
+    """Of a block's gradients (size,), how many this rank adds."""
+    return size if goes_whole(ranks.size, ranks.blocks, size) else int(np.diff(_bounds(ranks, size))[ranks.rank])
+
+
+def slices_of(ranks: Ranks, blocks: Sequence[Floats], size: int) -> list[list[Floats]]:
+    """For each rank what it adds of the gradients (size,) of this rank's blocks, in order."""
+    if goes_whole(ranks.size, ranks.blocks, size):
+        return [list(blocks)] * ranks.size
+    return [[block[first:last] for block in blocks] for first, last in pairwise(_bounds(ranks, size))]
+
+
+def sum_blocks(ranks: Ranks, slices: Iterable[Bytes], size: int) -> Floats | None:
+    """(size,) the sum over all blocks of all ranks, in order; None if no block has gradients.
+
+    Args:
+        slices: from each rank, in order: what `slices_of` gave there for this one, of any number of blocks.
+        size: of the gradients of a block.
+    """
+    total: Floats | None = None
+    for part in slices:
+        for block in part.view(np.float32).reshape(-1, max(1, slice_size(ranks, size))):
+            # One after the other: numpy's own sum over an axis may pair them.
+            total = block.copy() if total is None else np.add(total, block, out=total)
+    if goes_whole(ranks.size, ranks.blocks, size):
+        return total
+    everywhere = np.zeros(0, np.float32) if total is None else total
+    sums = ranks.rows.exchange(Kind.SUMS, parts=[everywhere.view(np.uint8)] * ranks.size).parts
+    found: Floats = np.concatenate([part.view(np.float32) for part in sums])
+    return found if len(found) == size else None
+
+
+def _bounds(ranks: Ranks, size: int) -> list[int]:
+    """Where each rank's slice begins, and where the last one ends."""
+    return [rank * size // ranks.size for rank in range(ranks.size + 1)]
