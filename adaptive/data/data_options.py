@@ -193,11 +193,11 @@ class DataOptions(Config):
         default=0, ge=0, le=2**26, description="training rows shuffled together; 0: the order of the files"
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="of the shuffle and of negative samples")
-    readers: int = Field(
+    num_workers: int = Field(
         default=1,
         ge=1,
         le=256,
-        description="threads that read files (of Parquet: row groups) side by side, in order; "
+        description="threads that read files (of Parquet: row groups) in parallel, in order; "
         "prepare takes one for Parquet, else as many as there are cores",
     )
     max_bad_fraction: float = Field(default=1e-4, ge=0, le=1, description="share of the lines that may be bad")

@@ -93,13 +93,6 @@ def test_schemas_that_cannot_be(tmp_path: Path) -> None:
         open_dataset(written(tmp_path), options(tmp_path, SCHEMA.replace("buy", "bye")))
 
 
-def test_without_them_the_fingerprint_is_as_it_was(tmp_path: Path) -> None:
-    schema = "\n".join(line for line in SCHEMA.splitlines() if "more_labels" not in line)
-    found = open_dataset(written(tmp_path), options(tmp_path, schema)).fingerprint()
-    assert "more_labels" not in found["schema"]  # type: ignore[operator]
-    assert "labels" not in Synthetic().fingerprint()
-
-
 def test_the_built_in_stream_has_some() -> None:
     small = {"num_train": 4000, "rows": 100_000}
     several, plain = Synthetic(SyntheticConfig(labels=4, **small)), Synthetic(SyntheticConfig(**small))

@@ -103,7 +103,7 @@ def rows(count: int, seed: int, bad: int = 0) -> list[str]:
     return found
 
 
-def opened(folder: Path, readers: int, *, bad: int = 0, kind: str = "csv", **options: object):
+def opened(folder: Path, num_workers: int, *, bad: int = 0, kind: str = "csv", **options: object):
     """Five files of 0 to 90 rows, written where they are missing: data that are open must not change."""
     (folder / "schema.toml").write_text(SCHEMA)
     for number, count in enumerate((90, 7, 0, 64, 33)):
@@ -118,13 +118,13 @@ def opened(folder: Path, readers: int, *, bad: int = 0, kind: str = "csv", **opt
             table = csv.read_csv(folder / f"{number}.csv", convert_options=csv.ConvertOptions(
                 column_types={"price": "string", "tags": "string"}, strings_can_be_null=True))  # fmt: skip
             parquet.write_table(table, folder / f"{number}.parquet", row_group_size=20)
-    given = DataOptions(schema_path=folder / "schema.toml", readers=readers, **options)
+    given = DataOptions(schema_path=folder / "schema.toml", num_workers=num_workers, **options)
     return open_dataset(f"{kind}:{folder}/*.{kind}", given)
 
 
-@pytest.mark.parametrize("readers", [1, 3])
-def test_bytes_that_are_read_rise_to_those_of_the_files(tmp_path: Path, readers: int) -> None:
-    data = opened(tmp_path, readers)
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_bytes_that_are_read_rise_to_those_of_the_files(tmp_path: Path, num_workers: int) -> None:
+    data = opened(tmp_path, num_workers)
     assert data.part_read() is None
     sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.csv"))]
     for batch_size in (16, 7):
@@ -154,7 +154,7 @@ def test_bytes_of_row_groups_are_told_by_the_share_of_their_rows(tmp_path: Path)
 @pytest.mark.parametrize("options", [{}, {"holdout": 0.3}, {"shuffle_buffer": 50}], ids=str)
 def test_batches_and_bad_rows_are_those_of_one_reader(tmp_path: Path, kind: str, options: dict[str, object]) -> None:
     allowed = {"max_bad_fraction": 1.0, **options}
-    one, several = (opened(tmp_path, readers, bad=3, kind=kind, **allowed) for readers in (1, 3))
+    one, several = (opened(tmp_path, num_workers, bad=3, kind=kind, **allowed) for num_workers in (1, 3))
     assert one.fingerprint() == several.fingerprint()
     for size in (16, 50):
         for part in ("train", "evaluation"):
@@ -170,8 +170,8 @@ def test_batches_and_bad_rows_are_those_of_one_reader(tmp_path: Path, kind: str,
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_an_error_names_the_same_place(tmp_path: Path, kind: str) -> None:
     found = []
-    for readers in (1, 3):
-        data = opened(tmp_path, readers, bad=1, kind=kind)
+    for num_workers in (1, 3):
+        data = opened(tmp_path, num_workers, bad=1, kind=kind)
         with pytest.raises(InputError) as error:
             list(data.train(16))
         found.append(str(error.value).splitlines()[1])

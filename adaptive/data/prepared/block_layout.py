@@ -13,22 +13,21 @@ line int64 (n,); then for every feature its ids, in the smallest unsigned type t
 where each sample has one look-up, else behind uint32 (n,), where the look-ups of each sample end.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from adaptive.config import Config
+from adaptive.data.rows.data_files import load_signed
 from adaptive.errors import InputError
-from adaptive.storage.untrusted import parse_json, read_plain
 
 MANIFEST: Final = "prepared.json"
 FORMAT: Final = 1
+AGAIN: Final = "prepare the data again"
 ALIGNMENT: Final = 64
 MOST_ROWS: Final = 1 << 16
 _MOST_VALUES: Final = 1 << 24  # of a block that is being written, so that it stays within 128 MiB
@@ -75,20 +74,7 @@ class Manifest(Config):
     evaluation: StoredPart | None
     rejects: dict[str, int]
     data: str
-    fingerprint: dict[str, Any]
-    sha256: str = Field(default="", description="of all other keys, as `text` writes them")
-
-    def text(self) -> bytes:
-        """The content of the file, with its checksum."""
-        content = self.model_dump(
-            mode="json", exclude={"sha256", *(name for name in ("labels", "widths") if not getattr(self, name))}
-        )
-        content["sha256"] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        return json.dumps(content, indent=1).encode()
-
-
-class _DamagedError(InputError):
-    pass
+    fingerprint: dict[str, object]
 
 
 def id_type(rows: int) -> np.dtype[Any]:
@@ -102,29 +88,15 @@ def block_samples(values: int) -> int:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """What prepared.json of a folder says.
+    """The content of prepared.json in a folder.
 
     Raises:
-        InputError: if it is missing, damaged, or of a later version.
+        InputError: if it is missing, damaged, or of another version.
     """
     path = folder / MANIFEST
     if not path.exists():
         raise InputError(f"{folder}: no prepared data here, {MANIFEST} is missing; make them: adaptive-train prepare")
-    raw = read_plain(path, _MOST_MANIFEST, error=InputError)
-    try:
-        content = parse_json(raw, str(path), error=_DamagedError)
-        if isinstance(content, dict) and content.get("format") != FORMAT:
-            raise InputError(
-                f"{path}: format {FORMAT} is read, found {content.get('format')}; prepare the data again with this "
-                "version"
-            )
-        manifest = Manifest.model_validate(content)
-        if json.loads(manifest.text())["sha256"] != manifest.sha256:
-            raise InputError(f"{path}: damaged (its checksum is another one); prepare the data again")
-        return manifest
-    except (_DamagedError, OSError, RecursionError, ValidationError) as error:
-        where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
-        raise InputError(f"{path}: damaged ({where}); prepare the data again") from error
+    return load_signed(path, Manifest, FORMAT, advice=AGAIN, error=InputError, most=_MOST_MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -157,9 +129,9 @@ class BlockLayout:
 
         def section(kind: str | np.dtype[Any], count: int) -> Section:
             nonlocal at
-            found = Section(at, np.dtype(kind), count)
-            at = -(-(at + count * found.dtype.itemsize) // ALIGNMENT) * ALIGNMENT
-            return found
+            placed = Section(at, np.dtype(kind), count)
+            at = -(-(at + count * placed.dtype.itemsize) // ALIGNMENT) * ALIGNMENT
+            return placed
 
         labels = section("<f4", samples * max(len(manifest.labels), 1))  # label by label
         dense = section("<f4", samples * manifest.num_dense)

@@ -17,6 +17,7 @@ from adaptive.data.data_options import DataOptions
 from adaptive.data.dataset import Dataset, Feature
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.prepared.block_layout import (
+    AGAIN,
     CHECKSUM,
     FIRST_FEATURE,
     MANIFEST,
@@ -36,7 +37,7 @@ from adaptive.errors import CheckpointError, ConfigError, InputError
 from adaptive.storage.arrays import read_array
 from adaptive.storage.untrusted import open_plain
 
-_AGAIN = "it is damaged or of another data set; prepare the data again"
+_AGAIN = f"it is damaged or of another data set; {AGAIN}"
 
 
 def open_prepared(path: str, options: DataOptions) -> "Prepared":
@@ -225,7 +226,7 @@ def _load_index(path: Path, stored: StoredPart, features: int) -> Index:
     try:
         return read_array(path, "<i8", shape, stored.index_bytes, stored.index_sha256)
     except CheckpointError as error:
-        raise InputError(f"{error}; prepare the data again") from error
+        raise InputError(f"{error}; {AGAIN}") from error
 
 
 def _ends(index: Index) -> int:

@@ -27,6 +27,7 @@ from adaptive.data.prepared.block_layout import (
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new
+from adaptive.storage.untrusted import signed_json
 from adaptive.system import usable_cores
 
 Told = Callable[[PartRead], None]
@@ -58,8 +59,10 @@ def prepare(
 
     def fill(folder: Path) -> None:
         changed = {"shuffle_buffer": 0}
-        if "readers" not in options.model_fields_set and not spec.startswith("parquet:"):  # which several read slower
-            changed["readers"] = usable_cores()
+        if "num_workers" not in options.model_fields_set and not spec.startswith(
+            "parquet:"
+        ):  # which several read slower
+            changed["num_workers"] = usable_cores()
         dataset = open_dataset(spec, options.model_copy(update=changed), run_dir=folder)
         if dataset.epochs_differ:
             raise ConfigError(f"data {spec!r} draw other samples in every epoch, so they cannot be prepared once")
@@ -117,9 +120,9 @@ class _Writer:
         evaluation = self._part("evaluation", self._dataset.evaluation(self._rows))
         if self._dataset.fingerprint() != self._manifest.fingerprint:
             raise InputError(f"data {self._manifest.data!r} changed while they were prepared; prepare them again")
-        found = {"train": train, "evaluation": evaluation, "rejects": self._dataset.rejects()}
-        manifest = self._manifest.model_copy(update=found)
-        text = manifest.text()
+        parts = {"train": train, "evaluation": evaluation, "rejects": self._dataset.rejects()}
+        manifest = self._manifest.model_copy(update=parts)
+        text = signed_json(manifest.model_dump(mode="json"))
         write_new(self._folder / MANIFEST, lambda file: self._disk.write(file, text), disk=self._disk)
         return manifest
 

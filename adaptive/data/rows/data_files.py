@@ -8,11 +8,18 @@ import glob
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
-from adaptive.errors import InputError
+from pydantic import ValidationError
+
+from adaptive.config import Config, explain
+from adaptive.errors import AdaptiveError, InputError
+from adaptive.storage.untrusted import DIGEST, MOST_BYTES, check_signature, parse_json, read_plain
+
+Signed = TypeVar("Signed", bound=Config)
 
 _CHECKED_BLOCK = 1 << 20
 _CHECKED_BLOCKS = 64
@@ -20,28 +27,28 @@ _CHECKED_BLOCKS = 64
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file as it was found when the data set was opened."""
+    """A file as it was when the data set was opened."""
 
     path: Path
     size: int  # bytes on disk
     modified: int  # in ns, by its file system's clock
 
     @classmethod
-    def of(cls, path: Path, found: os.stat_result) -> "DataFile":
-        return cls(path, found.st_size, found.st_mtime_ns)
+    def of(cls, path: Path, facts: os.stat_result) -> "DataFile":
+        return cls(path, facts.st_size, facts.st_mtime_ns)
 
-    def require_unchanged(self, found: os.stat_result) -> None:
-        """Check that this is the file that was found: its size, and when it was written last.
+    def require_unchanged(self, facts: os.stat_result) -> None:
+        """Check that this is still the same file: its size, and when it was written last.
 
         Raises:
             InputError: if not.
         """
-        if found.st_size != self.size:
+        if facts.st_size != self.size:
             raise InputError(
-                f"{self.path}: has {found.st_size} bytes, had {self.size} when the data set was opened; "
+                f"{self.path}: has {facts.st_size} bytes, had {self.size} when the data set was opened; "
                 "data must not change during a run"
             )
-        if found.st_mtime_ns != self.modified:
+        if facts.st_mtime_ns != self.modified:
             raise InputError(
                 f"{self.path}: was written to after the data set was opened; data must not change during a run"
             )
@@ -63,24 +70,27 @@ class DataFile:
         return {"path": str(self.path), "bytes": self.size, "sha256": digest.hexdigest(), "sha256_of": checked}
 
 
-def find_files(spec: str) -> tuple[DataFile, ...]:
+def find_files(spec: str, *, list_folder: Callable[[Path], list[Path]] | None = None) -> tuple[DataFile, ...]:
     """Files named by `PATH[,PATH...]`; a path with `*`, `?` or `[` is a pattern, its matches are sorted by name.
 
+    Args:
+        list_folder: the data files in a folder and below, for formats whose data may be folders.
+
     Raises:
-        InputError: if a file is missing or no folder, or a pattern matches nothing.
+        InputError: if a file is missing or a folder, or a pattern matches nothing.
     """
     files: list[DataFile] = []
-    for part in spec.split(","):
-        if not part.strip():
+    for part in map(str.strip, spec.split(",")):
+        if not part:
             raise InputError(f"data {spec!r}: a path is empty; give PATH or PATH,PATH or a pattern such as 'day_*.gz'")
-        path = Path(part.strip()).expanduser()
+        path = Path(part).expanduser()
         is_pattern = glob.has_magic(part) and not os.path.exists(path)
         paths = [Path(match) for match in sorted(glob.glob(str(path)))] if is_pattern else [path]
+        if list_folder is not None:
+            paths = [file for path in paths for file in (list_folder(path) if path.is_dir() else [path])]
         if not paths:
-            raise InputError(
-                f"data: no file matches {part.strip()!r}; check the folder, and quote patterns in the shell"
-            )
-        files += [find_file(path) for path in paths]
+            raise InputError(f"data: no file matches {part!r}; check the folder, and quote patterns in the shell")
+        files += map(find_file, paths)
     return tuple(files)
 
 
@@ -89,20 +99,44 @@ def find_file(path: Path) -> DataFile:
     if os.path.isdir(path):
         raise InputError(f"{path} is a folder; name its files, for example '{path}/*'")
     try:
-        found = path.stat()
+        facts = path.stat()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(facts.st_mode):
         raise InputError(f"{path} is a pipe or a device; data are read several times: write them to a file first")
-    return DataFile.of(path, found)
+    return DataFile.of(path, facts)
 
 
 def open_file(path: Path) -> BinaryIO:
+    """Open a file that was found before. Raises InputError: if it is gone or cannot be read."""
     try:
         return open(path, "rb", buffering=0)
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{path}: cannot be opened ({error.strerror}); it was there when the data set was opened"
-        ) from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check whose it is and who may read it") from error
+        advice = "check whose it is and who may read it"
+        if isinstance(error, FileNotFoundError):
+            advice = "it was there when the data set was opened"
+        raise InputError(f"{path}: cannot be opened ({error.strerror}); {advice}") from error
+
+
+def load_signed(
+    path: Path, model: type[Signed], version: int, *, advice: str, error: type[AdaptiveError], most: int = MOST_BYTES
+) -> Signed:
+    """The content of a file of `signed_json` that this version of the program wrote.
+
+    Args:
+        version: the `format` that the file must have.
+        most: bytes.
+
+    Raises:
+        AdaptiveError: `error`, if the file is missing, damaged, or of another version.
+    """
+    raw = read_plain(path, most, error=error)
+    content: Any = parse_json(raw, str(path), error=error)
+    if not isinstance(content, dict) or content.get("format") != version:
+        got = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise error(f"{path}: expected format {version}, got {got}; {advice}")
+    check_signature(raw, content.pop(DIGEST, ""), str(path), error=error)
+    try:
+        return model.model_validate(content)
+    except ValidationError as failed:
+        raise error(f"{path}: damaged ({explain(model, failed)}); {advice}") from failed

@@ -288,16 +288,14 @@ def open_rows(
         labels=plan.labels,
         more_labels=plan.more_labels,
         widths=plan.widths,
-        threads=options.readers,
+        threads=options.num_workers,
     )
 
 
 def settings_identity(options: DataOptions) -> dict[str, object]:
     """The settings that choose and order rows, as JSON values."""
-    names = ("holdout", "time_split", "shuffle_buffer", "seed")
-    found = {name: getattr(options, name) for name in names}
-    others = {"eval_part": "all", "drop_negatives": 0.0}  # named where they say something
-    return found | {name: getattr(options, name) for name, usual in others.items() if getattr(options, name) != usual}
+    names = ("holdout", "eval_part", "time_split", "drop_negatives", "shuffle_buffer", "seed")
+    return {name: getattr(options, name) for name in names}
 
 
 def _table_rules(features: Sequence[FeaturePlan]) -> dict[str, RowRule]:

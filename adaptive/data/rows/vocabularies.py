@@ -1,9 +1,8 @@
-"""`TextKeeper`: the distinct texts of a table's categories, by the keys that stand for them elsewhere.
+"""Fitted vocabularies: every category that is frequent enough gets a row, the most frequent ones the first rows.
 
-Fitted vocabularies: every category that is frequent enough gets a row, the most frequent ones the first rows.
-
-Fitted once, over all training files in one pass (also over what `holdout` or `time_split` keep for evaluation:
-no label is used), and stored, so that a later evaluation or another run maps alike.
+Fitted once, over all training files in one pass (also over what `holdout` or `time_split` keep for evaluation: no label
+is used), and stored, so that a later evaluation or another run maps alike. `TextKeeper` keeps the distinct texts of a
+table's categories, by the keys that stand for them elsewhere.
 """
 
 import hashlib
@@ -16,17 +15,23 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from adaptive.config import Config
 from adaptive.data.kernels import text_rows as kernels
-from adaptive.data.kernels.text_rows import insert_keys
+from adaptive.data.rows.data_files import load_signed
 from adaptive.errors import ConfigError
 from adaptive.storage.arrays import parse_vector
 from adaptive.storage.durable import write_atomic
-from adaptive.storage.untrusted import check_signature, parse_json, read_plain, signed_json
+from adaptive.storage.untrusted import read_plain, signed_json
+
+INDEX: Final = "vocabulary.json"
+_FORMAT = 1
+_MOST_KEYS = 2**36  # bytes
+_ADVICE = "remove the folder to fit it again, or give another vocabulary_path"
 
 Ids = NDArray[np.int64]
+KeyKind = Literal["int", "hex", "string"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class Texts:
         return Texts(np.concatenate([self.data[: self.ends[-1]], data]), np.append(self.ends, self.ends[-1] + after))
 
 
+NO_TEXTS: Final = Texts(np.empty(0, np.uint8), np.zeros(1, np.int64))
+
+
 class TextKeeper:
     """Keeps each distinct text once: its bytes, and 40 bytes beside them."""
 
@@ -58,7 +66,7 @@ class TextKeeper:
         self._data, self._count = np.empty(1024, np.uint8), 0
 
     def add(self, data: NDArray[np.uint8], spans: Ids) -> None:
-        """Add the texts at `spans` of `data`; see `kernels.data.texts`."""
+        """Add the texts at `spans` of `data`; see `kernels.text_rows.keep`."""
         done = 0
         while done < len(spans):
             done, self._count = kernels.keep(
@@ -77,25 +85,13 @@ class TextKeeper:
         self._ends = np.concatenate([self._ends, np.zeros(len(self._keys) + 1 - len(self._ends), np.int64)])
         self._places = np.full(2 * len(self._places), -1)
         filled = np.zeros(len(self._places), np.int64)
-        insert_keys(self._keys[: self._count], np.arange(self._count), filled, self._places)
+        kernels.insert_keys(self._keys[: self._count], np.arange(self._count), filled, self._places)
 
     def texts_of(self, keys: Ids) -> Texts:
         """The texts of keys that came, in the order of the keys."""
-        known = np.argsort(self._keys[: self._count], kind="stable")
-        found = known[np.searchsorted(self._keys[: self._count], keys, sorter=known)]
-        starts, sizes = self._ends[found], np.diff(self._ends[: self._count + 1])[found]
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        picks = np.repeat(starts - ends[:-1], sizes) + np.arange(ends[-1])
-        return Texts(self._data[picks], ends)
-
-
-INDEX: Final = "vocabulary.json"
-_FORMAT = 2
-_UNSIGNED = 1  # earlier versions' index has no checksum of itself
-_MOST_KEYS = 2**36  # bytes
-_ADVICE = "remove the folder to fit it anew, or give another vocabulary_path"
-
-KeyKind = Literal["int", "hex", "string"]
+        whole = Texts(self._data, self._ends[: self._count + 1])
+        order = np.argsort(self._keys[: self._count], kind="stable")
+        return NO_TEXTS.followed_by(whole, order[np.searchsorted(self._keys[: self._count], keys, sorter=order)])
 
 
 @dataclass(frozen=True)
@@ -103,10 +99,10 @@ class Vocabulary:
     """The keys that have a row, by row; kept if they came at least `min_count` times.
 
     A key is the id itself where `kind` says that ids are numbers, else the hash of the text in `texts`. Both are None
-    in vocabularies of versions that did not keep them, and where features with other kinds of ids share the table.
+    where features with other kinds of ids share the table.
     """
 
-    keys: NDArray[np.int64]
+    keys: Ids
     min_count: int
     kind: KeyKind | None = None
     texts: Texts | None = None
@@ -123,14 +119,14 @@ class Vocabulary:
             return (f"{key % 2**64:x}" for key in self.keys.tolist())
         if self.texts is None:
             raise ConfigError(
-                "this vocabulary has no ids, only hashes of them: it was fitted by an earlier version, or features "
-                "with other kinds of ids share the table; fit it anew"
+                "this vocabulary has no ids, only hashes of them: features with other kinds of ids share the table. "
+                "Give each kind a table, and fit it again."
             )
         return iter(self.texts)
 
-    def hash_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def hash_table(self) -> tuple[Ids, Ids]:
         """Keys and rows by hash cell, for `adaptive.data.kernels.text_rows.fitted_rows`; at most half full."""
-        size = _power_of_two(2 * len(self.keys) + 1)
+        size = 1 << (2 * len(self.keys)).bit_length()
         table_keys, table_rows = np.zeros(size, np.int64), np.full(size, -1, np.int64)
         kernels.insert_keys(self.keys, np.arange(len(self.keys)), table_keys, table_rows)
         return table_keys, table_rows
@@ -145,7 +141,7 @@ def grown(old: Vocabulary, new: Vocabulary) -> Vocabulary:
     Raises:
         ConfigError: if ids are of another kind.
     """
-    if old.kind != new.kind or (old.texts is None) != (new.texts is None):
+    if old.kind != new.kind:
         raise ConfigError(f"a vocabulary of ids of kind {old.kind} cannot grow by ids of kind {new.kind}")
     fresh = ~np.isin(new.keys, old.keys)
     texts = None
@@ -164,7 +160,7 @@ class KeyCounter:
     def _resize(self, size: int) -> None:
         self._keys, self._counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
 
-    def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] | NDArray[np.bool_]) -> None:
+    def add(self, keys: Ids, amounts: Ids | NDArray[np.bool_]) -> None:
         """Add `amounts` to the counts of `keys`; 0 or False: not counted."""
         while len(keys):
             room = len(self._keys) // 2 - self._used
@@ -187,6 +183,26 @@ class KeyCounter:
         return Vocabulary(keys[np.lexsort((keys, -counts))], min_count)
 
 
+class _File(Config):
+    file: str = Field(pattern=r"^[0-9]+\.npy$")  # a plain name: no folder, no ".."
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class _Entry(_File):
+    """What the index says of a table."""
+
+    rows: int = Field(ge=0)
+    min_count: int = Field(ge=0)
+    kind: KeyKind | None
+    texts: _File | None = None
+    ends: _File | None = None
+
+
+class _Index(Config):
+    format: int = _FORMAT
+    tables: dict[str, _Entry]
+
+
 def save_vocabularies(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> None:
     """Write a `.npy` of keys per table, two more where ids are texts, and `vocabulary.json`, which names and vouches
     for them, last.
@@ -195,17 +211,27 @@ def save_vocabularies(folder: Path, vocabularies: Mapping[str, Vocabulary]) -> N
         OSError: if writing fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tables: dict[str, dict[str, object]] = {}
-    for number, (table, vocabulary) in enumerate(vocabularies.items()):
-        stored = _store(folder / f"{number:04d}.npy", vocabulary.keys)
-        tables[table] = {**stored, "rows": len(vocabulary.keys), "min_count": vocabulary.min_count}
-        if vocabulary.kind is not None:
-            tables[table]["kind"] = vocabulary.kind
-        if vocabulary.texts is not None:
-            first = len(vocabularies) + 2 * number
-            tables[table]["texts"] = _store(folder / f"{first:04d}.npy", vocabulary.texts.data)
-            tables[table]["ends"] = _store(folder / f"{first + 1:04d}.npy", vocabulary.texts.ends)
-    write_atomic(folder / INDEX, signed_json({"format": _FORMAT, "tables": tables}))
+    tables, number = dict[str, _Entry](), 0
+
+    def store(array: NDArray[Any]) -> _File:
+        nonlocal number
+        out = io.BytesIO()
+        np.save(out, array, allow_pickle=False)
+        path, number = folder / f"{number:04d}.npy", number + 1
+        write_atomic(path, out.getvalue())
+        return _File(file=path.name, sha256=hashlib.sha256(out.getvalue()).hexdigest())
+
+    for table, vocabulary in vocabularies.items():
+        texts = vocabulary.texts
+        tables[table] = _Entry(
+            **store(vocabulary.keys).model_dump(),
+            rows=len(vocabulary.keys),
+            min_count=vocabulary.min_count,
+            kind=vocabulary.kind,
+            texts=None if texts is None else store(texts.data),
+            ends=None if texts is None else store(texts.ends),
+        )
+    write_atomic(folder / INDEX, signed_json(_Index(tables=tables).model_dump(mode="json")))
 
 
 def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Vocabulary] | None:
@@ -217,9 +243,9 @@ def load_vocabularies(folder: Path, wanted: Mapping[str, int]) -> dict[str, Voca
     if not os.path.lexists(folder / INDEX):
         return None
     stored = _entries(folder)
-    found = {table: entry.min_count for table, entry in stored.items()}
-    if found != dict(wanted):
-        raise ConfigError(f"{folder}: vocabulary of {_named(found)}, wanted {_named(wanted)}; {_ADVICE}")
+    counts = {table: entry.min_count for table, entry in stored.items()}
+    if counts != dict(wanted):
+        raise ConfigError(f"{folder}: vocabulary of {_named(counts)}, wanted {_named(wanted)}; {_ADVICE}")
     return {
         table: Vocabulary(_keys(folder, table, entry), entry.min_count, entry.kind) for table, entry in stored.items()
     }
@@ -243,8 +269,7 @@ def load_vocabulary(folder: Path, table: str) -> Vocabulary:
     stored = _entries(folder)
     if table not in stored:
         raise ConfigError(f"{folder}: no vocabulary of {table!r}; there are: {', '.join(stored)}")
-    entry = stored[table]
-    texts = None
+    entry, texts = stored[table], None
     if entry.texts is not None and entry.ends is not None:
         data, ends = _load(folder, entry.texts, np.uint8), _load(folder, entry.ends, np.int64)
         if len(ends) != entry.rows + 1 or ends[0] != 0 or ends[-1] != len(data) or (np.diff(ends) < 0).any():
@@ -253,49 +278,12 @@ def load_vocabulary(folder: Path, table: str) -> Vocabulary:
     return Vocabulary(_keys(folder, table, entry), entry.min_count, entry.kind, texts)
 
 
-class _File(Config):
-    file: str = Field(pattern=r"^[0-9]+\.npy$")  # a plain name: no folder, no ".."
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-
-
-class _Entry(_File):
-    """What the index says of a table."""
-
-    rows: int = Field(ge=0)
-    min_count: int = Field(ge=0)
-    kind: KeyKind | None = None
-    texts: _File | None = None
-    ends: _File | None = None
-
-
-class _Index(Config):
-    format: int
-    tables: dict[str, _Entry]
-    sha256: str = ""
-
-
 def _entries(folder: Path) -> dict[str, _Entry]:
-    """What the index says of each table."""
-    path = folder / INDEX
-    raw = read_plain(path, error=ConfigError)
-    content = parse_json(raw, str(path), error=ConfigError)
-    try:
-        found = _Index.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(
-            f"{path}: cannot be read: {where or 'index'}: {first['msg']}, found {str(first['input'])[:80]!r}; {_ADVICE}"
-        ) from error
-    if found.format not in (_FORMAT, _UNSIGNED):
-        raise ConfigError(f"{path}: expected format {_FORMAT}, found {found.format}; written by a newer version?")
-    if found.format != _UNSIGNED or found.sha256:
-        check_signature(raw, found.sha256, str(path), error=ConfigError)
-    return found.tables
+    return load_signed(folder / INDEX, _Index, _FORMAT, advice=_ADVICE, error=ConfigError).tables
 
 
-def _keys(folder: Path, table: str, entry: _Entry) -> NDArray[np.int64]:
-    keys: NDArray[np.int64] = _load(folder, entry, np.int64)
+def _keys(folder: Path, table: str, entry: _Entry) -> Ids:
+    keys: Ids = _load(folder, entry, np.int64)
     if len(keys) != entry.rows:
         raise ConfigError(
             f"{folder / entry.file}: expected {entry.rows} ids of {table!r}, found {len(keys)}; {_ADVICE}"
@@ -303,30 +291,14 @@ def _keys(folder: Path, table: str, entry: _Entry) -> NDArray[np.int64]:
     return keys
 
 
-def _store(path: Path, array: NDArray[Any]) -> dict[str, object]:
-    data = _npy(array)
-    write_atomic(path, data)
-    return {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
-
-
 def _load(folder: Path, entry: _File, dtype: type[np.generic]) -> NDArray[Any]:
     path = folder / entry.file
     data = read_plain(path, _MOST_KEYS, error=ConfigError)
     if hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise ConfigError(f"{path}: damaged, its checksum is not the one stored; remove the folder to fit it anew")
+        raise ConfigError(f"{path}: damaged, its checksum is not the one stored; {_ADVICE}")
     return parse_vector(data, np.dtype(dtype), path, error=ConfigError)
-
-
-def _npy(array: NDArray[Any]) -> bytes:
-    out = io.BytesIO()
-    np.save(out, array, allow_pickle=False)
-    return out.getvalue()
 
 
 def _named(tables: Mapping[str, int]) -> str:
     names = [f"{table} (min_count {count})" for table, count in tables.items()]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << max(least - 1, 1).bit_length()

@@ -176,7 +176,6 @@ GENERATOR = 1  # goes up when the same settings give other samples
 LATENT_CORRELATION = 0.8  # of the first dense input with the sample's latent number
 CALIBRATION_SAMPLES = 200_000  # the Bayes AUC of so many samples varies by 0.0005, of a twentieth of them by 0.0022
 CALIBRATION_VALUES = 10_000_000  # look-ups and dense inputs in them, at most; but at least a twentieth of the samples
-ADDED = ("num_dense", "tables", "lookups", "labels")  # settings that there were not from the beginning
 BLOCK = 8192  # samples made at a time while calibrating, so that they stay in the cache
 
 
@@ -211,11 +210,7 @@ class Synthetic(Dataset):
         return self.config.num_train
 
     def fingerprint(self) -> dict[str, object]:
-        """Of a shape only what is not the default, as in runs from before there were other shapes."""
-        default = {name: SyntheticConfig.model_fields[name].default for name in ADDED}
-        found = self.config.model_dump(mode="json")
-        settings = {name: value for name, value in found.items() if name not in default or value != default[name]}
-        return {"source": "synthetic", "generator": GENERATOR, **settings}
+        return {"source": "synthetic", "generator": GENERATOR, **self.config.model_dump(mode="json")}
 
     def samples(self, start: int, stop: int) -> tuple[Batch, NDArray[np.float64]]:
         """The samples [start, stop) and the probability of a click of each, float64 (stop - start,).

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from adaptive.data.rows.batcher import LabelSource
 from adaptive.data.rows.data_files import DataFile, find_files
 from adaptive.data.rows.row_dataset import FeaturePlan, RowPlan, RowRule, open_rows, open_source
 from adaptive.data.rows.row_source import Column, RowFormat
-from adaptive.data.text.schema import NULLS, Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
+from adaptive.data.text.schema import Categorical, DelimitedSchema, Time, UserItemsSchema, load_schema
 from adaptive.data.text.text_reader import first_line
 from adaptive.data.text.user_items import open_pairs
 from adaptive.errors import ConfigError, InputError
@@ -82,22 +81,13 @@ def describe(
     is_log = np.zeros(form.count(kernels.DENSE_FLOAT), np.bool_)
     for dense in schema.dense:
         is_log[[form.slot(name) for name in _matching(dense.columns, names)]] = dense.transform == "log"
-    identity: dict[str, object] = {"format": "delimited", "schema": _identity(schema)}
+    content = schema.model_dump(mode="json", exclude={"categorical": {"__all__": {"width"}}})  # widths are no data
+    identity: dict[str, object] = {"format": "delimited", "schema": content}
     identity["rows"] = {feature.name: f"{feature.rule.kind} {feature.rule.size}" for feature in features}
     labels = () if label is None or not schema.more_labels else (label.column, *(m.column for m in schema.more_labels))
     more = tuple(LabelSource(one.column, form.slot(one.column), one.threshold) for one in schema.more_labels)
     widths, cut = _widths(schema, names, options), _time_cut(schema.time, options)
     return form, RowPlan(features, is_log, cut, identity, labels, more, widths)
-
-
-def _identity(schema: DelimitedSchema) -> dict[str, object]:
-    """The schema as JSON values; without more labels or `null` as before there were such. Widths are no data."""
-    left_out: dict[str, Any] = {"categorical": {"__all__": {"width"}}}
-    if not schema.more_labels:
-        left_out["more_labels"] = True
-    if schema.null == NULLS:
-        left_out["null"] = True
-    return schema.model_dump(mode="json", exclude=left_out)
 
 
 def _widths(schema: DelimitedSchema, names: Sequence[str], options: DataOptions) -> dict[str, int]:

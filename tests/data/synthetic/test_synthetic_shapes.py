@@ -167,9 +167,3 @@ def test_a_dlrm_learns_a_multi_hot_shape(tmp_path: Path) -> None:
 
     found = [auc(seed) for seed in (0, 1)]
     assert np.mean(found) > 0.65, found
-
-
-def test_fingerprints_of_the_default_shape_are_those_of_runs_from_before_there_were_others() -> None:
-    assert not {"num_dense", "tables", "lookups"} & set(open_stream({}).fingerprint())
-    found = open_stream({"tables": 5, "lookups": 2}).fingerprint()
-    assert (found["tables"], found["lookups"], "num_dense" in found) == (5, 2, False)

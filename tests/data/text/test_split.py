@@ -180,7 +180,7 @@ def test_half_of_the_files_to_evaluate_on(tmp_path, part, wanted):
     assert order(data.evaluation(2)) == wanted
     assert order(data.train(100)) == list(range(10))
     assert data.fingerprint()["eval_part"] == part
-    assert "eval_part" not in csv(tmp_path, 10, holdout=0.5).fingerprint()
+    assert csv(tmp_path, 10, holdout=0.5).fingerprint()["eval_part"] == "all"
 
 
 def test_half_of_nothing_is_a_mistake(tmp_path):

@@ -457,7 +457,7 @@ def test_a_file_that_may_not_be_read_is_not_said_to_be_gone(tmp_path, monkeypatc
     path = bad_file(tmp_path, 1, {})
     files = find_files(str(path))
     monkeypatch.setattr(data_files, "open", refuse, raising=False)
-    with pytest.raises(InputError, match=r"lines.tsv: cannot be read \(Permission denied\); check whose it is"):
+    with pytest.raises(InputError, match=r"lines.tsv: cannot be opened \(Permission denied\); check whose it is"):
         ByteStream(files[0])
 
 
