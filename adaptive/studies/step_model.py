@@ -1,72 +1,139 @@
-"""`Machine`: bandwidths of a machine that need not exist, and how long a step would take on it.
+"""Milliseconds of a training step by where rows live, modelled: `simulate`, `placements` and `profile` share it.
 
-Letters, per batch: N look-ups, U distinct rows, V vectors (one a bag), R bytes of a row's values, s bytes of its
+Letters, per batch: N lookups, U distinct rows, V vectors (one a bag), R bytes of a row's values, s bytes of its
 optimizer state, E = V * R bytes of all vectors, F rows fetched, W rows written back.
 
-    device only       (N*R + 2*E + 2*U*(R+s)) / device + dense
-    hybrid            (N*R + 2*E + 2*U*(R+s)) / host + 2*E / link + dense
-    serial            plan + device only + max(F, W)*(R+s) / link + (F + W)*(R+s) / host
-    look-ahead        max(plan, device only, max(F, W)*(R+s) / link, (F + W)*(R+s) / host)
-    XDL               hybrid + 2 * bytes of all dense weights / link
+    rows at a rate    (N*R + 2*E + 2*U*(R+s)) / rate: a row is read at each lookup, its vector written and its gradient
+                      read, the row with its state read and written by the update
+    device only       rows/device + dense
+    hybrid            rows/host + 2*E/link + dense
+    link              max(F, W)*(R+s)/link: one way and the other at the same time
+    moves             (F + W)*(R+s)/host: the host's memory sees both
+    serial            plan + device only + link + moves
+    look-ahead        max(plan, device only, link, moves)
+    XDL               hybrid + 2 * bytes of all dense weights / link: a parameter server (FAE, PVLDB 15(1), 5.2.3)
 
-A row is read for pooling at each look-up, its vector written and its gradient read, and the row with its state read
-and written by the update. The link carries F rows one way and W the other at the same time; the host's memory sees
-both. *plan* is what planning a batch took here, in the simulation. Without overlap (serial, rows cached on demand) all
-is waited for; look-ahead hides whatever is not the longest, if overlap is perfect. A real step lies between the two.
-The floor is a device that holds everything, for which nothing need be planned.
+`step_ms` has these for the traffic that a simulation counted; *plan* is what planning a batch took there. Without
+overlap (serial, rows cached on demand) all is waited for; look-ahead hides whatever is not the longest, if overlap is
+perfect. A real step is between the two. The floor is a device that holds everything, for which nothing need be planned.
 
 Where a policy leaves misses on the host (`misses = "host"`) their share of the work stays there and cannot be hidden:
-in place of device only stand hits at the device's bandwidth, plus misses as under hybrid, and look-ahead hides only the
-planning or else everything but it. With nothing on the device serial is plan + hybrid.
+device only becomes hits at the device's bandwidth plus misses as under hybrid, and look-ahead hides only the planning
+or else everything but it. With nothing on the device serial is plan + hybrid.
 
-Where a machine was measured (`adaptive-train profile --save`), there is also the step that it is expected to take, with
-what overlap hides there in place of all or nothing:
+Where a machine was measured (`adaptive-train profile --save`), `expected_ms` is the step that it is expected to take,
+with what overlap hides there in place of all or nothing:
 
-    expected        train + look - overlap * min(train, look)
-    train           device only, or served where they lie; vectors cross the link only where they do so in training
-    look            reading + planning * factor + (F+W)*(R+s) / move
+    expected          train + look - overlap * min(train, look)
+    train             device only, or served where rows are; vectors cross the link only where they do so in training
+    look              reading + planning * factor + (F+W)*(R+s)/move
 
-XDL, a parameter server, sends all dense weights both ways at each step (FAE, PVLDB 15(1), 5.2.3). It is modelled where
-their size is told.
+`StepModel` has placements of a shape on G accelerators, with traffic from the locality of some data (h: share of hot
+inputs, q: share of lookups on the device). Dense work is operations / (G * flops), plus the sum of gradients over the
+accelerators' links, 2 * bytes of the dense weights:
+
+    device            device only + exchange of 2*E*(G-1)/G over the accelerators' links (else over the host)
+    host              hybrid
+    remote            rows/servers + 2*E/network + dense
+    tables            whole tables on the device while they fit, those of most lookups a byte first; the others hybrid
+    lfu               serial without planning: F = W = misses of the q most frequent rows, fetched on demand
+    scratchpipe       the same rows, but fetched ahead: look-ahead without planning
+    fae               h * device + (1 - h) * host + 4 copies of the hot rows an epoch of 45 million samples
+    hotline           max(h * device, gathering the rest) + (1 - h) * device
+
+FAE's and Hotline's formulas are this project's reading of the papers (PVLDB 15(1), 2022; arXiv 2204.05436v1). A
+simulation has one device tier: it takes several accelerators as one of their bandwidths, without an exchange and
+without the sum of gradients. Peaks are multiplied by the machine's assumed shares. What comes out orders placements; it
+does not predict milliseconds.
 """
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
 
 from adaptive.config import parse_size
 from adaptive.errors import ConfigError
 from adaptive.studies.machines import MachineSpec, Measured
+from adaptive.studies.placements.shape import Shape
 
-_RATE = re.compile(r"(\S+B)/s")
+EPOCH: Final = 45_000_000  # samples between which FAE's hot rows are copied SWAPS times
+SWAPS: Final = 4
+ROOM: Final = 0.8  # of memory for tables
+_RATE: Final = re.compile(r"(\S+B)/s")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes per second of the link between the tiers (each way), of device and host memory; the dense part's cost."""
+    """A machine as a whole.
+
+    Attributes:
+        link, device, host: bytes per second between the tiers (each way; infinity: nothing crosses), of device and of
+            host memory.
+        dense_ms: of a step's dense part.
+        dense_bytes: of all dense weights; 0: not known.
+        measured: with it there is an expected step.
+        flops: operations per second.
+        devices: accelerators; 0: only a host.
+        exchange: bytes per second between accelerators, all together; None: by way of the host.
+        network, servers: bytes per second of the network, and of the memory of remote servers.
+        device_bytes, host_bytes: memory for tables; None: not known, so everything fits.
+    """
 
     link: float
     device: float
     host: float
-    dense_ms: float
-    dense_bytes: int = 0  # of all dense weights; 0: not known
-    measured: Measured | None = None  # with it the expected step is told
+    dense_ms: float = 0.0
+    dense_bytes: int = 0
+    measured: Measured | None = None
+    flops: float = math.inf
+    devices: int = 1
+    exchange: float | None = None
+    network: float | None = None
+    servers: float | None = None
+    device_bytes: float | None = None
+    host_bytes: float | None = None
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """What a mean batch looks up and moves; counts are means, so not whole."""
+def rates_of(spec: MachineSpec) -> Machine:
+    """The machine of a file without a dense part: measured rates, or else peaks with the shares that it assumes.
 
-    lookups: float
-    lookup_hits: float
-    rows: float
-    row_hits: float
-    vectors: float
-    host_vectors: float  # pooled at least in part on the host
-    fetched: float
-    written_back: float
-    value_bytes: int
-    row_bytes: int  # with optimizer state
+    Raises:
+        ConfigError: if the file has neither.
+    """
+    if (measured := spec.measured) is not None:
+        flops = measured.flops_per_sample * measured.batch_size / (measured.dense_ms / 1e3)
+        link = measured.move if measured.vectors_cross else math.inf
+        return Machine(link, measured.device, measured.host, measured=measured, flops=flops)
+    share, host, gpu, network = spec.assumed, spec.host, spec.gpu, spec.network
+    if host is None:
+        raise ConfigError(f"machine {spec.name!r} has neither [measured] nor [host]: needed one of them")
+    host_rate = host.bandwidth * share.host_bandwidth
+    return Machine(
+        link=gpu.count * host.link * share.link if gpu else math.inf,
+        device=gpu.count * gpu.bandwidth * share.gpu_bandwidth if gpu else host_rate,
+        host=host_rate,
+        flops=(gpu.count * gpu.flops if gpu else host.flops) * share.flops,
+        devices=gpu.count if gpu else 0,
+        exchange=gpu.count * gpu.link * share.link if gpu and gpu.link else None,
+        network=network.rate * share.link if network else None,
+        servers=network.servers * network.bandwidth * share.host_bandwidth if network else None,
+        device_bytes=ROOM * gpu.count * gpu.memory if gpu else ROOM * host.memory,
+        host_bytes=ROOM * host.memory,
+    )
+
+
+def described(spec: MachineSpec, *, flops_per_sample: float, batch_size: int) -> Machine:
+    """The machine of a file with a dense part of so many operations.
+
+    Raises:
+        ConfigError: from `rates_of`.
+    """
+    machine = rates_of(spec)
+    return replace(machine, dense_ms=1e3 * flops_per_sample * batch_size / machine.flops)
 
 
 def parse_rate(text: str, *, name: str) -> float:
@@ -85,48 +152,63 @@ def parse_rate(text: str, *, name: str) -> float:
     return float(rate)
 
 
-def described(spec: MachineSpec, *, flops_per_sample: float, batch_size: int) -> Machine:
-    """A machine of a file: its measured rates, or else those of its parts with the shares of the peaks it assumes.
+@dataclass(frozen=True)
+class Traffic:
+    """What a mean batch looks up and moves; counts are means, so not whole."""
 
-    The dense part's time goes by its operations: those that were measured, or the accelerators' (else processors').
+    lookups: float
+    rows: float
+    vectors: float
+    value_bytes: int
+    row_bytes: int  # with optimizer state
+    lookup_hits: float = 0.0
+    row_hits: float = 0.0
+    host_vectors: float = 0.0  # pooled at least in part on the host
+    fetched: float = 0.0
+    written_back: float = 0.0
 
-    Raises:
-        ConfigError: if the file holds neither.
-    """
-    flops = flops_per_sample * batch_size
-    if (found := spec.measured) is not None:
-        dense_ms = found.dense_ms * flops / (found.flops_per_sample * found.batch_size)
-        link = found.move if found.vectors_cross else math.inf
-        return Machine(link, found.device, found.host, dense_ms, measured=found)
-    if spec.host is None:
-        raise ConfigError(f"machine {spec.name!r} has neither [measured] nor [host]: needed one of them")
-    share, host = spec.assumed, spec.host
-    gpu = spec.gpu
-    device = gpu.bandwidth * share.gpu_bandwidth * gpu.count if gpu else host.bandwidth * share.host_bandwidth
-    speed = (gpu.flops * gpu.count if gpu else host.flops) * share.flops
-    link = host.link * share.link * gpu.count if gpu else math.inf
-    return Machine(link, device, host.bandwidth * share.host_bandwidth, 1e3 * flops / speed)
+    def rows_ms(self, rate: float) -> float:
+        """Pooling and updating all rows in memory of so many bytes per second."""
+        return 1e3 * self._touched(self.lookups, self.vectors, self.rows) / rate
+
+    def vectors_ms(self, rate: float) -> float:
+        """All vectors one way, and their gradients the other."""
+        return 1e3 * 2 * self.vectors * self.value_bytes / rate
+
+    def link_ms(self, rate: float) -> float:
+        """Rows that come and go, both ways at once."""
+        return 1e3 * max(self.fetched, self.written_back) * self.row_bytes / rate
+
+    def moves_ms(self, rate: float) -> float:
+        """The same rows, one after another."""
+        return 1e3 * (self.fetched + self.written_back) * self.row_bytes / rate
+
+    def served_ms(self, machine: Machine) -> float:
+        """Pooling and updating rows in the tier where they are."""
+        missed = self.lookups - self.lookup_hits, self.host_vectors, self.rows - self.row_hits
+        hit = self.lookup_hits, self.vectors - self.host_vectors, self.row_hits
+        across = 2 * self.host_vectors * self.value_bytes
+        touched = self._touched(*hit) / machine.device + self._touched(*missed) / machine.host
+        return 1e3 * (touched + across / machine.link)
+
+    def _touched(self, lookups: float, vectors: float, rows: float) -> float:
+        """Bytes of memory that pooling and updating touch."""
+        return (lookups + 2 * vectors) * self.value_bytes + 2 * rows * self.row_bytes
 
 
-def expected_ms(
-    traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float, read_ms: float, depth: int
-) -> float | None:
-    """Milliseconds of a step as a measured machine would take them; None for one that was not measured."""
-    found = machine.measured
-    if found is None:
-        return None
-    work = _bytes(traffic, traffic.lookups, traffic.vectors, traffic.rows)
-    train = 1e3 * work / machine.device + machine.dense_ms if staged else _served_where_they_lie(traffic, machine)
-    moved = 1e3 * (traffic.fetched + traffic.written_back) * traffic.row_bytes / found.move
-    look = read_ms + plan_ms * found.plan_factor + moved
-    overlap = (found.overlap_staged if staged else found.overlap_host) if depth else 0.0
-    return train + look - overlap * min(train, look)
+@dataclass(frozen=True)
+class StepTimes:
+    """Milliseconds of a step by where rows live, as the module says; `xdl`: None where the dense part has no size."""
+
+    look_ahead: float
+    serial: float
+    hybrid: float
+    device_only: float
+    xdl: float | None = None
 
 
-def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float) -> dict[str, float]:
-    """Milliseconds of a step by where rows live, as the module says.
-
-    `xdl` is among them only if the machine says how large the dense part is.
+def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float) -> StepTimes:
+    """Milliseconds of a step with the traffic of a mean batch.
 
     Args:
         traffic: of a mean batch.
@@ -134,31 +216,221 @@ def step_ms(traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float)
         staged: misses are fetched (or else served on the host).
         plan_ms: milliseconds that planning the batch takes.
     """
-    work = _bytes(traffic, traffic.lookups, traffic.vectors, traffic.rows)
-    vectors = 2 * traffic.vectors * traffic.value_bytes
-    device_only = 1e3 * work / machine.device + machine.dense_ms
-    link = 1e3 * max(traffic.fetched, traffic.written_back) * traffic.row_bytes / machine.link
-    host = 1e3 * (traffic.fetched + traffic.written_back) * traffic.row_bytes / machine.host
-    served = device_only if staged else _served_where_they_lie(traffic, machine)
-    hybrid = 1e3 * (work / machine.host + vectors / machine.link) + machine.dense_ms
-    times = {
-        "look_ahead": max(plan_ms, device_only, link, host) if staged else max(plan_ms, served + link + host),
-        "serial": plan_ms + served + link + host,
-        "hybrid": hybrid,
-        "device_only": device_only,
-    }
-    return times | ({"xdl": hybrid + 1e3 * 2 * machine.dense_bytes / machine.link} if machine.dense_bytes else {})
+    device_only = traffic.rows_ms(machine.device) + machine.dense_ms
+    link, moves = traffic.link_ms(machine.link), traffic.moves_ms(machine.host)
+    served = device_only if staged else traffic.served_ms(machine) + machine.dense_ms
+    hybrid = traffic.rows_ms(machine.host) + traffic.vectors_ms(machine.link) + machine.dense_ms
+    return StepTimes(
+        look_ahead=max(plan_ms, device_only, link, moves) if staged else max(plan_ms, served + link + moves),
+        serial=plan_ms + served + link + moves,
+        hybrid=hybrid,
+        device_only=device_only,
+        xdl=hybrid + 1e3 * 2 * machine.dense_bytes / machine.link if machine.dense_bytes else None,
+    )
 
 
-def _served_where_they_lie(traffic: Traffic, machine: Machine) -> float:
-    missed = traffic.lookups - traffic.lookup_hits, traffic.rows - traffic.row_hits
-    on_host = _bytes(traffic, missed[0], traffic.host_vectors, missed[1])
-    vectors = traffic.vectors - traffic.host_vectors
-    on_device = _bytes(traffic, traffic.lookup_hits, vectors, traffic.row_hits)
-    across = 2 * traffic.host_vectors * traffic.value_bytes
-    return 1e3 * (on_device / machine.device + on_host / machine.host + across / machine.link) + machine.dense_ms
+def expected_ms(
+    traffic: Traffic, machine: Machine, *, staged: bool, plan_ms: float, read_ms: float, depth: int
+) -> float | None:
+    """Milliseconds of a step as a measured machine would take them; None for one that was not measured."""
+    measured = machine.measured
+    if measured is None:
+        return None
+    train = (traffic.rows_ms(machine.device) if staged else traffic.served_ms(machine)) + machine.dense_ms
+    look = read_ms + plan_ms * measured.plan_factor + traffic.moves_ms(measured.move)
+    overlap = (measured.overlap_staged if staged else measured.overlap_host) if depth else 0.0
+    return train + look - overlap * min(train, look)
 
 
-def _bytes(traffic: Traffic, lookups: float, vectors: float, rows: float) -> float:
-    """Bytes of memory that pooling and updating touch."""
-    return (lookups + 2 * vectors) * traffic.value_bytes + 2 * rows * traffic.row_bytes
+def hidden_share(*, train_ms: float, look_ms: float, hidden_ms: float) -> float:
+    """The overlap of `expected_ms`: how much of the shorter of training and look-ahead is hidden behind the longer, at
+    most 1; below 0 where they disturb each other more than they overlap, as on few cores."""
+    shorter = min(train_ms, look_ms)
+    return min(max(hidden_ms / shorter, -1.0), 1.0) if shorter else 0.0
+
+
+@dataclass(frozen=True)
+class Locality:
+    """By share of the rows on the device: lookups of these rows, inputs all of whose rows they are; by batch size:
+    distinct rows over lookups. Between the points that were counted lines are drawn."""
+
+    source: str
+    shares: tuple[float, ...]
+    lookups: tuple[float, ...]
+    inputs: tuple[float, ...]
+    sizes: tuple[float, ...]
+    distinct: tuple[float, ...]
+
+    def lookup_share(self, share: float) -> float:
+        return float(np.interp(share, (0.0, *self.shares, 1.0), (0.0, *self.lookups, 1.0)))
+
+    def hot_inputs(self, share: float) -> float:
+        return float(np.interp(share, (0.0, *self.shares, 1.0), (0.0, *self.inputs, 1.0)))
+
+    def distinct_share(self, batch_size: int) -> float:
+        """Beyond the sizes that were counted: that of the nearest one."""
+        return float(np.interp(np.log(batch_size), np.log(self.sizes), self.distinct))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One placement: milliseconds of a step and of its parts, of which `limit` is the largest; none if it cannot be."""
+
+    step_ms: float | None = None
+    parts_ms: dict[str, float] | None = None
+    note: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.step_ms is not None
+
+    @property
+    def limit(self) -> str:
+        return max(self.parts_ms, key=self.parts_ms.__getitem__) if self.parts_ms else "-"
+
+
+class StepModel:
+    """Times of one shape on one machine, with the locality of some data.
+
+    Args:
+        shape: of the model.
+        rates: of the machine.
+        locality: of the data.
+        device_share: of the rows that the device holds; None: as many as its memory takes.
+    """
+
+    def __init__(self, shape: Shape, rates: Machine, locality: Locality, *, device_share: float | None = None) -> None:
+        self.shape, self.rates = shape, rates
+        room = 1.0 if rates.device_bytes is None else min(rates.device_bytes / shape.table_bytes, 1.0)
+        self.share = room if device_share is None else device_share
+        self.fits_device = self.share >= 1
+        self.fits_host = rates.host_bytes is None or shape.table_bytes <= rates.host_bytes
+        self.covered, self.hot = locality.lookup_share(self.share), locality.hot_inputs(self.share)
+        vectors = shape.batch_size * shape.num_sparse
+        lookups = float(vectors * shape.lookups)
+        rows = min(lookups * locality.distinct_share(shape.batch_size), shape.num_sparse * shape.hash_size)
+        moved = min((1 - self.covered) * lookups, rows)
+        self.traffic = Traffic(
+            lookups, rows, vectors, shape.value_bytes, shape.row_bytes, fetched=moved, written_back=moved
+        )
+
+    def placed(self, placement: str) -> Placed:
+        """
+        Raises:
+            ConfigError: for a placement that nobody knows.
+        """
+        if placement not in PLACEMENTS:
+            raise ConfigError(f"--placements {placement!r}: needed some of {', '.join(PLACEMENTS)}")
+        obstacle = self._obstacle(placement)
+        return Placed(note=obstacle) if obstacle else PLACEMENTS[placement](self)
+
+    def _obstacle(self, placement: str) -> str:
+        """Why a placement cannot be; empty if it can."""
+        if not self.rates.devices and placement not in ("host", "remote"):
+            return "no accelerator"
+        if placement == "remote":
+            has_network = self.rates.network is not None and self.rates.servers is not None
+            return "" if has_network else "the machine file has no [network]"
+        if placement == "device":
+            return "" if self.fits_device else "tables do not fit the device"
+        fits = self.fits_host or (self.fits_device and placement != "host")
+        return "" if fits else "tables do not fit the host"
+
+    def dense_ms(self) -> float:
+        flops = self.shape.flops_per_sample * self.shape.batch_size
+        each = self.rates.devices
+        links = self.rates.exchange or self.rates.link
+        reduced = 2 * self.shape.dense_bytes * (each - 1) / links if each > 1 else 0.0
+        return 1e3 * (flops / self.rates.flops + reduced)
+
+    def exchange_ms(self) -> float:
+        """Vectors and their gradients between accelerators, by their own links or up to the host and down again."""
+        each = self.rates.devices
+        if each <= 1:
+            return 0.0
+        crossing = self.traffic.vectors_ms(1.0) * (each - 1) / each
+        if self.rates.exchange is not None:
+            return crossing / self.rates.exchange
+        return 2 * crossing * (1 / self.rates.link + 1 / self.rates.host)
+
+    def on_device(self) -> dict[str, float]:
+        """Milliseconds of each part of a step with all rows on the device."""
+        rows = self.traffic.rows_ms(self.rates.device)
+        return {"device memory": rows, "exchange": self.exchange_ms(), "dense": self.dense_ms()}
+
+    def on_host(self) -> dict[str, float]:
+        """The same with all rows on the host, without the dense part."""
+        return {
+            "host memory": self.traffic.rows_ms(self.rates.host),
+            "link": self.traffic.vectors_ms(self.rates.link),
+        }
+
+    def misses(self) -> dict[str, float]:
+        """Rows that come and go: what is looked up and not on the device, both ways at once over the link."""
+        return {
+            "link": self.traffic.link_ms(self.rates.link),
+            "host memory": self.traffic.moves_ms(self.rates.host),
+        }
+
+    def share_note(self, share: float, what: str) -> str:
+        return "" if self.fits_device else f"{100 * share:.1f} % of the {what}"
+
+
+def _sum(parts_ms: dict[str, float], note: str = "") -> Placed:
+    return Placed(sum(parts_ms.values()), parts_ms, note)
+
+
+def _host(model: StepModel) -> Placed:
+    return _sum(model.on_host() | {"dense": model.dense_ms()})
+
+
+def _remote(model: StepModel) -> Placed:
+    network, servers = model.rates.network, model.rates.servers
+    assert network is not None and servers is not None  # or `_obstacle`
+    parts = {"remote memory": model.traffic.rows_ms(servers), "network": model.traffic.vectors_ms(network)}
+    return _sum(parts | {"dense": model.dense_ms()})
+
+
+def _tables(model: StepModel) -> Placed:
+    number = int(model.share * model.shape.num_sparse)  # tables of a shape are alike
+    share = number / model.shape.num_sparse
+    host = {name: (1 - share) * ms for name, ms in model.on_host().items()}
+    device = {name: ms if name == "dense" else share * ms for name, ms in model.on_device().items()}
+    return _sum(host | device, "" if share == 1 else f"{number} of {model.shape.num_sparse} tables on the device")
+
+
+def _cached(overlap: Callable[[list[float]], float], model: StepModel) -> Placed:
+    device, misses = model.on_device(), model.misses()
+    ms = overlap([sum(device.values()), *misses.values()])
+    return Placed(ms, device | misses, model.share_note(model.covered, "lookups on the device"))
+
+
+def _fae(model: StepModel) -> Placed:
+    cold = {name: (1 - model.hot) * ms for name, ms in (model.on_host() | {"dense": model.dense_ms()}).items()}
+    copies = 1e3 * SWAPS * min(model.share, 1.0) * model.shape.table_bytes / model.rates.link
+    hot = model.hot * sum(model.on_device().values())
+    parts = {"hot inputs": hot, **cold, "copies of hot rows": copies * model.shape.batch_size / EPOCH}
+    return _sum(parts, model.share_note(model.hot, "inputs hot"))
+
+
+def _hotline(model: StepModel) -> Placed:
+    device, gathering = sum(model.on_device().values()), sum(model.misses().values())
+    popular, others = model.hot * device, (1 - model.hot) * device
+    parts = {"popular inputs": popular, "gathering": gathering, "other inputs": others}
+    return Placed(max(popular, gathering) + others, parts, model.share_note(model.hot, "inputs popular"))
+
+
+PLACEMENTS: Final[dict[str, Callable[[StepModel], Placed]]] = {
+    "device": lambda model: _sum(model.on_device()),
+    "host": _host,
+    "remote": _remote,
+    "tables": _tables,
+    "lfu": lambda model: _cached(sum, model),
+    "scratchpipe": lambda model: _cached(max, model),
+    "fae": _fae,
+    "hotline": _hotline,
+}
+POLICIES: Final = {"device": "device", "host": "hybrid"} | {
+    name: name for name in ("tables", "lfu", "scratchpipe", "fae", "hotline")
+}
+"""The placements that exist here, and the policy of each."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,12 +11,19 @@ import pytest
 from attacks import Campaign, attack, told
 
 from adaptive.studies.machines import PRESETS, load_machine
-from adaptive.studies.placements.locality import Locality
-from adaptive.studies.placements.model import PLACEMENTS, StepModel, rates_of
 from adaptive.studies.placements.shape import SHAPES, load_shape
 from adaptive.studies.reproduce.recipe import RECIPES, load_recipe
 from adaptive.studies.reproduce.reproduce import command_lines
-from adaptive.studies.step_model import Traffic, described, expected_ms, step_ms
+from adaptive.studies.step_model import (
+    PLACEMENTS,
+    Locality,
+    StepModel,
+    Traffic,
+    described,
+    expected_ms,
+    rates_of,
+    step_ms,
+)
 
 pytestmark = attack
 
@@ -67,15 +75,15 @@ def machine(path: str) -> list[float | None]:
     shape = load_shape("rmc1")
     for placement in PLACEMENTS:
         placed = StepModel(shape, rates_of(spec), LOCALITY).placed(placement)
-        found += [placed.ms, *(placed.parts or {}).values()]
+        found += [placed.step_ms, *(placed.parts_ms or {}).values()]
     here = described(spec, flops_per_sample=200.0, batch_size=20)
-    return [*found, *step_ms(TRAFFIC, here, staged=True, plan_ms=1.0).values(),
+    return [*found, *asdict(step_ms(TRAFFIC, here, staged=True, plan_ms=1.0)).values(),
             expected_ms(TRAFFIC, here, staged=True, plan_ms=1.0, read_ms=1.0, depth=4)]  # fmt: skip
 
 
 def shape(path: str) -> list[float | None]:
     model = StepModel(load_shape(path), rates_of(load_machine("zion")), LOCALITY)
-    return [model.placed(placement).ms for placement in PLACEMENTS]
+    return [model.placed(placement).step_ms for placement in PLACEMENTS]
 
 
 def recipe(path: str) -> list[float | None]:

@@ -105,11 +105,11 @@ def placements(
 
     from adaptive.studies.charts import need_matplotlib
     from adaptive.studies.machines import HERE, load_machine
-    from adaptive.studies.placements.locality import locality_of
     from adaptive.studies.placements.placement_report import draw_placements, placements_document
     from adaptive.studies.placements.placement_study import (
         check_asked,
         compare_placements,
+        locality_of,
         measure_placements,
         points_of,
     )

@@ -6,18 +6,21 @@ from math import prod
 from typing import Any, Final
 
 from adaptive.data.dataset import Dataset
+from adaptive.embeddings.planning.layout import Group
 from adaptive.errors import AdaptiveError, ConfigError
 from adaptive.studies.machines import MachineSpec
-from adaptive.studies.placements.locality import Locality
-from adaptive.studies.placements.model import PLACEMENTS, POLICIES, Placed, StepModel, rates_of
 from adaptive.studies.placements.shape import Shape, with_values
+from adaptive.studies.profile.data_profile import DataQuestion, profile_data
 from adaptive.studies.profile.step_profile import Case, StepLength, measure
+from adaptive.studies.step_model import PLACEMENTS, POLICIES, Locality, Placed, StepModel, rates_of
 from adaptive.training.build import open_data
 
 SCHEMA: Final = 1
 KIND: Final = "placements"
 Sweep = tuple[str, Sequence[str]]  # a key of a shape, and its values
 MOST_POINTS: Final = 400
+SHARES: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
+SAMPLES: Final = 200_000
 
 
 def compare_placements(
@@ -122,13 +125,13 @@ def _line(
 
 
 def _speed(placed: Placed, batch_size: int, watts: float | None) -> dict[str, Any]:
-    speed = batch_size / placed.ms * 1e3 if placed.ms else None
+    speed = batch_size / placed.step_ms * 1e3 if placed.step_ms else None
     return {
         "fits": placed.fits,
-        "ms": placed.ms,
+        "ms": placed.step_ms,
         "samples_per_s": speed,
         "limited_by": placed.limit,
-        "parts_ms": placed.parts,
+        "parts_ms": placed.parts_ms,
         "samples_per_s_per_watt": speed / watts if speed and watts else None,
         "note": placed.note,
     }
@@ -200,10 +203,35 @@ def measure_placements(
                 "fits": True,
                 "ms": ms,
                 "samples_per_s": config.batch_size / ms * 1e3,
-                "modelled_ms": placed.ms,
-                "error": placed.ms / ms - 1 if placed.ms else None,
+                "modelled_ms": placed.step_ms,
+                "error": placed.step_ms / ms - 1 if placed.step_ms else None,
                 "device_share": share,
                 "note": placed.note,
             }
         )
     return found
+
+
+def locality_of(dataset: Dataset, group: Group, row_bytes: int, source: str) -> Locality:
+    """Counted in the first samples of the data (measured)."""
+    budgets = tuple((f"{share:g}", max(int(share * group.num_rows), 1)) for share in SHARES)
+    return from_profile(profile_data(dataset, group, row_bytes, DataQuestion(SAMPLES, budgets)), source)
+
+
+def from_profile(data: Mapping[str, Any], source: str) -> Locality:
+    """Of what `profile_data` found.
+
+    A budget below what is seen of the rows may be larger than all that were seen: the rest of the curve is theirs.
+    """
+    each = data["lookups"] / data["samples"]
+    sizes = {
+        float(size): found / (each * float(size)) for size, found in data["reuse"]["distinct_by_batch_size"].items()
+    }
+    return Locality(
+        source=source,
+        shares=tuple(one["rows_that_fit"] / data["rows"] for one in data["hot"]),
+        lookups=tuple(one["lookup_share"] for one in data["hot"]),
+        inputs=tuple(one["hot_input_share"] for one in data["hot"]),
+        sizes=tuple(sizes),
+        distinct=tuple(sizes.values()),
+    )

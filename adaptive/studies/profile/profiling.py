@@ -15,7 +15,7 @@ from adaptive.optim import row_optimizer
 from adaptive.studies.machines import MachineSpec
 from adaptive.studies.profile.data_profile import MOST_BUDGETS, DataQuestion, profile_data
 from adaptive.studies.profile.movement import MovementLength, profile_movement
-from adaptive.studies.profile.step_profile import Case, StepLength, hidden_share, measured_machine, profile_step
+from adaptive.studies.profile.step_profile import Case, StepLength, measured_machine, overlap_of, profile_step
 from adaptive.studies.simulate.simulation import simulate_group
 from adaptive.studies.step_model import Machine
 from adaptive.training.build import build_tables, open_data
@@ -99,7 +99,7 @@ def profile(
         each = 2 * (question.step.warmup + question.step.steps)
         progress = Countdown(told, "steps trained", each * len(cases))
         steps = profile_step(cases, question.step, dataset=dataset, stopped=stopped, told=progress)
-        found["step"] = [{**one, "hidden_share": hidden_share(one)} for one in steps]
+        found["step"] = [{**one, "hidden_share": overlap_of(one)} for one in steps]
         if question.with_rates and not stopped():
             machine = measured_machine(
                 found["step"],

@@ -8,8 +8,7 @@ and quality so far is recorded. Times are medians over blocks of a few steps.
 `measured_rates`: what profiling a step found out about this machine, as `simulate` and `placements` take it.
 
 Rates come from the halves without look-ahead, in which stages do not disturb each other; what look-ahead hides from
-both halves. With letters as in `adaptive.studies.step_model`: bytes that embeddings touch are N*R + 2*E +
-2*U*(R+s).
+both halves. Bytes that embeddings touch are those of `adaptive.studies.step_model`.
 """
 
 import platform
@@ -35,6 +34,7 @@ from adaptive.models.dense.layers import at_step
 from adaptive.models.tasks import log_losses
 from adaptive.plugins import make_policy
 from adaptive.studies.machines import HERE, MachineSpec, Measured
+from adaptive.studies.step_model import Traffic, hidden_share
 from adaptive.system import usable_cores
 from adaptive.training.build import (
     Components,
@@ -301,8 +301,8 @@ def measured_machine(
             dense_ms=statistics.median(map(_dense_ms, policies)),
             flops_per_sample=first["flops_per_sample"],
             batch_size=first["batch_size"],
-            overlap_staged=statistics.median(map(hidden_share, moving or staged)),
-            overlap_host=statistics.median(map(hidden_share, served)),
+            overlap_staged=statistics.median(map(overlap_of, moving or staged)),
+            overlap_host=statistics.median(map(overlap_of, served)),
             plan_factor=plan_factor,
             vectors_cross=first["device"] != "cpu",
             depth=first["depth"],
@@ -337,13 +337,10 @@ def _need_both(*, served: bool, staged: bool) -> None:
         )
 
 
-def hidden_share(one: Found) -> float:
-    """How much of the shorter of training and look-ahead is hidden behind the longer, at most 1; below 0 where they
-    disturb each other more than they overlap, as on few cores."""
-    train = sum(one["training_ms"].values()) + one["other_ms"]
-    beside = sum(one["beside_ms"].values())
-    shorter = min(train, beside)
-    return min(max((one["serial_ms"] - one["step_ms"]) / shorter, -1.0), 1.0) if shorter else 0.0
+def overlap_of(one: Found) -> float:
+    """The share of the shorter of training and look-ahead that is hidden."""
+    train, look = sum(one["training_ms"].values()) + one["other_ms"], sum(one["beside_ms"].values())
+    return hidden_share(train_ms=train, look_ms=look, hidden_ms=one["serial_ms"] - one["step_ms"])
 
 
 def _dense_ms(one: Found) -> float:
@@ -356,8 +353,7 @@ def _moved(one: Found) -> float:
 
 
 def _rate(one: Found, value_bytes: int, row_bytes: int, features: int) -> float:
-    """Bytes a second of pooling and updating rows."""
+    """Bytes per second of pooling and updating rows."""
     counts, stages = one["counts"], one["training_ms"]
-    vectors = features * one["batch_size"]
-    touched = (counts["lookups"] + 2 * vectors) * value_bytes + 2 * counts["unique_rows"] * row_bytes
-    return float(1e3 * touched / (stages["embedding"] + stages["row_update"]))
+    traffic = Traffic(counts["lookups"], counts["unique_rows"], features * one["batch_size"], value_bytes, row_bytes)
+    return traffic.rows_ms(1.0) / float(stages["embedding"] + stages["row_update"])

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from adaptive.errors import ConfigError
 from adaptive.studies.machines import load_machine
-from adaptive.studies.placements.locality import from_profile
-from adaptive.studies.placements.model import StepModel, rates_of
+from adaptive.studies.placements.placement_study import from_profile
 from adaptive.studies.placements.shape import load_shape
 from adaptive.studies.reproduce.found import (
     Records,
@@ -25,6 +24,7 @@ from adaptive.studies.reproduce.found import (
     slots,
     table,
 )
+from adaptive.studies.step_model import StepModel, rates_of
 
 MODELLED_ON: Final = "v100-pcie3"
 SHAPE: Final = "rmc2"

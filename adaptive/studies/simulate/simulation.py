@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -254,7 +255,7 @@ def _run_facts(
         "lookups_per_s": lookups / (run.seconds + stream.seconds),
         "plan_ms": plan_ms,
         "read_ms": read_ms,
-        "step_ms": step_ms(traffic, machine, staged=run.staged, plan_ms=plan_ms),
+        "step_ms": asdict(step_ms(traffic, machine, staged=run.staged, plan_ms=plan_ms)),
         "expected_ms": expected_ms(
             traffic, machine, staged=run.staged, plan_ms=plan_ms, read_ms=read_ms, depth=setup.depth
         ),

@@ -7,11 +7,10 @@ import pytest
 
 from adaptive.errors import ConfigError
 from adaptive.studies.machines import MachineSpec, load_machine
-from adaptive.studies.placements.locality import Locality, from_profile
-from adaptive.studies.placements.model import PLACEMENTS, POLICIES, StepModel, rates_of
 from adaptive.studies.placements.placement_report import draw_placements, heat_map, lines_table, placements_document
-from adaptive.studies.placements.placement_study import compare_placements
+from adaptive.studies.placements.placement_study import compare_placements, from_profile
 from adaptive.studies.placements.shape import Shape, load_shape, parse_sweep, shape_names, with_values
+from adaptive.studies.step_model import PLACEMENTS, POLICIES, Locality, StepModel, rates_of
 
 LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.0), (0.6, 0.4))
 SHAPE = Shape(
@@ -39,9 +38,9 @@ def test_terms_written_out() -> None:
     dense = 1e3 * (flops / 2e9 + 2 * 4 * weights * 1 / 1e9)
     exchange = 1e3 * 2 * vectors * 0.5 / 1e9
     assert (SHAPE.weights, SHAPE.table_bytes) == (weights, 72_000)
-    assert model.placed("device").ms == pytest.approx(1e3 * rows / 2e9 + exchange + dense)
-    assert model.placed("host").ms == pytest.approx(1e3 * rows / 1e8 + 1e3 * 2 * vectors / 2e7 + dense)
-    assert model.placed("remote").ms == pytest.approx(1e3 * rows / 2e8 + 1e3 * 2 * vectors / 1e6 + dense)
+    assert model.placed("device").step_ms == pytest.approx(1e3 * rows / 2e9 + exchange + dense)
+    assert model.placed("host").step_ms == pytest.approx(1e3 * rows / 1e8 + 1e3 * 2 * vectors / 2e7 + dense)
+    assert model.placed("remote").step_ms == pytest.approx(1e3 * rows / 2e8 + 1e3 * 2 * vectors / 1e6 + dense)
     assert model.placed("remote").limit == "network"
 
 
@@ -52,15 +51,17 @@ def test_what_does_not_fit_the_device_is_cached() -> None:
     device, misses = sum(model.on_device().values()), model.misses()
     size = 0.05 * 64 * 2 * 3 * 36
     assert misses == pytest.approx({"link": 1e3 * size / 2e7, "host memory": 1e3 * 2 * size / 1e8})
-    assert model.placed("lfu").ms == pytest.approx(device + sum(misses.values()))
-    assert model.placed("scratchpipe").ms == pytest.approx(max(device, *misses.values()))
-    assert model.placed("hotline").ms == pytest.approx(max(0.6 * device, sum(misses.values())) + 0.4 * device)
+    assert model.placed("lfu").step_ms == pytest.approx(device + sum(misses.values()))
+    assert model.placed("scratchpipe").step_ms == pytest.approx(max(device, *misses.values()))
+    assert model.placed("hotline").step_ms == pytest.approx(max(0.6 * device, sum(misses.values())) + 0.4 * device)
     whole = model.placed("tables")
-    assert whole.note == "1 of 2 tables on the device" and whole.parts is not None
-    host = sum(model.on_host(0.5).values())
-    assert whole.ms == pytest.approx(host + model.rows_ms(2e9, 0.5) + model.exchange_ms(0.5) + model.dense_ms())
+    assert whole.note == "1 of 2 tables on the device" and whole.parts_ms is not None
+    half = sum(model.on_host().values()) + model.traffic.rows_ms(2e9) + model.exchange_ms()
+    assert whole.step_ms == pytest.approx(0.5 * half + model.dense_ms())
     fae = model.placed("fae")
-    assert fae.ms is not None and fae.ms >= 0.6 * device + 0.4 * (sum(model.on_host().values()) + model.dense_ms())
+    assert fae.step_ms is not None and fae.step_ms >= 0.6 * device + 0.4 * (
+        sum(model.on_host().values()) + model.dense_ms()
+    )
 
 
 def test_a_machine_without_accelerators_has_two_placements() -> None:
@@ -87,7 +88,7 @@ def test_orders_of_the_placement_study() -> None:
     2.9x here; Zion's host is faster than Big Basin's."""
     shape = load_shape("m2prod")
     found = {
-        (name, placement): StepModel(shape, rates_of(load_machine(name)), LOCALITY).placed(placement).ms or 0.0
+        (name, placement): StepModel(shape, rates_of(load_machine(name)), LOCALITY).placed(placement).step_ms or 0.0
         for name in ("big-basin", "zion", "dual-cpu")
         for placement in ("device", "host")
     }
@@ -152,10 +153,10 @@ def test_what_zion_gives_and_which_part_of_the_model_is_to_blame() -> None:
         flat = Locality("made up", (0.1,), (0.9,), (0.3,), (64.0, 65_536.0), (distinct, distinct))
         model = StepModel(shape, rates, flat)
         host, device = model.placed("host"), model.placed("device")
-        assert host.ms is not None and device.ms is not None and device.parts is not None
-        over_host.append(host.ms / device.ms)
-        parts = device.parts
+        assert host.step_ms is not None and device.step_ms is not None and device.parts_ms is not None
+        over_host.append(host.step_ms / device.step_ms)
+        parts = device.parts_ms
     assert [round(ratio, 2) for ratio in over_host] == [1.02, 1.25]
     assert round(parts["exchange"], 1) == 3.3
-    wanted = 4.2 / 1.35 * host.ms - sum(ms for name, ms in parts.items() if name != "exchange")
+    wanted = 4.2 / 1.35 * host.step_ms - sum(ms for name, ms in parts.items() if name != "exchange")
     assert wanted / parts["exchange"] > 10

@@ -11,8 +11,8 @@ from adaptive.studies.profile.step_profile import (
     BESIDE,
     TRAINING,
     StepLength,
-    hidden_share,
     measured_machine,
+    overlap_of,
     profile_step,
 )
 
@@ -57,7 +57,7 @@ def test_a_stop_leaves_the_other_policies_out() -> None:
 @pytest.mark.parametrize(("step", "hidden"), [(10.0, 0.0), (12.0, -0.5), (8.0, 0.5), (6.0, 1.0), (5.0, 1.0)])
 def test_what_is_hidden(step: float, hidden: float) -> None:
     one = {"training_ms": {"a": 5.0}, "other_ms": 1.0, "beside_ms": {"b": 4.0}, "serial_ms": 10.0, "step_ms": step}
-    assert hidden_share(one) == hidden
+    assert overlap_of(one) == hidden
 
 
 def test_movement_and_what_it_leaves_out_written_out() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from adaptive.studies.machines import load_machine
-from adaptive.studies.placements.locality import Locality
 from adaptive.studies.placements.placement_study import compare_placements
 from adaptive.studies.placements.shape import load_shape
 from adaptive.studies.report.writing import write_report
+from adaptive.studies.step_model import Locality
 
 LOCALITY = Locality("made up", (0.1, 0.5), (0.8, 0.95), (0.2, 0.6), (64.0, 1024.0), (0.6, 0.4))
 

@@ -1,13 +1,16 @@
-"""Machine files: presets, what was measured, mistakes."""
+"""Machine files, and milliseconds of a step by hand."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adaptive.errors import ConfigError
 from adaptive.studies.machines import MachineSpec, load_machine, machine_toml, preset_names, write_machine
-from adaptive.studies.step_model import Traffic, described, expected_ms, step_ms
+from adaptive.studies.step_model import Machine, Traffic, described, expected_ms, parse_rate, step_ms
 
+MACHINE = Machine(link=50e9, device=4e12, host=1e11, dense_ms=1.0)
 MEASURED = {
     "device": 2e9, "host": 1e9, "move": 5e8, "dense_ms": 3.0, "flops_per_sample": 100.0, "batch_size": 10,
     "overlap_staged": 0.5, "overlap_host": 0.25, "plan_factor": 2.0, "vectors_cross": False, "depth": 4,
@@ -66,7 +69,7 @@ def test_the_expected_step_written_out() -> None:
     assert found == pytest.approx(train + look - 0.5 * look)
     assert expected_ms(TRAFFIC, machine, staged=True, plan_ms=0.3, read_ms=0.7, depth=0) == pytest.approx(train + look)
     # nothing crosses a link on a machine whose vectors do not
-    assert step_ms(TRAFFIC, machine, staged=True, plan_ms=0.1)["hybrid"] == pytest.approx(1e3 * work / 1e9 + 12.0)
+    assert step_ms(TRAFFIC, machine, staged=True, plan_ms=0.1).hybrid == pytest.approx(1e3 * work / 1e9 + 12.0)
 
 
 def test_peaks_and_what_of_them_is_assumed() -> None:
@@ -80,3 +83,61 @@ def test_a_typo_is_named_before_what_is_missing_because_of_it(tmp_path: Path) ->
     (tmp_path / "a.toml").write_text('nam = "x"\n')
     with pytest.raises(ConfigError, match=r"a\.toml: nam: unknown key \(did you mean name\?\); name: is needed$"):
         load_machine(str(tmp_path / "a.toml"))
+
+
+def traffic(**changed: Any) -> Traffic:
+    given: dict[str, Any] = {
+        **{"lookups": 1000, "lookup_hits": 900, "rows": 400, "row_hits": 300, "vectors": 500, "host_vectors": 0},
+        **{"fetched": 100, "written_back": 80, "value_bytes": 64, "row_bytes": 68},
+    }
+    return Traffic(**given | changed)
+
+
+def test_times_by_hand() -> None:
+    machine = Machine(link=1e6, device=1e9, host=2e6, dense_ms=0.5)
+    times = step_ms(traffic(), machine, staged=True, plan_ms=2.0)
+    work = 1000 * 64 + 2 * 500 * 64 + 2 * 400 * 68  # 182,400 bytes
+    assert times.device_only == pytest.approx(work / 1e9 * 1e3 + 0.5)
+    assert times.hybrid == pytest.approx(work / 2e6 * 1e3 + 2 * 500 * 64 / 1e6 * 1e3 + 0.5)
+    link, host = 100 * 68 / 1e6 * 1e3, 180 * 68 / 2e6 * 1e3
+    assert times.serial == pytest.approx(2.0 + work / 1e9 * 1e3 + 0.5 + link + host)
+    assert times.look_ahead == pytest.approx(max(link, host))
+
+
+def test_planning_may_be_what_a_step_waits_for() -> None:
+    for staged in (True, False):
+        times = step_ms(traffic(), MACHINE, staged=staged, plan_ms=1000.0)
+        without = step_ms(traffic(), MACHINE, staged=staged, plan_ms=0.0)
+        assert times.look_ahead == 1000.0 > without.look_ahead
+        assert times.serial == pytest.approx(1000.0 + without.serial)
+        assert times.device_only == without.device_only and times.hybrid == without.hybrid
+
+
+def test_look_ahead_is_the_floor_where_it_hides_everything() -> None:
+    times = step_ms(traffic(), MACHINE, staged=True, plan_ms=1e-6)
+    assert times.look_ahead == times.device_only
+    assert times.device_only < times.serial < times.hybrid
+
+
+def test_with_all_misses_on_the_host_a_step_is_the_hybrid_one() -> None:
+    nothing = traffic(lookup_hits=0, row_hits=0, host_vectors=500, fetched=0, written_back=0)
+    times = step_ms(nothing, MACHINE, staged=False, plan_ms=1e-3)
+    assert times.xdl is None
+    with_size = step_ms(nothing, replace(MACHINE, dense_bytes=25_000_000), staged=False, plan_ms=1e-3)
+    assert with_size == replace(times, xdl=pytest.approx(times.hybrid + 1.0))  # 2 * 25 MB at 50 GB/s
+    assert times.look_ahead == pytest.approx(times.hybrid)
+    assert times.serial == pytest.approx(1e-3 + times.hybrid)
+    everything = traffic(lookup_hits=1000, row_hits=400, fetched=0, written_back=0)
+    times = step_ms(everything, MACHINE, staged=False, plan_ms=1e-3)
+    assert times.look_ahead == pytest.approx(times.device_only)
+
+
+@pytest.mark.parametrize(("text", "rate"), [("50GB/s", 50e9), ("1.5 TB/s", 1.5e12), ("900MiB/s", 900 * 2**20)])
+def test_rates(text: str, rate: float) -> None:
+    assert parse_rate(text, name="--link") == rate
+
+
+@pytest.mark.parametrize("text", ["50", "50GB", "fast", "0GB/s", "-1GB/s", "10%/s", "50Gb/s", ""])
+def test_bad_rates_are_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--link .* needed a rate above 0, such as 50GB/s"):
+        parse_rate(text, name="--link")
