@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from types import FrameType
@@ -20,11 +20,20 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from adaptive.cli import config, doctor, policies, prepare, run, vocabulary
+from adaptive.cli import policies_command
+from adaptive.cli.compare_command import compare
+from adaptive.cli.config_command import config
+from adaptive.cli.data_commands import prepare, vocabulary
+from adaptive.cli.doctor_command import doctor
 from adaptive.cli.output import note, show_anything
-from adaptive.cli.studies import compare, placements, profile, report, reproduce, simulate
-from adaptive.cli.trained import eval, export, predict
-from adaptive.data.dataset import Told, told_of_reading
+from adaptive.cli.placements_command import placements
+from adaptive.cli.profile_command import profile
+from adaptive.cli.report_command import report
+from adaptive.cli.reproduce_command import reproduce
+from adaptive.cli.run_command import run
+from adaptive.cli.simulate_command import simulate
+from adaptive.cli.trained_commands import evaluate, export, predict
+from adaptive.data.reading_progress import Told, told_of_reading
 from adaptive.errors import AdaptiveError
 from adaptive.system import STOPPED, is_hangup_heard
 
@@ -56,21 +65,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", epilog=EXIT_CODES)(run.run)
-app.command("eval", epilog=EXIT_CODES)(eval.evaluate)
-app.command("predict", epilog=EXIT_CODES)(predict.predict)
-app.command("export", epilog=EXIT_CODES)(export.export)
-app.command("compare", epilog=EXIT_CODES)(compare.compare)
-app.command("profile", epilog=EXIT_CODES)(profile.profile)
-app.command("placements", epilog=EXIT_CODES)(placements.placements)
-app.command("simulate", epilog=EXIT_CODES)(simulate.simulate)
-app.command("reproduce", epilog=EXIT_CODES)(reproduce.reproduce)
-app.command("report", epilog=EXIT_CODES)(report.report)
-app.command("prepare", epilog=EXIT_CODES)(prepare.prepare)
-app.command("vocabulary", epilog=EXIT_CODES)(vocabulary.vocabulary)
-app.command("config", epilog=EXIT_CODES)(config.config)
-app.command("doctor")(doctor.doctor)
-app.add_typer(policies.app, name="policies")
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run,
+    "eval": evaluate,
+    "predict": predict,
+    "export": export,
+    "compare": compare,
+    "profile": profile,
+    "placements": placements,
+    "simulate": simulate,
+    "reproduce": reproduce,
+    "report": report,
+    "prepare": prepare,
+    "vocabulary": vocabulary,
+    "config": config,
+    "doctor": doctor,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name, epilog=EXIT_CODES)(_command)
+app.add_typer(policies_command.app, name="policies")
 
 
 def _print_version(wanted: bool) -> None:

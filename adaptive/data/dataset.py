@@ -1,17 +1,10 @@
-"""How much of files is read, for an estimate of the time left; and who is told while a data set is being opened.
-
-Opening reads all training files where rows are counted (`holdout`) or a vocabulary is fitted. Data sets are opened deep
-inside commands that have other progress of their own to tell, so who listens is set around them (`told_of_reading`).
-
-`Dataset`: what every source of training data offers, whatever its format.
+"""`Dataset`: what every source of training data offers, whatever its format.
 
 Features that share a table: which do, and batches in the order that embeddings ask for, table by table.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -19,39 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive.batch import Batch
-
-Told = Callable[[int, int], None]  # is called now and then with bytes on disk read so far, and of how many
-
-
-@dataclass(frozen=True)
-class PartRead:
-    """How much of a part is read: so many of `total` samples or, `in_bytes`, of its files' bytes on disk. `total`
-    None: unknown."""
-
-    done: int
-    total: int | None
-    in_bytes: bool = False
-
-
-_begin: ContextVar[Callable[[], Told] | None] = ContextVar("begin", default=None)
-
-
-@contextmanager
-def told_of_reading(begin: Callable[[], Told]) -> Iterator[None]:
-    """Inside, in this thread, each reading of all files that opens a data set begins with a call of `begin`, and what
-    that returns is told how far it is."""
-    token = _begin.set(begin)
-    try:
-        yield
-    finally:
-        _begin.reset(token)
-
-
-def reading_begins() -> Told:
-    """Whom to tell of a reading that begins now: nobody, where nobody listens."""
-    begin = _begin.get()
-    return begin() if begin is not None else lambda done, total: None
-
+from adaptive.data.reading_progress import PartRead
 
 NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from adaptive.cli import app
-from adaptive.cli.config import page, sections
+from adaptive.cli.config_command import page, sections
 from adaptive.training.settings import load_settings
 
 PAGE = Path(__file__).parents[2] / "docs/settings.md"

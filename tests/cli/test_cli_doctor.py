@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaptive.cli.gpu_facts import gpu_problems
+from adaptive.cli.doctor_command import gpu_problems
 from adaptive.embeddings.tiers.gpu.launch_check import WORKS, launched
 
 Cli = Callable[..., Any]

@@ -111,7 +111,7 @@ def test_what_is_trained_when_it_is_stopped_is_kept(cli: Cli, tmp_path: Path, mo
         return {"device_share": 0.5, "step_ms": 2.0}
 
     monkeypatch.setattr("adaptive.studies.placements.placement_study.measure", measure)
-    monkeypatch.setattr("adaptive.cli.studies.placements._here", lambda *_: load_machine("h200"))
+    monkeypatch.setattr("adaptive.cli.placements_command._here", lambda *_: load_machine("h200"))
     words = [word if word != "--batch-size" else "--set" for word in SMALL]
     words[words.index("64")] = "batch_size=64"
     result = cli(

@@ -39,7 +39,7 @@ def test_json_is_one_object_without_table_and_nan(cli: Cli, trainer: Any) -> Non
 def test_parquet_without_pyarrow_is_refused_before_anything_loads(
     cli: Cli, trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adaptive.cli.run.find_spec", lambda name: None)
+    monkeypatch.setattr("adaptive.cli.run_command.find_spec", lambda name: None)
     result = cli("run", "--data", "parquet:clicks.parquet")
     assert (result.code, trainer.calls) == (2, [])
     assert "parquet: needs pyarrow: pip install 'adaptive-train[parquet]'" in result.err

@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptive.batch import Batch
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset, PartRead, tables_of
+from adaptive.data.dataset import Dataset, tables_of
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
 from adaptive.data.prepared.block_layout import (
@@ -24,6 +24,7 @@ from adaptive.data.prepared.block_layout import (
     StoredPart,
     block_samples,
 )
+from adaptive.data.reading_progress import PartRead
 from adaptive.errors import ConfigError, InputError, OutputError
 from adaptive.storage.arrays import write_array
 from adaptive.storage.durable import DISK, Disk, write_directory, write_new

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from adaptive.batch import Batch
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import NO_WIDTHS, Dataset, Feature, PartRead
+from adaptive.data.dataset import NO_WIDTHS, Dataset, Feature
+from adaptive.data.reading_progress import PartRead
 from adaptive.data.rows.batcher import Batcher, Direct, FeatureSource, Fitted, Hashed, LabelSource, RowMap, bag_column
 from adaptive.data.rows.data_files import DataFile, find_files
 from adaptive.data.rows.rejects import Limits, RejectLog

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from adaptive.data.dataset import PartRead, Told, reading_begins
 from adaptive.data.kernels import text as kernels
+from adaptive.data.reading_progress import PartRead, Told, reading_begins
 from adaptive.data.rows.parallel_reader import ParallelReader
 from adaptive.data.rows.rejects import Limits, RejectLog
 from adaptive.data.rows.row_source import EVERYTHING, Block, Keepers, Position, RowReader, RowSource

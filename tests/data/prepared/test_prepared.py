@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from adaptive.batch import Batch
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import Dataset, PartRead
+from adaptive.data.dataset import Dataset
 from adaptive.data.kernels.checksum import checksum
 from adaptive.data.open import open_dataset
 from adaptive.data.prepared import block_layout, prepared_reader, prepared_writer
 from adaptive.data.prepared.prepared_writer import prepare
+from adaptive.data.reading_progress import PartRead
 from adaptive.errors import ConfigError, InputError, OutputError
 
 SCHEMA = """

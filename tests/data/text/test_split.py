@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from adaptive.batch import concatenate
 from adaptive.data.data_options import DataOptions
-from adaptive.data.dataset import told_of_reading
 from adaptive.data.kernels import text as kernels
 from adaptive.data.open import open_dataset
+from adaptive.data.reading_progress import told_of_reading
 from adaptive.data.rows.data_files import find_files
 from adaptive.data.rows.rejects import Limits, RejectLog
 from adaptive.data.rows.row_source import Column, RowFormat

@@ -29,7 +29,7 @@ def report(
     Quality, curves, stages of a step, tier movement, traffic, what was skipped, what the policy reports, the guard's
     decisions, bad lines, settings, versions. Needs the extra 'report': matplotlib.
     """
-    from adaptive.cli.studies.compare import check_folders
+    from adaptive.cli.compare_command import check_folders
     from adaptive.studies.report.writing import write_report
 
     check_folders(out)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from adaptive.cli.compare_command import Config, load_contenders, without, write_text
 from adaptive.cli.flags import OUTPUT
 from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
-from adaptive.cli.studies.compare import Config, load_contenders, without, write_text
-from adaptive.cli.studies.profile import TIERED, listed, make_folders
+from adaptive.cli.profile_command import TIERED, listed, make_folders
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig

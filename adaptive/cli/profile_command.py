@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from adaptive.cli.compare_command import Config, check_folders, load_contenders, without, write_text
 from adaptive.cli.flags import OUTPUT, POLICY, given_flags
 from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
-from adaptive.cli.studies.compare import Config, check_folders, load_contenders, without, write_text
 
 PROFILE = "Profile"
 TIERED = "10%"  # of the rows on the device, where nobody says otherwise: else policies would have nothing to decide

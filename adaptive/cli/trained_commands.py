@@ -1,6 +1,7 @@
-"""`adaptive-train eval RUN`: repeat the final evaluation of a run, or evaluate it on other data."""
+"""`adaptive-train eval`, `predict` and `export RUN`: evaluate a trained run, score samples with it, export it."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -63,4 +64,59 @@ def evaluate(
                 found = evaluate_run(run, **given, stream=stream, ranks=together)
                 if not together.is_first:
                     return
+    print_result(found, as_json=as_json)
+
+
+def predict(
+    run: RunArgument,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="Written when it is whole: .csv, .parquet (needs pyarrow) or .npy.", show_default=False
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Data to score, such as csv:PATH, with or without labels; a path alone is of the run's kind. Default: "
+            "the run's own evaluation part.",
+            show_default=False,
+        ),
+    ] = None,
+    sets: ReadingSets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict: one score for each sample, in the order of the data; the probability that its label is 1.
+
+    May be called in any folder. Rows lie where the run had them: those in files stay in files. A bad line ends it,
+    unless --set data.max_bad_fraction=SHARE lets it pass, without a score.
+    """
+    settings = given_sets(sets)
+    from adaptive.serving import predict_run
+
+    with own_stdout():
+        found = predict_run(run, out, data=data, settings=settings)
+    print_result(found, as_json=as_json)
+
+
+def export(
+    run: RunArgument,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="A new folder, made when all of it is written.", show_default=False)
+    ],
+    to: Annotated[str, typer.Option(metavar="torch|safetensors|onnx", help="File format of the tensors.")] = "torch",
+    sets: ReadingSets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Export a run: tables of plain nn.EmbeddingBags, dense part and id maps, with the code that scores by them.
+
+    The code needs torch and numpy only; of an ONNX file, which takes batches of any size, onnxruntime and numpy.
+    Tables are written piece by piece: a table may be larger than memory.
+    """
+    settings = given_sets(sets)
+    from adaptive.serving import export_run
+
+    with own_stdout():
+        found = export_run(run, out, to=to, settings=settings)
     print_result(found, as_json=as_json)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from adaptive.cli.compare_command import Config, check_folders, load_contenders, without, write_text
 from adaptive.cli.flags import DLRM, OUTPUT, POLICY, TIERS, TRAINING
 from adaptive.cli.output import AsJson, Sets, note, own_stdout, print_result
-from adaptive.cli.studies.compare import Config, check_folders, load_contenders, without, write_text
 
 if TYPE_CHECKING:
     from adaptive.config import TrainConfig

@@ -14,7 +14,7 @@ from typer import Abort
 
 from adaptive.cli.flags import DATA, OUTPUT
 from adaptive.cli.output import AsJson, Sets, given_sets, note, own_stdout, print_result
-from adaptive.cli.studies.profile import make_folders
+from adaptive.cli.profile_command import make_folders
 
 
 def reproduce(

@@ -1,1 +1,0 @@
-"""Commands on what was trained: evaluate it, predict with it, export it."""
